@@ -1,0 +1,1 @@
+"""dataloader: a job farm for long, CPU-heavy ETL work on PostgreSQL."""

@@ -1,0 +1,238 @@
+"""The command line: one command per process, and what people need beside them. May import anything.
+
+Messages for people go to stderr, answers to stdout. Exit statuses are those of `process`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, NoReturn, TypeVar
+
+import click
+import psycopg
+
+from dataloader import config, db, embedded, keeper, log, migrations, reaper, supervisor, worker
+from dataloader.config import Settings, WorkerSpec
+from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Farm, Slot
+
+T = TypeVar("T")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(version("dataloader"), prog_name="dataloader")
+def main() -> None:
+    """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
+
+
+@main.command()
+def up() -> None:
+    """Run everything on this machine; with an embedded PostgreSQL when no database is configured."""
+    from dataloader import up as program
+
+    sys.exit(program.run(_settings()))
+
+
+@main.command()
+def workers() -> None:
+    """Run the supervisor with its workers and their keeper."""
+    settings = _settings()
+    dsn = _dsn(settings)
+    _check_schema(settings, dsn)
+    _preload(settings)
+
+    def worker_main(spec: WorkerSpec, farm: Farm, slot: Slot, life: int) -> int:
+        return worker.main(settings, dsn, spec, farm, slot, life)
+
+    def keeper_main(farm: Farm, life: int, calls: int) -> int:
+        return keeper.main(settings, dsn, farm, life, calls)
+
+    sys.exit(supervisor.Supervisor(settings, worker_main, keeper_main).run())
+
+
+@main.command(name="reaper")
+def reaper_command() -> None:
+    """Run the reaper: jobs of lost machines, rows whose time has come."""
+    settings = _settings()
+    sys.exit(reaper.main(settings, _dsn(settings)))
+
+
+@main.command()
+@click.option("--processes", default=2, show_default=True, help="gunicorn worker processes")
+@click.option("--threads", default=8, show_default=True, help="threads of each")
+def api(processes: int, threads: int) -> None:
+    """Serve the HTTP API with gunicorn."""
+    settings = _settings()
+    dsn = _dsn(settings)
+    _check_schema(settings, dsn)
+    os.environ["DL_DB_DSN"] = dsn
+    # No control socket: it would make the arbiter threaded, and two services of one user would share its path.
+    options = [
+        "--no-control-socket",
+        "--worker-class",
+        "gthread",
+        "--workers",
+        str(processes),
+        "--threads",
+        str(threads),
+    ]
+    options += [
+        "--bind",
+        f"{settings.app_host}:{settings.app_port}",
+        "--graceful-timeout",
+        "30",
+        "--timeout",
+        "60",
+    ]
+    command = [sys.executable, "-m", "gunicorn", *options, "dataloader.api:create_app()"]
+    os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
+
+
+@main.command()
+@click.option("--check", "only_check", is_flag=True, help="only say what is missing; exit 1 if anything is")
+def migrate(only_check: bool) -> None:
+    """Create the queue's tables, or bring them up to date, beside a working farm."""
+    settings = _settings()
+    dsn, schema = _dsn(settings), settings.pg_schema_queue
+    if only_check:
+        with _reached(lambda: db.connect(dsn, name="dl-migrate", schema=schema)) as conn:
+            names = _refusing(lambda: migrations.missing(conn))
+        click.echo("\n".join(f"missing: {name}" for name in names) or "up to date")
+        sys.exit(EXIT_FAILED if names else 0)
+    names = _reached(lambda: _refusing(lambda: migrations.migrate(dsn, schema)))
+    click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
+
+
+@main.command(name="dsn")
+@click.option("--show-password", is_flag=True, help="with the password, if the DSN has one")
+def dsn_command(show_password: bool) -> None:
+    """Print the DSN in use, for psql."""
+    dsn = _dsn(_settings())
+    click.echo(dsn if show_password else db.shown(dsn))
+
+
+@main.command()
+@click.argument("task")
+@click.option("--queue", default="etl.default", show_default=True)
+@click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")
+@click.option("--args", "args_json", default="{}", show_default=True, help="the pipeline's arguments, a JSON object")
+@click.option("--idempotency-key")
+@click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
+def trigger(
+    task: str, queue: str, lock_key: str | None, args_json: str, idempotency_key: str | None, url: str | None
+) -> None:
+    """Start a job and print its id and status."""
+    try:
+        args = json.loads(args_json)
+    except ValueError as e:
+        raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
+    body = {"queue": queue, "task": task, "lock_key": lock_key or task, "args": args}
+    if idempotency_key:
+        body["idempotency_key"] = idempotency_key
+    _call(url, "POST", "/api/v1/jobs/trigger", body)
+
+
+@main.command()
+@click.argument("job_id")
+@click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
+def status(job_id: str, url: str | None) -> None:
+    """Print a job's status."""
+    _call(url, "GET", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/status")
+
+
+@main.command()
+@click.argument("job_id")
+@click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
+def cancel(job_id: str, url: str | None) -> None:
+    """Cancel a job: a queued one at once, a running one at its next safe point."""
+    _call(url, "POST", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel")
+
+
+def _settings() -> Settings:
+    try:
+        settings = config.load()
+    except config.ConfigError as e:
+        _refuse(str(e), EXIT_CANNOT_START)
+    log.configure(local=settings.local, debug=settings.debug)
+    return settings
+
+
+def _dsn(settings: Settings) -> str:
+    """The queue's DSN: the configured one, or that of an embedded server that is running."""
+    dsn = settings.queue_dsn or embedded.running(settings.dl_home / "postgres")
+    if dsn is None:
+        _refuse(
+            "no database is configured: set DL_DB_DSN or PG_HOST and PG_DATABASE, or run `dataloader up`",
+            EXIT_CANNOT_START,
+        )
+    return dsn
+
+
+def _check_schema(settings: Settings, dsn: str) -> None:
+    """Refuse an older schema with one clear line. A database that is away is waited for by the processes themselves."""
+    try:
+        with db.connect(dsn, name="dl-check", schema=settings.pg_schema_queue, answer_within=5) as conn:
+            _refusing(lambda: migrations.check(conn))
+    except psycopg.OperationalError as e:
+        click.echo(f"dataloader: the database cannot be reached yet: {str(e).strip()}", err=True)
+
+
+def _preload(settings: Settings) -> None:
+    for name in settings.preload_modules:
+        try:
+            importlib.import_module(name)
+        except Exception as e:
+            _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
+
+
+def _refusing(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except migrations.SchemaError as e:
+        _refuse(str(e), EXIT_CANNOT_START)
+
+
+def _reached(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except psycopg.Error as e:
+        _refuse(f"database: {str(e).strip()}", EXIT_FAILED)
+
+
+def _refuse(message: str, status: int) -> NoReturn:
+    for line in message.splitlines():
+        click.echo(f"dataloader: {line}", err=True)
+    sys.exit(status)
+
+
+def _call(url: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    base = url or f"http://127.0.0.1:{_settings().app_port}"
+    request = urllib.request.Request(  # noqa: S310  the user names the URL
+        base.rstrip("/") + path,
+        method=method,
+        data=json.dumps(body).encode() if body is not None else b"" if method == "POST" else None,
+        headers={"Content-Type": "application/json"} if body is not None else {},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            click.echo(json.dumps(json.load(answer), ensure_ascii=False, indent=2))
+    except urllib.error.HTTPError as e:
+        _refuse(_problem(e), EXIT_FAILED)
+    except OSError as e:
+        _refuse(f"no answer from {base}: {getattr(e, 'reason', e)}; is the API running?", EXIT_FAILED)
+
+
+def _problem(error: urllib.error.HTTPError) -> str:
+    try:
+        problem = json.load(error)
+        details = [f"  {item['pointer']}: {item['message']}" for item in problem.get("errors", [])]
+        return "\n".join([f"{problem['title']}: {problem.get('detail', '')}".rstrip(": "), *details])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code} {error.reason}"

@@ -1,0 +1,188 @@
+"""PostgreSQL connections: how they are opened, how long they may stay silent, which errors pass.
+
+Only this module opens connections to the queue and reads the named statements of `sql/`; no other module of
+the package may import psycopg's connection machinery. May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+
+Error = psycopg.Error
+Row = dict[str, Any]
+T = TypeVar("T")
+
+# Session losses that a new connection heals (PostgreSQL, appendix A): connection exceptions, shutdown and
+# crash recovery, a demoted primary, too many connections, serialization and deadlock, a full disk.
+_PASSING = ("08", "57P", "25006", "53", "40001", "40P01", "55P03", "57014", "58030")
+
+
+class Silence(errors.OperationalError):
+    """The server has not answered within the time that this connection allows."""
+
+
+class Connection(psycopg.Connection[Any]):
+    """A psycopg connection whose every wait ends.
+
+    A stopped backend or a dead host whose kernel still acknowledges is seen by neither TCP keepalives nor
+    `statement_timeout`, which the server enforces. So each wait for an answer has a deadline here; when it
+    passes the connection is closed and Silence (an OperationalError) raised.
+    """
+
+    answer_within: float = 60.0
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
+        try:
+            return super().wait(gen, interval, self.answer_within)
+        except errors.OperationalError as e:
+            if type(e) is not errors._WaitTimeout:
+                raise
+            self.pgconn.finish()
+            raise Silence(f"no answer from the database within {self.answer_within:g} s") from None
+
+
+def connect(
+    dsn: str,
+    *,
+    name: str,
+    schema: str,
+    connect_timeout: float = 5,
+    answer_within: float = 60,
+    statement_timeout: float | None = None,
+) -> Connection:
+    """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
+
+    `name` becomes application_name; the times are in seconds. A multi-host DSN finds the writable primary.
+    Raises psycopg.OperationalError; psycopg keeps the password out of its text.
+    """
+    conninfo = _conninfo(dsn, name, schema, connect_timeout, statement_timeout)
+    conn = Connection.connect(conninfo, autocommit=True)
+    conn.answer_within = answer_within
+    return conn
+
+
+def pool(
+    dsn: str,
+    *,
+    name: str,
+    schema: str,
+    max_size: int,
+    min_size: int = 1,
+    connect_timeout: float = 5,
+    statement_timeout: float = 30,
+    max_lifetime: float = 1800,
+    configure: Callable[[psycopg.Connection[Any]], None] | None = None,
+) -> ConnectionPool[Connection]:
+    """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent."""
+    return ConnectionPool(
+        _conninfo(dsn, name, schema, connect_timeout, statement_timeout),
+        connection_class=Connection,
+        kwargs={"autocommit": True},
+        min_size=min(min_size, max_size),
+        max_size=max_size,
+        timeout=2,
+        max_lifetime=max_lifetime,
+        check=ConnectionPool.check_connection,
+        configure=configure,
+        open=False,
+    )
+
+
+def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, statement_timeout: float | None = None) -> str:
+    given = conninfo_to_dict(dsn)
+    options = f"-c search_path={_quoted(schema)} -c TimeZone=UTC -c idle_session_timeout=0"
+    options += " -c idle_in_transaction_session_timeout=60000"
+    # The server's side of a dead link: it lets go of our locks in well under a minute.
+    options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    options += " -c tcp_user_timeout=15000"
+    if statement_timeout:
+        options += f" -c statement_timeout={int(statement_timeout * 1000)}"
+    ours: dict[str, Any] = {
+        "application_name": name[:63],
+        "connect_timeout": max(2, round(connect_timeout)),
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 15_000,
+        "target_session_attrs": "read-write",
+    }
+    ours |= {key: value for key, value in given.items() if key in ours and key != "application_name"}
+    ours["options"] = f"{given.get('options') or ''} {options}".strip()
+    return make_conninfo(dsn, **ours)
+
+
+def _quoted(schema: str) -> str:
+    identifier = '"' + schema.replace('"', '""') + '"'
+    return identifier.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+def shown(dsn: str) -> str:
+    """The DSN as people may see it: without its password."""
+    parts = {k: v for k, v in conninfo_to_dict(dsn).items() if k not in ("password", "sslpassword")}
+    return make_conninfo("", **parts)
+
+
+def is_passing(error: BaseException) -> bool:
+    """True when a new connection may heal the error: the session or the server is gone, not the statement."""
+    if isinstance(error, PoolTimeout | TooManyRequests):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(_PASSING)
+
+
+def patiently(
+    attempt: Callable[[], T],
+    *,
+    sleep: Callable[[float], None],
+    give_up: Callable[[], bool] = lambda: False,
+    on_error: Callable[[BaseException], None] = lambda error: None,
+) -> T:
+    """Call `attempt` until it succeeds, over passing errors, with jittered pauses that grow to 5 s.
+
+    `sleep` pauses (seconds) and may return early; after each failure `on_error` hears of it, and once
+    `give_up()` is true the error is raised.
+    """
+
+    def failed(state: RetryCallState) -> None:
+        if state.outcome and (error := state.outcome.exception()):
+            on_error(error)
+
+    retrying = Retrying(
+        retry=retry_if_exception(is_passing),
+        wait=wait_random_exponential(multiplier=0.1, max=5),
+        stop=lambda state: give_up(),
+        sleep=sleep,
+        after=failed,
+        reraise=True,
+    )
+    return retrying(attempt)
+
+
+@cache
+def statements(file: str) -> dict[str, str]:
+    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (files("dataloader.sql") / file).read_text("utf-8").splitlines(keepends=True):
+        if line.startswith("-- name:"):
+            name = line.removeprefix("-- name:").split()[0]
+            if name in found:
+                raise ValueError(f"{file} names {name} twice")
+            found[name] = ""
+        elif name and not line.startswith("--"):
+            found[name] = found[name] + line
+    return {name: text.strip().rstrip(";") for name, text in found.items()}

@@ -1,0 +1,207 @@
+"""The heartbeat: a thread that has the worker's connection while the pipeline runs.
+
+It renews the lease, writes progress, hears cancellations, and survives the loss of the session; when the claim
+cannot be held it stops the run. A beat goes over the session that holds the key's advisory lock, so it proves
+both. May import `db`, `queue`, `job`, `process`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import structlog
+
+from dataloader import db, queue
+from dataloader.job import End, Job, beat_interval, fence_margin, to_json
+from dataloader.process import EXIT_FENCED, Slot, drain_pipe, now
+
+PROGRESS_SEC = 1.0  # progress is written at most once in this time
+
+
+class Lease:
+    """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
+
+    def __init__(self, job: Job, slot: Slot, sent: float) -> None:
+        self.job = job
+        self.slot = slot
+        self.progress: dict[str, Any] | None = None
+        self.stop: End | None = None
+        self.reason: str | None = None
+        self._ttl = float(job.lease_ttl_sec)
+        self._sent = sent
+
+    @property
+    def ends_at(self) -> float:
+        """When the lease runs out: counted from the moment the last confirmed renewal was *sent*."""
+        return max(self._sent, float(self.slot.fields.kept)) + self._ttl
+
+    @property
+    def fence_at(self) -> float:
+        """When the run must be over, so that nobody else can start before it is."""
+        return self.ends_at - fence_margin(self._ttl)
+
+    def renewed(self, sent: float) -> None:
+        """The database confirmed a renewal that was sent at this instant."""
+        self._sent = self.slot.fields.renewed = sent
+
+    def end(self, how: End, reason: str) -> None:
+        """The run has to stop at its next safe point; the first reason counts, unless the claim is gone."""
+        if self.stop is None or how is End.GONE:
+            self.stop, self.reason = how, reason
+
+    def must_stop(self) -> bool:
+        """Called at every safe point, so it costs next to nothing."""
+        if self.stop is None and now() > self.fence_at:
+            self.end(End.HANDED_BACK, "the lease ran out")
+        return self.stop is not None
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """Keep progress for the next write; copied, because the pipeline may go on changing it."""
+        self.progress = dict(progress)
+
+
+class Heartbeat(threading.Thread):
+    """The thread of one worker; it sleeps while no job runs."""
+
+    def __init__(
+        self, session: queue.Session, reconnect: Callable[[float], queue.Session], heartbeat_sec: float
+    ) -> None:
+        """`reconnect` opens a new session within the seconds given, or raises a passing error."""
+        super().__init__(name="heartbeat", daemon=True)
+        self.session = session
+        self._reconnect = reconnect
+        self._heartbeat_sec = heartbeat_sec
+        self._lease: Lease | None = None
+        self._turn = threading.Condition()
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._log = structlog.get_logger("heartbeat")
+
+    @contextmanager
+    def holding(self, job: Job, slot: Slot, sent: float) -> Iterator[Lease]:
+        """Hold `job`, claimed by a statement sent at this instant, while the block runs.
+
+        The thread owns `session` meanwhile; afterwards it is the caller's again, perhaps another one, or closed.
+        """
+        lease = Lease(job, slot, sent)
+        with self._turn:
+            self._lease = lease
+            self._turn.notify()
+        try:
+            yield lease
+        finally:
+            os.write(self._write, b".")
+            with self._turn:
+                self._turn.wait_for(lambda: self._lease is None)
+
+    def run(self) -> None:
+        """Hold one lease after the other, for the life of the worker."""
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._lease is not None)
+                lease = self._lease
+            assert lease is not None  # noqa: S101  what wait_for waited for
+            try:
+                self._hold(lease)
+            except BaseException as e:  # the run must not go on unwatched, whatever happened here
+                self._log.exception("heartbeat.failed")
+                lease.end(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
+                self._wait_for_release(lease)
+            with self._turn:
+                drain_pipe(self._read)
+                self._lease = None
+                self._turn.notify()
+
+    def _hold(self, lease: Lease) -> None:
+        """Beat until the block is left."""
+        interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
+        self.session.conn.answer_within = max(1.0, interval)
+        next_beat = lease.ends_at - lease.job.lease_ttl_sec + interval
+        next_progress = now() + PROGRESS_SEC
+        while not self._released(min(next_beat, next_progress)):
+            try:
+                asked = self._heard_cancel(lease.job)
+                due = now() >= next_beat
+                progress = None
+                if now() >= next_progress:
+                    progress, lease.progress = lease.progress, None
+                    next_progress = now() + PROGRESS_SEC
+                if due or asked or progress:
+                    self._beat(lease, progress, journal=due)
+                if due:
+                    next_beat = now() + interval
+            except psycopg.Error as e:
+                if not db.is_passing(e):
+                    raise
+                self._recover(lease, e)
+                next_beat = now()
+            if lease.stop in (End.GONE, End.HANDED_BACK):
+                self._wait_for_release(lease)
+                return
+
+    def _released(self, until: float) -> bool:
+        """Wait for the block's end (True), or until something is to be done."""
+        sources: list[Any] = [self._read]
+        if not self.session.conn.closed:
+            sources.append(self.session.conn)
+        readable, _, _ = select.select(sources, [], [], max(0.0, until - now()))
+        return self._read in readable
+
+    def _heard_cancel(self, job: Job) -> bool:
+        """Read what the server sent. Job notifications may be dropped: the worker claims again after this job."""
+        heard = [note for note in self.session.conn.notifies(timeout=0) if note.channel == queue.CANCEL_CHANNEL]
+        return any(note.payload == str(job.job_id) for note in heard)
+
+    def _beat(self, lease: Lease, progress: dict[str, Any] | None, journal: bool) -> None:
+        document = to_json(progress) if progress else None
+        if progress and document is None:
+            self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
+        sent = now()
+        answer = queue.beat(self.session.conn, lease.job, document, journal)
+        if answer is None:
+            lease.end(End.GONE, "the claim is somebody else's")
+            return
+        lease.renewed(sent)
+        if answer:
+            lease.end(End.CANCELED, "cancel requested")
+
+    def _recover(self, lease: Lease, error: BaseException) -> None:
+        """The session is lost: open another, take the key again, renew; stop the run when that fails in time."""
+        self._log.warning("session.lost", job_id=str(lease.job.job_id), error=str(error).strip())
+        self.session.conn.close()
+        while not self._retake(lease):
+            if lease.stop is not None and lease.stop is not End.CANCELED:
+                return
+            if now() > lease.fence_at:
+                lease.end(End.HANDED_BACK, "the lease ran out while the database was away")
+                return
+            if select.select([self._read], [], [], 0.2)[0]:
+                return  # the run is over; the worker itself reconnects to write its end
+
+    def _retake(self, lease: Lease) -> bool:
+        try:
+            self.session = self._reconnect(max(1.0, lease.fence_at - now()))
+            self.session.conn.answer_within = max(1.0, beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec))
+            sent = now()
+            if queue.retake(self.session, lease.job):
+                lease.renewed(sent)
+                self._log.info("session.back", job_id=str(lease.job.job_id))
+            else:
+                lease.end(End.HANDED_BACK, "the key was taken while the session was lost")
+            return True
+        except psycopg.Error as e:
+            if not db.is_passing(e):
+                raise
+            return False
+
+    def _wait_for_release(self, lease: Lease) -> None:
+        """The run has to be over before the lease is: after that somebody else may start, so the process leaves."""
+        while not select.select([self._read], [], [], max(0.0, lease.ends_at - now()))[0]:
+            if now() >= lease.ends_at:
+                self._log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
+                os._exit(EXIT_FENCED)

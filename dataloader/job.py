@@ -1,0 +1,178 @@
+"""What a job is and what may become of it: pure values and decisions, no I/O.
+
+May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+RETRY_STEP_SEC = 30.0
+RETRY_MAX_SEC = 86_400.0
+TEXT_LIMIT = 8_192  # characters of an error that are kept: its first and last half
+PROGRESS_LIMIT = 65_536  # characters of a progress document
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class Status(StrEnum):
+    """The states of dl_status; the last four are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+    LOST = "lost"
+
+
+FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST})
+
+# Every legal step between states. queued -> lost: a row that comes back with its attempts spent.
+TRANSITIONS = frozenset(
+    {
+        (Status.QUEUED, Status.RUNNING),
+        (Status.QUEUED, Status.CANCELED),
+        (Status.QUEUED, Status.LOST),
+        (Status.RUNNING, Status.SUCCEEDED),
+        (Status.RUNNING, Status.QUEUED),
+        (Status.RUNNING, Status.FAILED),
+        (Status.RUNNING, Status.CANCELED),
+        (Status.RUNNING, Status.LOST),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A claimed job as its worker sees it.
+
+    `args_json` is unparsed: arguments that Python cannot read are that job's own failure, not the claim's.
+    `attempt` and `claimed_by` are the claim's identity, named by every later write.
+    """
+
+    job_id: UUID
+    queue: str
+    task: str
+    args_json: str
+    idempotency_key: str | None
+    lock_key: str
+    partition_key: str
+    attempt: int
+    max_attempts: int
+    lease_ttl_sec: int
+    claimed_by: str
+
+
+class End(StrEnum):
+    """How a run ended."""
+
+    DONE = "done"
+    ERROR = "error"
+    PERMANENT = "permanent"
+    CANCELED = "canceled"
+    HANDED_BACK = "handed back"  # a drain, or a key that could not be held: the attempt is not counted
+    GONE = "gone"  # the claim is no longer ours: nothing may be written
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to: its end, the last progress, the error's text, and whether the worker is still sound."""
+
+    end: End
+    error: str | None = None
+    progress: dict[str, Any] | None = None
+    worker_is_sound: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What is written at the end of a run: the verb of sql/queue.sql and its parameters."""
+
+    verb: str  # succeed, retry, fail, cancel, hand_back
+    error: str | None = None
+    delay_sec: float = 0.0
+    progress: str | None = field(default=None)
+
+
+def decide(job: Job, outcome: Outcome) -> Finish | None:
+    """The finish that `outcome` calls for; None when nothing may be written any more.
+
+    An error is tried again while attempts are left (design: `failed` when attempt >= max_attempts).
+    """
+    progress = to_json(outcome.progress) if outcome.progress is not None else None
+    error = clip(outcome.error) if outcome.error is not None else None
+    match outcome.end:
+        case End.GONE:
+            return None
+        case End.DONE:
+            return Finish("succeed", None, progress=progress)
+        case End.CANCELED:
+            return Finish("cancel", error, progress=progress)
+        case End.HANDED_BACK:
+            return Finish("hand_back", error, progress=progress)
+        case End.ERROR if job.attempt < job.max_attempts:
+            return Finish("retry", error, retry_delay(job.attempt), progress)
+        case End.ERROR | End.PERMANENT:
+            return Finish("fail", error, progress=progress)
+
+
+def retry_delay(attempt: int) -> float:
+    """Seconds until an errored job's next attempt: 30 per attempt so far, at most a day."""
+    return min(RETRY_STEP_SEC * attempt, RETRY_MAX_SEC)
+
+
+def beat_interval(heartbeat_sec: float, lease_ttl_sec: float) -> float:
+    """Seconds between heartbeats: DL_HEARTBEAT_SEC, but never more than a third of the lease."""
+    return min(heartbeat_sec, lease_ttl_sec / 3)
+
+
+def fence_margin(lease_ttl_sec: float) -> float:
+    """Seconds before the end of an unrenewed lease at which its run must be over."""
+    return min(5.0, lease_ttl_sec / 4)
+
+
+def clip(text: str) -> str:
+    """`text` as PostgreSQL can store it, shortened in the middle to TEXT_LIMIT characters."""
+    if len(text) > TEXT_LIMIT:
+        half = TEXT_LIMIT // 2 - 16
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return _storable(text)
+
+
+def to_json(value: dict[str, Any]) -> str | None:
+    """`value` as JSON that jsonb accepts, or None when that cannot be made of it.
+
+    What JSON does not know is written as text; NaN and infinities become null; PROGRESS_LIMIT bounds it.
+    """
+    try:
+        text = json.dumps(_plain(value), default=_text, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return text if len(text) <= PROGRESS_LIMIT else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return _storable(value)
+    if isinstance(value, dict):
+        return {_storable(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _text(value: object) -> str:
+    return _storable(str(value))
+
+
+def _storable(text: str) -> str:
+    """Without what PostgreSQL refuses in text: NUL and lone surrogates become U+FFFD."""
+    return _UNSTORABLE.sub("\ufffd", text)

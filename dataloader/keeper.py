@@ -1,0 +1,198 @@
+"""PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
+
+It renews the lease of a worker that is alive but silent (a C call holds its GIL), settles at once what a dead worker
+held, and sees to the end of the workers when the supervisor is gone. May import `db`, `queue`, `process`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import psycopg
+import structlog
+from setproctitle import setproctitle
+
+from dataloader import db, migrations, queue
+from dataloader.config import Settings
+from dataloader.job import beat_interval
+from dataloader.process import (
+    EXIT_CANNOT_START,
+    EXIT_OK,
+    Farm,
+    Held,
+    Signals,
+    Slot,
+    State,
+    Why,
+    drain_pipe,
+    kill_group,
+    now,
+    unblock_signals,
+)
+
+TICK_SEC = 0.25
+LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
+
+
+def main(settings: Settings, dsn: str, farm: Farm, life: int, calls: int) -> int:
+    """Keep until told to stop; the process's exit status.
+
+    `life` is a pipe that ends with the supervisor; a byte in the pipe `calls` says that a worker has died.
+    """
+    keeper = Keeper(settings, dsn, farm, life, calls)
+    unblock_signals()
+    try:
+        return keeper.keep()
+    except migrations.SchemaError as e:
+        keeper.log.error("keeper.schema.refused", error=str(e))
+        return EXIT_CANNOT_START
+
+
+class Keeper:
+    """The state of the keeper: its connection, and whether the supervisor is still there."""
+
+    def __init__(self, settings: Settings, dsn: str, farm: Farm, life: int, calls: int) -> None:
+        self.settings = settings
+        self.farm = farm
+        self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
+        self._dsn = dsn
+        self._conn: db.Connection | None = None
+        self._life: int | None = life
+        self._calls = calls
+        self._retry_at = 0.0
+        self._leave_at: float | None = None
+        self.signals = Signals((signal.SIGTERM, signal.SIGINT))
+        setproctitle("dataloader: keeper")
+
+    def keep(self) -> int:
+        """One tick after the other: notice the supervisor's end, settle, renew."""
+        while not self._may_leave():
+            self._look_after_orphans()
+            if now() >= self._retry_at:
+                try:
+                    self._tick()
+                except psycopg.Error as e:
+                    if not db.is_passing(e):
+                        raise
+                    self._lost(e)
+            self._sleep()
+        return EXIT_OK
+
+    def _tick(self) -> None:
+        for slot in self.farm.slots:
+            if slot.state is State.DEAD:
+                self._settle(slot)
+            elif (held := slot.held()) and self._is_silent(held):
+                self._renew(slot, held)
+
+    def _settle(self, slot: Slot) -> None:
+        """Return what the dead worker of this slot held; then the slot is free for another."""
+        drained = slot.fields.why == Why.DRAIN
+        reason = "drain" if drained else reason_of_death(slot)
+        if slot.fields.worker and slot.fields.exit_status != 0:
+            for job in queue.settle(self._connection(), slot.worker, reason, drained):
+                self.log.warning(
+                    "keeper.settled",
+                    job_id=str(job.job_id),
+                    status=job.status,
+                    reason=reason,
+                    worker=slot.worker,
+                )
+        slot.state = State.FREE
+
+    def _is_silent(self, held: Held) -> bool:
+        """The worker has missed a beat, but not for so long that it counts as stuck."""
+        silence = now() - held.renewed
+        interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
+        return silence > 1.5 * interval
+
+    def _renew(self, slot: Slot, held: Held) -> None:
+        """Renew for a worker that is alive, not stopped, and not stuck: the supervisor ends those that are."""
+        if now() - slot.fields.renewed > self.settings.dl_stall_sec or not _is_running(slot.fields.pid):
+            return
+        sent = now()
+        if queue.keep(self._connection(), held.job_id, held.attempt, slot.worker) and slot.held() is not None:
+            slot.fields.kept = sent
+
+    def _connection(self) -> db.Connection:
+        if self._conn is None or self._conn.closed:
+            self._conn = db.connect(
+                self._dsn,
+                name="dl-keeper",
+                schema=self.settings.pg_schema_queue,
+                connect_timeout=self.settings.pg_connect_timeout,
+                answer_within=10,
+            )
+            migrations.check(self._conn)
+        return self._conn
+
+    def _lost(self, error: BaseException) -> None:
+        self.log.warning("keeper.session.lost", error=str(error).strip())
+        if self._conn is not None:
+            self._conn.close()
+        self._retry_at = now() + 1.0
+
+    def _sleep(self) -> None:
+        others = [self._calls] if self._life is None else [self._calls, self._life]
+        readable = self.signals.wait(TICK_SEC, *others)
+        if self._calls in readable and not drain_pipe(self._calls):
+            time.sleep(TICK_SEC)  # the supervisor is gone, so this pipe stays readable
+        if self._life in readable:
+            self.log.warning("keeper.supervisor.gone")
+            self._life = None
+
+    def _may_leave(self) -> bool:
+        """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
+        left = {slot.state for slot in self.farm.slots} - {State.FREE}
+        if self._life is None:
+            return not left
+        if not self.signals.received:
+            return False
+        if self._leave_at is None:
+            self._leave_at = now() + LAST_SETTLING_SEC
+        return State.DEAD not in left or now() > self._leave_at
+
+    def _look_after_orphans(self) -> None:
+        """Do the supervisor's duties to the workers of a supervisor that was killed: they drain, or are ended."""
+        if self._life is not None:
+            return
+        patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
+        for slot in self.farm.slots:
+            if slot.state in (State.FREE, State.DEAD):
+                continue
+            slot.end_at(now() + patience, Why.DRAIN)
+            if now() > slot.fields.deadline:
+                kill_group(slot.fields.pid)
+            if not _exists(slot.fields.pid):
+                slot.fields.exit_status = -signal.SIGKILL
+                slot.state = State.DEAD
+
+
+def reason_of_death(slot: Slot) -> str:
+    """What a person should know of how the slot's worker ended."""
+    if slot.fields.why == Why.STALLED:
+        return "worker killed: no heartbeat for DL_STALL_SEC"
+    status = slot.fields.exit_status
+    return f"worker killed by signal {-status}" if status < 0 else f"worker exited with status {status}"
+
+
+def _is_running(pid: int) -> bool:
+    """Alive and not stopped (SIGSTOP, a debugger): a stopped worker must lose its lease."""
+    try:
+        return psutil.Process(pid).status() not in (
+            psutil.STATUS_STOPPED,
+            psutil.STATUS_ZOMBIE,
+            psutil.STATUS_TRACING_STOP,
+        )
+    except psutil.Error:
+        return False
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

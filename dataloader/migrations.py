@@ -1,0 +1,198 @@
+"""Migrations: numbered SQL files applied in order, once each, while the queue is in use.
+
+`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed.
+A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
+`-- outside a transaction`; there a statement under `-- repeat until it changes nothing` is a batch.
+May import `db`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import LiteralString
+
+from psycopg import errors, sql
+
+from dataloader import db
+
+# Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
+ADVISORY_LOCK = 0x646C_6D69_6772_6174
+LOCK_TIMEOUT = "3s"
+WAIT_SEC = 600.0
+_REPEAT = "-- repeat until it changes nothing"
+
+
+class SchemaError(Exception):
+    """The schema is not one that this code may use; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: `number` 0 is functions.sql, which may be applied again."""
+
+    number: int
+    name: str
+    text: str
+    oldest_code: int
+    in_transaction: bool
+
+    @property
+    def checksum(self) -> str:
+        """sha256 of the text, by which a changed file is found out."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@cache
+def known() -> tuple[Migration, ...]:
+    """The numbered migrations of this code, in order."""
+    folder = files("dataloader.sql.migrations")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return tuple(_read(int(name[:4]), name, (folder / name).read_text("utf-8")) for name in names)
+
+
+def functions() -> Migration:
+    """functions.sql, which follows the numbered ones."""
+    return _read(0, "functions.sql", (files("dataloader.sql") / "functions.sql").read_text("utf-8"))
+
+
+def migrate(dsn: str, schema: str) -> list[str]:
+    """Bring the queue in `schema` up to date and return the names of the files applied.
+
+    Safe to run from several places at once and beside a working farm. Raises SchemaError when the schema belongs
+    to a newer dataloader or a file that was applied has been changed since.
+    """
+    with db.connect(dsn, name="dl-migrate", schema=schema, answer_within=7 * 86_400) as conn, _alone(conn):
+        if conn.execute("SELECT current_schema()").fetchone() == (None,):
+            conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        conn.execute(
+            "CREATE TABLE IF NOT EXISTS dl_migrations (number int PRIMARY KEY, name text NOT NULL,"
+            " checksum text NOT NULL, oldest_code int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        todo = _missing(conn)
+        for migration in todo:
+            _apply(conn, migration)
+        return [migration.name for migration in todo]
+
+
+def missing(conn: db.Connection) -> list[str]:
+    """The names of the files that `migrate` would apply; raises SchemaError as `migrate` does."""
+    if not _exists(conn):
+        return [migration.name for migration in (*known(), functions())]
+    return [migration.name for migration in _missing(conn)]
+
+
+def check(conn: db.Connection) -> None:
+    """Raise SchemaError unless this code may use the schema that `conn` sees.
+
+    A newer schema is fine unless it says that this code is too old for it.
+    """
+    if not _exists(conn):
+        raise SchemaError("the database has no dataloader schema: run `dataloader migrate`")
+    row = conn.execute("SELECT max(number), max(oldest_code), bool_or(number = 0) FROM dl_migrations").fetchone()
+    have, oldest_code, has_functions = row or (0, 0, False)
+    latest = known()[-1].number
+    if not have or have < latest or not has_functions:
+        raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
+    if oldest_code > latest:
+        raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
+
+
+def _read(number: int, name: str, text: str) -> Migration:
+    oldest = re.search(r"^-- oldest code: (\d+)$", text, re.MULTILINE)
+    outside = re.search(r"^-- outside a transaction$", text, re.MULTILINE)
+    return Migration(number, name, text, int(oldest[1]) if oldest else 0, not outside)
+
+
+def _exists(conn: db.Connection) -> bool:
+    # Not the search_path: a queue in `public` must not stand in for a schema that was never migrated.
+    found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_migrations') IS NOT NULL").fetchone()
+    return bool(found and found[0])
+
+
+def _missing(conn: db.Connection) -> list[Migration]:
+    applied = dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
+    if applied and max(applied) > known()[-1].number:
+        check(conn)
+        return []  # A newer dataloader was here: its functions serve this code too.
+    for migration in known():
+        if applied.get(migration.number, migration.checksum) != migration.checksum:
+            raise SchemaError(f"{migration.name} is not the file that was applied: restore it and add a new migration")
+    todo = [migration for migration in known() if migration.number not in applied]
+    return [*todo, functions()] if todo or applied.get(0) != functions().checksum else []
+
+
+@contextmanager
+def _alone(conn: db.Connection) -> Iterator[None]:
+    """Hold the migrations' advisory lock.
+
+    Polled, not waited for: a waiting statement has a snapshot, which CREATE INDEX CONCURRENTLY would wait for.
+    """
+    deadline = time.monotonic() + WAIT_SEC
+    while not _value(conn, "SELECT pg_try_advisory_lock(%s)"):
+        if time.monotonic() > deadline:
+            raise SchemaError(f"another migration has been running for more than {WAIT_SEC:g} s")
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            _value(conn, "SELECT pg_advisory_unlock(%s)")
+
+
+def _value(conn: db.Connection, statement: LiteralString) -> bool:
+    row = conn.execute(statement, (ADVISORY_LOCK,)).fetchone()
+    return bool(row and row[0])
+
+
+def _apply(conn: db.Connection, migration: Migration) -> None:
+    if migration.in_transaction:
+        _patiently_in_transaction(conn, migration)
+    else:
+        for statement in _statements(migration.text):
+            _run_to_the_end(conn, statement)
+        _record(conn, migration)
+
+
+def _patiently_in_transaction(conn: db.Connection, migration: Migration) -> None:
+    """Whoever waits for a table lock makes all later comers wait too: so ask briefly, and again."""
+    deadline = time.monotonic() + WAIT_SEC
+    while True:
+        try:
+            with conn.transaction():
+                conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
+                conn.execute(migration.text)
+                _record(conn, migration)
+            return
+        except (errors.LockNotAvailable, errors.DeadlockDetected):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+
+
+def _run_to_the_end(conn: db.Connection, statement: str) -> None:
+    while conn.execute(statement).rowcount > 0 and _REPEAT in statement:
+        pass
+
+
+def _statements(text: str) -> list[str]:
+    """The statements of a file without a transaction: each ends with a semicolon at a line's end."""
+    return [part.strip() for part in re.split(r";[ \t]*$", text, flags=re.MULTILINE) if _has_code(part)]
+
+
+def _has_code(part: str) -> bool:
+    return any(line.strip() and not line.strip().startswith("--") for line in part.splitlines())
+
+
+def _record(conn: db.Connection, migration: Migration) -> None:
+    conn.execute(
+        "INSERT INTO dl_migrations (number, name, checksum, oldest_code) VALUES (%s, %s, %s, %s)"
+        " ON CONFLICT (number) DO UPDATE SET checksum = excluded.checksum, applied_at = now()",
+        (migration.number, migration.name, migration.checksum, migration.oldest_code),
+    )

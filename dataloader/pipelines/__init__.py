@@ -1,0 +1,213 @@
+"""Pipelines: how they are registered, found by their task's name, and stepped.
+
+A pipeline is a generator, a plain function, a coroutine function or an async generator that takes `args` and,
+where it asks for a second parameter, a Context. Users keep theirs in modules of their own (DL_PIPELINES); the
+built-in ones are a file each in this package. May import `job`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from logging import Logger
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+
+BUILT_IN = ("noop", "csv_file", "cbr")
+
+# How often (seconds) a coroutine that is awaiting something is looked at for a cancellation.
+_ASYNC_STEP = 0.1
+
+F = TypeVar("F", bound=Callable[..., Any])
+Progress = dict[str, Any]
+Steps = Generator[Any, None, Any]
+
+
+class PermanentError(Exception):
+    """Raise it in a pipeline when trying again cannot help: the job ends `failed` at once."""
+
+
+class UnknownTask(Exception):
+    """No pipeline of this name is registered here; a newer farm may know it, so the job is tried again."""
+
+
+class Stopped(BaseException):
+    """The run has to end now: cancelled, drained or fenced off. Let it pass; `finally` blocks run.
+
+    Not an Exception, so that a pipeline's `except Exception` does not swallow it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a pipeline may know of its job and ask of the farm."""
+
+    job_id: UUID
+    attempt: int
+    lock_key: str
+    partition_key: str
+    idempotency_key: str | None
+    logger: Logger
+    data_dir: Path
+    _stop_asked: Callable[[], bool]
+    _report: Callable[[Progress], None]
+    _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
+
+    @property
+    def stopping(self) -> bool:
+        """True once the run should end: it was cancelled, the worker drains, or the claim is lost."""
+        return self._stop_asked()
+
+    def check(self) -> None:
+        """A safe point for code that does not yield: raises Stopped when the run should end."""
+        if self._stop_asked():
+            raise Stopped
+
+    def progress(self, document: Progress) -> None:
+        """Report progress, as a `yield` does, and check; written at most once a second."""
+        self._report(document)
+        self.check()
+
+    def transaction(self, dsn: str | None = None) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """One transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.
+
+        Commits when the block ends; an exception, a cancellation and a lost claim roll it back. The
+        search_path is PG_SCHEMA.
+        """
+        return self._transaction(dsn)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A registered function and what is known of its form."""
+
+    task: str
+    function: Callable[..., Any]
+    wants_context: bool
+
+
+_registry: dict[str, Pipeline] = {}
+
+
+def register(task: str) -> Callable[[F], F]:
+    """Make the decorated function the pipeline for jobs whose `task` is this name.
+
+    Raises ValueError when another function has the name, TypeError when the function cannot be called as
+    f(args) or f(args, context).
+    """
+
+    def decorate(function: F) -> F:
+        known = _registry.get(task)
+        if known and _identity(known.function) != _identity(function):
+            raise ValueError(
+                f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}"
+            )
+        _registry[task] = Pipeline(task, function, _wants_context(task, function))
+        return function
+
+    return decorate
+
+
+def resolve(task: str) -> Pipeline:
+    """The pipeline of this name; raises UnknownTask, naming what is known here."""
+    try:
+        return _registry[task]
+    except KeyError:
+        raise UnknownTask(f"no pipeline {task!r} is registered here; known: {', '.join(tasks())}") from None
+
+
+def tasks() -> list[str]:
+    """The names of all registered pipelines, sorted."""
+    return sorted(_registry)
+
+
+def load(modules: Iterable[str]) -> None:
+    """Import the built-in pipelines and the users' modules; whatever their import raises comes through."""
+    for name in BUILT_IN:
+        importlib.import_module(f"{__name__}.{name}")
+    for name in modules:
+        importlib.import_module(name)
+
+
+def steps(pipeline: Pipeline, args: dict[str, Any], context: Context) -> Steps:
+    """Run the pipeline as a generator whose every yield is a safe point and carries progress or None.
+
+    Its return value is the pipeline's. Closing it closes or cancels what runs inside.
+    """
+    given = (args, context) if pipeline.wants_context else (args,)
+    if inspect.isasyncgenfunction(pipeline.function):
+        return (yield from _async_generator(pipeline.function(*given)))
+    if inspect.iscoroutinefunction(pipeline.function):
+        return (yield from _coroutine(pipeline.function(*given)))
+    result = pipeline.function(*given)
+    if inspect.isgenerator(result):
+        return (yield from result)
+    return result
+
+
+def _async_generator(source: AsyncGenerator[Any, None]) -> Steps:
+    with asyncio.Runner() as runner:
+        try:
+            while True:
+                try:
+                    item = yield from _awaited(runner, anext(source))
+                except StopAsyncIteration:
+                    return None
+                yield item
+        finally:
+            runner.run(source.aclose())
+
+
+def _coroutine(source: Coroutine[Any, Any, Any]) -> Steps:
+    with asyncio.Runner() as runner:
+        return (yield from _awaited(runner, source))
+
+
+def _awaited(runner: asyncio.Runner, source: Any) -> Steps:
+    """Await `source` in slices, with a safe point after each; cancel it when this generator is closed."""
+    loop = runner.get_loop()
+    task = loop.create_task(_as_coroutine(source))
+    try:
+        while not task.done():
+            runner.run(_settle(task, _ASYNC_STEP))
+            if not task.done():
+                yield None
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            runner.run(_settle(task, None))
+
+
+async def _as_coroutine(source: Any) -> Any:
+    try:
+        return await source
+    except StopAsyncIteration:
+        raise
+    except StopIteration as e:
+        raise RuntimeError("pipeline raised StopIteration") from e
+
+
+async def _settle(task: asyncio.Task[Any], timeout: float | None) -> None:
+    await asyncio.wait({task}, timeout=timeout)
+
+
+def _wants_context(task: str, function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if not positional or len(required) > 2 or keyword:
+        raise TypeError(f"pipeline {task!r} should be callable as f(args) or f(args, context)")
+    return len(positional) >= 2
+
+
+def _identity(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,34 @@
+"""`noop`: three steps that only sleep, for trying a farm out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from dataloader.pipelines import PermanentError, Progress, register
+
+STEPS = ("sleep1", "sleep2", "sleep3")
+_SLICE = 0.1  # seconds between safe points
+
+
+@register("noop")
+def noop(args: dict[str, Any]) -> Iterator[Progress | None]:
+    """Sleep `sleep1`, `sleep2`, `sleep3` seconds (default 0 each) and report a step after each."""
+    for number, name in enumerate(STEPS, start=1):
+        yield from _sleep(_seconds(args, name))
+        yield {"processed": number, "total": len(STEPS), "step": name}
+
+
+def _seconds(args: dict[str, Any], name: str) -> float:
+    value = args.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 86_400:
+        raise PermanentError(f"{name} should be a number of seconds from 0 to 86400")
+    return float(value)
+
+
+def _sleep(seconds: float) -> Iterator[None]:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(_SLICE, left))
+        yield None

@@ -1,0 +1,265 @@
+"""What the farm's processes share: signals, the memory slots, exit codes, the tie to a parent. No SQL.
+
+May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NoReturn
+from uuid import UUID
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_FENCED = 70  # a worker left because its lease ran out and its pipeline would not stop
+EXIT_RECYCLE = 75  # a worker asks to be replaced
+EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying again does not help
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Signals:
+    """Signals as data: handlers only record, and a pipe wakes whoever waits.
+
+    Anything more in a handler (a log line, SQL, an exception) can dead-lock or break a connection half-way.
+    """
+
+    def __init__(self, watched: Iterable[signal.Signals], on_signal: Callable[[int], None] | None = None) -> None:
+        self.received: set[int] = set()
+        self._on_signal = on_signal
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in watched:
+            signal.signal(number, self._record)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def _record(self, number: int, _frame: object) -> None:
+        self.received.add(number)
+        if self._on_signal:
+            self._on_signal(number)
+
+    def wait(self, timeout: float, *others: int) -> list[int]:
+        """Wait at most `timeout` seconds for a signal, a wake-up or one of the file descriptors `others`.
+
+        Returns those of `others` that can be read.
+        """
+        readable, _, _ = select.select([self._read, *others], [], [], max(0.0, timeout))
+        if self._read in readable:
+            drain_pipe(self._read)
+        return [fd for fd in readable if fd != self._read]
+
+    def forget(self) -> None:
+        """In a child after fork: undo everything, so that the child may install its own."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.close(self._read)
+        os.close(self._write)
+
+
+def drain_pipe(fd: int) -> bool:
+    """Read a non-blocking pipe empty; False at its end, when the last writer is gone."""
+    try:
+        while True:
+            if not os.read(fd, 4096):
+                return False
+    except BlockingIOError:
+        return True
+
+
+class State(IntEnum):
+    """What the process of a slot is doing."""
+
+    FREE = 0
+    STARTING = 1
+    AWAKE = 2  # ready, looking for work or writing an end
+    IDLE = 3  # waiting for a notification
+    BUSY = 4  # runs the job that the slot shows
+    DEAD = 5  # reaped; what it held is the keeper's to settle
+
+
+class Why(IntEnum):
+    """Why the supervisor ended a worker, so that the keeper can settle its job accordingly."""
+
+    NOT_US = 0
+    DRAIN = 1
+    STALLED = 2
+
+
+class _Fields(ctypes.Structure):
+    _fields_ = (
+        ("generation", ctypes.c_uint64),  # odd while the worker changes the claim below
+        ("job", ctypes.c_ubyte * 16),
+        ("attempt", ctypes.c_int32),
+        ("lease_ttl", ctypes.c_double),
+        ("renewed", ctypes.c_double),  # when the last confirmed renewal was sent, by the worker
+        ("kept", ctypes.c_double),  # the same, by the keeper
+        ("deadline", ctypes.c_double),  # when the supervisor ends the process; 0: never
+        ("why", ctypes.c_int32),
+        ("state", ctypes.c_int32),
+        ("pid", ctypes.c_int32),
+        ("queue", ctypes.c_int32),  # index of the queue's first entry in the wish
+        ("exit_status", ctypes.c_int32),
+        ("worker", ctypes.c_char * 200),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The claim that a slot shows: whose job, and when its lease was last renewed (monotonic seconds)."""
+
+    job_id: UUID
+    attempt: int
+    lease_ttl: float
+    renewed: float
+
+
+class Slot:
+    """One worker's place in the shared memory. The worker writes its claim, the supervisor life and death."""
+
+    def __init__(self, index: int, fields: _Fields) -> None:
+        self.index = index
+        self.fields = fields
+
+    @property
+    def state(self) -> State:
+        return State(self.fields.state)
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self.fields.state = state
+
+    @property
+    def worker(self) -> str:
+        """The identity that the worker writes to claimed_by."""
+        return bytes(self.fields.worker).decode()
+
+    def take(self, queue: int) -> None:
+        """For a process about to be forked."""
+        ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
+        self.fields.queue = queue
+        self.fields.state = State.STARTING
+
+    def occupy(self, worker: str) -> None:
+        """By the worker: who and where it is."""
+        self.fields.worker = worker.encode()
+        self.fields.pid = os.getpid()
+
+    def begin(self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float) -> None:
+        """By the worker: it runs this job."""
+        self.fields.generation += 1
+        self.fields.job[:] = job_id.bytes
+        self.fields.attempt = attempt
+        self.fields.lease_ttl = lease_ttl
+        self.fields.renewed = renewed
+        self.fields.kept = 0
+        self.fields.generation += 1
+        self.fields.state = State.BUSY
+
+    def end(self) -> None:
+        """By the worker: it runs no job any more."""
+        self.fields.state = State.AWAKE
+
+    def held(self) -> Held | None:
+        """The claim as a whole, or None when there is none or it is being changed."""
+        before = self.fields.generation
+        held = Held(
+            UUID(bytes=bytes(self.fields.job)),
+            self.fields.attempt,
+            self.fields.lease_ttl,
+            max(self.fields.renewed, self.fields.kept),
+        )
+        whole = before % 2 == 0 and self.fields.generation == before and self.state is State.BUSY
+        return held if whole else None
+
+    def end_at(self, deadline: float, why: Why) -> None:
+        """Ask the supervisor to end the process at this monotonic instant; the first to ask decides."""
+        if not self.fields.deadline:
+            self.fields.why = why
+            self.fields.deadline = deadline
+
+
+class Farm:
+    """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
+
+    def __init__(self, size: int) -> None:
+        self._memory = mmap.mmap(-1, ctypes.sizeof(_Fields) * size)
+        fields = (_Fields * size).from_buffer(self._memory)
+        self.slots = [Slot(index, fields[index]) for index in range(size)]
+
+    def free(self) -> Slot | None:
+        """A slot for a new process."""
+        return next((slot for slot in self.slots if slot.state is State.FREE), None)
+
+    def first_idle(self, slot: Slot) -> bool:
+        """True when no idle worker of the same queue stands before `slot`: it answers a notification at once."""
+        return not any(
+            other.state is State.IDLE and other.fields.queue == slot.fields.queue for other in self.slots[: slot.index]
+        )
+
+
+def fork(main: Callable[[], int]) -> int:
+    """Fork a child that runs `main` and exits with what it returns; the child's pid.
+
+    The child starts with termination signals blocked until it has handlers of its own (`unblock_signals`), leaves
+    its parent's process group, and is sent SIGTERM when its parent dies.
+    """
+    parent = os.getpid()
+    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        follow_parent(parent, signal.SIGTERM)
+        _become(main)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
+
+
+def unblock_signals() -> None:
+    """By a child of `fork`, once its handlers are installed."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def follow_parent(parent: int, number: signal.Signals) -> None:
+    """Be sent `number` when the parent dies (Linux: prctl(2)); at once if it is dead already."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL the process group that a child of `fork` leads, with whatever its job has started."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _become(main: Callable[[], int]) -> NoReturn:
+    code = EXIT_FAILED
+    try:
+        code = main()
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else EXIT_FAILED
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def now() -> float:
+    """Monotonic seconds, the same clock in all processes of one machine."""
+    return time.monotonic()

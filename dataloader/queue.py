@@ -1,0 +1,188 @@
+"""Every statement in the life of one job: a function per statement of `sql/queue.sql`, by the same name.
+
+A connection is an argument; nothing is cached and nothing decided here (see `job.decide`). Every function may raise
+psycopg.Error; `db.is_passing` tells whether a new connection heals it. May import `db` and `job`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from dataloader import db
+from dataloader.job import Finish, Job, Status
+
+JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
+CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
+
+_SQL = db.statements("queue.sql")
+Conn = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What a producer says of a job; `available_at` None means now."""
+
+    queue: str
+    task: str
+    lock_key: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    partition_key: str = ""
+    priority: int = 100
+    available_at: datetime | None = None
+    max_attempts: int = 5
+    lease_ttl_sec: int = 60
+    producer: str | None = None
+    consumer_group: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A worker's database session: the connection, the worker's identity, and when its backend started."""
+
+    conn: db.Connection
+    worker: str
+    backend_start: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a look into the queue came to: a job, or how long (seconds) nothing will be due; None: unknown."""
+
+    job: Job | None
+    backoffs: int
+    look_again: bool
+    due_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job that was taken from a dead or silent worker, and what became of it."""
+
+    job_id: UUID
+    status: Status
+
+
+def open_session(conn: db.Connection, worker: str) -> Session:
+    """LISTEN for jobs and cancellations, and learn what identifies this session for dl_end_session."""
+    for channel in (JOBS_CHANNEL, CANCEL_CHANNEL):
+        conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+    row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
+    assert row is not None  # noqa: S101  a session always finds itself
+    return Session(conn, worker, row[0])
+
+
+def enqueue(conn: Conn, new: NewJob) -> tuple[UUID, str]:
+    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it."""
+    parameters = asdict(new) | {"args": Jsonb(new.args)}
+    while True:
+        row = conn.execute(_SQL["enqueue"], parameters).fetchone()
+        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
+        row = row or conn.execute(_SQL["find"], parameters).fetchone()
+        if row:
+            return row[0], row[1]
+        # The job that had the key was deleted between the two: the key is free again.
+
+
+def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
+    """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_SQL["status"], {"job_id": job_id}).fetchone()
+    return row and _with_reason(row)
+
+
+def request_cancel(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
+    """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job."""
+    conn.execute(_SQL["request_cancel"], {"job_id": job_id})
+    return status(conn, job_id)
+
+
+def claim(session: Session, queue: str, backoff_sec: float) -> Claim:
+    """Claim the best job of `queue` that may run now, holding its key for this session."""
+    parameters = {
+        "queue": queue,
+        "worker": session.worker,
+        "backend_start": session.backend_start,
+        "backoff_sec": backoff_sec,
+    }
+    row = session.conn.execute(_SQL["claim"], parameters).fetchone()
+    assert row is not None  # noqa: S101  the function always answers
+    *fields, backoffs, look_again, due_in = row
+    return Claim(Job(*fields) if fields[0] else None, backoffs, look_again, due_in)
+
+
+def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
+    """Renew the lease, with progress where given; True when the job should stop, None when it is no longer ours."""
+    row = conn.execute(_SQL["beat"], _claim_of(job) | {"progress": progress, "journal": journal}).fetchone()
+    return row[0] if row else None
+
+
+def retake(session: Session, job: Job) -> bool:
+    """After a reconnect: hold the key by this session again and renew; False when claim or key are lost."""
+    row = session.conn.execute(_SQL["retake"], _claim_of(job) | {"backend_start": session.backend_start}).fetchone()
+    return bool(row and row[0])
+
+
+def finish(conn: Conn, job: Job, end: Finish) -> Status | None:
+    """Write how the run ended and let go of its key; the new status, or None when the job was no longer ours.
+
+    When the error or the progress cannot be stored, the end is written without them: it must not fail on them.
+    """
+    parameters = _claim_of(job) | {"error": end.error, "progress": end.progress, "delay_sec": end.delay_sec}
+    try:
+        row = conn.execute(_SQL[end.verb], parameters).fetchone()
+    except psycopg.DataError:
+        plain = (end.error or "").encode("ascii", "backslashreplace").decode()
+        bare = parameters | {"error": plain.replace("\x00", "") or None, "progress": None}
+        row = conn.execute(_SQL[end.verb], bare).fetchone()
+    return Status(row[0]) if row and row[0] else None
+
+
+def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
+    """Renew the lease in the place of a worker that is alive but silent; False when the claim is over."""
+    claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
+    return conn.execute(_SQL["keep"], claim).rowcount == 1
+
+
+def settle(conn: Conn, worker: str, reason: str, uncounted: bool) -> list[Settled]:
+    """Take from a dead worker what it held: requeued, lost or cancelled; `uncounted` gives the attempt back."""
+    parameters = {"worker": worker, "reason": reason, "uncounted": uncounted}
+    rows = conn.execute(_SQL["settle"], parameters).fetchall()
+    return [Settled(job_id, Status(status)) for job_id, status in rows]
+
+
+def reap(conn: Conn) -> Settled | None:
+    """Take one job whose lease has run out from its worker; None when there is none left."""
+    row = conn.execute(_SQL["reap"]).fetchone()
+    return Settled(row[0], Status(row[2])) if row else None
+
+
+def wake(conn: Conn, limit: int) -> int:
+    """Make up to `limit` rows of each queue claimable whose time has come; returns their number."""
+    row = conn.execute(_SQL["wake"], {"limit": limit}).fetchone()
+    return row[0] if row else 0
+
+
+def _claim_of(job: Job) -> dict[str, Any]:
+    return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
+
+
+def _with_reason(row: dict[str, Any]) -> dict[str, Any]:
+    blocked_on, held_by = row.pop("blocked_on"), row.pop("held_by")
+    row["waiting_for"] = None
+    if row["status"] == Status.QUEUED:
+        if blocked_on == "time":
+            row["waiting_for"] = {"reason": "time", "until": row["available_at"]}
+        elif held_by:
+            row["waiting_for"] = {"reason": "lock", "lock_key": row["lock_key"], "job_id": held_by}
+        else:
+            row["waiting_for"] = {"reason": "worker", "queue": row["queue"]}
+    return row

@@ -1,0 +1,321 @@
+"""PROCESS: one worker. Waits, claims, runs, finishes; one connection, one job at a time.
+
+Forked by the supervisor, or run alone. May import `db`, `queue`, `job`, `heartbeat`, `pipelines`, `process`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import structlog
+from setproctitle import setproctitle
+
+from dataloader import db, log, migrations, pipelines, queue
+from dataloader.config import Settings, WorkerSpec
+from dataloader.heartbeat import Heartbeat, Lease
+from dataloader.job import End, Finish, Job, Outcome, decide
+from dataloader.pipelines import PermanentError, Stopped, UnknownTask
+from dataloader.process import (
+    EXIT_CANNOT_START,
+    EXIT_OK,
+    EXIT_RECYCLE,
+    Farm,
+    Signals,
+    Slot,
+    State,
+    Why,
+    now,
+    unblock_signals,
+)
+
+HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
+
+
+def main(settings: Settings, dsn: str, spec: WorkerSpec, farm: Farm, slot: Slot, life: int) -> int:
+    """Work until told to stop; the process's exit status.
+
+    `life` is a pipe that ends when the supervisor does: then this worker drains too.
+    """
+    worker = Worker(settings, dsn, spec, farm, slot, life)
+    unblock_signals()
+    try:
+        pipelines.load(settings.pipeline_modules)
+    except BaseException as e:
+        worker.log.error("worker.pipelines.failed", error=_described(e))
+        return EXIT_CANNOT_START
+    try:
+        return worker.work()
+    except migrations.SchemaError as e:
+        worker.log.error("worker.schema.refused", error=str(e))
+        return EXIT_CANNOT_START
+
+
+class Worker:
+    """The state of one worker process: its identity, its session, and whether it should stop."""
+
+    def __init__(self, settings: Settings, dsn: str, spec: WorkerSpec, farm: Farm, slot: Slot, life: int) -> None:
+        self.settings = settings
+        self.spec = spec
+        self.farm = farm
+        self.slot = slot
+        self.sound = True
+        self._dsn = dsn
+        self._life = life
+        self._stop_at: float | None = None  # when a draining worker's job must be over
+        self.name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
+        self.signals = Signals((signal.SIGTERM, signal.SIGINT), lambda _number: self.drain())
+        slot.occupy(self.name)
+        self.log = structlog.get_logger("worker").bind(worker=self.name, queue=spec.queue)
+        self._heartbeat: Heartbeat | None = None
+        self._due_in: float | None = None  # seconds until the next due row, as of the last claim
+        self._proved = now()  # when the session was last heard of
+
+    # --- life ---
+
+    def work(self) -> int:
+        """Claim until empty, then wait; reconnect whenever the session is lost."""
+        self._connect()
+        while not self.stopping:
+            try:
+                while not self.stopping and self.sound and self.work_one():
+                    pass
+                if not self.sound:
+                    return EXIT_RECYCLE
+                self._wait()
+            except psycopg.Error as e:
+                if not db.is_passing(e):
+                    raise
+                self._reconnect_after(e)
+        self.log.info("worker.stopped")
+        return EXIT_OK
+
+    @property
+    def stopping(self) -> bool:
+        """True once the worker drains."""
+        return self._stop_at is not None
+
+    def drain(self) -> None:
+        """Claim nothing more; a running job has DL_DRAIN_SEC. Called by the signal handler: it only sets values."""
+        if self._stop_at is None:
+            self._stop_at = now() + self.settings.dl_drain_sec
+            self.slot.end_at(self._stop_at + self.settings.dl_kill_grace_sec, Why.DRAIN)
+
+    def _title(self, doing: str) -> None:
+        setproctitle(f"dataloader: worker {self.spec.queue}#{self.slot.index} {doing}")
+
+    # --- the path of a job ---
+
+    def work_one(self) -> bool:
+        """Claim a job, run it, write its end. True: look again at once; False: nothing to do now."""
+        sent = now()
+        claim = queue.claim(self.session, self.spec.queue, self.settings.dl_claim_backoff_sec)
+        if claim.backoffs:
+            self.log.info("worker.claim.backoff", keys=claim.backoffs)
+        if claim.job is None:
+            self._due_in = claim.due_in
+            return claim.look_again
+        job = claim.job
+        self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
+        self._title(f"job={job.job_id} attempt={job.attempt}")
+        with structlog.contextvars.bound_contextvars(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
+            try:
+                with self.heartbeat.holding(job, self.slot, sent) as lease:
+                    outcome = self._run(job, lease)
+            finally:
+                self.slot.end()
+            self._finish(job, decide(job, outcome))
+        self._title("idle")
+        self.sound = outcome.worker_is_sound
+        return True
+
+    def _run(self, job: Job, lease: Lease) -> Outcome:
+        """Resolve and step the pipeline; whatever it raises is an outcome."""
+        progress: dict[str, Any] | None = None
+        try:
+            steps = pipelines.steps(pipelines.resolve(job.task), _args_of(job), self._context(job, lease))
+            while True:
+                item = next(steps)
+                if isinstance(item, dict):
+                    progress = item
+                    lease.report(item)
+                if self._must_stop(lease):
+                    steps.close()
+                    return _stopped(lease, progress)
+        except StopIteration as e:
+            return Outcome(End.DONE, progress=e.value if isinstance(e.value, dict) else progress)
+        except BaseException as e:
+            if lease.stop is not None:
+                return _stopped(lease, progress)
+            return _failed(e, progress)
+
+    def _must_stop(self, lease: Lease) -> bool:
+        if self._stop_at is not None and now() > self._stop_at:
+            lease.end(End.HANDED_BACK, "drain")
+        return lease.must_stop()
+
+    def _finish(self, job: Job, end: Finish | None) -> None:
+        """Write the end, over as many reconnects as it takes: work that is done must not be done again."""
+        if end is None:
+            self.log.warning("worker.ownership.lost")
+            if not self.session.conn.closed:
+                self.session.conn.execute("SELECT pg_advisory_unlock_all()")
+            return
+
+        def write() -> object:
+            if self.session.conn.closed:
+                self.heartbeat.session = self._open(self.settings.pg_connect_timeout)
+            return queue.finish(self.session.conn, job, end)
+
+        status = db.patiently(write, sleep=self._pause, on_error=self._finish_failed)
+        event = "worker.job.finished" if status else "worker.ownership.lost"
+        self.log.info(event, verb=end.verb, status=status, error=end.error and end.error.splitlines()[0])
+
+    def _finish_failed(self, error: BaseException) -> None:
+        self.session.conn.close()
+        self.log.warning("worker.complete.failed", error=str(error).strip())
+
+    def _context(self, job: Job, lease: Lease) -> pipelines.Context:
+        return pipelines.Context(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            lock_key=job.lock_key,
+            partition_key=job.partition_key,
+            idempotency_key=job.idempotency_key,
+            logger=logging.getLogger(f"pipeline.{job.task}"),
+            data_dir=self.settings.data_dir,
+            _stop_asked=lambda: self._must_stop(lease),
+            _report=lease.report,
+            _transaction=lambda dsn: self._transaction(dsn, job, lease),
+        )
+
+    @contextmanager
+    def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction in the target database, not committed once the run should end."""
+        name = f"dl-job:{job.job_id}"
+        target = dsn or self.settings.target_dsn or self._dsn
+        with (
+            db.connect(target, name=name, schema=self.settings.pg_schema, answer_within=86_400) as conn,
+            conn.transaction(),
+        ):
+            yield conn
+            if self._must_stop(lease):
+                raise Stopped
+
+    # --- waiting ---
+
+    def _wait(self) -> None:
+        """Until a notification for this queue, the next due row, the idle poll or a signal."""
+        self.slot.state = State.IDLE
+        poll = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
+        until = now() + (poll if self._due_in is None else min(poll, self._due_in + 0.001))
+        # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
+        while not self._notified() and now() < until and not self.stopping:
+            if self._life in self.signals.wait(until - now(), self.session.conn.fileno(), self._life):
+                self.drain()
+        self.slot.state = State.AWAKE
+        self._prove_session(poll)
+
+    def _prove_session(self, poll: float) -> None:
+        # Idle for long: a half-open connection shows only when something is sent over it.
+        if not self.stopping and now() - self._proved > 2 * poll:
+            self.session.conn.execute("SELECT 1")
+        self._proved = now()
+
+    def _notified(self) -> bool:
+        notes = list(self.session.conn.notifies(timeout=0))
+        mine = any(n.channel == queue.JOBS_CHANNEL and n.payload == self.spec.queue for n in notes)
+        if mine and not self.farm.first_idle(self.slot):
+            self._pause(random.uniform(*HERD_SEC))  # noqa: S311  jitter
+        return mine
+
+    def _pause(self, seconds: float) -> None:
+        if self._life in self.signals.wait(seconds, self._life):
+            self.drain()
+
+    # --- the session ---
+
+    @property
+    def heartbeat(self) -> Heartbeat:
+        assert self._heartbeat is not None  # noqa: S101  set by _connect, before any work
+        return self._heartbeat
+
+    @property
+    def session(self) -> queue.Session:
+        """The session as the heartbeat left it."""
+        return self.heartbeat.session
+
+    def _open(self, within: float) -> queue.Session:
+        """Connect, check the schema, LISTEN."""
+        conn = db.connect(
+            self._dsn,
+            name=f"dl-worker:{self.spec.queue}:{self.name}",
+            schema=self.settings.pg_schema_queue,
+            connect_timeout=min(within, self.settings.pg_connect_timeout),
+            answer_within=min(30.0, within + 5),
+        )
+        migrations.check(conn)
+        return queue.open_session(conn, self.name)
+
+    def _connect(self) -> None:
+        session = db.patiently(
+            lambda: self._open(self.settings.pg_connect_timeout),
+            sleep=self._pause,
+            give_up=lambda: self.stopping,
+            on_error=lambda e: self.log.warning("worker.connect.failed", error=str(e).strip()),
+        )
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(session, self._open, self.settings.dl_heartbeat_sec)
+            self._heartbeat.start()
+            self.log.info("worker.started", pid=os.getpid())
+        self.heartbeat.session = session
+        self.slot.state = State.AWAKE
+        self._due_in = None
+        self._proved = now()
+        self._title("idle")
+
+    def _reconnect_after(self, error: BaseException) -> None:
+        self.log.warning("worker.session.lost", error=str(error).strip())
+        self.session.conn.close()
+        if not self.stopping:
+            self._connect()
+
+
+def _args_of(job: Job) -> dict[str, Any]:
+    args = json.loads(job.args_json)
+    if not isinstance(args, dict):
+        raise PermanentError("args should be a JSON object")
+    return args
+
+
+def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
+    assert lease.stop is not None  # noqa: S101  the caller has seen it
+    return Outcome(lease.stop, None if lease.stop is End.CANCELED else lease.reason, progress)
+
+
+def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
+    if isinstance(error, PermanentError):
+        return Outcome(End.PERMANENT, log.masked(str(error)), progress)
+    if isinstance(error, UnknownTask):
+        return Outcome(End.ERROR, str(error), progress)
+    sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
+    return Outcome(End.ERROR, log.masked(_described(error)), progress, worker_is_sound=sound)
+
+
+def _described(error: BaseException) -> str:
+    """Type, message and stack, whatever the exception's own __str__ does."""
+    try:
+        head = traceback.format_exception_only(error)[-1].strip()
+        return head + "\n\n" + "".join(traceback.format_exception(error))
+    except Exception:
+        return type(error).__name__

@@ -1,0 +1,401 @@
+-- The steps in a job's life that need several statements, each with a fresh snapshot (READ COMMITTED gives one to
+-- every statement of a PL/pgSQL function). Called from dataloader/queue.py. Applied again whenever this file
+-- changes, so farms of two versions share them: a function whose signature or promise changes gets a new name.
+--
+-- Words. The *slot* of a job is hashtext(lock_key): two keys may share one, they then exclude each other and
+-- nothing worse follows. A slot is *busy* while a running row with a live lease has it. A queued row is
+-- in exactly one of three places: blocked (blocked_on says why), cold, or hot (a claim once found its key busy).
+
+
+-- Is the slot busy? Served by ix_dl_jobs_running. VOLATILE on purpose: each call sees what is committed by now.
+CREATE OR REPLACE FUNCTION dl_slot_is_busy(p_slot int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN EXISTS (SELECT FROM dl_jobs
+                  WHERE status = 'running' AND hashtext(lock_key) = p_slot AND lease_expires_at > now());
+END
+$$;
+
+
+-- Take the slot for this session: 'taken', 'busy' (a running job has it) or 'refused' (a session has it and no
+-- running job says why).
+--
+-- Advisory locks do not obey MVCC, so the order is: lock, then look at the running rows again. The other
+-- way round a job that started in between would be missed (Que, lib/que/worker.rb:72-82). A refusal without a
+-- visible job is mostly a claim about to commit: look again after 1, 5, 25 ms.
+CREATE OR REPLACE FUNCTION dl_take_slot(p_slot int) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  pause float8;
+BEGIN
+  FOREACH pause IN ARRAY ARRAY[0.001, 0.005, 0.025, 0] LOOP
+    IF pg_try_advisory_lock(p_slot) THEN
+      IF NOT dl_slot_is_busy(p_slot) THEN
+        RETURN 'taken';
+      END IF;
+      -- Its holder lost the session but not the lease: the work goes on, the row speaks for it.
+      PERFORM pg_advisory_unlock(p_slot);
+      RETURN 'busy';
+    END IF;
+    IF dl_slot_is_busy(p_slot) THEN
+      RETURN 'busy';
+    END IF;
+    PERFORM pg_sleep(pause);
+  END LOOP;
+  RETURN 'refused';
+END
+$$;
+
+
+-- End a session that outlived its worker's right to a job, and wait up to 2 s until it is gone. The start is
+-- compared because pids are used again. Not allowed for another role's session: then its lock stays, and
+-- with it the key, until the server notices that its client is gone.
+CREATE OR REPLACE FUNCTION dl_end_session(p_pid int, p_backend_start timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_pid <> pg_backend_pid()
+     AND EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start) THEN
+    PERFORM pg_terminate_backend(p_pid, 2000);
+  END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+  NULL;
+END
+$$;
+
+
+-- Make up to p_limit rows of the queue claimable whose time has come, and tell its sleepers. Returns their number.
+-- Called by dl_claim, and by the reaper for queues that nobody claims from. Served by ix_dl_jobs_due.
+CREATE OR REPLACE FUNCTION dl_wake(p_queue text, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+  woken int;
+BEGIN
+  WITH due AS (
+    SELECT job_id FROM dl_jobs
+     WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
+     ORDER BY available_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED)
+  UPDATE dl_jobs SET blocked_on = NULL FROM due WHERE dl_jobs.job_id = due.job_id;
+  GET DIAGNOSTICS woken = ROW_COUNT;
+  IF woken > 0 THEN
+    PERFORM pg_notify('dl_jobs', p_queue);
+  END IF;
+  RETURN woken;
+END
+$$;
+
+
+-- dl_wake for every queue, up to p_limit rows each. Returns their number. The queues are found by a loose scan.
+CREATE OR REPLACE FUNCTION dl_wake_all(p_limit int) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+  woken int := 0;
+  this text;
+BEGIN
+  SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time';
+  WHILE this IS NOT NULL LOOP
+    woken := woken + dl_wake(this, p_limit);
+    SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > this;
+  END LOOP;
+  RETURN woken;
+END
+$$;
+
+
+-- Try to start one candidate of a claim: null when another session is at it, else what became of it:
+-- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'busy' (marked hot) or 'refused'
+-- (blocked on time, longer with every refusal in a row).
+--
+-- Whoever locks a queued row here also changes it, so a claim that skips a locked row loses nothing by it.
+CREATE OR REPLACE FUNCTION dl_try(
+  p_job_id uuid, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, OUT outcome text, OUT job dl_jobs)
+LANGUAGE plpgsql AS $$
+BEGIN
+  SELECT * INTO job FROM dl_jobs
+   WHERE job_id = p_job_id AND status = 'queued' AND blocked_on IS NULL AND available_at <= now()
+     FOR NO KEY UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    job := NULL;
+    RETURN;
+  END IF;
+
+  IF job.cancel_requested OR job.attempt >= greatest(job.max_attempts, 1) THEN
+    UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'lost' END::dl_status,
+           finished_at = now(),
+           error = CASE WHEN cancel_requested THEN error
+                        ELSE concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) END
+     WHERE job_id = job.job_id RETURNING * INTO job;
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    VALUES (job.job_id, job.queue, job.status::text, jsonb_build_object('attempt', job.attempt, 'by', 'claim'));
+    outcome := 'ended';
+    RETURN;
+  END IF;
+
+  outcome := dl_take_slot(hashtext(job.lock_key));
+  IF outcome = 'taken' THEN
+    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, backoffs = 0,
+           started_at = coalesce(started_at, now()), finished_at = NULL,
+           heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+           claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
+     WHERE job_id = job.job_id RETURNING * INTO job;
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    VALUES (job.job_id, job.queue, 'picked', jsonb_build_object('attempt', job.attempt, 'worker', p_worker));
+    outcome := 'started';
+  ELSIF outcome = 'busy' THEN
+    UPDATE dl_jobs SET hot = true WHERE job_id = job.job_id;
+  ELSE
+    UPDATE dl_jobs SET backoffs = backoffs + 1,
+           available_at = now() + make_interval(secs => least(p_backoff_sec, 0.1 * 2.0 ^ least(backoffs, 20)))
+     WHERE job_id = job.job_id RETURNING * INTO job;
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    VALUES (job.job_id, job.queue, 'requeue', jsonb_build_object(
+            'reason', 'the key is held by another session', 'attempt', job.attempt, 'backoffs', job.backoffs));
+  END IF;
+END
+$$;
+
+
+-- Claim the best job of the queue that may run now, by priority, then created_at; a job whose key is busy is
+-- passed over without any change to its attempts. One round trip: due rows are woken, the key taken, the row marked
+-- running, the journal written.
+--
+-- p_worker          host:pid:boot of the worker, written to claimed_by
+-- p_backend_start   start of this session's backend
+-- p_backoff_sec     longest back-off of a key that a foreign session holds
+-- job               the claimed row; all null when there is none
+-- backoffs          how many keys were refused on the way
+-- look_again        nothing claimed, but more rows are left to look at: call again at once
+-- due_in            nothing claimed: seconds until the queue's next row is due, null when there is none
+--
+-- Cost: O(log N) in the length of the queue. Cold rows come from ix_dl_jobs_cold in the order of the claim,
+-- one after the other, each with one probe of ix_dl_jobs_running; when the nearest 1,000 are all busy they are marked
+-- hot, once in their life. Hot rows cost a loose scan of ix_dl_jobs_hot over the distinct slots. (Sorting the
+-- ready rows, as the contract's index makes a plain claim do, takes 0.3 s at 1,000,000; parking busy rows until
+-- a finish wakes them loses wake-ups.)
+CREATE OR REPLACE FUNCTION dl_claim(
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8,
+  OUT job dl_jobs, OUT backoffs int, OUT look_again boolean, OUT due_in float8)
+LANGUAGE plpgsql AS $$
+DECLARE
+  candidates refcursor;
+  candidate uuid;
+  tried record;
+  marked int;
+  held int[];
+  contended boolean := false;
+BEGIN
+  backoffs := 0;
+  look_again := false;
+
+  IF EXISTS (SELECT FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
+                AND available_at <= now()) THEN
+    PERFORM dl_wake(p_queue, 100);
+  END IF;
+
+  FOR look IN 1..10 LOOP
+    IF EXISTS (SELECT FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+      OPEN candidates FOR
+        WITH RECURSIVE slots (slot) AS (
+          SELECT min(hashtext(lock_key)) FROM dl_jobs
+           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+          UNION ALL
+          SELECT (SELECT min(hashtext(lock_key)) FROM dl_jobs
+                   WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+                     AND hashtext(lock_key) > slots.slot)
+            FROM slots WHERE slots.slot IS NOT NULL),
+        first_hot AS (
+          SELECT first.* FROM slots CROSS JOIN LATERAL (
+            SELECT job_id, priority, created_at FROM dl_jobs
+             WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+               AND hashtext(lock_key) = slots.slot
+             ORDER BY priority, created_at LIMIT 1) first
+           WHERE slots.slot IS NOT NULL
+             AND (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = slots.slot
+                     AND r.lease_expires_at > now() LIMIT 1) IS NULL),
+        first_cold AS (
+          SELECT job_id, priority, created_at FROM (
+            SELECT job_id, lock_key, priority, created_at FROM dl_jobs
+             WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+             ORDER BY priority, created_at LIMIT 1000) near
+           WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(near.lock_key)
+                     AND r.lease_expires_at > now() LIMIT 1) IS NULL
+           ORDER BY priority, created_at LIMIT 64)
+        SELECT job_id FROM (TABLE first_hot UNION ALL TABLE first_cold) best ORDER BY priority, created_at;
+    ELSE
+      -- The short path: no hot rows, so the cold ones come straight from the index, as many as are asked for.
+      OPEN candidates FOR
+        SELECT job_id FROM (
+          SELECT job_id, lock_key, priority, created_at FROM dl_jobs
+           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+           ORDER BY priority, created_at LIMIT 1000) near
+         WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(near.lock_key)
+                   AND r.lease_expires_at > now() LIMIT 1) IS NULL
+         ORDER BY priority, created_at;
+    END IF;
+
+    LOOP
+      FETCH candidates INTO candidate;
+      EXIT WHEN NOT FOUND;
+      SELECT * INTO tried FROM dl_try(candidate, p_worker, p_backend_start, p_backoff_sec);
+      IF tried.outcome = 'started' THEN
+        CLOSE candidates;
+        job := tried.job;
+        RETURN;
+      ELSIF tried.outcome = 'refused' THEN
+        backoffs := backoffs + 1;
+      ELSIF tried.outcome = 'busy' THEN
+        -- Marked hot just now: whoever looks after our commit takes the care that follows here.
+        PERFORM pg_notify('dl_jobs', p_queue);
+      END IF;
+    END LOOP;
+    CLOSE candidates;
+
+    -- Empty-handed. What was passed over is marked hot, so that the next look sees past it and the finish of its
+    -- key's job knows whom to tell. In bunches: no claim takes long.
+    WITH near AS (
+      SELECT job_id FROM dl_jobs
+       WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+       ORDER BY priority, created_at LIMIT 1000),
+    passed AS (
+      SELECT j.job_id FROM near JOIN dl_jobs j USING (job_id)
+       WHERE j.status = 'queued' AND j.blocked_on IS NULL AND NOT j.hot
+         FOR NO KEY UPDATE OF j SKIP LOCKED)
+    UPDATE dl_jobs SET hot = true FROM passed WHERE dl_jobs.job_id = passed.job_id;
+    GET DIAGNOSTICS marked = ROW_COUNT;
+    IF marked >= 1000 THEN
+      look_again := true;
+      RETURN;
+    END IF;
+
+    -- A finish that runs beside us must not slip between its look for waiters and our marks. So hold the running
+    -- rows of the hot slots FOR SHARE: a finish under way is waited for, a later one waits for our commit and then
+    -- sees the marks and notifies. When these rows account for every hot slot, nothing is claimable and nobody
+    -- will be forgotten; otherwise something became free meanwhile: look again. Nobody who holds one of
+    -- these rows waits for another, so this cannot deadlock.
+    SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
+      SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
+       WHERE r.status = 'running' AND r.lease_expires_at > now()
+         AND EXISTS (SELECT FROM dl_jobs h WHERE h.queue = p_queue AND h.status = 'queued' AND h.blocked_on IS NULL
+                        AND h.hot AND hashtext(h.lock_key) = hashtext(r.lock_key))
+         FOR SHARE OF r) holders;
+    EXIT WHEN NOT EXISTS (
+      WITH RECURSIVE slots (slot) AS (
+        SELECT min(hashtext(lock_key)) FROM dl_jobs
+         WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+        UNION ALL
+        SELECT (SELECT min(hashtext(lock_key)) FROM dl_jobs
+                 WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+                   AND hashtext(lock_key) > slots.slot)
+          FROM slots WHERE slots.slot IS NOT NULL)
+      SELECT FROM slots WHERE slot IS NOT NULL AND slot <> ALL (held));
+    -- Somebody is at a free slot's first row and has not committed yet. If that goes on, come back later.
+    contended := look = 10;
+    PERFORM pg_sleep(0.0005 * look);
+  END LOOP;
+
+  SELECT least(CASE WHEN contended THEN 0.1 END, extract(epoch FROM min(available_at) - clock_timestamp())) INTO due_in
+    FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now();
+END
+$$;
+
+
+-- Seconds until a job whose worker died may start again: at once the first time, then 5, 25, 125 ... up to 600.
+CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_attempt <= 1 THEN 0 ELSE least(600, 5.0 ^ least(p_attempt - 1, 10)) END::float8
+$$;
+
+
+-- Put a running job whose worker is gone where it belongs: 'queued' again after dl_crash_delay, 'lost' when its
+-- attempts are spent, 'canceled' when that was asked for. The row must be locked by the caller, its session
+-- ended. Returns the new status. Called by dl_settle and dl_reap.
+CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_reason text) RETURNS dl_status LANGUAGE plpgsql AS $$
+DECLARE
+  job dl_jobs;
+BEGIN
+  UPDATE dl_jobs SET
+         status = CASE WHEN cancel_requested THEN 'canceled'
+                       WHEN attempt >= max_attempts THEN 'lost'
+                       ELSE 'queued' END::dl_status,
+         available_at = now() + make_interval(secs => dl_crash_delay(attempt)),
+         finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN now() END,
+         lease_expires_at = NULL,
+         error = p_reason
+   WHERE job_id = p_job_id AND status = 'running' RETURNING * INTO job;
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
+          jsonb_build_object('reason', p_reason, 'attempt', job.attempt));
+  RETURN job.status;
+END
+$$;
+
+
+-- Settle what a dead worker held, at once: called by the keeper, which saw it die. p_uncounted hands the job back
+-- as a drain does. The worker's session is ended first, so that its advisory lock is gone when the job is claimed
+-- again. Returns each job settled and its new status; no row when the worker held nothing.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_reason text, p_uncounted boolean)
+RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  held dl_jobs;
+BEGIN
+  FOR held IN SELECT * FROM dl_jobs WHERE status = 'running' AND claimed_by = p_worker FOR NO KEY UPDATE LOOP
+    PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+    IF p_uncounted THEN
+      UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+             attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
+             finished_at = CASE WHEN cancel_requested THEN now() END
+       WHERE dl_jobs.job_id = held.job_id RETURNING * INTO held;
+      INSERT INTO dl_job_events (job_id, queue, kind, payload)
+      VALUES (held.job_id, held.queue, CASE held.status WHEN 'queued' THEN 'requeue' ELSE held.status::text END,
+              jsonb_build_object('reason', p_reason, 'attempt', held.attempt));
+      status := held.status;
+    ELSE
+      status := dl_lose(held.job_id, p_reason);
+    END IF;
+    job_id := held.job_id;
+    RETURN NEXT;
+  END LOOP;
+END
+$$;
+
+
+-- Return one job whose lease has run out to where it belongs (dl_lose). One call, one job, one short transaction;
+-- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
+-- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running.
+CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  held dl_jobs;
+BEGIN
+  SELECT * INTO held FROM dl_jobs WHERE status = 'running' AND lease_expires_at < now()
+   LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+  job_id := held.job_id;
+  queue := held.queue;
+  status := dl_lose(held.job_id, 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
+                    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'));
+END
+$$;
+
+
+-- After a reconnect: take the key again for this session and renew the claim. True when the run may go on; false
+-- when the claim or the key is somebody else's by now, and then nothing is held.
+CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid, p_attempt int, p_worker text, p_backend_start timestamptz)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  held dl_jobs;
+BEGIN
+  SELECT * INTO held FROM dl_jobs
+   WHERE job_id = p_job_id AND attempt = p_attempt AND claimed_by = p_worker AND status = 'running'
+     FOR NO KEY UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  -- The server may not have noticed that our old session is gone.
+  PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+  IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
+    RETURN false;
+  END IF;
+  UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+         claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
+   WHERE job_id = p_job_id;
+  RETURN true;
+END
+$$;

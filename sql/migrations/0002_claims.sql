@@ -1,0 +1,75 @@
+-- What a claim needs beside the contract's columns, and the triggers that keep it true for every producer,
+-- plain ones too. New columns have constant defaults: no table is rewritten.
+-- oldest code: 1
+
+ALTER TABLE dl_jobs
+  ADD COLUMN blocked_on text,                        -- why a queued row may not be claimed: 'time'
+  ADD COLUMN hot boolean NOT NULL DEFAULT false,     -- a claim once found its key busy
+  ADD COLUMN backoffs int NOT NULL DEFAULT 0,        -- refusals in a row of a key that no visible job holds
+  ADD COLUMN claimed_by text,                        -- host:pid:boot of the worker that runs it
+  ADD COLUMN claimed_pid int,                        -- that worker's backend, with its start: what may still
+  ADD COLUMN claimed_backend_start timestamptz;      -- hold the key's advisory lock when the worker is gone
+
+COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
+COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
+COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
+COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
+COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
+COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
+
+-- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
+-- heartbeat and not by wake, which only clears blocked_on.
+CREATE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
+  IF NEW.status <> 'running' THEN
+    NEW.claimed_by := NULL;
+    NEW.claimed_pid := NULL;
+    NEW.claimed_backend_start := NULL;
+  END IF;
+  RETURN NEW;
+END
+$$;
+
+-- Something may be claimable now or will be at a known time: tell the sleepers of its queue. Future rows are
+-- told as well, so that whoever sleeps learns of an earlier due time.
+CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.status = 'queued' THEN
+    PERFORM pg_notify('dl_jobs', NEW.queue);
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+-- A key became free: tell the queues in which hot rows of its slot wait. Rows that are not hot need no word;
+-- the claim that leaves empty-handed past one marks it first (dl_claim). Bound to this schema, because a foreign
+-- worker may finish a job from another search_path.
+CREATE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  waiting text;
+BEGIN
+  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+  WHILE waiting IS NOT NULL LOOP
+    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = hashtext(NEW.lock_key)
+                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+      PERFORM pg_notify('dl_jobs', waiting);
+    END IF;
+    SELECT min(queue) INTO waiting FROM dl_jobs
+     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
+  END LOOP;
+  RETURN NULL;
+END
+$$;
+
+DROP TRIGGER IF EXISTS dl_jobs_notify_ins ON dl_jobs;
+DROP TRIGGER IF EXISTS dl_jobs_notify_upd ON dl_jobs;
+
+CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
+CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
+  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running') EXECUTE FUNCTION dl_jobs_notify_key();

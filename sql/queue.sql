@@ -1,0 +1,163 @@
+-- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue.py.
+-- What needs several snapshots is in functions.sql. Every statement writes its own journal row. A write to a running
+-- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means "not mine any more".
+
+-- name: enqueue
+-- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
+WITH added AS (
+  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
+                       max_attempts, lease_ttl_sec, producer, consumer_group)
+  VALUES (gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
+          %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(producer)s,
+          %(consumer_group)s)
+  ON CONFLICT (idempotency_key) DO NOTHING
+  RETURNING job_id, queue, status),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, 'queued', jsonb_strip_nulls(jsonb_build_object('producer', %(producer)s::text)) FROM added)
+SELECT job_id, status::text FROM added;
+
+-- name: find
+-- The job of an idempotency key.
+SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
+
+-- name: status
+-- One job as the API shows it. A queued one says what it waits for: the running job that holds its key, if there is one.
+-- Far-off dates that Python cannot read are cut to the year 9999.
+SELECT j.job_id, j.status::text, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress,
+       j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts, j.cancel_requested,
+       j.producer, j.consumer_group, j.created_at,
+       greatest('0001-01-02'::timestamptz, least(j.available_at, '9999-12-30'::timestamptz)) AS available_at,
+       j.blocked_on, holder.job_id AS held_by
+  FROM dl_jobs j
+  LEFT JOIN LATERAL (
+    SELECT r.job_id FROM dl_jobs r
+     WHERE j.status = 'queued' AND r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key)
+       AND r.lease_expires_at > now() LIMIT 1) holder ON true
+ WHERE j.job_id = %(job_id)s;
+
+-- name: request_cancel
+-- queued -> canceled at once; a running job is told, by its row and by a notification. Final states stay.
+WITH asked AS (
+  UPDATE dl_jobs SET cancel_requested = true,
+         status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
+         finished_at = CASE status WHEN 'queued' THEN now() END
+   WHERE job_id = %(job_id)s AND (status = 'queued' OR status = 'running' AND NOT cancel_requested)
+  RETURNING job_id, queue, status, attempt),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
+         jsonb_build_object('attempt', attempt, 'by', 'request') FROM asked)
+SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
+
+-- name: claim
+-- queued -> running; see dl_claim. due_in and look_again speak when nothing was claimed.
+SELECT (c.job).job_id, (c.job).queue, (c.job).task, (c.job).args::text AS args_json, (c.job).idempotency_key,
+       (c.job).lock_key, (c.job).partition_key, (c.job).attempt, (c.job).max_attempts, (c.job).lease_ttl_sec,
+       (c.job).claimed_by, c.backoffs, c.look_again, c.due_in
+  FROM dl_claim(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s) c;
+
+-- name: beat
+-- running -> running: the lease is renewed, progress written where there is any, the journal only at a regular
+-- heartbeat. Changes no indexed column, so it can be a heap-only update.
+WITH renewed AS (
+  UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+         progress = coalesce(%(progress)s::jsonb, progress)
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  RETURNING job_id, queue, attempt, progress, cancel_requested),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, 'heartbeat', jsonb_build_object('attempt', attempt, 'progress', progress)
+    FROM renewed WHERE %(journal)s)
+SELECT cancel_requested FROM renewed;
+
+-- name: retake
+-- running -> running after a reconnect; see dl_retake.
+SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
+
+-- name: succeed
+-- running -> succeeded, or canceled where that was acknowledged before. Like every end it unlocks all that the session
+-- holds, whether the job was still ours or not.
+WITH ended AS (
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'succeeded' END::dl_status,
+         finished_at = now(), lease_expires_at = NULL, progress = coalesce(%(progress)s::jsonb, progress),
+         error = CASE WHEN cancel_requested THEN 'canceled when the pipeline had finished: its work stands' END
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  RETURNING job_id, queue, status, attempt, error),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'succeeded' THEN 'done' ELSE 'canceled' END,
+         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', error)) FROM ended)
+SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
+
+-- name: retry
+-- running -> queued after delay_sec, or canceled where that was asked for: a cancelled job is never tried again.
+WITH ended AS (
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+         available_at = now() + make_interval(secs => %(delay_sec)s), lease_expires_at = NULL,
+         finished_at = CASE WHEN cancel_requested THEN now() END,
+         error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  RETURNING job_id, queue, status, attempt),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
+         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', 'error',
+                            'error', %(error)s::text, 'delay_sec', %(delay_sec)s::float8) FROM ended)
+SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
+
+-- name: fail
+-- running -> failed for good, or canceled where that was asked for.
+WITH ended AS (
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
+         finished_at = now(), lease_expires_at = NULL, error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  RETURNING job_id, queue, status, attempt),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, status::text,
+         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'error', %(error)s::text) FROM ended)
+SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
+
+-- name: cancel
+-- running -> canceled: the pipeline stopped at a safe point.
+WITH ended AS (
+  UPDATE dl_jobs SET status = 'canceled', finished_at = now(), lease_expires_at = NULL,
+         error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  RETURNING job_id, queue, status, attempt),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text) FROM ended)
+SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
+
+-- name: hand_back
+-- running -> queued, due now, the attempt given back: a drain, or a key that could not be held.
+WITH ended AS (
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+         attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
+         finished_at = CASE WHEN cancel_requested THEN now() END, progress = coalesce(%(progress)s::jsonb, progress)
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  RETURNING job_id, queue, status, attempt),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
+         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', %(error)s::text) FROM ended)
+SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
+
+-- name: keep
+-- running -> running: the keeper renews the lease of a worker that is alive but silent (a C call holds its GIL).
+UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running';
+
+-- name: settle
+-- running -> queued, lost or canceled: the job of a worker that died; see dl_settle.
+SELECT job_id, status::text FROM dl_settle(%(worker)s, %(reason)s, %(uncounted)s);
+
+-- name: reap
+-- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.
+SELECT job_id, queue, status::text FROM dl_reap() WHERE job_id IS NOT NULL;
+
+-- name: wake
+-- queued -> queued: rows of every queue whose time has come become claimable; see dl_wake.
+SELECT dl_wake_all(%(limit)s);

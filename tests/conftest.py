@@ -1,0 +1,184 @@
+"""The tests' PostgreSQL: one server for a run, a database for each process, more for those that ask.
+
+The process that starts the run (with xdist: the controller) starts the server and makes the template; the
+workers inherit its address, so there is nothing to race for. TEST_DATABASE_URL names another server to use.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dataloader import db, embedded
+
+# Rows need not survive the machine here, and many tests at once need many sessions.
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "128MB",
+    "max_connections": "200",
+    "max_wal_size": "4GB",
+    "logging_collector": "off",
+}
+URL = "TEST_DATABASE_URL"
+RUN = "DL_TEST_RUN"  # the prefix of this run's databases; a given server may serve several runs
+PREFIX = "dl-test-"
+_server = pytest.StashKey[embedded.Server]()
+_count = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server, unless this is an xdist worker or a developer names one; make the template."""
+    if hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    os.environ[RUN] = f"dl_test_{os.getpid()}"
+    if URL not in os.environ:
+        sweep()
+        config.stash[_server] = started()
+        os.environ[URL] = config.stash[_server].dsn
+    migrate(create("template", template="template1"))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what pytest_configure made."""
+    if server := config.stash.get(_server, None):
+        server.stop()
+        shutil.rmtree(server.root, ignore_errors=True)
+        del os.environ[URL]
+    elif not hasattr(config, "workerinput") and RUN in os.environ:
+        drop("template")
+
+
+def started() -> embedded.Server:
+    """A new server in a folder of its own; without PostgreSQL the run ends in words, not in a traceback."""
+    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    given = os.environ.get("DL_PG_BIN")
+    try:
+        return embedded.Server.start(root, FAST, Path(given) if given else None, initdb=["--no-sync"])
+    except embedded.EmbeddedError as error:
+        shutil.rmtree(root, ignore_errors=True)
+        raise pytest.UsageError(str(error)) from None
+
+
+def sweep() -> None:
+    """Remove the folders of runs that were killed: their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        with suppress(OSError, embedded.EmbeddedError):
+            found = folder.stat()
+            # A younger one may belong to a run that has not taken its lock yet.
+            if found.st_uid == os.geteuid() and found.st_mtime < time.time() - 60:
+                lock = embedded.take_lock(folder / "lock", within=0)
+                shutil.rmtree(folder, ignore_errors=True)
+                embedded.release(lock)
+
+
+def migrate(dsn: str) -> None:
+    """Give the database in `dsn` the project's schema."""
+    try:
+        from dataloader import migrations
+
+        migrations.migrate(dsn, schema="public")
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        print(f"the template has no schema: {error}")
+
+
+def create(name: str, template: str | None = None) -> str:
+    """Make a database of this run, by default with the project's schema, and return its DSN."""
+    full, source = f"{os.environ[RUN]}_{name}", template or f"{os.environ[RUN]}_template"
+    admin("CREATE DATABASE {} TEMPLATE {}", full, source)
+    return make_conninfo(os.environ[URL], dbname=full)
+
+
+def drop(name: str) -> None:
+    """Remove a database of this run, with whoever is still connected to it."""
+    admin("DROP DATABASE IF EXISTS {} WITH (FORCE)", f"{os.environ[RUN]}_{name}")
+
+
+def admin(text: str, *names: str) -> None:
+    """Run one statement on the server, with `names` as identifiers in it."""
+    with psycopg.connect(os.environ[URL], autocommit=True) as conn:
+        conn.execute(sql.SQL(text).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def lent(template: str | None = None) -> Iterator[str]:
+    """A database that lives as long as the block."""
+    name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
+    yield create(name, template)
+    drop(name)
+
+
+# What is cleaned between tests: sessions that a test left behind, every row of the queue, foreign tables.
+CLEAN = """
+DO $$
+DECLARE left_over text;
+BEGIN
+  PERFORM pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+  FOR left_over IN SELECT format('DROP SCHEMA %I CASCADE', nspname) FROM pg_namespace
+    WHERE nspname <> 'public' AND nspname <> 'information_schema' AND nspname NOT LIKE 'pg\\_%' LOOP
+    EXECUTE left_over;
+  END LOOP;
+  FOR left_over IN SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname NOT LIKE 'dl\\_%' LOOP
+    EXECUTE left_over;
+  END LOOP;
+  IF to_regclass('dl_jobs') IS NOT NULL THEN
+    TRUNCATE dl_jobs, dl_job_events RESTART IDENTITY CASCADE;
+  END IF;
+END $$
+"""
+
+
+@pytest.fixture(scope="session")
+def worker_db() -> Iterator[str]:
+    """The database that the tests of this process share, one after the other."""
+    with lent() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def dsn(worker_db: str) -> str:
+    """A database with the project's schema and not a row in it: for most tests."""
+    with psycopg.connect(worker_db, autocommit=True) as conn:
+        conn.execute(CLEAN)
+    return worker_db
+
+
+@pytest.fixture
+def own_db() -> Iterator[str]:
+    """A database with the project's schema for this test alone: for forks, kills, new schemas."""
+    with lent() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def empty_db() -> Iterator[str]:
+    """A database for this test alone, without the project's schema."""
+    with lent(template="template1") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def conn(dsn: str) -> Iterator[db.Connection]:
+    """A session, as the project opens them, on the database of `dsn`."""
+    with db.connect(dsn, name="test", schema="public") as conn:
+        yield conn
+
+
+@pytest.fixture(scope="session")
+def server_dsn() -> str:
+    """The server itself (its database `postgres`), as a superuser."""
+    return os.environ[URL]

@@ -1,0 +1,123 @@
+"""Pipelines that the process tests run through DL_PIPELINES. Each leaves rows in `runs` to be judged by."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from dataloader.pipelines import Context, PermanentError, Progress, register
+
+RUNS = """
+CREATE TABLE runs (
+  job_id uuid, lock_key text, attempt int, pid int,
+  started timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)
+"""
+
+
+def started(context: Context) -> psycopg.Connection[Any]:
+    """Note the start of a run in the queue's database, committed at once, by a connection of its own."""
+    conn = psycopg.connect(os.environ["DL_DB_DSN"], autocommit=True)
+    conn.execute(
+        "INSERT INTO runs (job_id, lock_key, attempt, pid) VALUES (%s, %s, %s, %s)",
+        (context.job_id, context.lock_key, context.attempt, os.getpid()),
+    )
+    return conn
+
+
+@register("recorded")
+def recorded(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Sleep `sec` in small steps between a noted start and a noted end."""
+    with started(context) as conn:
+        end = time.monotonic() + args.get("sec", 0.02)
+        yield {"processed": 0, "total": 1}
+        while time.monotonic() < end:
+            time.sleep(0.01)
+            yield {"processed": 0, "total": 1}
+        conn.execute(
+            "UPDATE runs SET ended = clock_timestamp() WHERE job_id = %s AND pid = %s AND ended IS NULL",
+            (context.job_id, os.getpid()),
+        )
+    yield {"processed": 1, "total": 1}
+
+
+@register("kills_itself")
+def kills_itself(args: dict[str, Any], context: Context) -> None:
+    """Die by a signal, on every attempt up to `times`."""
+    started(context).close()
+    if context.attempt <= args.get("times", 1_000):
+        os.kill(os.getpid(), args.get("signal", signal.SIGKILL))
+
+
+@register("exits")
+def exits(args: dict[str, Any]) -> None:
+    """What no pipeline should do."""
+    sys.exit(args.get("status", 3))
+
+
+@register("errs")
+def errs(args: dict[str, Any], context: Context) -> None:
+    """Fail, for good where `permanent`."""
+    started(context).close()
+    raise PermanentError("no use") if args.get("permanent") else ValueError(args.get("text", "bad luck"))
+
+
+@register("holds_the_gil")
+def holds_the_gil(args: dict[str, Any], context: Context) -> Progress:
+    """One C call that lets no other thread run."""
+    with started(context) as conn:
+        for _ in range(args.get("times", 1)):
+            sum(range(args.get("n", 60_000_000)))
+        conn.execute("UPDATE runs SET ended = clock_timestamp() WHERE job_id = %s", (context.job_id,))
+    return {"processed": 1}
+
+
+@register("spins")
+def spins(args: dict[str, Any], context: Context) -> None:
+    """Never reach a safe point."""
+    started(context).close()
+    while True:
+        pass
+
+
+@register("leaves_a_child")
+def leaves_a_child(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Start a process that would outlive the job."""
+    child = subprocess.Popen(["/bin/sleep", "600"])
+    yield {"child": child.pid}
+    while True:
+        time.sleep(0.05)
+        yield {"child": child.pid}
+
+
+@register("odd_progress")
+def odd_progress(args: dict[str, Any]) -> Iterator[Any]:
+    """Progress that JSON or PostgreSQL would refuse."""
+    yield {"nul": "a\x00b", "nan": float("nan"), "bytes": b"x", "surrogate": "\ud800"}
+    raise ValueError("\x00 and \ud800")
+
+
+@register("coroutine")
+async def coroutine(args: dict[str, Any], context: Context) -> Progress:
+    """Await for `sec` seconds."""
+    import asyncio
+
+    started(context).close()
+    await asyncio.sleep(args.get("sec", 0.05))
+    return {"processed": 1}
+
+
+@register("async_generator")
+async def async_generator(args: dict[str, Any], context: Context) -> Any:
+    """Yield between awaits."""
+    import asyncio
+
+    for number in range(args.get("steps", 3)):
+        await asyncio.sleep(args.get("sec", 0.02))
+        yield {"processed": number + 1}

@@ -1,0 +1,39 @@
+"""Judges of a farm's history: what must hold whatever happened to its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Which journal kinds may follow which; None stands before the first.
+_NEXT: dict[str | None, set[str]] = {
+    None: {"queued"},
+    "queued": {"picked", "canceled", "requeue"},
+    "picked": {"heartbeat", "done", "requeue", "failed", "canceled", "lost", "cancel_requested"},
+    "heartbeat": {"heartbeat", "done", "requeue", "failed", "canceled", "lost", "cancel_requested"},
+    "cancel_requested": {"heartbeat", "done", "requeue", "canceled", "lost"},
+    "requeue": {"picked", "canceled", "requeue", "lost"},
+    "done": set(),
+    "failed": set(),
+    "canceled": set(),
+    "lost": set(),
+}
+_ENDS = {"succeeded": "done", "failed": "failed", "canceled": "canceled", "lost": "lost"}
+
+
+def illegal(kinds: Sequence[str], status: str) -> str | None:
+    """Why a journal is no legal story for a job of this status; None when it is one."""
+    before: str | None = None
+    for kind in kinds:
+        if kind not in _NEXT[before]:
+            return f"{kind} after {before}"
+        before = kind
+    if status in _ENDS and before != _ENDS[status]:
+        return f"{status} but its story ends with {before}"
+    return None
+
+
+OVERLAPS = """
+SELECT a.lock_key, a.job_id, b.job_id, a.started, a.ended, b.started
+  FROM runs a JOIN runs b ON a.lock_key = b.lock_key AND (a.job_id, a.pid, a.started) <> (b.job_id, b.pid, b.started)
+ WHERE a.ended IS NOT NULL AND b.started >= a.started AND b.started < a.ended
+"""

@@ -1,0 +1,265 @@
+"""The farm's life: drain, single workers, lost sessions, silence, orphans. Real processes, signals, database."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from conftest import Farm, until
+from judge import illegal
+
+
+def test_i8_term_lets_a_running_job_finish_and_starts_no_other(farm: Farm) -> None:
+    program = farm.ready(workers=1)
+    running, waiting = farm.enqueue("recorded", args={"sec": 1}), farm.enqueue("noop")
+    farm.wait(running, "running")
+    assert program.stop() == 0
+    assert farm.job(running)["status"] == "succeeded"
+    assert farm.story(waiting) == ["queued"]
+
+
+def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) -> None:
+    program = farm.ready(workers=1, dl_drain_sec=0.5)
+    job = farm.enqueue("recorded", args={"sec": 60})
+    farm.wait(job, "running")
+    assert program.stop() == 0
+    end = farm.job(job)
+    assert (end["status"], end["attempt"], end["waiting_for"]["reason"]) == ("queued", 0, "worker")
+    assert farm.journal(job)[-1] == (
+        "requeue",
+        {"attempt": 0, "reason": "drain", "worker": farm.journal(job)[1][1]["worker"]},
+    )
+
+
+def test_i2_a_job_without_safe_points_is_ended_and_handed_back(farm: Farm) -> None:
+    """The supervisor kills, the keeper sees the session gone and hands back."""
+    program = farm.ready(workers=1, dl_drain_sec=0.5, dl_kill_grace_sec=0.5)
+    job = farm.enqueue("spins")
+    until(lambda: farm.rows("SELECT FROM runs"))
+    assert program.stop() == 0
+    assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("queued", 0)
+    assert farm.story(job) == ["queued", "picked", "requeue"]
+    assert not farm.rows(
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-%%'"
+    )
+
+
+def test_i9_a_storm_of_signals_is_one_drain(farm: Farm) -> None:
+    program = farm.ready(workers=2)
+    job = farm.enqueue("recorded", args={"sec": 1})
+    farm.wait(job, "running")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        program.signal(number)
+        for worker in program.workers():
+            worker.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+    assert program.stop() == 0
+    assert farm.job(job)["status"] == "succeeded"
+
+
+def test_term_to_one_worker_drains_that_worker_and_another_takes_its_place(farm: Farm) -> None:
+    program = farm.ready(workers=1)
+    old = program.workers()[0]
+    job = farm.enqueue("recorded", args={"sec": 1})
+    farm.wait(job, "running")
+    old.send_signal(signal.SIGTERM)
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.wait(farm.enqueue("noop"), "succeeded")
+    assert old.pid not in [worker.pid for worker in program.workers()]
+    assert program.stop() == 0
+
+
+def test_b1_a_running_job_survives_the_loss_of_its_session(farm: Farm, backend: Callable[[str], int]) -> None:
+    """The heartbeat reconnects, takes the key again and renews: attempt 1, one run."""
+    farm.ready(workers=1)
+    job = farm.enqueue("recorded", args={"sec": 3}, lock_key="k")
+    other = farm.enqueue("noop", lock_key="k")
+    farm.wait(job, "running")
+    assert backend("dl-worker") == 1
+    until(lambda: farm.programs[0].events("session.back"))
+    assert farm.rows(
+        "SELECT count(*) FROM pg_locks JOIN pg_database ON oid = database"
+        " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
+    ) == [(1,)]
+    assert farm.job(other)["waiting_for"] == {"reason": "lock", "lock_key": "k", "job_id": job}
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.wait(other, "succeeded")
+    assert len(farm.rows("SELECT FROM runs")) == 1
+
+
+def test_d4_an_idle_worker_whose_session_is_killed_listens_again(farm: Farm, backend: Callable[[str], int]) -> None:
+    farm.ready(workers=1, dl_claim_backoff_sec=600)
+    assert backend("dl-worker") == 1
+    until(
+        lambda: farm.rows(
+            "SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%%' AND query LIKE '%%dl_claim%%'"
+        )
+    )
+    farm.wait(farm.enqueue("noop"), "succeeded", patience=5)
+
+
+def test_d7_a_delayed_job_starts_on_time(farm: Farm) -> None:
+    farm.ready(workers=1, dl_claim_backoff_sec=600, dl_reaper_period_sec=600)
+    (due,) = farm.rows("SELECT now() + interval '1.5 s'")[0]
+    job = farm.enqueue("noop", available_at=due)
+    assert farm.job(job)["waiting_for"] == {"reason": "time", "until": due}
+    end = farm.wait(job, "succeeded")
+    assert 0 <= (end["started_at"] - due).total_seconds() < 1
+
+
+def test_b9_the_next_job_of_a_key_starts_when_the_key_is_free(farm: Farm) -> None:
+    """Across queues: the finish notifies the queue in which the key's next job waits."""
+    farm.ready(workers=2, workers_json='[{"queue": "a"}, {"queue": "b"}]', dl_claim_backoff_sec=600)
+    first = farm.enqueue("recorded", "a", "k", args={"sec": 1})
+    farm.wait(first, "running")
+    second = farm.enqueue("recorded", "b", "k")
+    end = farm.wait(second, "succeeded")
+    gap = (end["started_at"] - farm.job(first)["finished_at"]).total_seconds()
+    assert 0 <= gap < 1
+    assert end["attempt"] == 1
+
+
+def test_a_cancelled_job_stops_at_its_next_yield(farm: Farm) -> None:
+    from dataloader import queue
+
+    farm.ready(workers=1, dl_heartbeat_sec=10)
+    job = farm.enqueue("recorded", args={"sec": 60})
+    farm.wait(job, "running")
+    assert queue.request_cancel(farm.conn, job)["cancel_requested"]
+    end = farm.wait(job, "canceled", patience=5)  # heard at once, not at the next heartbeat
+    assert end["finished_at"] is not None
+    assert farm.story(job) == ["queued", "picked", "cancel_requested", "canceled"]
+
+
+def test_i1_a_call_that_holds_the_gil_keeps_its_lease(farm: Farm) -> None:
+    """Three lease times of silence: the keeper renews for it; one run, attempt 1."""
+    farm.ready(workers=1)
+    job = farm.enqueue("holds_the_gil", lease_ttl_sec=1, args={"n": 250_000_000})
+    end = farm.wait(job, "succeeded", patience=60)
+    assert (end["finished_at"] - end["started_at"]).total_seconds() > 1.5, "too quick to show anything"
+    assert end["attempt"] == 1
+    assert farm.story(job) == ["queued", "picked", "done"]
+
+
+def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
+    program = farm.ready(workers=1, dl_stall_sec=1.5, dl_heartbeat_sec=0.5)
+    job = farm.enqueue("holds_the_gil", max_attempts=1, args={"n": 10**12})
+    end = farm.wait(job, "lost")
+    assert end["error"] == "worker killed: no heartbeat for DL_STALL_SEC on attempt 1"
+    assert program.events("supervisor.worker.killed")[0]["why"] == "stalled"
+    assert farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+def test_a1_a_stopped_workers_job_runs_elsewhere_and_its_late_finish_changes_nothing(farm: Farm) -> None:
+    farm.ready(workers=1)
+    farm.start("reaper")
+    job = farm.enqueue("recorded", args={"sec": 2}, lease_ttl_sec=2, lock_key="k")
+    farm.wait(job, "running")
+    stopped = farm.programs[0].workers()[0]
+    stopped.suspend()
+    second = farm.ready(workers=1)
+    until(lambda: farm.job(job)["attempt"] == 2, "the job to run elsewhere")
+    stopped.resume()
+    assert farm.wait(job, "succeeded")["attempt"] == 2
+    assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
+    assert second.events("worker.job.finished")[-1]["status"] == "succeeded"
+    assert farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm: Farm) -> None:
+    program = farm.ready(workers=2, dl_drain_sec=1, dl_kill_grace_sec=0.5)
+    quick, stuck = farm.enqueue("recorded", args={"sec": 0.5}), farm.enqueue("spins")
+    farm.wait(quick, "running")
+    farm.wait(stuck, "running")
+    family = psutil.Process(program.process.pid).children(recursive=True)
+    program.signal(signal.SIGKILL)
+    program.process.wait()
+    psutil.wait_procs(family, timeout=20)
+    assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+    assert farm.job(quick)["status"] == "succeeded"
+    assert (farm.job(stuck)["status"], farm.job(stuck)["attempt"]) == ("queued", 0)
+
+
+def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None:
+    program = farm.ready(workers=1)
+    program.children("dataloader: keeper")[0].kill()
+    job = farm.enqueue("kills_itself", max_attempts=2, args={"times": 1})
+    assert farm.wait(job, "succeeded")["attempt"] == 2
+    assert program.stop() == 0
+
+
+def test_e2_a_pipeline_module_that_cannot_be_imported_stops_the_start(farm: Farm) -> None:
+    program = farm.start(dl_pipelines="no_such_module")
+    assert program.process.wait(20) == 78
+    assert "no_such_module" in program.events("worker.pipelines.failed")[0]["error"]
+
+
+def test_an_older_schema_is_refused_in_one_line(farm: Farm) -> None:
+    farm.conn.execute("DELETE FROM dl_migrations WHERE number > 1")
+    for name in ("workers", "reaper", "api"):
+        program = farm.start(name)
+        assert program.process.wait(20) == 78, name
+        assert "run `dataloader migrate`" in program.log.read_text()
+        assert len(program.log.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("task", ["coroutine", "async_generator", "noop"])
+def test_all_kinds_of_pipeline_run(farm: Farm, task: str) -> None:
+    farm.ready(workers=1)
+    assert farm.wait(farm.enqueue(task), "succeeded")["progress"]["processed"] > 0
+
+
+def test_a_waiting_coroutine_is_cancelled(farm: Farm) -> None:
+    from dataloader import queue
+
+    farm.ready(workers=1)
+    job = farm.enqueue("coroutine", args={"sec": 60})
+    until(lambda: farm.rows("SELECT FROM runs"))
+    queue.request_cancel(farm.conn, job)
+    farm.wait(job, "canceled", patience=5)
+
+
+def test_g1_an_end_that_postgresql_would_refuse_is_written_all_the_same(farm: Farm) -> None:
+    farm.ready(workers=1)
+    end = farm.wait(farm.enqueue("odd_progress", max_attempts=1), "failed")
+    assert end["error"].startswith("ValueError: \ufffd and \ufffd")
+    assert end["progress"] == {"nul": "a\ufffdb", "nan": None, "bytes": "b'x'", "surrogate": "\ufffd"}
+
+
+def test_g4_a_row_that_python_cannot_read_fails_alone(farm: Farm) -> None:
+    farm.ready(workers=1)
+    (bad,) = farm.rows(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, max_attempts)"
+        " VALUES (gen_random_uuid(), 'q', 'noop', 'x', ('{\"n\": 1' || repeat('0', 5000) || '}')::jsonb, 1) RETURNING job_id"
+    )[0]
+    assert "ValueError" in farm.wait(bad, "failed")["error"]
+    assert farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+def test_errors_are_tried_again_later_and_permanent_ones_are_not(farm: Farm) -> None:
+    farm.ready(workers=1)
+    errs, permanent = farm.enqueue("errs"), farm.enqueue("errs", args={"permanent": True})
+    unknown = farm.enqueue("unheard_of")
+    assert farm.wait(permanent, "failed")["error"] == "no use"
+    for job, text in ((errs, "ValueError: bad luck"), (unknown, "no pipeline 'unheard_of'")):
+        until(lambda job=job: farm.story(job) == ["queued", "picked", "requeue"])
+        end = farm.job(job)
+        assert end["error"].startswith(text)
+        delay = (end["available_at"] - end["heartbeat_at"]).total_seconds()
+        assert 29 < delay < 31, "30 s times the attempt"
+
+
+def test_h4_jobs_survive_a_crash_of_every_session(farm: Farm, backend: Callable[[str], int]) -> None:
+    """All sessions of the farm are killed again and again while jobs of shared keys run."""
+    farm.ready(workers=3)
+    farm.start("reaper")
+    jobs = [farm.enqueue("recorded", lock_key=f"k{n % 5}", args={"sec": 0.1}) for n in range(60)]
+    for _ in range(12):
+        backend("dl-")
+        time.sleep(0.25)  # the rhythm of the nemesis
+    for job in jobs:
+        farm.wait(job, "succeeded", patience=60)
+        assert illegal(farm.story(job), "succeeded") is None

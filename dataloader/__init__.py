@@ -1,1 +1,28 @@
-"""dataloader: a job farm for long, CPU-heavy ETL work on PostgreSQL."""
+"""dataloader: a job farm for long, CPU-heavy ETL work on PostgreSQL.
+
+The path of a job: `api/v1.py` with `api/schemas.py` validates → `queue.py` with `sql/queue.sql` inserts row and
+journal, a trigger notifies → `worker.py` claims, with `heartbeat.py` beside it runs a function of `pipelines/`,
+lets `job.py` decide and `queue.py` write the end.
+
+    module          what it is                                       may import (besides config, log)
+    cli             the command line, one command per process        anything
+    up              PROCESS everything on one machine                anything below cli
+    config          settings from the environment                    -
+    log             JSON lines, masking of secrets                   -
+    job             PURE a job, its states, what becomes of it       -
+    db              connections, named statements                    -
+    migrations      the schema's versions                            db
+    queue           every statement in the life of one job           db job
+    process         signals, memory slots, exit codes                -
+    pipelines       registry, context, the built-in ones             job
+    heartbeat       thread: keeps a claim while the pipeline runs    db queue job process
+    worker          PROCESS wait, claim, run, finish                 db queue job heartbeat pipelines process migrations
+    keeper          PROCESS leases of the silent, jobs of the dead   db queue job process migrations
+    reaper          PROCESS what is due or lost in the cluster       db queue process migrations
+    supervisor      PROCESS forks and ends; no SQL                   process
+    api             PROCESS (gunicorn) HTTP                          db queue job migrations
+    embedded        a PostgreSQL of our own                          db migrations
+
+Only `db` opens connections; only `queue` and `migrations` execute SQL on the queue's tables; only `api` imports
+flask; no process imports another.
+"""

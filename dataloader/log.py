@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -24,9 +24,9 @@ _KEYWORD_PASSWORD = re.compile(
 MASK = "***"
 
 
-def configure(*, local: bool, debug: bool) -> None:
-    """Send every log record of this process to stdout; earlier handlers are replaced."""
-    handler = logging.StreamHandler(sys.stdout)
+def configure(*, local: bool, debug: bool, stream: TextIO | None = None) -> None:
+    """Send every log record of this process to `stream`, by default stdout; earlier handlers are replaced."""
+    handler = logging.StreamHandler(stream or sys.stdout)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=_shared(),

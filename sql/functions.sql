@@ -344,7 +344,7 @@ BEGIN
               jsonb_build_object('reason', p_reason, 'attempt', held.attempt));
       status := held.status;
     ELSE
-      status := dl_lose(held.job_id, p_reason);
+      status := dl_lose(held.job_id, p_reason || ' on attempt ' || held.attempt);
     END IF;
     job_id := held.job_id;
     RETURN NEXT;

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 
 import psutil
-from conftest import Farm, until
+from farming import Farm, until
 from judge import OVERLAPS, illegal
 
 

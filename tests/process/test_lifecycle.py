@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from conftest import Farm, until
+from farming import Farm, until
 from judge import illegal
 
 
@@ -233,7 +233,8 @@ def test_g4_a_row_that_python_cannot_read_fails_alone(farm: Farm) -> None:
     farm.ready(workers=1)
     (bad,) = farm.rows(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, max_attempts)"
-        " VALUES (gen_random_uuid(), 'q', 'noop', 'x', ('{\"n\": 1' || repeat('0', 5000) || '}')::jsonb, 1) RETURNING job_id"
+        " VALUES (gen_random_uuid(), 'q', 'noop', 'x', ('{\"n\": 1' || repeat('0', 5000) || '}')::jsonb, 1)"
+        " RETURNING job_id"
     )[0]
     assert "ValueError" in farm.wait(bad, "failed")["error"]
     assert farm.wait(farm.enqueue("noop"), "succeeded")

@@ -1,0 +1,160 @@
+"""A farm as an operator runs it: real processes, started by the command line, watched through the database."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+from farm_pipelines import RUNS
+
+from dataloader import db, queue
+
+PATIENCE = 30.0  # seconds until a test gives up waiting; never how long it waits when all is well
+
+
+def until(question: Callable[[], Any], what: str = "it", patience: float = PATIENCE) -> Any:
+    """Ask until the answer is true, and return it."""
+    deadline = time.monotonic() + patience
+    while not (answer := question()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {patience:g} s for {what}")
+        time.sleep(0.01)
+    return answer
+
+
+class Program:
+    """One `dataloader` process under test."""
+
+    def __init__(self, name: str, env: dict[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dataloader", *name.split()],
+                env=env,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def children(self, title: str = "") -> list[psutil.Process]:
+        """Its children whose process title contains `title`."""
+        found = []
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                if title in " ".join(child.cmdline()):
+                    found.append(child)
+            except psutil.Error:
+                continue
+        return found
+
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes."""
+        return self.children("dataloader: worker")
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log's events of this name."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == name]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program itself."""
+        self.process.send_signal(number)
+
+    def stop(self, patience: float = PATIENCE) -> int:
+        """SIGTERM, and its exit status."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        return self.process.wait(patience)
+
+
+class Farm:
+    """The queue of one test and the programs that serve it."""
+
+    def __init__(self, dsn: str, folder: Path) -> None:
+        self.dsn = dsn
+        self.folder = folder
+        self.programs: list[Program] = []
+        self.conn = db.connect(dsn, name="test", schema="public")
+        self.conn.execute(RUNS)
+
+    def start(self, name: str = "workers", workers: int = 2, queue: str = "q", **settings: Any) -> Program:
+        """Start a program with these settings over quick defaults; `wish` names WORKERS_JSON whole."""
+        defaults = {
+            "DL_DB_DSN": self.dsn,
+            "DL_HOME": str(self.folder),
+            "DL_PIPELINES": "farm_pipelines",
+            "PYTHONPATH": str(Path(__file__).parent),
+            "WORKERS_JSON": json.dumps([{"queue": queue, "concurrency": workers}]),
+            "DL_HEARTBEAT_SEC": "1",
+            "DL_REAPER_PERIOD_SEC": "0.5",
+            "DL_CLAIM_BACKOFF_SEC": "2",
+            "DL_DRAIN_SEC": "5",
+            "DL_KILL_GRACE_SEC": "1",
+        }
+        given = {key.upper(): str(value) for key, value in settings.items()}
+        program = Program(name, os.environ | defaults | given, self.folder / f"{name}-{len(self.programs)}.log")
+        self.programs.append(program)
+        return program
+
+    def ready(self, workers: int = 2, **settings: Any) -> Program:
+        """Start a farm and wait until all its workers listen."""
+        program = self.start(workers=workers, **settings)
+        until(lambda: len(program.events("worker.started")) >= workers, "workers to start")
+        return program
+
+    def enqueue(self, task: str, queue_name: str = "q", lock_key: str = "", **more: Any) -> UUID:
+        """Add a job; by default with a key of its own."""
+        args = more.pop("args", {})
+        new = queue.NewJob(queue_name, task, lock_key or f"key-{time.monotonic_ns()}", args, **more)
+        return queue.enqueue(self.conn, new)[0]
+
+    def job(self, job_id: UUID) -> dict[str, Any]:
+        """A job's status."""
+        found = queue.status(self.conn, job_id)
+        assert found is not None
+        return found
+
+    def wait(self, job_id: UUID, *status: str, patience: float = PATIENCE) -> dict[str, Any]:
+        """Wait until the job is in one of these states."""
+        try:
+            until(lambda: self.job(job_id)["status"] in status, f"{status}", patience)
+        except AssertionError:
+            raise AssertionError(f"not {status} but {self.job(job_id)}; {self.story(job_id)}") from None
+        return self.job(job_id)
+
+    def story(self, job_id: UUID) -> list[str]:
+        """The kinds of the job's journal, without heartbeats."""
+        return [kind for kind, _ in self.journal(job_id) if kind != "heartbeat"]
+
+    def journal(self, job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
+        """The job's journal."""
+        rows = self.conn.execute(
+            "SELECT kind, payload FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,)
+        )
+        return rows.fetchall()
+
+    def rows(self, statement: str, *parameters: Any) -> list[Any]:
+        """The rows of any statement."""
+        return self.conn.execute(statement, parameters).fetchall()
+
+    def close(self) -> None:
+        """End everything, however it is."""
+        for program in self.programs:
+            if program.process.poll() is None:
+                tree = psutil.Process(program.process.pid).children(recursive=True)
+                for process in [*tree, psutil.Process(program.process.pid)]:
+                    try:
+                        process.kill()
+                    except psutil.Error:
+                        continue
+                program.process.wait()
+        self.conn.close()

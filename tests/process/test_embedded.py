@@ -1,0 +1,349 @@
+"""The embedded PostgreSQL: real servers, each in a folder of its own, with what goes wrong around them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from dataloader import embedded
+from dataloader.embedded import EmbeddedError, Server
+
+GIVEN = os.environ.get("DL_PG_BIN")
+PG_BIN = Path(GIVEN) if GIVEN else None
+NO_SYNC = ["--no-sync"]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root changes users")
+# xdist's workers have a thread; the child does nothing before its exec or _exit that could dead-lock.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder for a server. Not tmp_path: the server's user could not enter it."""
+    folder = Path(tempfile.mkdtemp(prefix="dl-embedded-"))
+    folder.chmod(0o755)
+    yield folder / "postgres"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Path]:
+    """A cluster to copy, since making one takes most of a test's time."""
+    folder = Path(tempfile.mkdtemp(prefix="dl-embedded-"))
+    start(folder).stop()
+    yield folder / "data"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def made(root: Path, cluster: Path) -> Path:
+    """The folder of a server that has run before, on this machine or on another."""
+    shutil.copytree(cluster, root / "data")
+    return root
+
+
+def start(root: Path, settings: dict[str, str] | None = None, initdb: list[str] = NO_SYNC) -> Server:
+    return Server.start(root, {"fsync": "off"} | (settings or {}), PG_BIN, initdb)
+
+
+def rows(dsn: str) -> list[int]:
+    with psycopg.connect(dsn) as conn:
+        conn.execute("CREATE TABLE IF NOT EXISTS kept (n int)")
+        conn.execute("INSERT INTO kept SELECT count(*) FROM kept")
+        return [n for (n,) in conn.execute("SELECT n FROM kept ORDER BY n")]
+
+
+def until(true: Callable[[], object], within: float = 30) -> None:
+    deadline = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_rows_survive_a_stop_and_a_second_start(root: Path) -> None:
+    with start(root) as server:
+        assert rows(server.dsn) == [0]
+        assert embedded.running(root) == server.dsn
+    assert embedded.running(root) is None
+    with start(root) as server:
+        assert rows(server.dsn) == [0, 1]
+
+
+def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:
+    server = start(made)
+    with psycopg.connect(server.dsn):
+        began = time.monotonic()
+        server.stop()
+    assert time.monotonic() - began < 5
+    assert server.process.returncode == 0
+    server.stop()
+
+
+def test_it_speaks_utf8_and_utc_whatever_the_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LANG": "xx_XX.KOI8-R", "LC_ALL": "xx_XX", "TZ": "Asia/Tokyo", "PGDATA": "/"}.items():
+        monkeypatch.setenv(name, value)
+    with start(root) as server, psycopg.connect(server.dsn) as conn:
+        shown = "SELECT current_setting(n) FROM unnest(%s::text[]) n"
+        names = ["server_encoding", "timezone", "lc_messages", "listen_addresses"]
+        assert [v for (v,) in conn.execute(shown, (names,))] == ["UTF8", "UTC", "C", ""]
+
+
+def test_settings_win_over_ours(made: Path) -> None:
+    with start(made, {"max_connections": "17"}) as server, psycopg.connect(server.dsn) as conn:
+        assert conn.execute("SHOW max_connections").fetchone() == ("17",)
+
+
+def test_other_users_cannot_reach_the_socket(made: Path) -> None:
+    with start(made):
+        assert (made / "run").stat().st_mode & 0o777 == 0o700
+        assert (made / "data").stat().st_mode & 0o777 == 0o700
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from dataloader.embedded import Server
+pg_bin = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+server = Server.start(Path(sys.argv[1]), pg_bin=pg_bin, initdb=["--no-sync"])
+print(server.process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
+def test_it_ends_with_a_killed_owner_and_the_next_one_has_the_rows(root: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(root), *([GIVEN] if GIVEN else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        postmaster = psutil.Process(int(owner.stdout.readline()))
+        dsn = embedded.running(root)
+        assert dsn is not None
+        rows(dsn)
+        owner.kill()
+    until(lambda: not postmaster.is_running() or postmaster.status() == psutil.STATUS_ZOMBIE)
+    with start(root) as server:
+        assert rows(server.dsn) == [0, 1]
+
+
+def test_a_leftover_server_is_ended_first(made: Path) -> None:
+    leftover = start(made)
+    rows(leftover.dsn)
+    embedded.release(leftover.lock)
+    with start(made) as server:
+        assert leftover.process.wait(30) == 0
+        assert rows(server.dsn) == [0, 1]
+
+
+def test_a_pid_that_another_program_has_now_does_not_matter(made: Path) -> None:
+    with start(made) as server:
+        rows(server.dsn)
+    with subprocess.Popen(["/bin/sleep", "60"]) as other:
+        (made / "data" / "postmaster.pid").write_text(f"{other.pid}\n{made / 'data'}\n1\n5432\n{made / 'run'}\n\n\n")
+        assert embedded.running(made) is None
+        with start(made) as server:
+            assert rows(server.dsn) == [0, 1]
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_killed_server_can_be_started_again(made: Path) -> None:
+    server = start(made, {"fsync": "on"})
+    rows(server.dsn)
+    server.process.kill()
+    server.process.wait()
+    server.stop()
+    until(lambda: starts(made))
+
+
+def starts(root: Path) -> bool:
+    try:
+        start(root).stop()
+    except EmbeddedError:  # the killed one's sessions are still leaving
+        return False
+    return True
+
+
+def test_two_owners_are_one_too_many(root: Path) -> None:
+    held = embedded.take_lock(root / "lock")
+    with pytest.raises(EmbeddedError, match=f"process {os.getpid()}"):
+        embedded.take_lock(root / "lock", within=0)
+    embedded.release(held)
+    embedded.release(embedded.take_lock(root / "lock", within=0))
+
+
+def test_a_forked_child_does_not_hold_the_lock(root: Path) -> None:
+    held = embedded.take_lock(root / "lock")
+    ready, tell = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(tell, b".")
+        signal.pause()
+        os._exit(0)
+    os.read(ready, 1)
+    embedded.release(held)
+    embedded.release(embedded.take_lock(root / "lock", within=0))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(ready)
+    os.close(tell)
+
+
+@pytest.mark.parametrize("name", ["x" * 90, "Пример", "with blank, comma and 'quote'"])
+def test_a_path_that_no_socket_can_have(root: Path, name: str) -> None:
+    with start(root / name) as server:
+        run = Path(server.dsn.split()[0].removeprefix("host="))
+        assert run.parent == Path("/tmp")
+        assert run.stat().st_mode & 0o777 == 0o700
+        assert rows(server.dsn) == [0]
+        assert embedded.running(root / name) == server.dsn
+    assert not run.exists()
+
+
+@as_root
+def test_a_socket_folder_of_somebody_else_is_refused(root: Path) -> None:
+    place = root / ("x" * 90)
+    run = embedded._socket_folder(place)
+    run.mkdir()
+    os.chown(run, pwd.getpwnam("nobody").pw_uid, -1)
+    try:
+        with pytest.raises(EmbeddedError, match="belongs to another user"):
+            start(place)
+    finally:
+        run.rmdir()
+
+
+def test_a_link_in_place_of_the_socket_folder_is_refused(root: Path) -> None:
+    place = root / ("x" * 90)
+    run = embedded._socket_folder(place)
+    run.symlink_to("/etc")
+    try:
+        with pytest.raises(EmbeddedError, match="is not a folder of"):
+            start(place)
+    finally:
+        run.unlink()
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing(made: Path) -> None:
+    with pytest.raises(EmbeddedError, match="shared_buffers"):
+        start(made, {"shared_buffers": "plenty"})
+    with start(made):
+        pass
+
+
+def test_a_failed_initdb_says_why_and_makes_no_cluster(root: Path) -> None:
+    with pytest.raises(EmbeddedError, match="initdb failed"):
+        start(root, initdb=["--no-such-option"])
+    assert not (root / "data").exists()
+
+
+def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
+    (root / "new" / "base").mkdir(parents=True)
+    with start(root) as server:
+        assert rows(server.dsn) == [0]
+
+
+def test_without_postgresql_three_ways_out_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_candidates", lambda: iter(()))
+    with pytest.raises(EmbeddedError) as said:
+        Server.start(root)
+    assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(said.value)] == []
+
+
+def test_a_folder_without_programs_is_refused(root: Path) -> None:
+    with pytest.raises(EmbeddedError, match="DL_PG_BIN: /usr/share does not hold"):
+        Server.start(root, pg_bin=Path("/usr/share"))
+
+
+def test_a_cluster_of_another_major_version_is_left_alone(made: Path) -> None:
+    start(made).stop()
+    (made / "data" / "PG_VERSION").write_text("12\n")
+    with pytest.raises(EmbeddedError, match="PostgreSQL 12 "):
+        start(made)
+
+
+def test_a_user_without_a_name_is_told_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    with pytest.raises(EmbeddedError, match="user id 54321 has no entry"):
+        start(root)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_in_words(root: Path) -> None:
+    root.touch()
+    with pytest.raises(EmbeddedError, match="cannot use"):
+        start(root)
+
+
+@as_root
+def test_a_parent_that_the_user_cannot_enter_is_named(root: Path) -> None:
+    barred = root / "secret"
+    barred.mkdir(parents=True)
+    barred.chmod(0o700)
+    with pytest.raises(EmbeddedError, match=f"cannot enter {barred}"):
+        start(barred / "postgres")
+    assert barred.stat().st_mode & 0o777 == 0o700
+
+
+@as_root
+def test_a_wheel_out_of_reach_is_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = embedded._wheel_bins()[0]
+    package = root / "venv" / embedded.WHEEL
+    shutil.copytree(installed.parent, package / installed.parent.name, symlinks=True)
+    shutil.copytree(installed.parents[2] / f"{embedded.WHEEL}.libs", package.with_name(f"{embedded.WHEEL}.libs"))
+    package.parent.chmod(0o700)
+    (root / "wheel-0.0.1").mkdir()
+    monkeypatch.setattr(embedded, "_wheel_bins", lambda: [package / installed.parent.name / "bin"])
+    with Server.start(root, {"fsync": "off"}, initdb=NO_SYNC) as server:
+        assert rows(server.dsn) == [0]
+        [copy] = root.glob("wheel-*")
+        assert Path(psutil.Process(server.process.pid).exe()).is_relative_to(copy)
+
+
+@as_root
+def test_a_cluster_of_another_user_id_is_taken_over(made: Path) -> None:
+    start(made).stop()
+    for path in (made / "data", *(made / "data").rglob("*")):
+        os.chown(path, 54_321, 54_321)
+    with start(made) as server:
+        assert rows(server.dsn) == [0]
+
+
+@as_root
+def test_an_ordinary_user_runs_it_too(root: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    root.mkdir()
+    os.chown(root, nobody.pw_uid, nobody.pw_gid)
+    # Forked and not executed: that user may not be able to reach this Python.
+    if (child := os.fork()) == 0:
+        os._exit(served_by(root, nobody))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (root / "data").stat().st_uid == nobody.pw_uid
+
+
+def served_by(root: Path, user: pwd.struct_passwd) -> int:
+    try:
+        os.setgroups([])
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+        with start(root) as server:
+            return 0 if rows(server.dsn) == [0] else 1
+    except BaseException:
+        traceback.print_exc()
+        return 2
+
+
+@as_root
+def test_where_no_user_can_be_made_nobody_serves(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_made", lambda user: None)
+    with Server.start(made, {"fsync": "off"}, PG_BIN, NO_SYNC, user="dl-no-such-user") as server:
+        assert psutil.Process(server.process.pid).username() == "nobody"

@@ -1,0 +1,307 @@
+"""`dataloader up` for real: everything started from nothing, used over HTTP, stopped, killed, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dataloader import config, up
+
+OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL")
+QUEUE = "test.up"
+
+
+class Farm:
+    """One `dataloader up` in a folder, on a port, and what it has said."""
+
+    def __init__(self, home: Path, port: int, **environment: str) -> None:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(OURS) or k == "DL_PG_BIN"}
+        workers = json.dumps([{"queue": QUEUE, "concurrency": 1}])
+        ours = {"DL_HOME": str(home), "APP_PORT": str(port), "APP_HOST": "127.0.0.1", "WORKERS_JSON": workers}
+        self.port = port
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dataloader", "up"],
+            cwd=home,  # a .env of the checkout is not ours
+            env=inherited | ours | {"DL_DRAIN_SEC": "3"} | environment,
+            stdout=self._output,
+            stderr=self._output,
+        )
+
+    @property
+    def said(self) -> str:
+        return os.pread(self._output.fileno(), 1_000_000, 0).decode()
+
+    def wait_up(self) -> None:
+        until(lambda: "dataloader is up" in self.said or self.process.poll() is not None)
+        assert self.process.poll() is None, self.said
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def child(self, word: str) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children()
+        return next(child for child in children if word in " ".join(child.cmdline()))
+
+    def stop(self, *signals: signal.Signals) -> int:
+        for number in signals or (signal.SIGTERM,):
+            self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.stop()
+        self._output.close()
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=json.dumps(body).encode() if body else None,
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def trigger(self, **body: Any) -> str:
+        job = {"queue": QUEUE, "task": "noop", "lock_key": "up", "args": {"sleep1": 0.01}, **body}
+        return str(self.call("POST", "/api/v1/jobs/trigger", job)["job_id"])
+
+    def status(self, job_id: str) -> str:
+        return str(self.call("GET", f"/api/v1/jobs/{job_id}/status")["status"])
+
+    def succeeds(self) -> bool:
+        """Whether a job can be triggered now and then succeeds."""
+        try:
+            job_id = self.trigger()
+        except OSError:  # the API is not back yet, or has no database
+            return False
+        until(lambda: self.status(job_id) == "succeeded")
+        return True
+
+
+def until(true: Callable[[], object], within: float = 30) -> None:
+    deadline = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(home: Path, port: int, **environment: str) -> Iterator[Farm]:
+    farm = Farm(home, port, **environment)
+    try:
+        yield farm
+    finally:
+        farm.close()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp(prefix="dl-up-"))  # not tmp_path: PostgreSQL's user could not enter it
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    with folder() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def farm() -> Iterator[Farm]:
+    """One that is up, for the tests that leave it so."""
+    with folder() as home, started(home, free_port()) as farm:
+        farm.wait_up()
+        yield farm
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    # One whose parent was killed may stay a zombie until process 1 looks.
+    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)
+
+
+def test_from_nothing_to_a_finished_job_and_after_a_stop_to_its_row(home: Path) -> None:
+    port = free_port()
+    with started(home, port) as first:
+        first.wait_up()
+        job_id = first.trigger()
+        until(lambda: first.status(job_id) == "succeeded")
+        children = first.children()
+        assert first.stop(signal.SIGTERM, signal.SIGINT, signal.SIGTERM) == 0, first.said
+        assert gone(children)
+        assert first.said.rstrip().endswith("dataloader up: stopped")
+    with started(home, port) as second:
+        second.wait_up()
+        assert second.status(job_id) == "succeeded"
+        assert second.stop(signal.SIGINT) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
+def test_after_a_kill_nothing_stays_and_the_next_start_has_the_rows(home: Path) -> None:
+    port = free_port()
+    with started(home, port) as first:
+        first.wait_up()
+        job_id = first.trigger(available_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
+        children = first.children()
+        first.process.kill()
+        first.process.wait()
+        with started(home, port) as second:
+            second.wait_up()
+            until(lambda: gone(children))
+            assert second.status(job_id) == "queued"
+            assert second.succeeds()
+
+
+def test_a_running_job_may_finish(home: Path) -> None:
+    with started(home, free_port()) as farm:
+        farm.wait_up()
+        job_id = farm.trigger(args={"sleep1": 0.5})
+        until(lambda: farm.status(job_id) == "running")
+        assert farm.stop() == 0
+        finished = [line for line in farm.said.splitlines() if job_id in line and '"succeeded"' in line]
+        assert finished, farm.said
+
+
+def test_what_it_prints_can_be_pasted(farm: Farm) -> None:
+    pasted = next(line for line in farm.said.splitlines() if "try it" in line).split(maxsplit=2)[2]
+    done = subprocess.run(pasted, shell=True, capture_output=True, text=True, timeout=20)
+    assert json.loads(done.stdout)["status"] in ("queued", "running"), done.stderr
+
+
+def test_a_second_one_with_the_same_folder_is_refused(farm: Farm) -> None:
+    home = Path(farm.child("postgres").cmdline()[2]).parents[1]
+    with started(home, free_port()) as second:
+        assert second.process.wait(30) == 1
+        assert f"is in use by another program (process {farm.process.pid})" in second.said
+    assert farm.succeeds()
+
+
+def test_a_taken_port_is_told_before_anything_is_started(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, started(home, taken.getsockname()[1]) as second:
+        assert second.process.wait(30) == 1
+        assert "is taken by another program" in second.said
+        assert [made.name for made in home.iterdir()] == ["up.lock"]
+
+
+@pytest.mark.parametrize(("name", "title"), [("api", "gunicorn"), ("workers", "supervisor"), ("reaper", "reaper")])
+def test_a_program_that_dies_is_started_again(farm: Farm, name: str, title: str) -> None:
+    until(lambda: is_there(farm, title))
+    killed = farm.child(title)
+    killed.kill()
+    until(lambda: f"{name} was ended by SIGKILL" in farm.said)
+    until(lambda: is_there(farm, title))
+    until(farm.succeeds)
+
+
+def is_there(farm: Farm, title: str) -> bool:
+    try:
+        return farm.child(title).is_running()
+    except (StopIteration, psutil.Error):
+        return False
+
+
+def test_a_killed_postgresql_is_started_again(farm: Farm) -> None:
+    killed = farm.child("postgres")
+    killed.kill()
+    until(lambda: "PostgreSQL was ended by SIGKILL" in farm.said)
+    until(farm.succeeds)
+
+
+def test_a_program_that_cannot_start_ends_it_all(home: Path) -> None:
+    with started(home, free_port(), DL_PRELOAD="no_such_module") as farm:
+        until(lambda: farm.process.poll() is not None)
+        assert farm.process.returncode == 78
+        assert "workers cannot start with these settings" in farm.said
+        assert "no_such_module" in farm.said
+
+
+def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, own_db: str) -> None:
+    with started(home, free_port(), DL_DB_DSN=f"{own_db} password=hush-hush") as farm:
+        farm.wait_up()
+        assert farm.succeeds()
+        assert not (home / "postgres").exists()
+        assert not any("hush-hush" in arg for child in farm.children() for arg in child.cmdline())
+        assert farm.stop() == 0
+        assert "hush-hush" not in farm.said
+
+
+def test_a_database_that_is_away_is_one_clear_line(home: Path) -> None:
+    with started(home, free_port(), DL_DB_DSN="host=/nonexistent dbname=x") as farm:
+        assert farm.process.wait(30) == 1
+        assert "Traceback" not in farm.said
+
+
+class Failing(up.Part):
+    """A part that ends whenever it is looked at."""
+
+    name = "failing"
+    starts = 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def ended(self) -> int | None:
+        return 1
+
+    def stop(self) -> None:
+        pass
+
+
+def test_the_pause_before_a_restart_grows_and_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(up, "now", lambda: clock)
+    part, pauses = Failing(), []
+    for _ in range(8):
+        part.tick()
+        assert part.due is not None
+        pauses.append(part.due - clock)
+        clock = part.due
+        part.tick()
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert part.starts == 8
+    clock += 31
+    part.tick()
+    assert part.due == clock + 0.5
+
+
+@pytest.mark.parametrize(("host", "address"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.7", "10.0.0.7")])
+def test_the_address_to_ask_at(host: str, address: str) -> None:
+    assert up._reachable(host) == address
+
+
+def test_an_address_that_is_not_ours_is_refused() -> None:
+    with pytest.raises(up.Refused, match=r"cannot listen on 203\.0\.113\.1 port"):
+        up._await_port("203.0.113.1", free_port())
+
+
+def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:
+    plain = config.load(_env_file=None, dl_home=home, app_port=8081, app_host="0.0.0.0", workers_json=())
+    assert " trigger noop --args " in up._welcome(plain, "")
+    other = config.load(_env_file=None, dl_home=home, app_host="::", workers_json=[{"queue": "q"}])
+    assert " trigger noop --queue q --url 'http://[::1]:" in up._welcome(other, "")

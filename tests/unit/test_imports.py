@@ -1,0 +1,65 @@
+"""The import rule that dataloader/__init__.py states, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import dataloader
+
+ROOT = Path(dataloader.__file__).parent
+EVERYBODY = {"config", "log"}
+PROCESSES = {"worker", "keeper", "reaper", "supervisor", "api", "up"}
+
+
+def rule() -> dict[str, set[str]]:
+    """The table in the docstring: module -> what it may import."""
+    allowed = {}
+    for line in (dataloader.__doc__ or "").splitlines():
+        if row := re.match(r"    (\w+) +\S.*?  +(\S.*)$", line):
+            allowed[row[1]] = set() if row[2] == "-" else set(row[2].split())
+    del allowed["module"]
+    return allowed
+
+
+def modules() -> list[str]:
+    return sorted(
+        path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "__" not in path.name or path.parent != ROOT
+    )
+
+
+def imported(path: Path) -> set[str]:
+    """Everything that a file imports, dotted."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_only_what_the_rule_allows(module: str) -> None:
+    own = Path(module).parts[0].removesuffix(".py")
+    allowed = rule()[own]
+    siblings = {name.split(".")[1] for name in imported(ROOT / module) if name.startswith("dataloader.")} - {own}
+    if allowed == {"anything"}:
+        return
+    if "anything" in allowed:
+        assert "cli" not in siblings
+        return
+    assert siblings <= allowed | EVERYBODY, f"{module} imports {siblings - allowed - EVERYBODY}"
+
+
+def test_every_module_is_in_the_map() -> None:
+    assert {Path(module).parts[0].removesuffix(".py") for module in modules()} == set(rule())
+
+
+@pytest.mark.parametrize("module", modules())
+def test_only_api_knows_flask(module: str) -> None:
+    names = {name.split(".")[0] for name in imported(ROOT / module)}
+    assert "flask" not in names or module.startswith("api/")

@@ -1,0 +1,113 @@
+"""job: the pure decisions, as tables and properties."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dataloader.job import (
+    FINAL,
+    PROGRESS_LIMIT,
+    TEXT_LIMIT,
+    TRANSITIONS,
+    End,
+    Finish,
+    Job,
+    Outcome,
+    Status,
+    beat_interval,
+    clip,
+    decide,
+    fence_margin,
+    retry_delay,
+    to_json,
+)
+
+
+def job(attempt: int = 1, max_attempts: int = 3) -> Job:
+    return Job(uuid4(), "q", "t", "{}", None, "k", "", attempt, max_attempts, 60, "h:1:b")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "outcome", "finish"),
+    [
+        (1, Outcome(End.DONE), Finish("succeed")),
+        (1, Outcome(End.DONE, progress={"n": 1}), Finish("succeed", progress='{"n": 1}')),
+        (1, Outcome(End.ERROR, "e"), Finish("retry", "e", 30)),
+        (2, Outcome(End.ERROR, "e"), Finish("retry", "e", 60)),
+        (3, Outcome(End.ERROR, "e"), Finish("fail", "e")),
+        (4, Outcome(End.ERROR, "e"), Finish("fail", "e")),
+        (1, Outcome(End.PERMANENT, "e"), Finish("fail", "e")),
+        (1, Outcome(End.CANCELED), Finish("cancel")),
+        (3, Outcome(End.HANDED_BACK, "drain"), Finish("hand_back", "drain")),
+        (1, Outcome(End.GONE, "taken"), None),
+    ],
+)
+def test_every_end_has_its_finish(attempt: int, outcome: Outcome, finish: Finish | None) -> None:
+    assert decide(job(attempt), outcome) == finish
+
+
+@pytest.mark.parametrize("end", list(End))
+def test_no_end_is_forgotten(end: End) -> None:
+    assert decide(job(), Outcome(end)) is None or decide(job(), Outcome(end)).verb  # type: ignore[union-attr]
+
+
+def test_final_states_have_no_way_out() -> None:
+    assert {before for before, _ in TRANSITIONS} == set(Status) - FINAL
+
+
+@given(st.integers(min_value=0, max_value=2**31 - 1))
+def test_f3_the_retry_delay_never_overflows(attempt: int) -> None:
+    assert 0 <= retry_delay(attempt) <= 86_400
+
+
+@given(st.floats(min_value=0.1, max_value=1e4), st.integers(min_value=1, max_value=86_400))
+def test_a_lease_is_renewed_well_before_it_must_be_given_up(heartbeat: float, ttl: int) -> None:
+    interval = beat_interval(heartbeat, ttl)
+    assert interval <= heartbeat
+    assert 2 * interval <= ttl - fence_margin(ttl)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(st.text(), anything))
+def test_g2_progress_of_any_kind_becomes_json_that_jsonb_accepts(value: dict[str, Any]) -> None:
+    text = to_json(value)
+    assert text is not None
+    text.encode("utf-8")
+    assert "\\u0000" not in text.replace("\\\\", "")
+    json.loads(text, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_g2_what_cannot_be_json_is_none() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["self"] = cycle
+    assert to_json(cycle) is None
+    assert to_json({"x": "y" * (PROGRESS_LIMIT + 1)}) is None
+    assert to_json({"x": math.inf}) == '{"x": null}'
+
+
+@given(st.text(max_size=3 * TEXT_LIMIT))
+def test_g5_errors_are_bounded_and_storable(text: str) -> None:
+    short = clip(text)
+    assert len(short) <= TEXT_LIMIT + 64
+    short.encode("utf-8")
+    assert "\x00" not in short
+
+
+def test_g5_both_ends_of_a_long_error_are_kept() -> None:
+    short = clip("first" + "x" * 10**6 + "last")
+    assert short.startswith("first")
+    assert short.endswith("last")
+    assert "characters" in short

@@ -1,0 +1,104 @@
+"""process: signals as data, the slots, and the tie between parent and child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from uuid import uuid4
+
+import pytest
+
+from dataloader.process import Farm, State, Why, drain_pipe
+
+FAMILY = """
+import os, signal, sys, time
+from dataloader.process import Signals, fork, unblock_signals
+def child():
+    signals = Signals((signal.SIGTERM,)); unblock_signals()
+    print("child", os.getpid(), flush=True)
+    while not signals.received: signals.wait(60)
+    print("told", flush=True)
+    return 0
+fork(child); time.sleep(60)
+"""
+
+
+def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
+    slot, job = Farm(2).slots[1], uuid4()
+    assert slot.held() is None
+    slot.take(0)
+    slot.begin(job, 3, 60.0, 5.0)
+    held = slot.held()
+    assert held is not None
+    assert (held.job_id, held.attempt, held.lease_ttl, held.renewed) == (job, 3, 60.0, 5.0)
+    slot.fields.kept = 7.0
+    assert slot.held().renewed == 7.0  # type: ignore[union-attr]
+    slot.fields.generation += 1
+    assert slot.held() is None
+    slot.fields.generation += 1
+    slot.end()
+    assert slot.held() is None
+
+
+def test_the_first_reason_to_end_a_process_counts() -> None:
+    slot = Farm(1).slots[0]
+    slot.end_at(10.0, Why.DRAIN)
+    slot.end_at(5.0, Why.STALLED)
+    assert (slot.fields.deadline, slot.fields.why) == (10.0, Why.DRAIN)
+
+
+def test_a_slot_that_is_taken_remembers_nothing() -> None:
+    slot = Farm(1).slots[0]
+    slot.occupy("host:1:a")
+    slot.end_at(10.0, Why.DRAIN)
+    slot.take(2)
+    assert (slot.worker, slot.fields.deadline, slot.state, slot.fields.queue) == ("", 0, State.STARTING, 2)
+
+
+def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
+    farm = Farm(4)
+    for index, slot in enumerate(farm.slots):
+        slot.take(index % 2)
+        slot.state = State.IDLE
+    assert [farm.first_idle(slot) for slot in farm.slots] == [True, True, False, False]
+    farm.slots[0].state = State.BUSY
+    assert [farm.first_idle(slot) for slot in farm.slots] == [True, True, True, False]
+
+
+def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().startswith("child")
+        parent.kill()
+        assert parent.stdout.readline() == "told\n"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_drained_pipe_tells_whether_a_writer_is_left(closed: bool) -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+    os.write(write, b"...")
+    if closed:
+        os.close(write)
+    assert drain_pipe(read) is not closed
+    os.close(read)
+    if not closed:
+        os.close(write)
+
+
+def test_i6_a_supervisor_with_a_thread_refuses_to_start() -> None:
+    import threading
+
+    from dataloader import config, supervisor
+
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match="single-threaded"):
+            supervisor.Supervisor(config.load(), lambda *_: 0, lambda *_: 0).run()
+    finally:
+        done.set()
+        thread.join()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -95,7 +95,7 @@ class Settings(BaseSettings):
     pg_max_overflow: int = Field(default=10, ge=0, le=1000)
     pg_pool_recycle: Seconds = 1800
     pg_connect_timeout: Seconds = 5
-    pg_command_timeout: Seconds = 30
+    pg_command_timeout: Seconds = 2
 
     dl_db_dsn: Dsn | None = None
     dl_target_dsn: Dsn | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,6 +21,9 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 Error = psycopg.Error
 Row = dict[str, Any]
 T = TypeVar("T")
+
+# Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
+POOL_RECONNECT_SEC = 1.5
 
 # Session losses that a new connection heals (PostgreSQL, appendix A): connection exceptions, shutdown and
 # crash recovery, a demoted primary, too many connections, serialization and deadlock, a full disk.
@@ -38,18 +42,22 @@ class Connection(psycopg.Connection[Any]):
     passes the connection is closed and Silence (an OperationalError) raised.
     """
 
-    answer_within: float = 60.0
+    answer_within: float = 60.0  # seconds, for each answer
+    answer_by: float | None = None  # a monotonic instant, for all of them
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
             return super().wait(gen, interval, timeout)
+        seconds = self.answer_within
+        if self.answer_by is not None:
+            seconds = min(seconds, max(0.05, self.answer_by - monotonic()))
         try:
-            return super().wait(gen, interval, self.answer_within)
+            return super().wait(gen, interval, seconds)
         except errors.OperationalError as e:
             if type(e) is not errors._WaitTimeout:
                 raise
             self.pgconn.finish()
-            raise Silence(f"no answer from the database within {self.answer_within:g} s") from None
+            raise Silence(f"no answer from the database within {seconds:.1f} s") from None
 
 
 def connect(
@@ -84,8 +92,19 @@ def pool(
     max_lifetime: float = 1800,
     configure: Callable[[psycopg.Connection[Any]], None] | None = None,
 ) -> ConnectionPool[Connection]:
-    """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent."""
-    return ConnectionPool(
+    """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent.
+
+    Where one is found dead its idle siblings are too, and not worth a test each: the pool is emptied.
+    """
+
+    def check(conn: Connection) -> None:
+        try:
+            ConnectionPool.check_connection(conn)
+        except psycopg.Error:
+            made.drain()
+            raise
+
+    made = ConnectionPool(
         _conninfo(dsn, name, schema, connect_timeout, statement_timeout),
         connection_class=Connection,
         kwargs={"autocommit": True},
@@ -93,10 +112,12 @@ def pool(
         max_size=max_size,
         timeout=2,
         max_lifetime=max_lifetime,
-        check=ConnectionPool.check_connection,
+        reconnect_timeout=POOL_RECONNECT_SEC,
+        check=check,
         configure=configure,
         open=False,
     )
+    return made
 
 
 def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, statement_timeout: float | None = None) -> str:

@@ -27,10 +27,13 @@ PROGRESS_SEC = 1.0  # progress is written at most once in this time
 class Lease:
     """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
 
-    def __init__(self, job: Job, slot: Slot, sent: float) -> None:
+    def __init__(self, job: Job, slot: Slot, sent: float, wake: Callable[[], None]) -> None:
         self.job = job
         self.slot = slot
-        self.progress: dict[str, Any] | None = None
+        self.released = False  # the block that held it was left
+        self.progress: dict[str, Any] | None = None  # not written yet
+        self.progress_at = 0.0  # when progress may be written again
+        self._wake = wake
         self.stop: End | None = None
         self.reason: str | None = None
         self._ttl = float(job.lease_ttl_sec)
@@ -63,7 +66,10 @@ class Lease:
 
     def report(self, progress: dict[str, Any]) -> None:
         """Keep progress for the next write; copied, because the pipeline may go on changing it."""
+        is_first = self.progress is None
         self.progress = dict(progress)
+        if is_first:
+            self._wake()
 
 
 class Heartbeat(threading.Thread):
@@ -88,14 +94,15 @@ class Heartbeat(threading.Thread):
 
         The thread owns `session` meanwhile; afterwards it is the caller's again, perhaps another one, or closed.
         """
-        lease = Lease(job, slot, sent)
+        lease = Lease(job, slot, sent, self._wake)
         with self._turn:
             self._lease = lease
             self._turn.notify()
         try:
             yield lease
         finally:
-            os.write(self._write, b".")
+            lease.released = True
+            self._wake()
             with self._turn:
                 self._turn.wait_for(lambda: self._lease is None)
 
@@ -113,24 +120,22 @@ class Heartbeat(threading.Thread):
                 lease.end(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                 self._wait_for_release(lease)
             with self._turn:
-                drain_pipe(self._read)
                 self._lease = None
                 self._turn.notify()
+
+    def _wake(self) -> None:
+        os.write(self._write, b".")
 
     def _hold(self, lease: Lease) -> None:
         """Beat until the block is left."""
         interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
         self.session.conn.answer_within = max(1.0, interval)
         next_beat = lease.ends_at - lease.job.lease_ttl_sec + interval
-        next_progress = now() + PROGRESS_SEC
-        while not self._released(min(next_beat, next_progress)):
+        while not self._released(lease, next_beat):
             try:
                 asked = self._heard_cancel(lease.job)
                 due = now() >= next_beat
-                progress = None
-                if now() >= next_progress:
-                    progress, lease.progress = lease.progress, None
-                    next_progress = now() + PROGRESS_SEC
+                progress = self._progress_to_write(lease)
                 if due or asked or progress:
                     self._beat(lease, progress, journal=due)
                 if due:
@@ -144,13 +149,23 @@ class Heartbeat(threading.Thread):
                 self._wait_for_release(lease)
                 return
 
-    def _released(self, until: float) -> bool:
-        """Wait for the block's end (True), or until something is to be done."""
+    def _released(self, lease: Lease, next_beat: float) -> bool:
+        """Wait until something is to be done; True at the block's end."""
+        until = next_beat if lease.progress is None else min(next_beat, lease.progress_at)
         sources: list[Any] = [self._read]
         if not self.session.conn.closed:
             sources.append(self.session.conn)
-        readable, _, _ = select.select(sources, [], [], max(0.0, until - now()))
-        return self._read in readable
+        if self._read in select.select(sources, [], [], max(0.0, until - now()))[0]:
+            drain_pipe(self._read)
+        return lease.released
+
+    def _progress_to_write(self, lease: Lease) -> dict[str, Any] | None:
+        """The first report is written at once, later ones at most every PROGRESS_SEC."""
+        if lease.progress is None or now() < lease.progress_at:
+            return None
+        lease.progress_at = now() + PROGRESS_SEC
+        progress, lease.progress = lease.progress, None
+        return progress
 
     def _heard_cancel(self, job: Job) -> bool:
         """Read what the server sent. Job notifications may be dropped: the worker claims again after this job."""
@@ -180,7 +195,8 @@ class Heartbeat(threading.Thread):
             if now() > lease.fence_at:
                 lease.end(End.HANDED_BACK, "the lease ran out while the database was away")
                 return
-            if select.select([self._read], [], [], 0.2)[0]:
+            self._pause(0.2)
+            if lease.released:
                 return  # the run is over; the worker itself reconnects to write its end
 
     def _retake(self, lease: Lease) -> bool:
@@ -201,7 +217,12 @@ class Heartbeat(threading.Thread):
 
     def _wait_for_release(self, lease: Lease) -> None:
         """The run has to be over before the lease is: after that somebody else may start, so the process leaves."""
-        while not select.select([self._read], [], [], max(0.0, lease.ends_at - now()))[0]:
-            if now() >= lease.ends_at:
+        while not lease.released:
+            self._pause(lease.ends_at - now())
+            if not lease.released and now() >= lease.ends_at:
                 self._log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
                 os._exit(EXIT_FENCED)
+
+    def _pause(self, seconds: float) -> None:
+        if select.select([self._read], [], [], max(0.0, seconds))[0]:
+            drain_pipe(self._read)

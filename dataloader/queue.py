@@ -6,6 +6,7 @@ psycopg.Error; `db.is_passing` tells whether a new connection heals it. May impo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -96,7 +97,7 @@ def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
     with conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(_SQL["status"], {"job_id": job_id}).fetchone()
-    return row and _with_reason(row)
+    return row and _with_reason(row | {"progress": _parsed(row["progress"])})
 
 
 def request_cancel(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
@@ -173,6 +174,14 @@ def wake(conn: Conn, limit: int) -> int:
 
 def _claim_of(job: Job) -> dict[str, Any]:
     return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
+
+
+def _parsed(text: str) -> Any:
+    """JSON as PostgreSQL has it; a number too long for Python is left as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text, parse_int=str)
 
 
 def _with_reason(row: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from dataloader import db, embedded
+from dataloader import db, embedded, migrations
 
 # Rows need not survive the machine here, and many tests at once need many sessions.
 FAST = {
@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         sweep()
         config.stash[_server] = started()
         os.environ[URL] = config.stash[_server].dsn
-    migrate(create("template", template="template1"))
+    migrations.migrate(create("template", template="template1"), schema="public")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -82,16 +82,6 @@ def sweep() -> None:
                 lock = embedded.take_lock(folder / "lock", within=0)
                 shutil.rmtree(folder, ignore_errors=True)
                 embedded.release(lock)
-
-
-def migrate(dsn: str) -> None:
-    """Give the database in `dsn` the project's schema."""
-    try:
-        from dataloader import migrations
-
-        migrations.migrate(dsn, schema="public")
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        print(f"the template has no schema: {error}")
 
 
 def create(name: str, template: str | None = None) -> str:
@@ -132,7 +122,8 @@ BEGIN
     EXECUTE left_over;
   END LOOP;
   FOR left_over IN SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
-    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname NOT LIKE 'dl\\_%' LOOP
+    WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+      AND relname NOT LIKE 'dl\\_%' LOOP
     EXECUTE left_over;
   END LOOP;
   IF to_regclass('dl_jobs') IS NOT NULL THEN

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
+from pydantic import BaseModel, ValidationError
 
 BUILT_IN = ("noop", "csv_file", "cbr")
 
@@ -26,6 +27,7 @@ BUILT_IN = ("noop", "csv_file", "cbr")
 _ASYNC_STEP = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
+M = TypeVar("M", bound=BaseModel)
 Progress = dict[str, Any]
 Steps = Generator[Any, None, Any]
 
@@ -106,9 +108,7 @@ def register(task: str) -> Callable[[F], F]:
     def decorate(function: F) -> F:
         known = _registry.get(task)
         if known and _identity(known.function) != _identity(function):
-            raise ValueError(
-                f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}"
-            )
+            raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
         _registry[task] = Pipeline(task, function, _wants_context(task, function))
         return function
 
@@ -134,6 +134,15 @@ def load(modules: Iterable[str]) -> None:
         importlib.import_module(f"{__name__}.{name}")
     for name in modules:
         importlib.import_module(name)
+
+
+def validated(model: type[M], args: dict[str, Any]) -> M:
+    """`args` as a pydantic model; raises PermanentError that names each wrong argument and what would be right."""
+    try:
+        return model.model_validate(args)
+    except ValidationError as e:
+        errors = e.errors(include_input=False, include_context=False, include_url=False)
+        raise PermanentError("; ".join(_complaint(error, model) for error in errors)) from None
 
 
 def steps(pipeline: Pipeline, args: dict[str, Any], context: Context) -> Steps:
@@ -197,6 +206,13 @@ async def _as_coroutine(source: Any) -> Any:
 
 async def _settle(task: asyncio.Task[Any], timeout: float | None) -> None:
     await asyncio.wait({task}, timeout=timeout)
+
+
+def _complaint(error: Any, model: type[BaseModel]) -> str:
+    where = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        return f"{where[:63]}: there is no such argument; there are {', '.join(model.model_fields)}"
+    return f"{where}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _wants_context(task: str, function: Callable[..., Any]) -> bool:

@@ -15,8 +15,9 @@ _SLICE = 0.1  # seconds between safe points
 @register("noop")
 def noop(args: dict[str, Any]) -> Iterator[Progress | None]:
     """Sleep `sleep1`, `sleep2`, `sleep3` seconds (default 0 each) and report a step after each."""
-    for number, name in enumerate(STEPS, start=1):
-        yield from _sleep(_seconds(args, name))
+    pauses = [_seconds(args, name) for name in STEPS]
+    for number, (name, seconds) in enumerate(zip(STEPS, pauses, strict=True), start=1):
+        yield from _sleep(seconds)
         yield {"processed": number, "total": len(STEPS), "step": name}
 
 

@@ -13,7 +13,6 @@ import structlog
 
 from dataloader import log
 
-
 Lines = Callable[[], list[dict[str, Any]]]
 
 

@@ -1,0 +1,130 @@
+"""The API's database sessions: who gets one and for how long; the schema is checked before the first use.
+
+Together the limits here keep the promise that a request is answered within 3 s (with PG_COMMAND_TIMEOUT at its
+default of 2 s) although the database is stopped, frozen or out of reach. May import `db`, `migrations` and `config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from dataloader import db, migrations
+from dataloader.config import ConfigError, Settings
+
+CONNECT_SEC = 2.0  # waiting for a session
+PROBE_SEC = 0.7  # each test of an idle session
+# From asking for a session to the last answer: PG_COMMAND_TIMEOUT and this. The server gives up first, so that a slow
+# statement is undone rather than unknown.
+MARGIN_SEC = 0.8
+
+
+class Sessions:
+    """Lends sessions of the queue's database to requests, from a pool or (PG_USE_POOL=false) one for each."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError when no database is configured; opens nothing yet."""
+        dsn = settings.queue_dsn
+        if dsn is None:
+            raise ConfigError("no database is configured: set DL_DB_DSN or PG_HOST, or run `dataloader up`")
+        self._request_sec = settings.pg_command_timeout + MARGIN_SEC
+        self._schema_is_checked = False
+        self._lender = _Pooled(dsn, settings) if settings.pg_use_pool else _Single(dsn, settings)
+        self.close = self._lender.close
+
+    @contextmanager
+    def borrow(self) -> Iterator[db.Connection]:
+        """An autocommit session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
+
+        Raises errors for which db.is_passing holds when the database is away or too slow, and
+        migrations.SchemaError until the schema is one that this code may use.
+        """
+        until = monotonic() + self._request_sec
+        with self._lender.lend() as conn:
+            conn.answer_within, conn.answer_by = self._request_sec, until
+            try:
+                self._check_schema_once(conn)
+                yield conn
+            finally:
+                conn.answer_within, conn.answer_by = PROBE_SEC, None
+
+    def _check_schema_once(self, conn: db.Connection) -> None:
+        if not self._schema_is_checked:
+            migrations.check(conn)
+            self._schema_is_checked = True
+
+
+class _Pooled:
+    """PG_POOL_SIZE sessions kept open, up to PG_MAX_OVERFLOW more while they are needed."""
+
+    def __init__(self, dsn: str, settings: Settings) -> None:
+        self._pool = db.pool(
+            dsn,
+            name="dl-api",
+            schema=settings.pg_schema_queue,
+            min_size=settings.pg_pool_size,
+            max_size=settings.pg_pool_size + settings.pg_max_overflow,
+            connect_timeout=settings.pg_connect_timeout,
+            statement_timeout=settings.pg_command_timeout,
+            max_lifetime=settings.pg_pool_recycle,
+            configure=_probe_briefly,
+        )
+
+    @contextmanager
+    def lend(self) -> Iterator[db.Connection]:
+        # Opened here, not at the start: its threads would not survive gunicorn's fork.
+        self._pool.open(wait=False)
+        with self._pool.connection(timeout=CONNECT_SEC) as conn:
+            yield conn
+
+    def close(self) -> None:
+        """End the sessions and the pool's threads; nothing can be borrowed afterwards."""
+        self._pool.close()
+
+
+class _Single:
+    """A new session for each request, for a server-side pool such as PgBouncer."""
+
+    def __init__(self, dsn: str, settings: Settings) -> None:
+        self._dsn = dsn
+        self._schema = settings.pg_schema_queue
+        self._statement_timeout = settings.pg_command_timeout
+        self._dialers = ThreadPoolExecutor(settings.pg_pool_size + settings.pg_max_overflow, "dl-api-connect")
+
+    @contextmanager
+    def lend(self) -> Iterator[db.Connection]:
+        # In a thread, because connect_timeout counts for each address of the DSN and not for all of them.
+        future = self._dialers.submit(self._connect)
+        try:
+            conn = future.result(timeout=CONNECT_SEC)
+        except TimeoutError:
+            future.cancel()
+            future.add_done_callback(_hang_up)
+            raise db.Silence(f"no session with the database within {CONNECT_SEC:g} s") from None
+        with conn:
+            yield conn
+
+    def _connect(self) -> db.Connection:
+        return db.connect(
+            self._dsn,
+            name="dl-api",
+            schema=self._schema,
+            connect_timeout=CONNECT_SEC,
+            statement_timeout=self._statement_timeout,
+        )
+
+    def close(self) -> None:
+        """Wait for the attempts to connect that are under way."""
+        self._dialers.shutdown()
+
+
+def _probe_briefly(conn: Any) -> None:
+    conn.answer_within = PROBE_SEC
+
+
+def _hang_up(future: Future[db.Connection]) -> None:
+    if not future.cancelled() and not future.exception():
+        future.result().close()

@@ -1,0 +1,83 @@
+"""/api/v1: trigger a job, ask for its status, cancel it.
+
+Each view is validate, borrow a session, one call of `queue`. May import `queue` and `config`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint, current_app, request
+from werkzeug.routing import BaseConverter
+
+from dataloader import queue
+from dataloader.api import schemas
+from dataloader.api.problems import Problem, invalid
+from dataloader.api.sessions import Sessions
+
+blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
+
+
+class Anything(BaseConverter):
+    """A part of the path that may hold whatever was percent-encoded in it, to be refused with a reason."""
+
+    regex = r"[\s\S]*?"
+    part_isolating = False
+    weight = 200
+
+
+@blueprint.post("/jobs/trigger")
+def trigger() -> dict[str, Any]:
+    """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
+    default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
+    new = schemas.new_job(_body(), default_lease)
+    with _sessions().borrow() as conn:
+        job_id, status = queue.enqueue(conn, new)
+    return {"job_id": job_id, "status": status}
+
+
+@blueprint.get("/jobs/<anything:job_id>/status")
+def status(job_id: str) -> dict[str, Any]:
+    """The job as it is now; 404 when there is none."""
+    wanted = schemas.job_id(job_id)
+    with _sessions().borrow() as conn:
+        return _found(queue.status(conn, wanted))
+
+
+@blueprint.post("/jobs/<anything:job_id>/cancel")
+def cancel(job_id: str) -> dict[str, Any]:
+    """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status."""
+    wanted = schemas.job_id(job_id)
+    schemas.nothing(_body(may_be_empty=True))
+    with _sessions().borrow() as conn:
+        return _found(queue.request_cancel(conn, wanted))
+
+
+def _sessions() -> Sessions:
+    sessions: Sessions = current_app.extensions["sessions"]
+    return sessions
+
+
+def _found(job: dict[str, Any] | None) -> dict[str, Any]:
+    if job is None:
+        raise Problem(404, "there is no job with this job_id")
+    return job
+
+
+def _body(*, may_be_empty: bool = False) -> dict[str, Any]:
+    """The request's JSON object; {} for a body that is empty and may be."""
+    # A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken.
+    if "Transfer-Encoding" in request.headers:
+        raise Problem(411, "the request should have a Content-Length and no Transfer-Encoding")
+    raw = request.get_data(cache=False)
+    if len(raw) < (request.content_length or 0):
+        raise invalid("", "truncated", "the body should be as long as its Content-Length")
+    if may_be_empty and not raw:
+        return {}
+    if request.mimetype != "application/json" or _charset() != "utf-8":
+        raise invalid("", "content_type", "Content-Type should be application/json")
+    return schemas.document(raw)
+
+
+def _charset() -> str:
+    return request.mimetype_params.get("charset", "utf-8").lower()

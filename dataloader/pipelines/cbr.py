@@ -1,0 +1,215 @@
+"""`load.cbr.rates`: the Bank of Russia's daily exchange rates into `cbr_rates`.
+
+The answer is asked for over HTTP (CBR_BASE_URL), read as XML, then upserted in one transaction. May import
+config.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from http.client import HTTPResponse
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+from xml.etree import ElementTree as ET
+
+import psycopg
+from psycopg.rows import tuple_row
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from dataloader import config
+from dataloader.pipelines import Context, PermanentError, Progress, register, validated
+
+TIMEOUT = 10.0  # seconds that the server may be silent
+_DEADLINE = 60.0  # seconds that the whole answer may take
+_LARGEST_ANSWER = 2**20  # bytes; a day's rates are some 5,000
+_AGENT = "dataloader (load.cbr.rates)"
+
+_CREATE = """
+CREATE TABLE cbr_rates (
+  date date NOT NULL, currency text NOT NULL, nominal int NOT NULL, value numeric NOT NULL,
+  rate numeric NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (date, currency))
+"""
+# Two integers: another space than the one-number locks that workers hold for their jobs' keys.
+_LOCK = "SELECT pg_advisory_xact_lock(hashtext('load.cbr.rates'), 0)"
+_UPSERT = """
+INSERT INTO cbr_rates AS old (date, currency, nominal, value, rate, updated_at)
+VALUES (%s, %s, %s, %s, %s, now())
+ON CONFLICT (date, currency) DO UPDATE
+SET nominal = excluded.nominal, value = excluded.value, rate = excluded.rate, updated_at = excluded.updated_at
+WHERE (old.nominal, old.value, old.rate) IS DISTINCT FROM (excluded.nominal, excluded.value, excluded.rate)
+"""
+
+
+class Unavailable(Exception):
+    """The bank gave no whole answer this time."""
+
+
+def _day(text: object) -> dt.date:
+    # fromisoformat alone would also take 20210317 and 2021-W11-3.
+    if not isinstance(text, str) or not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        raise ValueError("should be a date as YYYY-MM-DD")
+    try:
+        return dt.date.fromisoformat(text)
+    except ValueError:
+        raise ValueError("should be a date of the calendar, as YYYY-MM-DD") from None
+
+
+class Arguments(BaseModel):
+    """What a job of `load.cbr.rates` says in `args`; docs/pipelines.md explains each."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+    date: Annotated[dt.date, BeforeValidator(_day)]
+    currencies: list[Annotated[str, Field(pattern="^[A-Z]{3}$")]] | None = Field(default=None, min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One currency on one day: `nominal` units of it cost `value` roubles."""
+
+    day: dt.date
+    currency: str
+    nominal: int
+    value: Decimal
+
+    @property
+    def rate(self) -> Decimal:
+        """Roubles for one unit: exact where the nominal is a power of ten, else to 28 digits."""
+        return self.value / self.nominal
+
+
+@register("load.cbr.rates")
+def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
+    """Write the rates in force on `date` into `cbr_rates`, under the date that the bank gives them.
+
+    A second run changes nothing. Silence, a lost connection, 429, 5xx and a cut-off answer are worth another
+    try; a wrong argument, any other refusal and a document that is not understood raise PermanentError.
+    """
+    wanted = validated(Arguments, args)
+    document = yield from _fetch(_url(config.load().cbr_base_url, wanted.date))
+    rates = _chosen(read(document), wanted.currencies)
+    try:
+        with context.transaction() as conn:
+            _write(conn, rates)
+            yield {"processed": len(rates), "total": len(rates)}
+    except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as e:
+        raise PermanentError(f"cbr_rates: {e.diag.message_primary or type(e).__name__}") from None
+
+
+def read(document: bytes) -> list[Rate]:
+    """The rates in one answer of the bank.
+
+    Raises Unavailable for a document that was cut off, PermanentError for one that is no list of rates.
+    """
+    root = _parsed(document)
+    if root.tag != "ValCurs":
+        raise PermanentError("the answer should be a ValCurs document")
+    try:
+        day = dt.datetime.strptime(root.get("Date", ""), "%d.%m.%Y").date()  # noqa: DTZ007  a day has no zone
+    except ValueError:
+        raise PermanentError("the answer's Date should be DD.MM.YYYY; are there rates for this day?") from None
+    if rates := [_rate(day, element) for element in root.iter("Valute")]:
+        return rates
+    raise PermanentError("the answer has no rates")
+
+
+def _parsed(document: bytes) -> ET.Element:
+    # Entities could make a small document grow without bounds. (The zero bytes are those of UTF-16.)
+    if b"<!DOCTYPE" in document.replace(b"\0", b""):
+        raise PermanentError("the answer should have no DOCTYPE")
+    try:
+        return ET.fromstring(document)  # noqa: S314  see above
+    except (ET.ParseError, LookupError, ValueError):
+        begun = b"<?xml".startswith(document[:5]) or b"<ValCurs" in document
+        if begun and not document.rstrip().endswith(b"</ValCurs>"):
+            raise Unavailable("the answer was cut off") from None
+        raise PermanentError("the answer should be a ValCurs document") from None
+
+
+def _rate(day: dt.date, element: ET.Element) -> Rate:
+    code, nominal, value = (element.findtext(tag, "").strip() for tag in ("CharCode", "Nominal", "Value"))
+    if not re.fullmatch("[A-Z]{3}", code):
+        raise PermanentError("the answer has a currency without its code of three letters")
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", nominal):
+        raise PermanentError(f"the answer's Nominal of {code} should be a whole number")
+    if not re.fullmatch("[0-9]{1,15}(,[0-9]{1,10})?", value):
+        raise PermanentError(f"the answer's Value of {code} should be a number with a decimal comma")
+    return Rate(day, code, int(nominal), Decimal(value.replace(",", ".")))
+
+
+def _chosen(rates: list[Rate], currencies: list[str] | None) -> list[Rate]:
+    if currencies is None:
+        return rates
+    if unknown := sorted(set(currencies) - {rate.currency for rate in rates}):
+        raise PermanentError(f"currencies: {', '.join(unknown)} should be among the rates of {rates[0].day}")
+    return [rate for rate in rates if rate.currency in currencies]
+
+
+def _write(conn: psycopg.Connection[Any], rates: list[Rate]) -> None:
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        if not _exists(cursor):
+            cursor.execute(_LOCK)  # another job may be creating it at this moment
+            if not _exists(cursor):
+                cursor.execute(_CREATE)
+        rows = [(rate.day, rate.currency, rate.nominal, rate.value, rate.rate) for rate in rates]
+        cursor.executemany(_UPSERT, rows)
+
+
+def _exists(cursor: psycopg.Cursor[Any]) -> bool:
+    return cursor.execute("SELECT to_regclass('cbr_rates') IS NOT NULL").fetchall() == [(True,)]
+
+
+# The answer
+
+
+class _SameScheme(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from https to http, and to no file or FTP server."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme == req.type:
+            return super().redirect_request(req, fp, code, msg, headers, newurl)
+        fp.close()
+        raise PermanentError(f"{req.host} redirects to another scheme; CBR_BASE_URL should name the right one")
+
+
+def _url(base: str, day: dt.date) -> str:
+    base = base.rstrip("/")
+    script = base if base.endswith(".asp") else f"{base}/XML_daily.asp"
+    return f"{script}?date_req={day:%d/%m/%Y}"
+
+
+def _fetch(url: str) -> Generator[None, None, bytes]:
+    """The answer's body; a safe point for each piece of it."""
+    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})  # noqa: S310  http(s), says config
+    try:
+        with urllib.request.build_opener(_SameScheme).open(request, timeout=TIMEOUT) as response:
+            return (yield from _body(response))
+    except urllib.error.HTTPError as e:
+        e.close()
+        reason = f"{request.host} answered {e.code} {e.reason}"
+        if e.code == 429 or e.code >= 500:
+            raise Unavailable(reason) from None
+        raise PermanentError(reason) from None
+
+
+def _body(response: HTTPResponse) -> Generator[None, None, bytes]:
+    expected = int(response.headers.get("Content-Length") or -1)
+    end = time.monotonic() + _DEADLINE
+    body = b""
+    while piece := response.read1(2**16):
+        body += piece
+        if len(body) > _LARGEST_ANSWER:
+            raise PermanentError(f"the answer is longer than {_LARGEST_ANSWER} bytes")
+        if time.monotonic() > end:
+            raise Unavailable(f"the answer took longer than {_DEADLINE:g} s")
+        yield None
+    if len(body) < expected:
+        raise Unavailable(f"the answer was cut off after {len(body)} of {expected} bytes")
+    return body

@@ -1,0 +1,221 @@
+"""The file of `load.csv`: its arguments, and the file as records with their line numbers.
+
+No database. A file of any size takes bounded memory: one record, or one block of the decoder.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import errno
+import io
+import os
+import re
+import stat
+from collections.abc import Generator, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from dataloader.pipelines import PermanentError
+
+LONGEST_RECORD = 16 * 2**20  # characters: a stray quote must not swallow the rest of a large file
+_QUEUE_TABLES = ("dl_jobs", "dl_job_events", "dl_migrations")
+_UNDECODABLE = "\udcff"  # what no encoding yields, in place of a byte that is no text
+_COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass
+
+
+def _encoding(name: str) -> str:
+    try:
+        # Both, as some codecs are not for text and some take no error handler.
+        codecs.getincrementaldecoder(name)(_mark_undecodable.__name__).decode("ab".encode(name))
+    except (LookupError, ValueError):
+        raise ValueError("should be the name of a text encoding such as utf-8, cp1251 or utf-16") from None
+    return name
+
+
+def _delimiter(character: str) -> str:
+    if len(character) != 1 or not character.isascii() or character.isalnum() or character in '"\r\n\0':
+        raise ValueError("should be one ASCII punctuation mark, tab or space, and not the quote")
+    return character
+
+
+def identifier(name: str) -> str:
+    if not name or "\0" in name or len(name.encode("utf-8", "replace")) > 63:
+        raise ValueError("should be a name of 1 to 63 bytes")
+    return name
+
+
+def _table(name: str) -> str:
+    parts = name.split(".")
+    if len(parts) > 2 or not all(part and "\0" not in part and len(part.encode()) <= 63 for part in parts):
+        raise ValueError("should be name or schema.name, each of 1 to 63 bytes")
+    if parts[-1] in _QUEUE_TABLES:
+        raise ValueError("should not be a table of the queue itself")
+    if len(parts) == 2 and (parts[0].startswith("pg_") or parts[0] == "information_schema"):
+        raise ValueError("should not be in a schema of PostgreSQL itself")
+    return name
+
+
+def unique(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise ValueError("should name each column once")
+    return names
+
+
+class Arguments(BaseModel):
+    """What a job of `load.csv` says in `args`; docs/pipelines.md explains each."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+    path: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")
+    table: Annotated[str, AfterValidator(_table)]
+    key: Annotated[list[Annotated[str, AfterValidator(identifier)]], Field(min_length=1), AfterValidator(unique)]
+    delimiter: Annotated[str, AfterValidator(_delimiter)] = ","
+    encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
+    batch_rows: int = Field(default=5_000, ge=1, le=1_000_000)
+
+
+def open_file(folder: Path, wanted: Arguments) -> io.TextIOWrapper:
+    """Open the file for reading as text; raises PermanentError unless it is a regular one below `folder`."""
+    root = os.path.realpath(folder)
+    real = os.path.realpath(os.path.join(root, wanted.path))
+    if not Path(real).is_relative_to(root):
+        raise PermanentError(f"path: {wanted.path} should be a file below the data folder")
+    try:
+        # NONBLOCK: opening a FIFO would wait for its writer. NOFOLLOW: links are resolved above.
+        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise _unopenable(e, wanted.path) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise PermanentError(f"path: {wanted.path} should be a regular file")
+    return open(descriptor, encoding=wanted.encoding, errors=_mark_undecodable.__name__, newline="")
+
+
+def _unopenable(error: OSError, path: str) -> Exception:
+    reasons = {
+        errno.ENOENT: "there is no such file below the data folder",
+        errno.ENOTDIR: "there is no such file below the data folder",
+        errno.EACCES: "the worker may not read this file",
+        errno.ELOOP: "its symbolic links lead in a circle",
+        errno.ENAMETOOLONG: "the name is too long",
+        errno.ENXIO: "should be a regular file",
+    }
+    reason = reasons.get(error.errno or 0)
+    return PermanentError(f"path: {path}: {reason}") if reason else error
+
+
+def _mark_undecodable(error: UnicodeError) -> tuple[str, int]:
+    if isinstance(error, UnicodeDecodeError):
+        return _UNDECODABLE, error.end
+    raise error
+
+
+codecs.register_error(_mark_undecodable.__name__, _mark_undecodable)
+
+
+class Source:
+    """The file as records: what stands between two line ends outside quotes."""
+
+    def __init__(self, wanted: Arguments, stream: io.TextIOWrapper) -> None:
+        self.path, self.delimiter, self.encoding = wanted.path, wanted.delimiter, wanted.encoding
+        self._stream = stream
+        self._version = self._stat()
+
+    def columns(self) -> list[str]:
+        """The names in the header, checked."""
+        line, text = next(self._records(), (1, ""))
+        try:
+            names = next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
+            if not names or not all(names):
+                raise ValueError("should be a header that names every column")
+            return unique([identifier(name) for name in names])
+        except (csv.Error, ValueError) as e:
+            raise self.error(line, f"header: {e}") from None
+
+    def count(self) -> Generator[None, None, int]:
+        """The number of records; raises PermanentError at what is no text or no record."""
+        count = 0
+        for count, _ in enumerate(self.records(), start=1):
+            if not count % _COUNTED_AT_ONCE:
+                yield None
+        return count
+
+    def records(self) -> Iterator[tuple[int, str]]:
+        """The records behind the header: the line each begins on, and its text without the line end."""
+        return islice(self._records(), 1, None)
+
+    def unchanged(self) -> bool:
+        """False when the file was written to since it was opened."""
+        return self._stat() == self._version
+
+    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
+        """What to raise for a record: names the file and the line."""
+        to = f" to {line + extra_lines}" if extra_lines else ""
+        return PermanentError(f"{self.path}, line {line}{to}: {reason}")
+
+    def located(self, skip: int, reported: int) -> tuple[int, int]:
+        """Where PostgreSQL met an error: the record's first line in the file and how many lines follow it.
+
+        `reported` is the line in COPY's data, of which line 1 is the stand-in for the header, and `skip`
+        the number of records before that COPY. PostgreSQL counts LF within quotes, but not CR.
+        """
+        at, line = 1, 0
+        for line, text in islice(self.records(), skip, None):
+            at += 1 + text.count("\n")
+            if at >= reported:
+                return line, len(re.findall("\r\n?|\n", text))
+        return line, 0
+
+    def _stat(self) -> tuple[int, int]:
+        found = os.fstat(self._stream.fileno())
+        return found.st_size, found.st_mtime_ns
+
+    def _records(self) -> Iterator[tuple[int, str]]:
+        # Once for every line of the file, hence flat and in this order.
+        self._rewind()
+        readline = partial(self._stream.readline, LONGEST_RECORD)
+        line = 0
+        for text in iter(readline, ""):
+            line = first = line + 1
+            if text.count('"') & 1:
+                text, lines = self._quoted(text, first)
+                line += lines
+            if len(text) >= LONGEST_RECORD:
+                raise self.error(first, f"longer than {LONGEST_RECORD} characters")
+            text = text.rstrip("\r\n")
+            if not text:
+                continue
+            if not text.isascii():
+                self._check(text, first)
+            yield first, text
+
+    def _rewind(self) -> None:
+        self._stream.seek(0)
+        try:
+            if self._stream.read(1) != "\ufeff":
+                self._stream.seek(0)
+        except UnicodeError:  # UTF-16 and UTF-32 without their byte order mark
+            raise self.error(1, f"should begin with the byte order mark of {self.encoding}") from None
+
+    def _quoted(self, text: str, first: int) -> tuple[str, int]:
+        """Complete a record whose first line ends within quotes; also returns how many lines that took."""
+        record = io.StringIO()
+        length, lines = record.write(text), 0
+        while length < LONGEST_RECORD and (more := self._stream.readline(LONGEST_RECORD)):
+            length += record.write(more)
+            lines += 1
+            if more.count('"') & 1:
+                return record.getvalue(), lines
+        raise self.error(first, "unterminated quote")
+
+    def _check(self, text: str, first: int) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            line = first + len(re.findall("\r\n?|\n", text[: e.start]))
+            raise self.error(line, f"a byte that is not {self.encoding} text") from None

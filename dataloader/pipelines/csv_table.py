@@ -1,0 +1,233 @@
+"""The table of `load.csv`: created or checked, staged by COPY, merged by key, in the caller's transaction.
+
+May import psycopg's SQL composition; opens no connection.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from dataloader.pipelines import PermanentError, Progress
+from dataloader.pipelines.csv_source import Arguments, Source
+
+_STAGING = "dl_load_csv"  # no digits: the first number behind it in an error's context is the line
+_MERGED_AT_ONCE = 100_000  # lines of the file in one statement, between two safe points
+_COPIED_AT_ONCE = 2**16  # characters in one message to the server
+_LOCK_PAUSE = 0.2  # seconds between two looks at a table that another load is creating
+
+# SQLSTATE classes that tell of the data, the table or our rights in it: the next attempt meets them again.
+_PERMANENT = ("0A", "21", "22", "23", "3F", "42", "44", "54")
+# Another session has just created the table; the next attempt finds it.
+_RACES = ("42P07", "42710")
+
+# Values are literals in these statements: where there are parameters, a % in a column's name would be one.
+_KIND = "SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name})"
+_COLUMNS = """
+SELECT attname FROM pg_attribute
+WHERE attrelid = {table_name}::regclass AND attnum > 0 AND NOT attisdropped
+"""
+# What ON CONFLICT can use: unique at once, of columns only, for all rows.
+_UNIQUE_KEYS = """
+SELECT array_agg(a.attname::text)
+FROM pg_index i
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+WHERE i.indrelid = {table_name}::regclass AND i.indisunique AND i.indimmediate AND i.indisvalid
+  AND i.indpred IS NULL AND i.indexprs IS NULL
+GROUP BY i.indexrelid
+"""
+# Two integers: another space than the one-number locks that workers hold for their jobs' keys.
+_LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}))"
+_CREATE = "CREATE TABLE {table} ({typed}, PRIMARY KEY ({key}))"
+# With the target's types, checks and NOT NULL, COPY meets what the target would refuse and tells the line.
+_STAGING_TABLE = """
+CREATE TEMPORARY TABLE {staging} ({line} bigint NOT NULL, LIKE {table} INCLUDING CONSTRAINTS) ON COMMIT DROP
+"""
+# A header line makes COPY know the line end before the first record, else it counts CR within quotes.
+_COPY = """
+COPY pg_temp.{staging} ({line}, {columns}) FROM STDIN
+(FORMAT csv, HEADER, DELIMITER {delimiter}, ENCODING 'UTF8')
+"""
+_DROP_EARLIER = """
+DELETE FROM pg_temp.{staging} AS earlier
+USING (SELECT {key}, max({line}) AS {line} FROM pg_temp.{staging} GROUP BY {key} HAVING count(*) > 1) AS last
+WHERE ({earlier_key}) = ({last_key}) AND earlier.{line} < last.{line}
+"""
+_MERGE = """
+INSERT INTO {table} AS old ({columns})
+SELECT {columns} FROM pg_temp.{staging} WHERE {line} > {after} AND {line} <= {last}
+ON CONFLICT ({key})
+"""
+# *<> compares what is stored: any type will do (json has no =), and 1.0 is replaced by 1.00.
+_UPDATE = """
+DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values})::record
+"""
+
+
+class Load:
+    """One load, in the caller's transaction."""
+
+    def __init__(self, conn: psycopg.Connection[Any], wanted: Arguments, columns: list[str]) -> None:
+        if missing := [name for name in wanted.key if name not in columns]:
+            raise PermanentError(f"key: {_listed(missing)} should be in the header; is the delimiter right?")
+        self._wanted, self._columns = wanted, columns
+        self._cursor = conn.cursor(row_factory=tuple_row)
+        self._parts = self._names(*self._qualified())
+
+    def find_table(self) -> Iterator[None]:
+        """Create the table when there is none; raises PermanentError when it does not fit the file."""
+        if not self._kind():
+            yield from self._lock()
+        if not self._kind():
+            self._execute(_CREATE)
+        if self._kind() not in ("r", "p"):
+            raise PermanentError(f"table: {self._wanted.table} should be a table")
+        self._check_fit()
+
+    def stage(self, source: Source, total: int) -> Iterator[Progress]:
+        """Copy the file into a temporary table, by batches, as PostgreSQL tells an error when COPY ends."""
+        self._execute(_STAGING_TABLE)
+        self._execute("ALTER TABLE pg_temp.{staging} {changes}")
+        records, size = source.records(), self._wanted.batch_rows
+        for done in range(0, total, size):
+            try:
+                self._copy(islice(records, size))
+            except psycopg.Error as e:
+                raise self._located(e, source, done) from None
+            yield {"processed": min(done + size, total), "total": total}
+        if not source.unchanged():
+            raise RuntimeError(f"{self._wanted.path} was written to while it was read")
+
+    def merge(self) -> Iterator[None]:
+        """Insert the new rows and update those that differ; the last record of each key counts."""
+        self._execute(_DROP_EARLIER)
+        self._execute("CREATE INDEX ON pg_temp.{staging} USING brin ({line})")
+        # Without it the planner does not trust the index and reads all of the table for each slice.
+        self._execute("ANALYZE pg_temp.{staging} ({line})")
+        [(last,)] = self._fetch("SELECT coalesce(max({line}), 0) FROM pg_temp.{staging}")
+        changing = set(self._columns) > set(self._wanted.key)
+        for line in range(0, last, _MERGED_AT_ONCE):
+            self._parts |= {"after": sql.Literal(line), "last": sql.Literal(line + _MERGED_AT_ONCE)}
+            self._execute(_MERGE + (_UPDATE if changing else "DO NOTHING"))
+            yield None
+
+    def _qualified(self) -> tuple[str, str]:
+        """The schema and the table: unqualified, `pg_class` would be PostgreSQL's own."""
+        *schema, table = self._wanted.table.split(".")
+        if not schema:
+            self._cursor.execute("SELECT current_schema()")
+            schema = [name for (name,) in self._cursor if name]
+        if not schema:
+            raise PermanentError(f"table: there is no schema for {table}; does PG_SCHEMA exist?")
+        return schema[0], table
+
+    def _names(self, schema: str, table: str) -> dict[str, sql.Composable]:
+        """What the statements above mean by the names in braces."""
+        key, columns = self._wanted.key, self._columns
+        values = [name for name in columns if name not in key]
+        return {
+            "table": sql.Identifier(schema, table),
+            "table_name": sql.Literal(sql.Identifier(schema, table).as_string()),
+            "staging": sql.Identifier(_STAGING),
+            "delimiter": sql.Literal(self._wanted.delimiter),
+            "columns": _joined("{}", columns),
+            "key": _joined("{}", key),
+            "earlier_key": _joined("earlier.{}", key),
+            "last_key": _joined("last.{}", key),
+            "typed": _joined("{} text", columns),
+            "assignments": _joined("{0} = excluded.{0}", values),
+            "old_values": _joined("old.{}", values),
+            "new_values": _joined("excluded.{}", values),
+        }
+
+    def _composed(self, statement: LiteralString) -> sql.Composed:
+        return sql.SQL(statement).format(**self._parts)
+
+    def _execute(self, statement: LiteralString) -> None:
+        self._cursor.execute(self._composed(statement))
+
+    def _fetch(self, statement: LiteralString) -> list[Any]:
+        self._execute(statement)
+        return self._cursor.fetchall()
+
+    def _kind(self) -> str | None:
+        found = self._fetch(_KIND)
+        return found[0][0] if found else None
+
+    def _lock(self) -> Iterator[None]:
+        """Wait for another load that is creating this table: both would, and one would fail."""
+        while not self._fetch(_LOCK)[0][0]:
+            yield None
+            time.sleep(_LOCK_PAUSE)
+
+    def _check_fit(self) -> None:
+        table, key = self._wanted.table, self._wanted.key
+        existing = [name for (name,) in self._fetch(_COLUMNS)]
+        if missing := [name for name in self._columns if name not in existing]:
+            raise PermanentError(f"table: {table} should have the header's columns, but lacks {_listed(missing)}")
+        if not any(set(names) == set(key) for (names,) in self._fetch(_UNIQUE_KEYS)):
+            raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
+        line = "line"
+        while line in existing:
+            line += "_"
+        self._parts["line"] = sql.Identifier(line)
+        changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in set(existing) - set(self._columns)]
+        changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in key]
+        self._parts["changes"] = sql.SQL(", ").join(changes)
+
+    def _copy(self, records: Iterable[tuple[int, str]]) -> None:
+        delimiter = self._wanted.delimiter
+        with self._cursor.copy(self._composed(_COPY)) as copy:
+            copy.write(b"\n")  # the header
+            chunk: list[str] = []
+            size = 0
+            for line, text in records:
+                # The number in front also keeps a record `\.` from ending the data (PostgreSQL < 18).
+                chunk.append(f"{line}{delimiter}{text}\n")
+                size += len(text)
+                if size > _COPIED_AT_ONCE:
+                    copy.write("".join(chunk).encode())
+                    chunk, size = [], 0
+            copy.write("".join(chunk).encode())
+
+    def _located(self, error: psycopg.Error, source: Source, skip: int) -> Exception:
+        """What to raise for an error of COPY: names file, line and column, but none of the values."""
+        found = re.search(rf"{_STAGING}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
+        if not found or not is_permanent(error):
+            return error
+        reason = reason_of(error, self._wanted, self._columns)
+        if found[2] and f'"{found[2]}"' not in reason:
+            reason = f"column {found[2]}: {reason}"
+        line, more = source.located(skip, int(found[1]))
+        return source.error(line, reason, more)
+
+
+def is_permanent(error: psycopg.Error) -> bool:
+    return (error.sqlstate or "").startswith(_PERMANENT) and error.sqlstate not in _RACES
+
+
+def reason_of(error: psycopg.Error, wanted: Arguments, columns: list[str]) -> str:
+    """PostgreSQL's words without the values in them, which may be anybody's secrets."""
+    words = (error.diag.message_primary or str(error.sqlstate)).replace(_STAGING, wanted.table)
+    if error.sqlstate and error.sqlstate.startswith("22"):
+        words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)
+    return words
+
+
+def _joined(template: LiteralString, names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(_formatted(template, name) for name in names)
+
+
+def _formatted(template: LiteralString, name: str) -> sql.Composed:
+    return sql.SQL(template).format(sql.Identifier(name))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

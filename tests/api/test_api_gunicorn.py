@@ -1,0 +1,154 @@
+"""The application under gunicorn, spoken to in raw bytes: what a test client cannot send."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from api_app import MINIMAL, TRIGGER
+
+from dataloader import db
+
+ROOT = Path(__file__).parents[2]
+BODY = json.dumps(MINIMAL).encode()
+JSON = "Content-Type: application/json"
+
+
+@contextmanager
+def gunicorn(dsn: str, *arguments: str) -> Iterator[int]:
+    """gunicorn with one worker of four threads; yields its port."""
+    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-k", "gthread", "--threads", "4"]
+    process = subprocess.Popen(
+        [*command, "-b", "127.0.0.1:0", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"DL_DB_DSN": dsn},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr
+    try:
+        # Connections wait in the listener's backlog until the worker has booted.
+        yield next(int(at[1]) for line in process.stderr if (at := re.search(r"Listening at: \S+:(\d+)", line)))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def server(worker_db: str) -> Iterator[int]:
+    with gunicorn(worker_db, "dataloader.api:create_app()") as port:
+        yield port
+
+
+@pytest.fixture
+def port(server: int, dsn: str) -> int:
+    """The server, its tables empty. (They are emptied together with the server's sessions.)"""
+    return server
+
+
+def say(port: int, *head: str, body: bytes = b"", hang_up: bool = False) -> tuple[HTTPResponse, bytes]:
+    """Send these lines and bytes as they are, and read one answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall("\r\n".join([*head, "Host: x", "", ""]).encode("latin-1") + body)
+        if hang_up:
+            sock.shutdown(socket.SHUT_WR)
+        with HTTPResponse(sock) as answer:
+            answer.begin()
+            return answer, answer.read()
+
+
+def jobs(conn: db.Connection) -> int:
+    row = conn.execute("SELECT count(*) FROM dl_jobs").fetchone()
+    return int(row[0]) if row else -1
+
+
+def test_the_path_of_a_job(port: int, conn: db.Connection) -> None:
+    http = HTTPConnection("127.0.0.1", port, timeout=20)
+    http.request("POST", TRIGGER, BODY, {"Content-Type": "application/json"})
+    made = json.loads(http.getresponse().read())
+    http.request("POST", f"/api/v1/jobs/{made['job_id']}/cancel")
+    assert json.loads(http.getresponse().read())["status"] == "canceled"
+    http.request("GET", f"/api/v1/jobs/{made['job_id']}/status")
+    assert json.loads(http.getresponse().read())["job_id"] == made["job_id"]
+    http.close()
+
+
+def test_chunked_bodies_are_refused_and_not_cut(port: int, conn: db.Connection) -> None:
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    long = b"%x\r\n%b\r\n0\r\n\r\n" % (400_000, BODY.ljust(400_000))
+    for body in (chunked, long):
+        answer, text = say(port, f"POST {TRIGGER} HTTP/1.1", JSON, "Transfer-Encoding: chunked", body=body)
+        assert answer.status == 411
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert json.loads(text)["type"] == "/problems/length-required"
+    assert jobs(conn) == 0
+
+
+def test_without_a_length_there_is_no_body(port: int, conn: db.Connection) -> None:
+    answer, text = say(port, f"POST {TRIGGER} HTTP/1.1", JSON, body=BODY, hang_up=True)
+    assert (answer.status, json.loads(text)["errors"][0]["code"]) == (400, "empty")
+    answer, _ = say(port, f"POST /api/v1/jobs/{uuid4()}/cancel HTTP/1.1")
+    assert answer.status == 404
+    assert jobs(conn) == 0
+
+
+def test_a_body_that_is_cut_off_makes_no_job(port: int, conn: db.Connection) -> None:
+    length = f"Content-Length: {len(BODY) + 1}"
+    answer, _ = say(port, f"POST {TRIGGER} HTTP/1.1", JSON, length, body=BODY, hang_up=True)
+    assert answer.status == 400
+    assert jobs(conn) == 0
+
+
+def test_a_declared_length_over_the_limit_is_413_at_once(port: int) -> None:
+    length = "Content-Length: 1000000000000"
+    answer, text = say(port, f"POST {TRIGGER} HTTP/1.1", JSON, length, body=b"{", hang_up=True)
+    assert (answer.status, json.loads(text)["type"]) == (413, "/problems/too-large")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [f"POST {TRIGGER} HTTP/1.1", JSON, "Content-Length: 5", "Transfer-Encoding: chunked"],
+        [f"POST {TRIGGER} HTTP/1.1", JSON, "Content-Length: -1"],
+        [f"POST {TRIGGER} HTTP/1.1", JSON, "Content-Length: 5, 6"],
+        [f"POST {TRIGGER} HTTP/1.1", JSON, "Content-Length: ten"],
+        ["GET /api/v1/jobs/%FF%00%0d%0aX:y/status HTTP/1.1"],
+        ["GET /api/v1/jobs/\xff\xfe/status HTTP/1.1"],
+        ["GET /api/v1/jobs/%2e%2e%2f%2e%2e/status HTTP/1.1"],
+    ],
+    ids=range(7),
+)
+def test_oddities_are_400_and_harmless(port: int, conn: db.Connection, head: list[str]) -> None:
+    answer, _ = say(port, *head, body=b"{}", hang_up=True)
+    assert answer.status == 400
+    assert say(port, "GET /health HTTP/1.1")[0].status == 200
+    assert jobs(conn) == 0
+
+
+def test_an_odd_host_or_request_id_is_no_fault_of_ours(port: int) -> None:
+    assert say(port, "GET /health HTTP/1.1", "X-Request-ID: a b")[0].status == 200
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: a b<>\r\n\r\n")
+        with HTTPResponse(sock) as answer:
+            answer.begin()
+            assert answer.status in (200, 400)
+
+
+def test_it_may_be_loaded_before_the_fork(dsn: str) -> None:
+    with gunicorn(dsn, "--preload", "-w", "2", "wsgi:app") as port:
+        for _ in range(6):
+            answer, text = say(port, f"POST {TRIGGER} HTTP/1.1", JSON, f"Content-Length: {len(BODY)}", body=BODY)
+            assert answer.status == 200, text

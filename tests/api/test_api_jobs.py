@@ -1,0 +1,161 @@
+"""GET …/status and POST …/cancel: one shape, what it says, and what a cancellation may change."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+
+from dataloader import db
+
+CONTRACT = {"job_id", "status", "attempt", "started_at", "finished_at", "heartbeat_at", "error", "progress"}
+OURS = {"queue", "task", "lock_key", "max_attempts", "available_at", "waiting_for"}
+RUN = "UPDATE dl_jobs SET status = 'running', attempt = 1, started_at = now(), heartbeat_at = now(),"
+RUN += " lease_expires_at = now() + '1 min' WHERE job_id = %s"
+
+
+def made(client: FlaskClient, **fields: Any) -> str:
+    return str(client.post(TRIGGER, json=MINIMAL | fields).json["job_id"])
+
+
+def status(client: FlaskClient, job_id: str) -> dict[str, Any]:
+    answer = client.get(f"/api/v1/jobs/{job_id}/status")
+    assert answer.status_code == 200, answer.json
+    return dict(answer.json)
+
+
+def cancel(client: FlaskClient, job_id: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(f"/api/v1/jobs/{job_id}/cancel", **body)
+    assert answer.status_code == 200, answer.json
+    return dict(answer.json)
+
+
+def test_a_queued_job(client: FlaskClient) -> None:
+    job = status(client, made(client))
+    assert set(job) >= CONTRACT | OURS
+    assert (job["status"], job["attempt"], job["progress"], job["error"]) == ("queued", 0, {}, None)
+    assert job["started_at"] is job["finished_at"] is job["heartbeat_at"] is None
+    assert job["waiting_for"] == {"reason": "worker", "queue": "load.cbr"}
+
+
+def test_the_id_is_read_in_either_case(client: FlaskClient) -> None:
+    job_id = made(client)
+    assert status(client, job_id.upper())["job_id"] == job_id
+
+
+def test_instants_are_rfc_3339_in_utc(client: FlaskClient) -> None:
+    job = status(client, made(client, available_at="2031-01-31T06:30:00.25+03:00"))
+    assert job["available_at"] == "2031-01-31T03:30:00.250000Z"
+    assert job["waiting_for"] == {"reason": "time", "until": "2031-01-31T03:30:00.250000Z"}
+
+
+def test_a_job_behind_a_busy_key_names_the_holder(client: FlaskClient, conn: db.Connection) -> None:
+    holder, waiting = made(client), made(client)
+    conn.execute(RUN, (holder,))
+    assert status(client, waiting)["waiting_for"] == {"reason": "lock", "lock_key": "cbr", "job_id": holder}
+    assert status(client, holder)["waiting_for"] is None
+
+
+def test_error_and_progress_are_the_jobs_own_words(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    error, progress = '<img src=x onerror="alert(1)">\u2028', '{"z": 1, "a": {"done": 0.5}}'
+    conn.execute("UPDATE dl_jobs SET error = %s, progress = %s", (error, progress))
+    job = status(client, job_id)
+    assert (job["error"], job["progress"]) == (error, {"z": 1, "a": {"done": 0.5}})
+
+
+def test_cancelling_a_queued_job_ends_it(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    job = cancel(client, job_id)
+    assert job["status"] == "canceled"
+    assert job["finished_at"]
+    assert job["waiting_for"] is None
+    assert job == status(client, job_id)
+
+
+def test_cancelling_a_running_job_asks_it_to_stop(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    conn.execute(RUN, (job_id,))
+    for _ in range(2):
+        job = cancel(client, job_id)
+        assert (job["status"], job["cancel_requested"], job["finished_at"]) == ("running", True, None)
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed", "canceled", "lost"])
+def test_cancelling_a_finished_job_changes_nothing(client: FlaskClient, conn: db.Connection, end: str) -> None:
+    job_id = made(client)
+    conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now()", (end,))
+    before = status(client, job_id)
+    assert cancel(client, job_id) == before
+    assert status(client, job_id) == before
+
+
+@pytest.mark.parametrize("body", [{}, {"data": b""}, {"json": {}}, {"data": b"", "content_type": "text/plain"}])
+def test_cancel_needs_no_body(client: FlaskClient, body: dict[str, Any]) -> None:
+    assert cancel(client, made(client), **body)["status"] == "canceled"
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"json": {"reason": "because"}}, "/reason"),
+        ({"json": []}, ""),
+        ({"data": b"null", "content_type": "application/json"}, ""),
+        ({"data": b" "}, ""),
+        ({"data": b"{}", "content_type": "text/plain"}, ""),
+        ({"data": b'{"a":1,"a":1}', "content_type": "application/json"}, "/a"),
+        ({"data": b"{", "content_type": "application/json"}, ""),
+    ],
+)
+def test_cancel_with_a_bad_body_changes_nothing(
+    client: FlaskClient, refused: Refused, body: dict[str, Any], pointer: str
+) -> None:
+    job_id = made(client)
+    refused(client.post(f"/api/v1/jobs/{job_id}/cancel", **body), 400, "invalid-input", pointer)
+    assert status(client, job_id)["status"] == "queued"
+
+
+def test_an_unknown_job_is_404(client: FlaskClient, refused: Refused) -> None:
+    refused(client.get(f"/api/v1/jobs/{uuid4()}/status"), 404, "not-found")
+    refused(client.post(f"/api/v1/jobs/{uuid4()}/cancel"), 404, "not-found")
+
+
+KNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"
+
+
+@pytest.mark.parametrize(
+    "job_id",
+    [
+        "1",
+        "null",
+        "not-a-uuid",
+        KNOWN[:-1],
+        KNOWN + "0",
+        KNOWN.replace("-", ""),
+        "{" + KNOWN + "}",
+        "urn:uuid:" + KNOWN,
+        KNOWN[:-1] + "g",
+        KNOWN[:-1] + "%D9%A1",  # an Arabic digit
+        KNOWN + "%0A",
+        "%20" + KNOWN,
+        KNOWN + "%00",
+        KNOWN + "%2Fx",
+        "..%2F" + KNOWN,
+        "%FF%FE",
+        "%",
+        "%ZZ",
+        "%E2%80%AE",
+        "%0A",
+        "'%20OR%201=1--",
+        "x" * 3_000,
+        "a/b",
+        "/",
+    ],
+)
+def test_a_malformed_id_is_400(client: FlaskClient, refused: Refused, job_id: str) -> None:
+    problem = refused(client.get(f"/api/v1/jobs/{job_id}/status"), 400, "invalid-input", "")
+    assert problem["errors"][0]["code"] == "uuid"
+    refused(client.post(f"/api/v1/jobs/{job_id}/cancel"), 400, "invalid-input", "")

@@ -1,0 +1,218 @@
+"""Bad input: always 400 with a pointer to it, never a row; and the other refusals of HTTP."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from typing import Any
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataloader import db
+
+CANARY = "s3cret-canary"
+WITHOUT = object()
+
+FIELDS: list[tuple[str, Any]] = [
+    *((name, WITHOUT) for name in MINIMAL),
+    *((name, bad) for name in MINIMAL for bad in ("", None, 1, True, ["x"], {"a": 1}, "a\0b", "\ud800")),
+    *(("queue", bad) for bad in ("q" * 129, "a\nb", "\x7f", "\x9f", "tab\t")),
+    ("task", "t" * 201),
+    ("lock_key", "k" * 513),
+    *(("idempotency_key", bad) for bad in ("", "k" * 256, 7, False, [], "a\0", "\udfff")),
+    *(("partition_key", bad) for bad in (None, 7, "p" * 256, "\0")),
+    *((name, bad) for name in ("producer", "consumer_group") for bad in (7, {}, "p" * 256, "\0")),
+    *(("priority", bad) for bad in (-1, 2**31, 2**63, 10**4_000, "7", 7.0, 7.5, True, None, [])),
+    *(("max_attempts", bad) for bad in (0, -1, 2**31, "5", 5.0, True, None)),
+    *(("lease_ttl_sec", bad) for bad in (0, -1, 86_401, 2**40, "60", 60.0, False, None)),
+    *(("args", bad) for bad in (None, [], "{}", 1, True)),
+    *(("available_at", bad) for bad in (0, 1_769_841_000, True, [], {}, "", "now", "tomorrow", "infinity")),
+    *(("available_at", bad) for bad in ("2026-01-31", "2026-01-31T06:30:00", "2026-01-31T06:30Z", "06:30:00Z")),
+    *(("available_at", bad) for bad in ("2026-02-30T00:00:00Z", "2026-01-31T25:00:00Z", "1769841000")),
+    *(("available_at", bad) for bad in ("2026-01-31T06:30:00+3", "2026-01-31T06:30:00+24:00", "+2026-01-31T06:30:00Z")),
+    *(("available_at", bad) for bad in ("1999-12-31T23:59:59Z", "0001-01-01T00:00:00+23:59", "0000-01-01T00:00:00Z")),
+    *(("available_at", bad) for bad in ("9999-12-31T23:59:59-23:59", "2100-01-01T00:00:00Z", "20260131T063000Z")),
+    *(("available_at", bad) for bad in ("٢٠٢٦-01-31T06:30:00Z", "2026-01-31T06:30:00Z\n", "2026-W05-6T06:30:00Z")),
+    *((unknown, 1) for unknown in ("Queue", "job_id", "status", "attempt", "", "a b", "__proto__")),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+def test_a_bad_field_is_pointed_at(
+    client: FlaskClient, conn: db.Connection, refused: Refused, field: str, value: Any
+) -> None:
+    body = {name: item for name, item in (MINIMAL | {field: value}).items() if item is not WITHOUT}
+    problem = refused(client.post(TRIGGER, json=body), 400, "invalid-input", f"/{field}")
+    assert all(fault["code"] and fault["message"] for fault in problem["errors"])
+    assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (0,)
+
+
+def with_args(args: str) -> bytes:
+    return json.dumps(MINIMAL)[:-1].encode() + b', "args": ' + args.encode() + b"}"
+
+
+DOCUMENTS: list[tuple[bytes, str]] = [
+    *((raw, "") for raw in (b"", b" ", b"nonsense", b"{", b"{}}", b"{'queue': 1}", b'{"a":1,}', b"\0", b"//")),
+    *((raw, "") for raw in (b"[]", b"null", b"true", b"1", b'"text"', b"queue=a&task=b")),
+    (b"[" * 100_000, ""),
+    (b'{"a":' * 40_000, ""),
+    (b'{"args": {"n": 01}}', ""),
+    (b'{"args": "\n"}', ""),
+    (b'\xef\xbb\xbf{"queue": "a"}', ""),
+    (b'{"queue": "\xff"}', ""),
+    (b'{"queue": "\xed\xa0\x80"}', ""),
+    (json.dumps(MINIMAL).encode("utf-16"), ""),
+    (b'{"queue": "a", "queue": "a"}', "/queue"),
+    (with_args('{"a": {"b": [{"c": 1, "c": 1}]}}'), "/args/a/b/0/c"),
+    (with_args('{"a/b": {"~": 1, "\\u007e": 2}}'), "/args/a~1b/~0"),
+    (with_args('{"n": NaN}'), "/args/n"),
+    (with_args('{"n": [0, -Infinity]}'), "/args/n/1"),
+    (with_args('{"n": 1e400}'), "/args/n"),
+    (with_args('{"n": -1e400}'), "/args/n"),
+    (with_args('{"n": ' + "9" * 4_301 + "}"), "/args/n"),
+    (with_args('{"n": ' + "9" * 200_000 + "}"), "/args/n"),
+    (with_args('{"s": "a\\u0000"}'), "/args/s"),
+    (with_args('{"a": {"k\\u0000": 1}}'), "/args/a/k\ufffd"),
+    (with_args('{"s": ["\\ud83d"]}'), "/args/s/0"),
+    (with_args('{"\\udc00": 1}'), "/args/\ufffd"),
+    (with_args('{"a":' * 63 + "{}" + "}" * 63), "/args" + "/a" * 63),
+    (with_args('{"a":' + "[" * 63 + "]" * 63 + "}"), "/args/a" + "/0" * 62),
+]
+
+
+@pytest.mark.parametrize(("raw", "pointer"), DOCUMENTS, ids=range(len(DOCUMENTS)))
+def test_a_bad_document_is_refused(
+    client: FlaskClient, conn: db.Connection, refused: Refused, raw: bytes, pointer: str
+) -> None:
+    answer = client.post(TRIGGER, data=raw, content_type="application/json")
+    refused(answer, 400, "invalid-input", pointer)
+    assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        None,
+        "",
+        "text/plain",
+        "text/json",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/json-patch+json",
+        "application/json; charset=utf-16",
+        "application/json, text/plain",
+        "json",
+        ";",
+    ],
+)
+def test_only_json_is_taken(client: FlaskClient, refused: Refused, content_type: str | None) -> None:
+    answer = client.post(TRIGGER, data=json.dumps(MINIMAL), content_type=content_type)
+    problem = refused(answer, 400, "invalid-input", "")
+    assert problem["errors"][0]["code"] == "content_type"
+
+
+def test_all_wrong_fields_are_named_at_once(client: FlaskClient, refused: Refused) -> None:
+    problem = refused(client.post(TRIGGER, json={"queue": 1, "priority": -1, "color": 1}), 400, "invalid-input")
+    pointers = {fault["pointer"] for fault in problem["errors"]}
+    assert pointers == {"/queue", "/task", "/lock_key", "/priority", "/color"}
+    (unknown,) = [fault for fault in problem["errors"] if fault["pointer"] == "/color"]
+    assert "lock_key" in unknown["message"]
+
+
+def test_a_problem_is_small_however_much_is_wrong(client: FlaskClient, refused: Refused) -> None:
+    many = {f"unknown{i}": i for i in range(10_000)}
+    assert len(refused(client.post(TRIGGER, json=many), 400, "invalid-input")["errors"]) == 20
+    long_key = client.post(TRIGGER, json=MINIMAL | {"x" * 200_000: 1})
+    refused(long_key, 400, "invalid-input")
+    assert len(long_key.data) < 2_000
+
+
+@pytest.mark.parametrize("field", [*MINIMAL, "available_at", "idempotency_key", "priority", "producer"])
+def test_the_value_sent_is_not_repeated(client: FlaskClient, field: str) -> None:
+    answer = client.post(TRIGGER, json=MINIMAL | {field: [CANARY]})
+    assert answer.status_code == 400
+    assert CANARY not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/", "/api", "/api/v1/jobs", TRIGGER + "/", "/api/v1/jobs//status", "/%00", "/a//b"])
+def test_an_unknown_path_is_404(client: FlaskClient, refused: Refused, path: str) -> None:
+    if path == "/api/v1/jobs//status":
+        refused(client.get(path), 400, "invalid-input", "")
+    else:
+        refused(client.get(path), 404, "not-found")
+
+
+JOB = "/api/v1/jobs/01890a5d-ac96-774b-bcce-b302099a8057"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", TRIGGER, {"POST", "OPTIONS"}),
+        ("PUT", TRIGGER, {"POST", "OPTIONS"}),
+        ("DELETE", JOB + "/status", {"GET", "HEAD", "OPTIONS"}),
+        ("GET", JOB + "/cancel", {"POST", "OPTIONS"}),
+        ("POST", "/health", {"GET", "HEAD", "OPTIONS"}),
+        ("NONSENSE", "/info", {"GET", "HEAD", "OPTIONS"}),
+    ],
+)
+def test_a_wrong_method_is_405_and_names_the_right_ones(
+    client: FlaskClient, refused: Refused, method: str, path: str, allowed: set[str]
+) -> None:
+    answer = client.open(path, method=method)
+    refused(answer, 405, "method-not-allowed")
+    assert set(answer.allow) == allowed
+
+
+def test_a_body_over_the_limit_is_413(client: FlaskClient, refused: Refused) -> None:
+    body = json.dumps(MINIMAL | {"args": {"text": "x" * 256 * 1024}})
+    refused(client.post(TRIGGER, data=body, content_type="application/json"), 413, "too-large")
+    refused(client.post(JOB + "/cancel", data=body, content_type="application/json"), 413, "too-large")
+
+
+def test_a_chunked_body_is_411(client: FlaskClient, refused: Refused) -> None:
+    body = BytesIO(json.dumps(MINIMAL).encode())
+    chunked = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
+    for path in (TRIGGER, JOB + "/cancel"):
+        answer = client.post(path, input_stream=body, headers=chunked)
+        refused(answer, 411, "length-required")
+
+
+def test_a_trigger_without_a_body_is_400(client: FlaskClient, refused: Refused) -> None:
+    refused(client.post(TRIGGER), 400, "invalid-input", "")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+names = st.sampled_from(
+    [*MINIMAL, "args", "idempotency_key", "priority", "available_at", "max_attempts", "lease_ttl_sec"]
+)
+texts = st.text(st.characters(exclude_categories=()), min_size=1, max_size=40)
+near = st.builds(
+    lambda good, args, odd: good | {"args": args} | odd,
+    st.fixed_dictionaries({"queue": texts, "task": texts, "lock_key": texts}),
+    st.dictionaries(st.text(max_size=4), anything, max_size=4),
+    st.dictionaries(names, anything, max_size=1),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(document=near | anything)
+def test_no_document_is_our_fault(client: FlaskClient, document: Any) -> None:
+    answer = client.post(TRIGGER, data=json.dumps(document), content_type="application/json")
+    assert answer.status_code in (200, 400), answer.json
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=st.binary(max_size=200), path=st.text(max_size=30))
+def test_no_bytes_are_our_fault(client: FlaskClient, raw: bytes, path: str) -> None:
+    assert client.post(TRIGGER, data=raw, content_type="application/json").status_code == 400
+    answer = client.get(f"/api/v1/jobs/{path}/status")
+    assert answer.status_code in (400, 404), answer.json

@@ -1,0 +1,181 @@
+"""POST /api/v1/jobs/trigger: what is stored, and that one idempotency key makes one job."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
+from typing import Any
+from uuid import UUID
+
+import pytest
+from api_app import MINIMAL, TRIGGER, running
+from flask.testing import FlaskClient
+from psycopg.rows import dict_row
+
+from dataloader import db
+
+EVERYTHING = {
+    **MINIMAL,
+    "args": {"date": "2026-01-31", "city": "Хабаровск", "n": [1, 2.5, None, True, {"deep": "🚀"}]},
+    "idempotency_key": "cbr-2026-01-31",
+    "partition_key": "2026-01",
+    "priority": 0,
+    "available_at": "2026-01-31T06:30:00.123456+03:00",
+    "max_attempts": 1,
+    "lease_ttl_sec": 86_400,
+    "producer": "billing",
+    "consumer_group": "etl",
+}
+
+
+def rows(conn: db.Connection) -> list[dict[str, Any]]:
+    return conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs").fetchall()
+
+
+def test_a_job_is_committed_when_the_answer_comes(client: FlaskClient, conn: db.Connection) -> None:
+    answer = client.post(TRIGGER, json=MINIMAL)
+    assert answer.status_code == 200
+    assert answer.mimetype == "application/json"
+    (row,) = rows(conn)
+    assert answer.json == {"job_id": str(row["job_id"]), "status": "queued"}
+    assert conn.execute("SELECT kind FROM dl_job_events").fetchall() == [("queued",)]
+
+
+def test_what_is_left_out_gets_the_defaults(client: FlaskClient, conn: db.Connection) -> None:
+    client.post(TRIGGER, json=MINIMAL)
+    (row,) = rows(conn)
+    defaults = {"args": {}, "idempotency_key": None, "partition_key": "", "priority": 100, "max_attempts": 5}
+    defaults |= {"lease_ttl_sec": 60, "producer": None, "consumer_group": None, "attempt": 0}
+    assert {name: row[name] for name in defaults} == defaults
+    assert row["available_at"] == row["created_at"]
+
+
+def test_the_default_lease_is_a_setting(dsn: str, conn: db.Connection) -> None:
+    with running(dsn, dl_default_lease_ttl_sec=7) as app:
+        app.test_client().post(TRIGGER, json=MINIMAL)
+    assert rows(conn)[0]["lease_ttl_sec"] == 7
+
+
+def test_every_field_is_stored(client: FlaskClient, conn: db.Connection) -> None:
+    assert client.post(TRIGGER, json=EVERYTHING).status_code == 200
+    (row,) = rows(conn)
+    at = datetime(2026, 1, 31, 3, 30, 0, 123456, UTC)
+    assert {name: row[name] for name in EVERYTHING} == EVERYTHING | {"available_at": at}
+
+
+@pytest.mark.parametrize("key_twice", [False, True])
+def test_null_means_not_given_where_null_is_the_default(client: FlaskClient, key_twice: bool) -> None:
+    names = ("idempotency_key", "available_at", "producer", "consumer_group")
+    body = MINIMAL | dict.fromkeys(names) | ({"idempotency_key": "k"} if key_twice else {})
+    answers = [client.post(TRIGGER, json=body) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert (answers[0].json == answers[1].json) is key_twice
+
+
+@pytest.mark.parametrize(
+    "extremes",
+    [
+        {"queue": "q" * 128, "task": "ж" * 200, "lock_key": "🚀" * 512, "idempotency_key": "🚀" * 255},
+        {"partition_key": "🚀" * 255, "producer": "p" * 255, "consumer_group": ""},
+        {"priority": 2**31 - 1, "max_attempts": 2**31 - 1, "lease_ttl_sec": 1},
+        {"available_at": "2000-01-01T00:00:00Z"},
+        {"available_at": "2030-02-28t23:59:59.123456789z"},
+        {"task": "a\nb", "lock_key": " "},
+    ],
+)
+def test_values_at_their_bounds_are_taken(client: FlaskClient, extremes: dict[str, Any]) -> None:
+    answer = client.post(TRIGGER, json=MINIMAL | extremes)
+    assert answer.status_code == 200, answer.json
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("2026-03-01T00:00:00Z", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-03-01T00:00:00-00:00", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-03-01T00:00:00.5+14:00", datetime(2026, 2, 28, 10, 0, 0, 500_000, UTC)),
+        ("2026-03-01T00:00:00-23:59", datetime(2026, 3, 1, 23, 59, tzinfo=UTC)),
+    ],
+)
+def test_an_instant_is_the_same_in_every_offset(
+    client: FlaskClient, conn: db.Connection, text: str, at: datetime
+) -> None:
+    client.post(TRIGGER, json=MINIMAL | {"available_at": text})
+    assert rows(conn)[0]["available_at"] == at
+
+
+def test_nearly_ten_years_ahead_is_taken(client: FlaskClient) -> None:
+    at = datetime.now(UTC) + timedelta(days=3_652)
+    assert client.post(TRIGGER, json=MINIMAL | {"available_at": at.isoformat()}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"n": 10**4_299},
+        {"n": -(2**63) - 1},
+        {"n": 0.1, "m": -1e22, "k": 5e-324},
+        {"": {"": []}},
+        {"text": '"\\/\b\f\n\r\t\x7f\u2028'},
+        json.loads('{"a":' * 62 + "{}" + "}" * 62),
+    ],
+)
+def test_arguments_survive_unchanged(client: FlaskClient, conn: db.Connection, args: dict[str, Any]) -> None:
+    answer = client.post(TRIGGER, json=MINIMAL | {"args": args})
+    assert answer.status_code == 200, answer.json
+    stored = conn.execute("SELECT args::text FROM dl_jobs").fetchone()
+    assert stored is not None
+    assert json.loads(stored[0]) == args
+
+
+def test_a_body_of_exactly_the_limit_is_taken(client: FlaskClient) -> None:
+    frame = json.dumps(MINIMAL | {"args": {"text": ""}})
+    body = json.dumps(MINIMAL | {"args": {"text": "x" * (256 * 1024 - len(frame))}})
+    assert len(body) == 256 * 1024
+    answer = client.post(TRIGGER, data=body, content_type="application/json; charset=UTF-8")
+    assert answer.status_code == 200, answer.json
+
+
+@pytest.mark.parametrize("end", ["queued", "running", "succeeded", "failed", "canceled", "lost"])
+def test_a_known_key_answers_with_its_job_whatever_else_is_said(
+    client: FlaskClient, conn: db.Connection, end: str
+) -> None:
+    first = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"}).json
+    conn.execute("UPDATE dl_jobs SET status = %s, lease_expires_at = now() + '1 min'", (end,))
+    other = {"queue": "other", "task": "other", "lock_key": "other", "idempotency_key": "k", "priority": 1}
+    again = client.post(TRIGGER, json=other)
+    assert again.status_code == 200
+    assert again.json == {"job_id": first["job_id"], "status": end}
+    assert [row["queue"] for row in rows(conn)] == ["load.cbr"]
+
+
+def test_a_known_key_does_not_excuse_bad_input(client: FlaskClient) -> None:
+    client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"})
+    assert client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k", "priority": -1}).status_code == 400
+
+
+def test_without_a_key_every_call_is_a_job(client: FlaskClient, conn: db.Connection) -> None:
+    made = {client.post(TRIGGER, json=MINIMAL).json["job_id"] for _ in range(3)}
+    assert made == {str(row["job_id"]) for row in rows(conn)}
+    assert len(made) == 3
+
+
+def test_one_key_at_the_same_moment_is_one_job(dsn: str, conn: db.Connection) -> None:
+    callers, rounds = 16, 8
+    together = Barrier(callers, timeout=30)
+    with running(dsn, pg_pool_size=callers) as app, ThreadPoolExecutor(callers) as threads:
+
+        def call(key: str) -> tuple[int, str]:
+            client = app.test_client()
+            together.wait()
+            answer = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": key})
+            return answer.status_code, answer.json["job_id"]
+
+        for key in map(str, range(rounds)):
+            ((status, job_id),) = set(threads.map(call, [key] * callers))
+            assert status == 200
+            assert UUID(job_id)
+    assert sorted(row["idempotency_key"] for row in rows(conn)) == sorted(map(str, range(rounds)))
+    assert conn.execute("SELECT count(*) FROM dl_job_events").fetchone() == (rounds,)

@@ -1,0 +1,66 @@
+"""What the pipelines' tests share: a context on a real database, and a pipeline run to its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from dataloader import pipelines
+from dataloader.pipelines import Context, resolve, steps
+
+DATA = Path(__file__).parent.parent / "data"
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def context(dsn: str, tmp_path: Path) -> Context:
+    """A job's context: its transactions are in the test's database, its data folder is the test's own."""
+    pipelines.load([])
+
+    @contextmanager
+    def transaction(other: str | None) -> Iterator[psycopg.Connection[Any]]:
+        with psycopg.connect(other or dsn) as conn:
+            conn.execute("SET LOCAL search_path = public")
+            yield conn
+
+    return Context(
+        job_id=uuid4(),
+        attempt=1,
+        lock_key="key",
+        partition_key="",
+        idempotency_key=None,
+        logger=logging.getLogger("test"),
+        data_dir=tmp_path,
+        _stop_asked=lambda: False,
+        _report=lambda document: None,
+        _transaction=transaction,
+    )
+
+
+@pytest.fixture
+def run(context: Context) -> Run:
+    """Run a pipeline to its end and return the progress it reported."""
+
+    def run(task: str, **args: Any) -> list[Any]:
+        return [document for document in steps(resolve(task), args, context) if document is not None]
+
+    return run
+
+
+@pytest.fixture
+def rows(dsn: str) -> Callable[[str], list[Any]]:
+    """Ask the test's database."""
+
+    def rows(query: str) -> list[Any]:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            cursor = conn.execute(query.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    return rows

@@ -1,0 +1,272 @@
+"""What `load.cbr.rates` promises, against a server that answers as the Bank of Russia does."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from dataloader.pipelines import Context, PermanentError, cbr, resolve, steps
+
+ANSWERS = Path(__file__).parent.parent / "data" / "cbr"
+DAY = "2021-03-17"
+HEAD = '<?xml version="1.0" encoding="windows-1251"?><ValCurs Date="17.03.2021" name="x">'
+Run = Callable[..., list[Any]]
+Rows = Callable[[str], list[Any]]
+
+
+@dataclass
+class Bank:
+    """What the server answers, and what it was asked."""
+
+    base: str = ""
+    status: int = 200
+    body: bytes | None = None  # instead of the file for the day asked for
+    headers: dict[str, str] = field(default_factory=dict)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def answer(self, path: str) -> bytes:
+        """The body for this request."""
+        if self.body is not None:
+            return self.body
+        day, month, year = parse_qs(urlsplit(path).query)["date_req"][0].split("/")
+        return (ANSWERS / f"XML_daily_{year}-{month}-{day}.xml").read_bytes()
+
+
+@pytest.fixture
+def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
+    """A server on a port of its own, named by CBR_BASE_URL."""
+    bank = Bank()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            bank.asked.append((self.path, self.headers["User-Agent"]))
+            body = bank.answer(self.path)
+            self.send_response(bank.status)
+            for name, value in ({"Content-Length": str(len(body))} | bank.headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        bank.base = f"http://127.0.0.1:{server.server_port}/scripts"
+        monkeypatch.setenv("CBR_BASE_URL", bank.base)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield bank
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def permanent(run: Run, bank: Bank) -> Callable[..., str]:
+    """Run the pipeline, see a permanent error, and return its text."""
+
+    def permanent(**args: Any) -> str:
+        with pytest.raises(PermanentError) as caught:
+            run("load.cbr.rates", **({"date": DAY} | args))
+        return str(caught.value)
+
+    return permanent
+
+
+def valute(code: str = "USD", nominal: str = "1", value: str = "1,0") -> bytes:
+    fields = f"<CharCode>{code}</CharCode><Nominal>{nominal}</Nominal><Value>{value}</Value>"
+    return f"{HEAD}<Valute>{fields}</Valute></ValCurs>".encode("cp1251")
+
+
+@pytest.mark.parametrize(("date", "asked"), [("2021-03-17", "17/03/2021"), ("2022-02-04", "04/02/2022")])
+def test_a_day(date: str, asked: str, run: Run, rows: Rows, bank: Bank) -> None:
+    assert run("load.cbr.rates", date=date)[-1] == {"processed": 34, "total": 34}
+    assert rows("SELECT count(*), min(date)::text, max(date)::text FROM cbr_rates") == [(34, date, date)]
+    assert rows("SELECT count(*) FROM cbr_rates WHERE rate * nominal = value") == [(34,)]
+    [(path, agent)] = bank.asked
+    assert path == f"/scripts/XML_daily.asp?date_req={asked}"
+    assert agent
+    assert agent.startswith("dataloader")
+
+
+def test_nominals_are_divided_exactly(run: Run, rows: Rows, bank: Bank) -> None:
+    bank.body = valute("AMD", "100", "15,8597")
+    run("load.cbr.rates", date=DAY)
+    query = "SELECT currency, nominal, value, rate FROM cbr_rates"
+    assert rows(query) == [("AMD", 100, Decimal("15.8597"), Decimal("0.158597"))]
+    bank.body = valute("AMD", "10000", "15,8597")
+    run("load.cbr.rates", date=DAY)
+    assert rows(query) == [("AMD", 10_000, Decimal("15.8597"), Decimal("0.00158597"))]
+
+
+def test_the_columns_of_the_table(run: Run, rows: Rows, bank: Bank) -> None:
+    run("load.cbr.rates", date=DAY)
+    columns = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = 'cbr_rates'"
+    assert dict(rows(columns)) == {
+        "date": "date",
+        "currency": "text",
+        "nominal": "integer",
+        "value": "numeric",
+        "rate": "numeric",
+        "updated_at": "timestamp with time zone",
+    }
+    key = "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'cbr_rates'::regclass AND contype = 'p'"
+    assert rows(key) == [("PRIMARY KEY (date, currency)",)]
+
+
+def test_a_second_run_rewrites_only_what_changed(run: Run, rows: Rows, bank: Bank) -> None:
+    run("load.cbr.rates", date=DAY)
+    versions = rows("SELECT currency, xmin, updated_at FROM cbr_rates ORDER BY 1")
+    run("load.cbr.rates", date=DAY)
+    assert rows("SELECT currency, xmin, updated_at FROM cbr_rates ORDER BY 1") == versions
+    rows("UPDATE cbr_rates SET value = 0 WHERE currency = 'USD'")
+    run("load.cbr.rates", date=DAY)
+    after = rows("SELECT currency, xmin, updated_at FROM cbr_rates ORDER BY 1")
+    assert [new[0] for old, new in zip(versions, after, strict=True) if old[2] != new[2]] == ["USD"]
+
+
+def test_chosen_currencies(run: Run, rows: Rows, bank: Bank) -> None:
+    run("load.cbr.rates", date=DAY, currencies=["USD", "AMD", "USD"])
+    assert rows("SELECT currency, nominal FROM cbr_rates ORDER BY 1") == [("AMD", 100), ("USD", 1)]
+
+
+def test_rates_are_stored_under_the_documents_date(run: Run, rows: Rows, bank: Bank) -> None:
+    bank.body = valute()
+    run("load.cbr.rates", date="2021-03-21")
+    assert rows("SELECT date::text FROM cbr_rates") == [(DAY,)]
+
+
+def test_a_base_that_names_the_script(run: Run, bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBR_BASE_URL", f"{bank.base}/other.asp")
+    run("load.cbr.rates", date=DAY)
+    monkeypatch.setenv("CBR_BASE_URL", f"{bank.base}/")
+    run("load.cbr.rates", date=DAY)
+    assert [path.split("?")[0] for path, _ in bank.asked] == ["/scripts/other.asp", "/scripts/XML_daily.asp"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_statuses_that_are_tried_again(status: int, run: Run, bank: Bank) -> None:
+    bank.status = status
+    with pytest.raises(cbr.Unavailable, match=str(status)):
+        run("load.cbr.rates", date=DAY)
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410])
+def test_statuses_that_are_not(status: int, permanent: Callable[..., str], bank: Bank) -> None:
+    bank.status = status
+    assert str(status) in permanent()
+
+
+def test_answers_that_were_cut_off(run: Run, bank: Bank, rows: Rows) -> None:
+    whole = (ANSWERS / f"XML_daily_{DAY}.xml").read_bytes()
+    for size in (0, 3, 60, len(whole) // 2, len(whole) - 1):
+        bank.body = whole[:size]
+        with pytest.raises(cbr.Unavailable, match="cut off"):
+            run("load.cbr.rates", date=DAY)
+        bank.headers = {"Content-Length": str(len(whole))}
+        with pytest.raises(cbr.Unavailable, match="cut off"):
+            run("load.cbr.rates", date=DAY)
+        bank.headers = {}
+    assert rows("SELECT to_regclass('cbr_rates')") == [(None,)]
+
+
+def test_silence_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cbr, "TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("CBR_BASE_URL", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        with pytest.raises(TimeoutError):
+            run("load.cbr.rates", date=DAY)
+
+
+def test_nobody_there_is_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("CBR_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with pytest.raises(urllib.error.URLError):
+        run("load.cbr.rates", date=DAY)
+
+
+def test_an_answer_that_only_drips_is_tried_again(run: Run, bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cbr, "_DEADLINE", 0)
+    with pytest.raises(cbr.Unavailable, match="took longer"):
+        run("load.cbr.rates", date=DAY)
+
+
+def test_redirects(run: Run, permanent: Callable[..., str], bank: Bank) -> None:
+    bank.status, bank.body, bank.headers = 302, b"", {"Location": "https://127.0.0.1/"}
+    assert "another scheme" in permanent()
+    bank.headers = {"Location": "file:///etc/passwd"}
+    assert "302" in permanent()
+    bank.headers = {"Location": "/again"}
+    assert "302" in permanent()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"<html><body>Sorry</body></html>", "should be a ValCurs document"),
+        (b"Sorry", "should be a ValCurs document"),
+        (b'<?xml version="1.0" encoding="no-such"?><ValCurs></ValCurs>', "should be a ValCurs document"),
+        (b'<ValCurs Date="" name="x">Error in parameters</ValCurs>', "Date should be DD.MM.YYYY"),
+        (b"<ValCurs></ValCurs>", "Date should be DD.MM.YYYY"),
+        (b'<ValCurs Date="17.03.2021"/>', "no rates"),
+        (b'<!DOCTYPE x [<!ENTITY a "aa">]><ValCurs Date="17.03.2021">&a;</ValCurs>', "no DOCTYPE"),
+        (valute(code=""), "code of three letters"),
+        (valute(nominal="0"), "Nominal of USD"),
+        (valute(nominal="1.5"), "Nominal of USD"),
+        (valute(value="1.5"), "Value of USD"),
+        (valute(value=""), "Value of USD"),
+        (valute(value="1 000,5"), "Value of USD"),
+        (valute(value="NaN"), "Value of USD"),
+        (b" " * (2**20 + 1), "longer than"),
+    ],
+)
+def test_documents_that_are_not_understood(
+    body: bytes, reason: str, permanent: Callable[..., str], bank: Bank, rows: Rows
+) -> None:
+    bank.body = body
+    assert reason in permanent()
+    assert rows("SELECT to_regclass('cbr_rates')") == [(None,)]
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ({"date": "17.03.2021"}, "date: should be a date as YYYY-MM-DD"),
+        ({"date": "20210317"}, "date: should be a date as YYYY-MM-DD"),
+        ({"date": "2021-02-30"}, "date: should be a date of the calendar"),
+        ({"date": 20210317}, "date: should be a date as YYYY-MM-DD"),
+        ({"currencies": "USD"}, "currencies: "),
+        ({"currencies": []}, "currencies: "),
+        ({"currencies": ["usd"]}, "currencies.0: "),
+        ({"colour": 1}, "colour: there is no such argument; there are date, currencies"),
+        ({"currencies": ["USD", "XXX"]}, "currencies: XXX should be among the rates of 2021-03-17"),
+    ],
+)
+def test_wrong_arguments(args: dict[str, Any], reason: str, permanent: Callable[..., str]) -> None:
+    assert permanent(**args).startswith(reason)
+
+
+def test_a_table_of_another_shape(permanent: Callable[..., str], rows: Rows) -> None:
+    rows("CREATE TABLE cbr_rates (date date, currency text)")
+    assert permanent().startswith("cbr_rates: ")
+
+
+def test_cancelled_before_the_end(context: Context, rows: Rows, bank: Bank) -> None:
+    running = steps(resolve("load.cbr.rates"), {"date": DAY}, context)
+    while next(running) is None:
+        pass
+    running.close()
+    assert rows("SELECT to_regclass('cbr_rates')") == [(None,)]

@@ -1,0 +1,474 @@
+"""What `load.csv` promises: the file's rows, all or nothing, and where a bad one is."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dataloader.pipelines import Context, PermanentError, csv_source, csv_table, resolve, steps
+
+OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
+LOAD = {"table": "t", "key": ["id"]}
+Run = Callable[..., list[Any]]
+Rows = Callable[[str], list[Any]]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def load(run: Run, tmp_path: Path) -> Run:
+    """Load these bytes as `f.csv` into the table `t` by `id`."""
+
+    def load(content: bytes, **args: Any) -> list[Any]:
+        (tmp_path / "f.csv").write_bytes(content)
+        return run("load.csv", path="f.csv", **(LOAD | args))
+
+    return load
+
+
+@pytest.fixture
+def refused(load: Run, rows: Rows) -> Refused:
+    """Load these bytes, see a permanent error and an unchanged database, and return the error's text."""
+
+    def refused(content: bytes, **args: Any) -> str:
+        before = _tables(rows)
+        with pytest.raises(PermanentError) as caught:
+            load(content, **args)
+        assert _tables(rows) == before
+        return str(caught.value)
+
+    return refused
+
+
+def _tables(rows: Rows) -> dict[str, Any]:
+    names = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+    return {name: rows(f'SELECT xmin, * FROM "{name}" ORDER BY ctid') for (name,) in rows(names)}
+
+
+# Rows
+
+
+@pytest.mark.parametrize("name", ["countries", "runways"])
+def test_a_real_file_twice(name: str, run: Run, rows: Rows, tmp_path: Path) -> None:
+    shutil.copy(OURAIRPORTS / f"{name}.csv", tmp_path)
+    expected = (tmp_path / f"{name}.csv").read_bytes().count(b"\n") - 1
+    args = {"path": f"{name}.csv", "table": name, "key": ["id"]}
+    first = run("load.csv", **args)
+    versions = rows(f"SELECT id, xmin, ctid FROM {name} ORDER BY id")
+    assert run("load.csv", **args) == first
+    assert rows(f"SELECT id, xmin, ctid FROM {name} ORDER BY id") == versions
+    assert len(versions) == expected
+    assert first[-1] == {"processed": expected, "total": expected}
+
+
+def test_text_columns_as_in_the_header(load: Run, rows: Rows) -> None:
+    load('id,Full name,"a ""b"" 50%",{x}\n1,Ёж,"two\nlines",""\n2,,,\n'.encode())
+    assert rows('SELECT id, "Full name", "a ""b"" 50%", "{x}" FROM t ORDER BY id') == [
+        ("1", "Ёж", "two\nlines", ""),
+        ("2", None, None, None),
+    ]
+    kinds = "SELECT DISTINCT format_type(atttypid, -1) FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+    assert rows(kinds) == [("text",)]
+
+
+def test_a_table_with_types_of_its_own(run: Run, rows: Rows, tmp_path: Path) -> None:
+    shutil.copy(OURAIRPORTS / "runways.csv", tmp_path)
+    rows(
+        "CREATE TABLE runways (id int PRIMARY KEY, airport_ref int, airport_ident text, length_ft int,"
+        " width_ft int, surface text, lighted bool, closed bool, le_ident text, le_latitude_deg float,"
+        ' le_longitude_deg float, le_elevation_ft int, "le_heading_degT" numeric, le_displaced_threshold_ft int,'
+        " he_ident text, he_latitude_deg float, he_longitude_deg float, he_elevation_ft int,"
+        ' "he_heading_degT" numeric, he_displaced_threshold_ft int, loaded_at timestamptz NOT NULL DEFAULT now())'
+    )
+    args = {"path": "runways.csv", "table": "public.runways", "key": ["id"], "batch_rows": 10_000}
+    total = run("load.csv", **args)[-1]["total"]
+    versions = rows("SELECT id, xmin FROM runways ORDER BY id")
+    run("load.csv", **args)
+    assert rows("SELECT id, xmin FROM runways ORDER BY id") == versions
+    assert len(versions) == total
+    assert rows("SELECT length_ft, lighted, le_latitude_deg FROM runways WHERE id = 269408") == [(80, True, None)]
+
+
+def test_only_what_differs_is_rewritten(load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, a json, b numeric, kept text DEFAULT 'yes')")
+    load(b'id,a,b\n1,"{""x"":1}",1.0\n2,[],\n')
+    before = dict(rows("SELECT id, xmin FROM t"))
+    load(b'id,a,b\n1,"{""x"":1}",1.0\n2,[],5\n3,[],6\n')
+    after = dict(rows("SELECT id, xmin FROM t"))
+    assert after[1] == before[1]
+    assert after[2] != before[2]
+    assert rows("SELECT id, b::text, kept FROM t ORDER BY id") == [(1, "1.0", "yes"), (2, "5", "yes"), (3, "6", "yes")]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 5000])
+def test_the_last_of_equal_keys_counts(batch_rows: int, load: Run, rows: Rows) -> None:
+    content = b"id,a\n1,first\n2,only\n1,second\n1,last\n"
+    load(content, batch_rows=batch_rows)
+    versions = rows("SELECT id, a, xmin FROM t ORDER BY id")
+    load(content, batch_rows=batch_rows)
+    assert rows("SELECT id, a, xmin FROM t ORDER BY id") == versions
+    assert [row[:2] for row in versions] == [("1", "last"), ("2", "only")]
+
+
+def test_equal_keys_far_apart(load: Run, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_table, "_MERGED_AT_ONCE", 3)
+    content = b"id,a\n" + b"".join(b"%d,%d\n" % (n % 7, n) for n in range(50))
+    load(content)
+    versions = rows("SELECT id, a, xmin FROM t ORDER BY id")
+    load(content)
+    assert rows("SELECT id, a, xmin FROM t ORDER BY id") == versions
+    assert {a for _, a, _ in versions} == {str(n) for n in range(43, 50)}
+
+
+def test_a_key_of_several_columns_and_nothing_else(load: Run, rows: Rows) -> None:
+    for _ in range(2):
+        load(b"a,b\n1,1\n1,2\n1,1\n", key=["b", "a"])
+    assert rows("SELECT a, b FROM t ORDER BY b") == [("1", "1"), ("1", "2")]
+
+
+def test_a_table_with_a_column_line(load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, line text, line_ text)")
+    load(b"id,line\n1,x\n")
+    assert rows("SELECT id, line, line_ FROM t") == [(1, "x", None)]
+
+
+def test_a_header_alone_makes_an_empty_table(load: Run, rows: Rows) -> None:
+    assert load(b"id,a") == [{"processed": 0, "total": 0}]
+    assert rows("SELECT * FROM t") == []
+
+
+def test_progress_counts_records(load: Run) -> None:
+    assert load(b'id\n"1"\n\n2\n3\n4\n5', batch_rows=2) == [
+        {"processed": 2, "total": 5},
+        {"processed": 4, "total": 5},
+        {"processed": 5, "total": 5},
+        {"processed": 5, "total": 5},
+    ]
+
+
+# Forms of files
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark"),
+    [
+        ("utf-8", b""),
+        ("utf-8", codecs.BOM_UTF8),
+        ("UTF8", codecs.BOM_UTF8),
+        ("utf-8-sig", b""),
+        ("cp1251", b""),
+        ("utf-16", b""),
+        ("utf-16-le", codecs.BOM_UTF16_LE),
+        ("utf-16-be", b""),
+        ("utf-32", b""),
+    ],
+)
+def test_encodings(encoding: str, mark: bytes, load: Run, rows: Rows) -> None:
+    load(mark + '"id",имя\r\n1,"Ёж\r\nи уж"\r\n'.encode(encoding), encoding=encoding)
+    assert rows("SELECT id, имя FROM t") == [("1", "Ёж\r\nи уж")]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|", ".", " ", "\\", "'", "%"])
+def test_delimiters(delimiter: str, load: Run, rows: Rows) -> None:
+    load("id,a\n1,x\n".replace(",", delimiter).encode(), delimiter=delimiter)
+    assert rows("SELECT id, a FROM t") == [("1", "x")]
+
+
+def test_mixed_line_ends_and_blank_lines(load: Run, rows: Rows) -> None:
+    load(b'\r\n\nid,a\r\n\n1,x\n2,"y\r\n\n\rz"\r\n\r\n3,w\r4,v')
+    assert rows("SELECT id, a FROM t ORDER BY id") == [("1", "x"), ("2", "y\r\n\n\rz"), ("3", "w"), ("4", "v")]
+
+
+def test_a_lone_backslash_dot_is_data(load: Run, rows: Rows) -> None:
+    load(b'id\n1\n\\.\n"a\n\\.\nb"\n2\n')
+    assert [value for (value,) in rows('SELECT id FROM t ORDER BY id COLLATE "C"')] == ["1", "2", "\\.", "a\n\\.\nb"]
+
+
+# What is wrong with a file, and where
+
+
+@pytest.mark.parametrize(
+    ("content", "where", "reason"),
+    [
+        (b"id,n\n1,1\n2\n", "line 3:", 'missing data for column "n"'),
+        (b"id,n\n1,1\n2,2,2\n", "line 3:", "extra data"),
+        (b"id,n\n1,x\n", "line 2:", "invalid input syntax for type integer"),
+        (b"id,n\n\n\r\n1,1\n\n2,x\n", "line 6:", "column n: "),
+        (b'id,n,s\n1,1,"a\nb\r\nc\rd"\n2,x,\n', "line 6:", "column n: "),
+        (b'id,n,s\n1,1,"a\rb"\r\n\r\n2,x,\r\n', "line 5:", "column n: "),
+        (b'id,n,s\n1,1,""\n2,x,"\n\n"\n3,,\n', "line 3 to 5:", "column n: "),
+        (b'id,"n",s\n1,99999999999,\n', "line 2:", "out of range for type integer"),
+        (b"id,n\n1,1\n,2\n", "line 3:", 'column "id"'),
+        (b"id,n\n1,-1\n", "line 2:", 'check constraint "positive"'),
+        (b"id,must\n1,1\n2,\n", "line 3:", 'column "must"'),
+        (b'id,s\n1,"a\n2,b\n', "line 2:", "unterminated quote"),
+        (b'id,s\n1,"a"\n\n2,"', "line 4:", "unterminated quote"),
+        (b"id,s\n1,a\n2,\xff\n", "line 3:", "not utf-8 text"),
+        (b'id,s\n1,"a\nb\r\n\xd0"\n', "line 4:", "not utf-8 text"),
+        (b"id,s\n1,\xd0", "line 2:", "not utf-8 text"),
+        (b"id,s\n1,a\n2,\0\n", "line 3:", "0x00"),
+        (b'id,s\n1,"a\nb\0"\n', "line 2 to 3:", "0x00"),
+    ],
+)
+@pytest.mark.parametrize("batch_rows", [1, 5000])
+def test_a_bad_record(content: bytes, where: str, reason: str, batch_rows: int, refused: Refused, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, n int CONSTRAINT positive CHECK (n > 0), s text, must int)")
+    rows("ALTER TABLE t ALTER must SET DEFAULT 0; UPDATE t SET must = 0; ALTER TABLE t ALTER must SET NOT NULL")
+    rows("INSERT INTO t VALUES (1, 7)")
+    error = refused(content, batch_rows=batch_rows)
+    assert error.startswith(f"f.csv, {where} ")
+    assert reason in error
+
+
+@pytest.mark.parametrize("content", [b"id,n\n1,1\n2\n", b"id,n\n1,1\n,2\n", b'id,n\n1,1\n2,"', b"id\n1\n\xff\n"])
+def test_a_bad_record_and_no_table(content: bytes, refused: Refused) -> None:
+    assert "f.csv, line 3: " in refused(content)
+
+
+def test_line_numbers_far_into_a_file(refused: Refused, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, s text)")
+    good = b"".join(b'%d,"a\n\nb"\n\n' % n for n in range(20_000))
+    assert "line 80002: column id" in refused(b"id,s\n" + good + b"x,\n" + good)
+
+
+def test_errors_quote_no_values(refused: Refused, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, a date, b varchar(3), c jsonb, d int NOT NULL)")
+    for record in (b"secret,,,,1", b"1,secret,,,1", b"1,,secret,,1", b'1,,,"{""secret"":",1', b"1,,,,sec ret"):
+        assert "sec" not in refused(b"id,a,b,c,d\n" + record)
+    for record in (b"1,,sec,,", b"1,,sec", b",,sec,,1"):
+        assert "sec" not in refused(b"id,a,b,c,d\n" + record)
+
+
+def test_a_row_that_only_the_table_refuses(refused: Refused, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, other int UNIQUE)")
+    error = refused(b"id,other\n1,5\n2,5\n")
+    assert error == 'f.csv into t: duplicate key value violates unique constraint "t_other_key"'
+
+
+def test_a_stray_quote_in_a_large_file(refused: Refused) -> None:
+    lines = b"1,a\n" * (csv_source.LONGEST_RECORD // 4 + 1)
+    assert "f.csv, line 2: unterminated quote" in refused(b'id,a\n1,"a\n' + lines)
+    assert "line 2: longer than" in refused(b"id,a\n1," + b"a" * csv_source.LONGEST_RECORD)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "line 1: header: "),
+        (b"\n\n", "line 1: header: "),
+        (b"\n1,2,\n", "line 2: header: should be a header that names every column"),
+        (b"id,id\n", "each column once"),
+        (b"id," + b"x" * 64, "63 bytes"),
+        (b"id,x\0", "63 bytes"),
+        (b'id,"x\n', "line 1: unterminated quote"),
+        (b'id,"x"y\n', "line 1: header: "),
+        (b"name\n", "key: id should be in the header"),
+        (b"id;name\n", "delimiter"),
+        (b"id,ctid\n", "system column"),
+    ],
+)
+def test_a_bad_header(content: bytes, reason: str, refused: Refused) -> None:
+    assert reason in refused(content)
+
+
+def test_text_without_its_byte_order_mark(refused: Refused) -> None:
+    assert "byte order mark of utf-16" in refused("id\n1\n".encode("utf-16-le"), encoding="utf-16")
+
+
+def test_cut_off_utf_16(refused: Refused) -> None:
+    assert "f.csv, line 3: a byte that is not utf-16 text" in refused(
+        "id\n1\n2".encode("utf-16")[:-1], encoding="utf-16"
+    )
+
+
+def test_a_file_that_grows_while_it_is_read_is_tried_again(context: Context, rows: Rows) -> None:
+    path = context.data_dir / "f.csv"
+    path.write_bytes(b"id\n1\n2\n")
+    running = steps(resolve("load.csv"), LOAD | {"path": "f.csv", "batch_rows": 1}, context)
+    next(running)
+    with path.open("ab") as file:
+        file.write(b"3\n")
+    with pytest.raises(RuntimeError, match="written to"):
+        list(running)
+    assert not rows("SELECT to_regclass('t')")[0][0]
+
+
+# Tables that do not fit
+
+
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ("TABLE t (id int PRIMARY KEY)", "lacks a"),
+        ("TABLE t (id int, a int)", "unique index on exactly id"),
+        ("TABLE t (id int, a int, PRIMARY KEY (id, a))", "unique index on exactly id"),
+        ("TABLE t (id int UNIQUE DEFERRABLE, a int)", "unique index on exactly id"),
+        ("TABLE t (id int, a int); CREATE UNIQUE INDEX ON t (id) WHERE a > 0", "unique index on exactly id"),
+        ("VIEW t AS SELECT 1 AS id, 2 AS a", "should be a table"),
+        ("TABLE t (id int PRIMARY KEY, a int GENERATED ALWAYS AS (1) STORED)", 'column "a"'),
+        ("TABLE t (id int PRIMARY KEY, a int GENERATED ALWAYS AS IDENTITY)", 'column "a"'),
+    ],
+)
+def test_a_table_that_does_not_fit(table: str, reason: str, refused: Refused, rows: Rows) -> None:
+    rows(f"CREATE {table}")
+    try:
+        assert reason in refused(b"id,a\n1,1\n")
+    finally:
+        rows("DROP VIEW IF EXISTS t" if table.startswith("VIEW") else "SELECT")
+
+
+def test_unique_indexes_and_partitions_will_do(load: Run, rows: Rows) -> None:
+    rows("CREATE TABLE t (id int, a int) PARTITION BY RANGE (id)")
+    rows("CREATE TABLE t1 PARTITION OF t DEFAULT")
+    rows("CREATE UNIQUE INDEX ON t (id) INCLUDE (a)")
+    load(b"id,a\n1,1\n2,2\n")
+    load(b"id,a\n1,1\n2,3\n")
+    assert rows("SELECT * FROM t ORDER BY id") == [(1, 1), (2, 3)]
+    rows("DROP TABLE t")
+
+
+def test_other_schemas(load: Run, refused: Refused, rows: Rows) -> None:
+    rows('CREATE SCHEMA "Other %s"')
+    load(b"id\n1\n", table="Other %s.My {table}")
+    assert rows('SELECT * FROM "Other %s"."My {table}"') == [("1",)]
+    assert "no_such" in refused(b"id\n1\n", table="no_such.t")
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ({"colour": 1}, "colour: there is no such argument; there are path, table"),
+        ({"table": 1}, "table: "),
+        ({"table": "dl_jobs"}, "table: should not be a table of the queue"),
+        ({"table": "any.dl_job_events"}, "table: should not be a table of the queue"),
+        ({"table": "dl_migrations"}, "table: should not be a table of the queue"),
+        ({"table": "pg_catalog.pg_authid"}, "table: should not be in a schema of PostgreSQL"),
+        ({"table": "a.b.c"}, "table: should be name or schema.name"),
+        ({"table": "x" * 64}, "table: should be name or schema.name"),
+        ({"table": "."}, "table: should be name or schema.name"),
+        ({"key": "id"}, "key: "),
+        ({"key": []}, "key: "),
+        ({"key": ["id", "id"]}, "key: should name each column once"),
+        ({"key": [""]}, "key.0: should be a name"),
+        ({"delimiter": ""}, "delimiter: should be one"),
+        ({"delimiter": '"'}, "delimiter: should be one"),
+        ({"delimiter": "1"}, "delimiter: should be one"),
+        ({"delimiter": "§"}, "delimiter: should be one"),
+        ({"encoding": "latin-99"}, "encoding: should be the name of a text encoding"),
+        ({"encoding": "base64"}, "encoding: should be the name of a text encoding"),
+        ({"encoding": "idna"}, "encoding: should be the name of a text encoding"),
+        ({"encoding": "undefined"}, "encoding: should be the name of a text encoding"),
+        ({"batch_rows": 0}, "batch_rows: "),
+        ({"batch_rows": 1_000_001}, "batch_rows: "),
+        ({"batch_rows": "5"}, "batch_rows: "),
+        ({"batch_rows": True}, "batch_rows: "),
+    ],
+)
+def test_wrong_arguments(args: dict[str, Any], reason: str, refused: Refused) -> None:
+    assert refused(b"id\n1\n", **args).startswith(reason)
+
+
+def test_missing_arguments(run: Run) -> None:
+    with pytest.raises(PermanentError, match="path: Field required; table: Field required; key: Field required"):
+        run("load.csv")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("../outside.csv", "below the data folder"),
+        ("inner/../../outside.csv", "below the data folder"),
+        ("/etc/passwd", "below the data folder"),
+        ("link.csv", "below the data folder"),
+        ("folder_link/outside.csv", "below the data folder"),
+        ("loop", "path: loop: "),
+        ("missing.csv", "there is no such file"),
+        ("f.csv/below", "there is no such file"),
+        ("inner", "regular file"),
+        (".", "regular file"),
+        ("fifo", "regular file"),
+        ("x" * 300, "too long"),
+        ("a\0b", "path: "),
+        ("", "path: "),
+    ],
+)
+def test_paths(path: str, reason: str, run: Run, context: Context, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "inner").mkdir(parents=True)
+    object.__setattr__(context, "data_dir", folder)
+    (tmp_path / "outside.csv").write_text("id\n1\n")
+    (folder / "f.csv").write_text("id\n1\n")
+    (folder / "link.csv").symlink_to(tmp_path / "outside.csv")
+    (folder / "folder_link").symlink_to(tmp_path)
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "fifo")
+    with pytest.raises(PermanentError, match=reason):
+        run("load.csv", path=path, **LOAD)
+
+
+def test_links_and_absolute_paths_within_the_folder(run: Run, tmp_path: Path, rows: Rows) -> None:
+    (tmp_path / "f.csv").write_text("id\n1\n")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "f.csv")
+    for path in ("link.csv", str(tmp_path / "f.csv"), "./x/../f.csv"):
+        run("load.csv", path=path, **LOAD)
+    assert rows("SELECT * FROM t") == [("1",)]
+
+
+# Ends
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_cancelled_at_any_safe_point(after: int, context: Context, rows: Rows) -> None:
+    (context.data_dir / "f.csv").write_text("id\n1\n2\n3\n")
+    running = steps(resolve("load.csv"), LOAD | {"path": "f.csv", "batch_rows": 1}, context)
+    for _ in range(after):
+        next(running)
+    running.close()
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+def test_a_lost_session_is_tried_again(context: Context, rows: Rows) -> None:
+    (context.data_dir / "f.csv").write_text("id\n1\n2\n3\n")
+    running = steps(resolve("load.csv"), LOAD | {"path": "f.csv", "batch_rows": 1}, context)
+    next(running)
+    rows(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND state = 'idle in transaction'"
+    )
+    with pytest.raises(psycopg.OperationalError):
+        list(running)
+
+
+def test_two_loads_that_both_create_the_table(context: Context, rows: Rows) -> None:
+    (context.data_dir / "f.csv").write_text("id\n1\n")
+    first, second = (steps(resolve("load.csv"), LOAD | {"path": "f.csv"}, context) for _ in range(2))
+    next(first)
+    assert next(second) is None
+    list(first)
+    assert list(second)[-1] == {"processed": 1, "total": 1}
+    assert rows("SELECT * FROM t") == [("1",)]
+
+
+def test_memory_stays_bounded(load: Run, rows: Rows, tmp_path: Path, run: Run) -> None:
+    with (tmp_path / "f.csv").open("w") as file:
+        file.write("id,a,b\n")
+        file.writelines(f'{n},"{"x" * 80}",{"y" * 40}\n' for n in range(220_000))
+    assert (tmp_path / "f.csv").stat().st_size > 28_000_000
+    tracemalloc.start()
+    try:
+        run("load.csv", path="f.csv", batch_rows=100_000, **LOAD)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000
+    assert rows("SELECT count(*) FROM t") == [(220_000,)]

@@ -1,0 +1,5 @@
+"""What gunicorn serves: `gunicorn wsgi:app`."""
+
+from dataloader.api import create_app
+
+app = create_app()

@@ -84,10 +84,11 @@ class Worker:
     # --- life ---
 
     def work(self) -> int:
-        """Claim until empty, then wait; reconnect whenever the session is lost."""
-        self._connect()
+        """Claim until empty, then wait; connect whenever there is no session."""
         while not self.stopping:
             try:
+                if self._heartbeat is None or self.session.conn.closed:
+                    self._connect()
                 while not self.stopping and self.sound and self.work_one():
                     pass
                 if not self.sound:
@@ -96,7 +97,7 @@ class Worker:
             except psycopg.Error as e:
                 if not db.is_passing(e):
                     raise
-                self._reconnect_after(e)
+                self._lost(e)
         self.log.info("worker.stopped")
         return EXIT_OK
 
@@ -278,17 +279,23 @@ class Worker:
             self._heartbeat = Heartbeat(session, self._open, self.settings.dl_heartbeat_sec)
             self._heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
+        else:
+            self._give_back_unheard(session)
         self.heartbeat.session = session
         self.slot.state = State.AWAKE
         self._due_in = None
         self._proved = now()
         self._title("idle")
 
-    def _reconnect_after(self, error: BaseException) -> None:
+    def _give_back_unheard(self, session: queue.Session) -> None:
+        """A claim whose answer was lost with the session: its job was never started here, so it is not counted."""
+        for job in queue.settle(session.conn, self.name, "the claim's answer was lost", uncounted=True):
+            self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
+
+    def _lost(self, error: BaseException) -> None:
         self.log.warning("worker.session.lost", error=str(error).strip())
-        self.session.conn.close()
-        if not self.stopping:
-            self._connect()
+        if self._heartbeat is not None:
+            self.session.conn.close()
 
 
 def _args_of(job: Job) -> dict[str, Any]:

@@ -7,6 +7,12 @@
 -- in exactly one of three places: blocked (blocked_on says why), cold, or hot (a claim once found its key busy).
 
 
+-- A time as clients can read it: Python knows the years 1 to 9999, PostgreSQL more, and infinity.
+CREATE OR REPLACE FUNCTION dl_readable(p_time timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_time IS NOT NULL THEN greatest('0001-01-02 00:00+00', least(p_time, '9999-12-30 00:00+00')) END
+$$;
+
+
 -- Is the slot busy? Served by ix_dl_jobs_running. VOLATILE on purpose: each call sees what is committed by now.
 CREATE OR REPLACE FUNCTION dl_slot_is_busy(p_slot int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN

@@ -24,11 +24,11 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 -- name: status
 -- One job as the API shows it. A queued one says what it waits for: the running job that holds its key, if there is one.
 -- Far-off dates that Python cannot read are cut to the year 9999.
-SELECT j.job_id, j.status::text, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress,
-       j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts, j.cancel_requested,
-       j.producer, j.consumer_group, j.created_at,
-       greatest('0001-01-02'::timestamptz, least(j.available_at, '9999-12-30'::timestamptz)) AS available_at,
-       j.blocked_on, holder.job_id AS held_by
+SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
+       dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
+       j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
+       j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
+       dl_readable(j.available_at) AS available_at, j.blocked_on, holder.job_id AS held_by
   FROM dl_jobs j
   LEFT JOIN LATERAL (
     SELECT r.job_id FROM dl_jobs r

@@ -101,6 +101,18 @@ def test_d4_an_idle_worker_whose_session_is_killed_listens_again(farm: Farm, bac
     farm.wait(farm.enqueue("noop"), "succeeded", patience=5)
 
 
+def test_a9_a_claim_whose_answer_was_lost_is_given_back(farm: Farm, backend: Callable[[str], int]) -> None:
+    """The row says running by a worker that never heard of it: it gives the job back when it is connected again."""
+    program = farm.ready(workers=1, dl_claim_backoff_sec=600)
+    job = farm.enqueue("noop", "elsewhere")
+    name = program.events("worker.started")[0]["worker"]
+    farm.conn.execute(
+        "UPDATE dl_jobs SET status = 'running', attempt = 1, claimed_by = %s, lease_expires_at = now() + '1 h'", (name,)
+    )
+    assert backend("dl-worker") == 1
+    assert farm.wait(job, "queued")["attempt"] == 0
+
+
 def test_d7_a_delayed_job_starts_on_time(farm: Farm) -> None:
     farm.ready(workers=1, dl_claim_backoff_sec=600, dl_reaper_period_sec=600)
     (due,) = farm.rows("SELECT now() + interval '1.5 s'")[0]

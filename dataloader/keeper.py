@@ -61,6 +61,7 @@ class Keeper:
         self._dsn = dsn
         self._conn: db.Connection | None = None
         self._life: int | None = life
+        self._supervisor = os.getppid()
         self._calls = calls
         self._retry_at = 0.0
         self._leave_at: float | None = None
@@ -141,13 +142,12 @@ class Keeper:
         if self._calls in readable and not drain_pipe(self._calls):
             time.sleep(TICK_SEC)  # the supervisor is gone, so this pipe stays readable
         if self._life in readable:
-            self.log.warning("keeper.supervisor.gone")
-            self._life = None
+            self._life = None  # at its end it would be readable for ever
 
     def _may_leave(self) -> bool:
         """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
         left = {slot.state for slot in self.farm.slots} - {State.FREE}
-        if self._life is None:
+        if self._is_orphaned():
             return not left
         if not self.signals.received:
             return False
@@ -155,9 +155,14 @@ class Keeper:
             self._leave_at = now() + LAST_SETTLING_SEC
         return State.DEAD not in left or now() > self._leave_at
 
+    def _is_orphaned(self) -> bool:
+        # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may be seen first and is then no order
+        # to leave.
+        return os.getppid() != self._supervisor
+
     def _look_after_orphans(self) -> None:
         """Do the supervisor's duties to the workers of a supervisor that was killed: they drain, or are ended."""
-        if self._life is not None:
+        if not self._is_orphaned():
             return
         patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
         for slot in self.farm.slots:

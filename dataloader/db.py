@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -193,12 +195,20 @@ def patiently(
     return retrying(attempt)
 
 
+def sql_folder() -> Traversable:
+    """The folder of .sql files: part of the package where it is installed, beside it in a bare checkout."""
+    try:
+        return files("dataloader.sql")
+    except ModuleNotFoundError:
+        return Path(__file__).parent.parent / "sql"
+
+
 @cache
 def statements(file: str) -> dict[str, str]:
     """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
     found: dict[str, str] = {}
     name = ""
-    for line in (files("dataloader.sql") / file).read_text("utf-8").splitlines(keepends=True):
+    for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
         if line.startswith("-- name:"):
             name = line.removeprefix("-- name:").split()[0]
             if name in found:

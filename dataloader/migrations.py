@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import LiteralString
 
 from psycopg import errors, sql
@@ -52,14 +51,14 @@ class Migration:
 @cache
 def known() -> tuple[Migration, ...]:
     """The numbered migrations of this code, in order."""
-    folder = files("dataloader.sql.migrations")
+    folder = db.sql_folder() / "migrations"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     return tuple(_read(int(name[:4]), name, (folder / name).read_text("utf-8")) for name in names)
 
 
 def functions() -> Migration:
     """functions.sql, which follows the numbered ones."""
-    return _read(0, "functions.sql", (files("dataloader.sql") / "functions.sql").read_text("utf-8"))
+    return _read(0, "functions.sql", (db.sql_folder() / "functions.sql").read_text("utf-8"))
 
 
 def migrate(dsn: str, schema: str) -> list[str]:

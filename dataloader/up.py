@@ -160,7 +160,8 @@ class Program(Part):
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dataloader", self.name],
+            # -P: the installed package, not a checkout that happens to be the current folder.
+            [sys.executable, "-P", "-m", "dataloader", self.name],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -21,7 +21,7 @@ lets `job.py` decide and `queue.py` write the end.
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations
     supervisor      PROCESS forks and ends; no SQL                   process
     api             PROCESS (gunicorn) HTTP                          db queue job migrations
-    embedded        a PostgreSQL of our own                          db migrations
+    embedded        a PostgreSQL of our own                          -
 
 Only `db` opens connections; only `queue` and `migrations` execute SQL on the queue's tables; only `api` imports
 flask; no process imports another.

@@ -35,6 +35,7 @@ from dataloader.process import (
 
 TICK_SEC = 0.25
 LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
+ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
 
 
 def main(settings: Settings, dsn: str, farm: Farm, life: int, calls: int) -> int:
@@ -147,12 +148,12 @@ class Keeper:
     def _may_leave(self) -> bool:
         """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
         left = {slot.state for slot in self.farm.slots} - {State.FREE}
-        if self._is_orphaned():
-            return not left
-        if not self.signals.received:
+        if not self._is_orphaned() and not self.signals.received:
+            return False
+        if self._is_orphaned() and left - {State.DEAD}:
             return False
         if self._leave_at is None:
-            self._leave_at = now() + LAST_SETTLING_SEC
+            self._leave_at = now() + (ORPHAN_SETTLING_SEC if self._is_orphaned() else LAST_SETTLING_SEC)
         return State.DEAD not in left or now() > self._leave_at
 
     def _is_orphaned(self) -> bool:

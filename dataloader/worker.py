@@ -28,6 +28,7 @@ from dataloader.job import End, Finish, Job, Outcome, decide
 from dataloader.pipelines import PermanentError, Stopped, UnknownTask
 from dataloader.process import (
     EXIT_CANNOT_START,
+    EXIT_FAILED,
     EXIT_OK,
     EXIT_RECYCLE,
     Farm,
@@ -59,6 +60,13 @@ def main(settings: Settings, dsn: str, spec: WorkerSpec, farm: Farm, slot: Slot,
     except migrations.SchemaError as e:
         worker.log.error("worker.schema.refused", error=str(e))
         return EXIT_CANNOT_START
+    except Unwritten as e:
+        worker.log.error("worker.end.unwritten", error=str(e))
+        return EXIT_FAILED
+
+
+class Unwritten(Exception):
+    """The time to drain is over and the database is away: the job's end is left to the keeper or the reaper."""
 
 
 class Worker:
@@ -72,6 +80,7 @@ class Worker:
         self.sound = True
         self._dsn = dsn
         self._life = life
+        self._orphaned = False
         self._stop_at: float | None = None  # when a draining worker's job must be over
         self.name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
         self.signals = Signals((signal.SIGTERM, signal.SIGINT), lambda _number: self.drain())
@@ -178,9 +187,15 @@ class Worker:
                 self.heartbeat.session = self._open(self.settings.pg_connect_timeout)
             return queue.finish(self.session.conn, job, end)
 
-        status = db.patiently(write, sleep=self._pause, on_error=self._finish_failed)
+        try:
+            status = db.patiently(write, sleep=self._pause, give_up=self._is_overdue, on_error=self._finish_failed)
+        except psycopg.Error as e:
+            raise Unwritten(f"the end of job {job.job_id} could not be written: {str(e).strip()}") from e
         event = "worker.job.finished" if status else "worker.ownership.lost"
         self.log.info(event, verb=end.verb, status=status, error=end.error and end.error.splitlines()[0])
+
+    def _is_overdue(self) -> bool:
+        return self._stop_at is not None and now() > self._stop_at + self.settings.dl_kill_grace_sec
 
     def _finish_failed(self, error: BaseException) -> None:
         self.session.conn.close()
@@ -222,8 +237,7 @@ class Worker:
         until = now() + (poll if self._due_in is None else min(poll, self._due_in + 0.001))
         # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
         while not self._notified() and now() < until and not self.stopping:
-            if self._life in self.signals.wait(until - now(), self.session.conn.fileno(), self._life):
-                self.drain()
+            self._pause(until - now(), self.session.conn.fileno())
         self.slot.state = State.AWAKE
         self._prove_session(poll)
 
@@ -240,8 +254,11 @@ class Worker:
             self._pause(random.uniform(*HERD_SEC))  # noqa: S311  jitter
         return mine
 
-    def _pause(self, seconds: float) -> None:
-        if self._life in self.signals.wait(seconds, self._life):
+    def _pause(self, seconds: float, *others: int) -> None:
+        """Wait for the time, a signal, one of the file descriptors `others`, or the supervisor's end: then drain."""
+        life = [] if self._orphaned else [self._life]  # at its end a pipe can be read for ever
+        if self._life in self.signals.wait(seconds, *others, *life):
+            self._orphaned = True
             self.drain()
 
     # --- the session ---

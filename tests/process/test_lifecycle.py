@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 
 import psutil
+import psycopg
 import pytest
 from farming import Farm, until
 from judge import illegal
+from psycopg import sql
 
 
 def test_i8_term_lets_a_running_job_finish_and_starts_no_other(farm: Farm) -> None:
@@ -193,6 +195,27 @@ def test_i4_workers_of_a_killed_supervisor_drain_and_the_keeper_leaves_last(farm
     assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
     assert farm.job(quick)["status"] == "succeeded"
     assert (farm.job(stuck)["status"], farm.job(stuck)["attempt"]) == ("queued", 0)
+
+
+def test_h4_orphans_of_a_database_that_does_not_come_back_leave_all_the_same(farm: Farm, own_db: str) -> None:
+    """Supervisor killed, database gone while a job runs: the worker gives up after the drain, without spinning."""
+    program = farm.ready(workers=1, dl_drain_sec=1, dl_kill_grace_sec=0.5, dl_db_dsn=own_db + " connect_timeout=2")
+    job = farm.enqueue("noop", args={"sleep1": 1})
+    farm.wait(job, "running")
+    family = psutil.Process(program.process.pid).children(recursive=True)
+    workers = program.workers()
+    name = farm.conn.info.dbname
+    with psycopg.connect(own_db, dbname="postgres", autocommit=True) as admin:
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
+        program.signal(signal.SIGKILL)
+        program.process.wait()
+        farm.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dl-%%'")
+        psutil.wait_procs(workers, timeout=20)
+        assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
+    assert len(program.events("worker.complete.failed")) < 50, "pauses between the attempts"
+    psutil.wait_procs(family, timeout=20)
+    assert farm.wait(job, "queued")["attempt"] == 0
 
 
 def test_a_dead_keeper_is_replaced_and_settles_what_it_finds(farm: Farm) -> None:

@@ -20,8 +20,8 @@ import click
 import psycopg
 
 from dataloader import config, db, embedded, keeper, log, migrations, reaper, supervisor, worker
-from dataloader.config import Settings, WorkerSpec
-from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Farm, Slot
+from dataloader.config import Settings
+from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Farm, Pipes, Slot
 
 T = TypeVar("T")
 
@@ -48,13 +48,13 @@ def workers() -> None:
     _check_schema(settings, dsn)
     _preload(settings)
 
-    def worker_main(spec: WorkerSpec, farm: Farm, slot: Slot, life: int) -> int:
-        return worker.main(settings, dsn, spec, farm, slot, life)
+    def worker_main(settings: Settings, queue: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
+        return worker.main(settings, settings.queue_dsn or dsn, queue, farm, slot, pipes)
 
-    def keeper_main(farm: Farm, life: int, calls: int) -> int:
-        return keeper.main(settings, dsn, farm, life, calls)
+    def keeper_main(settings: Settings, farm: Farm, pipes: Pipes) -> int:
+        return keeper.main(settings, settings.queue_dsn or dsn, farm, pipes)
 
-    sys.exit(supervisor.Supervisor(settings, worker_main, keeper_main).run())
+    sys.exit(supervisor.Supervisor(config.load, settings, worker_main, keeper_main).run())
 
 
 @main.command(name="reaper")

@@ -7,6 +7,7 @@ meaning. May import nothing of the package.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
@@ -46,6 +47,14 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
     return dsn
 
 
+def _rotation(text: str) -> str:
+    size = re.fullmatch(r"[1-9]\d{0,9} ?([KMG]?B)", text.strip(), re.IGNORECASE)
+    time = re.fullmatch(r"midnight|[1-9]\d{0,3} ?(hour|day|week)s?", text.strip(), re.IGNORECASE)
+    if not (size or time):
+        raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')
+    return text.strip()
+
+
 def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))
 
@@ -62,6 +71,7 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
+FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
 
 class Settings(BaseSettings):
@@ -82,6 +92,14 @@ class Settings(BaseSettings):
     environment: str = "development"
     debug: bool = False
     local: bool = False
+
+    log_path: Folder | None = None
+    log_file_name: FileName = "dataloader.log"
+    log_rotation: Annotated[str, AfterValidator(_rotation)] = "10 MB"
+    metric_path: Folder | None = None
+    metric_file_name: FileName = "metrics.log"
+    audit_log_path: Folder | None = None
+    audit_log_file_name: FileName = "audit.log"
 
     pg_host: str | None = None
     pg_port: Port = 5432
@@ -107,6 +125,8 @@ class Settings(BaseSettings):
     dl_drain_sec: float = Field(default=30, ge=0, le=86_400, allow_inf_nan=False)
     dl_kill_grace_sec: float = Field(default=5, ge=0, le=3600, allow_inf_nan=False)
     dl_stall_sec: Seconds = 900
+    dl_max_jobs: int | None = Field(default=None, ge=1)
+    dl_max_rss_mb: int | None = Field(default=None, ge=16)
     dl_home: Folder = Field(default_factory=default_home)
     dl_data_dir: Folder | None = None
     dl_pipelines: str = ""

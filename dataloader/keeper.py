@@ -23,6 +23,7 @@ from dataloader.process import (
     EXIT_OK,
     Farm,
     Held,
+    Pipes,
     Signals,
     Slot,
     State,
@@ -38,12 +39,9 @@ LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to sett
 ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
 
 
-def main(settings: Settings, dsn: str, farm: Farm, life: int, calls: int) -> int:
-    """Keep until told to stop; the process's exit status.
-
-    `life` is a pipe that ends with the supervisor; a byte in the pipe `calls` says that a worker has died.
-    """
-    keeper = Keeper(settings, dsn, farm, life, calls)
+def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
+    """Keep until told to stop; the process's exit status."""
+    keeper = Keeper(settings, dsn, farm, pipes)
     unblock_signals()
     try:
         return keeper.keep()
@@ -55,15 +53,15 @@ def main(settings: Settings, dsn: str, farm: Farm, life: int, calls: int) -> int
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
-    def __init__(self, settings: Settings, dsn: str, farm: Farm, life: int, calls: int) -> None:
+    def __init__(self, settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> None:
         self.settings = settings
         self.farm = farm
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._dsn = dsn
         self._conn: db.Connection | None = None
-        self._life: int | None = life
+        self._life: int | None = pipes.life
         self._supervisor = os.getppid()
-        self._calls = calls
+        self._calls = pipes.calls
         self._retry_at = 0.0
         self._leave_at: float | None = None
         self.signals = Signals((signal.SIGTERM, signal.SIGINT))

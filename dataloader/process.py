@@ -37,9 +37,10 @@ class Signals:
 
     def __init__(self, watched: Iterable[signal.Signals], on_signal: Callable[[int], None] | None = None) -> None:
         self.received: set[int] = set()
+        self._watched = tuple(watched)
         self._on_signal = on_signal
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in watched:
+        for number in self._watched:
             signal.signal(number, self._record)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
@@ -61,7 +62,7 @@ class Signals:
     def forget(self) -> None:
         """In a child after fork: undo everything, so that the child may install its own."""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+        for number in self._watched:
             signal.signal(number, signal.SIG_DFL)
         os.close(self._read)
         os.close(self._write)
@@ -85,7 +86,8 @@ class State(IntEnum):
     AWAKE = 2  # ready, looking for work or writing an end
     IDLE = 3  # waiting for a notification
     BUSY = 4  # runs the job that the slot shows
-    DEAD = 5  # reaped; what it held is the keeper's to settle
+    LEAVING = 5  # about to exit, to be replaced by a newer generation
+    DEAD = 6  # reaped; what it held is the keeper's to settle
 
 
 class Why(IntEnum):
@@ -108,7 +110,7 @@ class _Fields(ctypes.Structure):
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
-        ("queue", ctypes.c_int32),  # index of the queue's first entry in the wish
+        ("queue", ctypes.c_int32),  # the number that the supervisor gives the queue
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
     )
@@ -145,7 +147,7 @@ class Slot:
         return bytes(self.fields.worker).decode()
 
     def take(self, queue: int) -> None:
-        """For a process about to be forked."""
+        """For a process about to be forked; `queue` is a number that its farm gives the queue."""
         ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
         self.fields.queue = queue
         self.fields.state = State.STARTING
@@ -189,6 +191,18 @@ class Slot:
             self.fields.deadline = deadline
 
 
+READY = (State.AWAKE, State.IDLE, State.BUSY)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipes:
+    """What ties the farm's processes together beside the slots: the children's ends of three pipes."""
+
+    life: int  # ends when the supervisor does
+    calls: int  # a byte: a worker has died, the keeper should look
+    leave: int  # a byte: one worker of an older generation may leave
+
+
 class Farm:
     """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
 
@@ -215,7 +229,7 @@ def fork(main: Callable[[], int]) -> int:
     its parent's process group, and is sent SIGTERM when its parent dies.
     """
     parent = os.getpid()
-    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+    blocked = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTIN, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     pid = os.fork()
     if pid == 0:

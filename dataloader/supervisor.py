@@ -7,26 +7,32 @@ May import `process` (the cli hands it the children's main functions).
 
 from __future__ import annotations
 
+import faulthandler
+import fcntl
 import os
+import select
 import signal
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 from setproctitle import setproctitle
 
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import ConfigError, Settings
 from dataloader.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
     EXIT_RECYCLE,
+    READY,
     Farm,
+    Pipes,
     Signals,
     Slot,
     State,
     Why,
+    drain_pipe,
     fork,
     kill_group,
     now,
@@ -35,9 +41,13 @@ from dataloader.process import (
 TICK_SEC = 0.5
 BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is ready
 KEEPER_STOP_SEC = 10.0
+STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
+MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more workers
 
-WorkerMain = Callable[[WorkerSpec, Farm, Slot, int], int]
-KeeperMain = Callable[[Farm, int, int], int]
+_ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
+
+WorkerMain = Callable[[Settings, str, Farm, Slot, Pipes], int]
+KeeperMain = Callable[[Settings, Farm, Pipes], int]
 
 
 @dataclass
@@ -67,39 +77,56 @@ class Backoff:
 
 
 @dataclass
+class Child:
+    """A worker process: its place, its queue, and which settings and code it was started with."""
+
+    slot: Slot
+    queue: str
+    generation: int
+    stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
+
+
 class Supervisor:
     """The children of this machine and the wish that they are compared with."""
 
-    settings: Settings
-    worker_main: WorkerMain
-    keeper_main: KeeperMain
-    workers: dict[int, Slot] = field(default_factory=dict)  # by pid
-    keeper: int | None = None
-    draining: bool = False
-    exit_status: int = EXIT_OK
-
-    def __post_init__(self) -> None:
-        self.wish = self.settings.workers
-        size = sum(spec.concurrency for spec in self.wish)
+    def __init__(
+        self, load: Callable[[], Settings], settings: Settings, worker_main: WorkerMain, keeper_main: KeeperMain
+    ) -> None:
+        """`load` reads the settings anew at SIGHUP; the main functions run in the forked children."""
+        self.settings = settings
+        self.exit_status = EXIT_OK
+        self._load = load
+        self._worker_main = worker_main
+        self._keeper_main = keeper_main
+        self._wish = wished(settings)
+        self._generation = 0
         # More slots than workers: a dead worker's slot stays until the keeper has settled it.
-        self.farm = Farm(4 * size + 16)
-        self._queue_index = {spec.queue: index for index, spec in reversed(list(enumerate(self.wish)))}
-        self._spec_of: dict[int, int] = {}  # slot index -> index in the wish
-        self._backoffs = [Backoff() for _ in self.wish]
+        self._farm = Farm(max(MIN_SLOTS, 4 * self._wish.total()))
+        self._queue_numbers: dict[str, int] = {}
+        self._workers: dict[int, Child] = {}  # by pid
+        self._backoffs: dict[str, Backoff] = defaultdict(Backoff)  # by queue
+        self._keeper: int | None = None
         self._keeper_backoff = Backoff()
         self._keeper_stop_at: float | None = None
+        self._read_stacks_at: float | None = None
+        self._draining = False
         self._ever_ready = False
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
     def run(self) -> int:
-        """Keep the farm as wished until SIGTERM or SIGINT, then drain it; the process's exit status."""
+        """Keep the farm as wished until it is told to drain; the process's exit status.
+
+        SIGTERM and SIGINT drain, SIGQUIT drains without waiting, SIGHUP reloads, SIGTTIN logs every worker's stacks.
+        """
         if threading.active_count() > 1:
             raise RuntimeError("the supervisor should be single-threaded: a fork copies locks that other threads hold")
         setproctitle("dataloader: supervisor")
-        self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD))
-        self._life_read, self._life_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._calls_read, self._calls_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._log.info("supervisor.started", workers={spec.queue: spec.concurrency for spec in self.wish})
+        self.signals = Signals((*_ORDERS, signal.SIGCHLD))
+        life, self._life = _pipe()
+        calls, self._calls = _pipe()
+        leave, self._leave = _pipe()
+        self._pipes = Pipes(life, calls, leave)
+        self._log.info("supervisor.started", workers=dict(self._wish))
         while not self._tick():
             self.signals.wait(TICK_SEC)
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
@@ -107,13 +134,30 @@ class Supervisor:
 
     def _tick(self) -> bool:
         """Compare once; True when all is over."""
-        if self.signals.received & {signal.SIGTERM, signal.SIGINT}:
-            self._drain()
+        self._obey()
         self._reap()
         self._note_readiness()
         self._enforce()
         self._start_missing()
+        self._let_one_leave()
+        self._log_stacks()
         return self._is_over()
+
+    def _obey(self) -> None:
+        for number in _ORDERS:
+            if number in self.signals.received:
+                self.signals.received.discard(number)
+                self._carry_out(number)
+
+    def _carry_out(self, order: signal.Signals) -> None:
+        if order == signal.SIGHUP:
+            self._reload()
+        elif order == signal.SIGTTIN:
+            self._ask_for_stacks()
+        elif order == signal.SIGQUIT:
+            self._drain(within=0)
+        else:
+            self._drain(within=self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec)
 
     # --- death ---
 
@@ -127,26 +171,27 @@ class Supervisor:
             if pid == 0:
                 return
             exit_status = os.waitstatus_to_exitcode(status)
-            if pid == self.keeper:
+            if pid == self._keeper:
                 self._keeper_died(exit_status)
-            elif pid in self.workers:
+            elif pid in self._workers:
                 self._worker_died(pid, exit_status)
 
     def _worker_died(self, pid: int, exit_status: int) -> None:
-        slot = self.workers.pop(pid)
+        child = self._workers.pop(pid)
         kill_group(pid)  # what its job has started does not outlive it
-        started = slot.state is not State.STARTING
-        slot.fields.exit_status = exit_status
-        slot.state = State.DEAD if exit_status else State.FREE
-        os.write(self._calls_write, b".")
-        level = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
-        level("supervisor.worker.exited", worker=slot.worker, worker_pid=pid, exit_status=exit_status)
-        if not started and not self.draining:
-            self._start_failed("worker", self._backoffs[self._spec_of[slot.index]], exit_status)
+        os.close(child.stacks)
+        was_ready = child.slot.state is not State.STARTING
+        child.slot.fields.exit_status = exit_status
+        child.slot.state = State.DEAD if exit_status else State.FREE
+        os.write(self._calls, b".")
+        log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
+        log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
+        if not was_ready and not self._draining:
+            self._start_failed("worker", self._backoffs[child.queue], exit_status)
 
     def _keeper_died(self, exit_status: int) -> None:
-        self.keeper = None
-        if self._keeper_stop_at is None:
+        self._keeper = None
+        if self._keeper_stop_at is None and exit_status != EXIT_OK:
             self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
             self._start_failed("keeper", self._keeper_backoff, exit_status)
 
@@ -154,82 +199,149 @@ class Supervisor:
         if exit_status == EXIT_CANNOT_START and not self._ever_ready:
             self.exit_status = EXIT_CANNOT_START
             self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
-            self._drain()
+            self._drain(within=self.settings.dl_kill_grace_sec)
         else:
             self._log.warning("supervisor.start.failed", what=what, pause_sec=backoff.failed())
 
     def _note_readiness(self) -> None:
-        for slot in self.workers.values():
-            if slot.state is not State.STARTING:
+        for child in self._workers.values():
+            if child.slot.state is not State.STARTING:
                 self._ever_ready = True
-                self._backoffs[self._spec_of[slot.index]].succeeded()
+                self._backoffs[child.queue].succeeded()
 
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""
-        for pid, slot in self.workers.items():
-            silent = slot.state is State.BUSY and now() - slot.fields.renewed > self.settings.dl_stall_sec
+        for pid, child in self._workers.items():
+            fields = child.slot.fields
+            silent = child.slot.state is State.BUSY and now() - fields.renewed > self.settings.dl_stall_sec
             if silent:
-                slot.fields.why = Why.STALLED
-            if silent or (slot.fields.deadline and now() > slot.fields.deadline):
-                self._log.warning("supervisor.worker.killed", worker=slot.worker, why=Why(slot.fields.why).name.lower())
+                fields.why = Why.STALLED
+            if silent or (fields.deadline and now() > fields.deadline):
+                self._log.warning(
+                    "supervisor.worker.killed", worker=child.slot.worker, why=Why(fields.why).name.lower()
+                )
                 kill_group(pid)
 
     # --- life ---
 
     def _start_missing(self) -> None:
-        if self.keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
-            self.keeper = self._fork(lambda: self.keeper_main(self.farm, self._life_read, self._calls_read))
-        if self.draining:
+        if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
+            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._farm, self._pipes))
+        if self._draining:
             return
-        running = Counter(self._spec_of[slot.index] for slot in self.workers.values())
-        for index, spec in enumerate(self.wish):
-            if self._backoffs[index].passed:
-                for _ in range(spec.concurrency - running[index]):
-                    self._start_worker(index, spec)
+        running = Counter(child.queue for child in self._workers.values())
+        for queue, wished_for in self._wish.items():
+            if self._backoffs[queue].passed:
+                for _ in range(wished_for - running[queue]):
+                    self._start_worker(queue)
 
-    def _start_worker(self, index: int, spec: WorkerSpec) -> None:
-        slot = self.farm.free()
+    def _start_worker(self, queue: str) -> None:
+        slot = self._farm.free()
         if slot is None:
             return  # all wait to be settled; the database is away
-        slot.take(self._queue_index[spec.queue])
-        self._spec_of[slot.index] = index
-        pid = self._fork(lambda: self.worker_main(spec, self.farm, slot, self._life_read))
-        self.workers[pid] = slot
+        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)))
+        stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
+
+        def main() -> int:
+            faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
+            return self._worker_main(self.settings, queue, self._farm, slot, self._pipes)
+
+        self._workers[self._fork(main)] = Child(slot, queue, self._generation, stacks)
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
             self.signals.forget()
-            os.close(self._life_write)
-            os.close(self._calls_write)
+            for writing_end in (self._life, self._calls, self._leave):
+                os.close(writing_end)
             return main()
 
         return fork(child)
 
+    # --- orders ---
+
+    def _reload(self) -> None:
+        """Take new settings; workers of before leave one by one, as they finish, and new ones import new code."""
+        try:
+            self.settings = self._load()
+        except ConfigError as e:
+            self._log.error("supervisor.reload.refused", error=str(e))
+            return
+        self._wish = wished(self.settings)
+        self._generation += 1
+        drain_pipe(self._pipes.leave)
+        for pid in self._workers:
+            os.kill(pid, signal.SIGHUP)
+        if self._keeper is not None:
+            os.kill(self._keeper, signal.SIGTERM)
+        self._log.info("supervisor.reloaded", workers=dict(self._wish), generation=self._generation)
+
+    def _let_one_leave(self) -> None:
+        """Allow the next worker of an older generation to leave, once all that are wished for are ready.
+
+        In this order: a worker says LEAVING before it takes the permission, so when that is gone its taker
+        no longer counts as ready, and never two are missing.
+        """
+        if self._draining or all(child.generation == self._generation for child in self._workers.values()):
+            return
+        if select.select([self._pipes.leave], [], [], 0)[0]:
+            return
+        ready = Counter(child.queue for child in self._workers.values() if child.slot.state in READY)
+        if all(ready[queue] >= wished_for for queue, wished_for in self._wish.items()):
+            os.write(self._leave, b".")
+
+    def _ask_for_stacks(self) -> None:
+        for pid, child in self._workers.items():
+            os.ftruncate(child.stacks, 0)
+            os.kill(pid, signal.SIGTTIN)
+        self._read_stacks_at = now() + STACKS_SEC
+
+    def _log_stacks(self) -> None:
+        if self._read_stacks_at is None or now() < self._read_stacks_at:
+            return
+        self._read_stacks_at = None
+        for child in self._workers.values():
+            stacks = os.pread(child.stacks, 1 << 20, 0).decode("utf-8", "replace")
+            self._log.warning("supervisor.worker.stacks", worker=child.slot.worker, stacks=stacks)
+
     # --- the end ---
 
-    def _drain(self) -> None:
-        """Tell every worker once; each has DL_DRAIN_SEC, and DL_KILL_GRACE_SEC to hand its job back."""
-        if self.draining:
-            return
-        self.draining = True
-        self._log.info("supervisor.draining", workers=len(self.workers))
-        deadline = now() + self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
-        for pid, slot in self.workers.items():
-            slot.end_at(deadline, Why.DRAIN)
-            os.kill(pid, signal.SIGTERM)
+    def _drain(self, within: float) -> None:
+        """Tell every worker once; each has `within` seconds to finish its job, or to hand it back."""
+        deadline = now() + within
+        for pid, child in self._workers.items():
+            child.slot.end_at(deadline, Why.DRAIN)
+            child.slot.fields.deadline = min(deadline, child.slot.fields.deadline)
+            if not self._draining:
+                os.kill(pid, signal.SIGTERM)
+        if not self._draining:
+            self._draining = True
+            self._log.info("supervisor.draining", workers=len(self._workers), within_sec=within)
 
     def _is_over(self) -> bool:
         """The keeper stops last: it settles what the last workers left."""
-        if not self.draining or self.workers:
+        if not self._draining or self._workers:
             return False
-        if self.keeper is None:
+        if self._keeper is None:
             return self._keeper_stop_at is not None or not self._unsettled()
         if self._keeper_stop_at is None:
             self._keeper_stop_at = now() + KEEPER_STOP_SEC
-            os.kill(self.keeper, signal.SIGTERM)
+            os.kill(self._keeper, signal.SIGTERM)
         elif now() > self._keeper_stop_at:
-            kill_group(self.keeper)
+            kill_group(self._keeper)
         return False
 
     def _unsettled(self) -> bool:
-        return any(slot.state is State.DEAD for slot in self.farm.slots)
+        return any(slot.state is State.DEAD for slot in self._farm.slots)
+
+
+def wished(settings: Settings) -> Counter[str]:
+    """How many workers each queue should have; entries of one queue add up."""
+    wish: Counter[str] = Counter()
+    for spec in settings.workers:
+        wish[spec.queue] += spec.concurrency
+    return wish
+
+
+def _pipe() -> tuple[int, int]:
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -17,12 +17,13 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import psycopg
 import structlog
 from setproctitle import setproctitle
 
 from dataloader import db, log, migrations, pipelines, queue
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import Settings
 from dataloader.heartbeat import Heartbeat, Lease
 from dataloader.job import End, Finish, Job, Outcome, decide
 from dataloader.pipelines import PermanentError, Stopped, UnknownTask
@@ -32,6 +33,7 @@ from dataloader.process import (
     EXIT_OK,
     EXIT_RECYCLE,
     Farm,
+    Pipes,
     Signals,
     Slot,
     State,
@@ -43,12 +45,9 @@ from dataloader.process import (
 HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
 
 
-def main(settings: Settings, dsn: str, spec: WorkerSpec, farm: Farm, slot: Slot, life: int) -> int:
-    """Work until told to stop; the process's exit status.
-
-    `life` is a pipe that ends when the supervisor does: then this worker drains too.
-    """
-    worker = Worker(settings, dsn, spec, farm, slot, life)
+def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
+    """Work on one queue until told to stop or to leave; the process's exit status."""
+    worker = Worker(settings, dsn, queue_name, farm, slot, pipes)
     unblock_signals()
     try:
         pipelines.load(settings.pipeline_modules)
@@ -72,20 +71,22 @@ class Unwritten(Exception):
 class Worker:
     """The state of one worker process: its identity, its session, and whether it should stop."""
 
-    def __init__(self, settings: Settings, dsn: str, spec: WorkerSpec, farm: Farm, slot: Slot, life: int) -> None:
+    def __init__(self, settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, pipes: Pipes) -> None:
         self.settings = settings
-        self.spec = spec
+        self.queue = queue_name
         self.farm = farm
         self.slot = slot
         self.sound = True
         self._dsn = dsn
-        self._life = life
+        self._pipes = pipes
         self._orphaned = False
+        self._retiring = False  # a newer generation is to take over
+        self._jobs = 0
         self._stop_at: float | None = None  # when a draining worker's job must be over
         self.name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
-        self.signals = Signals((signal.SIGTERM, signal.SIGINT), lambda _number: self.drain())
+        self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
         slot.occupy(self.name)
-        self.log = structlog.get_logger("worker").bind(worker=self.name, queue=spec.queue)
+        self.log = structlog.get_logger("worker").bind(worker=self.name, queue=queue_name)
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._proved = now()  # when the session was last heard of
@@ -98,10 +99,11 @@ class Worker:
             try:
                 if self._heartbeat is None or self.session.conn.closed:
                     self._connect()
-                while not self.stopping and self.sound and self.work_one():
-                    pass
-                if not self.sound:
-                    return EXIT_RECYCLE
+                while not self.stopping and not self._may_leave() and self.work_one():
+                    if not self.sound:
+                        return EXIT_RECYCLE
+                if self.slot.state is State.LEAVING:
+                    break
                 self._wait()
             except psycopg.Error as e:
                 if not db.is_passing(e):
@@ -115,6 +117,25 @@ class Worker:
         """True once the worker drains."""
         return self._stop_at is not None
 
+    def _on_signal(self, number: int) -> None:
+        """In the signal handler: only set values."""
+        if number == signal.SIGHUP:
+            self._retiring = True
+        else:
+            self.drain()
+
+    def _may_leave(self) -> bool:
+        """Where a newer generation is to take over: try to be the one that may leave now."""
+        if not self._retiring:
+            return False
+        self.slot.state = State.LEAVING  # before the permission is taken, see Supervisor._let_one_leave
+        try:
+            os.read(self._pipes.leave, 1)
+        except BlockingIOError:
+            self.slot.state = State.AWAKE
+            return False
+        return True
+
     def drain(self) -> None:
         """Claim nothing more; a running job has DL_DRAIN_SEC. Called by the signal handler: it only sets values."""
         if self._stop_at is None:
@@ -122,14 +143,14 @@ class Worker:
             self.slot.end_at(self._stop_at + self.settings.dl_kill_grace_sec, Why.DRAIN)
 
     def _title(self, doing: str) -> None:
-        setproctitle(f"dataloader: worker {self.spec.queue}#{self.slot.index} {doing}")
+        setproctitle(f"dataloader: worker {self.queue}#{self.slot.index} {doing}")
 
     # --- the path of a job ---
 
     def work_one(self) -> bool:
         """Claim a job, run it, write its end. True: look again at once; False: nothing to do now."""
         sent = now()
-        claim = queue.claim(self.session, self.spec.queue, self.settings.dl_claim_backoff_sec)
+        claim = queue.claim(self.session, self.queue, self.settings.dl_claim_backoff_sec)
         if claim.backoffs:
             self.log.info("worker.claim.backoff", keys=claim.backoffs)
         if claim.job is None:
@@ -146,8 +167,18 @@ class Worker:
                 self.slot.end()
             self._finish(job, decide(job, outcome))
         self._title("idle")
-        self.sound = outcome.worker_is_sound
+        self._jobs += 1
+        self.sound = outcome.worker_is_sound and not self._is_worn_out()
         return True
+
+    def _is_worn_out(self) -> bool:
+        """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
+        most_jobs, most_mb = self.settings.dl_max_jobs, self.settings.dl_max_rss_mb
+        rss_mb = psutil.Process().memory_info().rss / 2**20 if most_mb else 0.0
+        worn_out = (most_jobs is not None and self._jobs >= most_jobs) or (most_mb is not None and rss_mb > most_mb)
+        if worn_out:
+            self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
+        return worn_out
 
     def _run(self, job: Job, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; whatever it raises is an outcome."""
@@ -188,7 +219,7 @@ class Worker:
             return queue.finish(self.session.conn, job, end)
 
         try:
-            status = db.patiently(write, sleep=self._pause, give_up=self._is_overdue, on_error=self._finish_failed)
+            status = db.patiently(write, sleep=self._sleep, give_up=self._is_overdue, on_error=self._finish_failed)
         except psycopg.Error as e:
             raise Unwritten(f"the end of job {job.job_id} could not be written: {str(e).strip()}") from e
         event = "worker.job.finished" if status else "worker.ownership.lost"
@@ -236,8 +267,10 @@ class Worker:
         poll = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         until = now() + (poll if self._due_in is None else min(poll, self._due_in + 0.001))
         # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
-        while not self._notified() and now() < until and not self.stopping:
-            self._pause(until - now(), self.session.conn.fileno())
+        leave = [self._pipes.leave] if self._retiring else []
+        while not self._notified() and now() < until and not self.stopping and self._retiring == bool(leave):
+            if self._pipes.leave in self._pause(until - now(), self.session.conn.fileno(), *leave):
+                break
         self.slot.state = State.AWAKE
         self._prove_session(poll)
 
@@ -249,17 +282,25 @@ class Worker:
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))
-        mine = any(n.channel == queue.JOBS_CHANNEL and n.payload == self.spec.queue for n in notes)
+        mine = any(n.channel == queue.JOBS_CHANNEL and n.payload == self.queue for n in notes)
         if mine and not self.farm.first_idle(self.slot):
             self._pause(random.uniform(*HERD_SEC))  # noqa: S311  jitter
         return mine
 
-    def _pause(self, seconds: float, *others: int) -> None:
-        """Wait for the time, a signal, one of the file descriptors `others`, or the supervisor's end: then drain."""
-        life = [] if self._orphaned else [self._life]  # at its end a pipe can be read for ever
-        if self._life in self.signals.wait(seconds, *others, *life):
+    def _pause(self, seconds: float, *others: int) -> list[int]:
+        """Wait for the time, a signal, one of the file descriptors `others`, or the supervisor's end: then drain.
+
+        Returns those of `others` that can be read.
+        """
+        life = [] if self._orphaned else [self._pipes.life]  # at its end a pipe can be read for ever
+        readable = self.signals.wait(seconds, *others, *life)
+        if self._pipes.life in readable:
             self._orphaned = True
             self.drain()
+        return readable
+
+    def _sleep(self, seconds: float) -> None:
+        self._pause(seconds)
 
     # --- the session ---
 
@@ -277,7 +318,7 @@ class Worker:
         """Connect, check the schema, LISTEN."""
         conn = db.connect(
             self._dsn,
-            name=f"dl-worker:{self.spec.queue}:{self.name}",
+            name=f"dl-worker:{self.queue}:{self.name}",
             schema=self.settings.pg_schema_queue,
             connect_timeout=min(within, self.settings.pg_connect_timeout),
             answer_within=min(30.0, within + 5),
@@ -288,7 +329,7 @@ class Worker:
     def _connect(self) -> None:
         session = db.patiently(
             lambda: self._open(self.settings.pg_connect_timeout),
-            sleep=self._pause,
+            sleep=self._sleep,
             give_up=lambda: self.stopping,
             on_error=lambda e: self.log.warning("worker.connect.failed", error=str(e).strip()),
         )

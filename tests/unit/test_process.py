@@ -97,7 +97,7 @@ def test_i6_a_supervisor_with_a_thread_refuses_to_start() -> None:
     thread.start()
     try:
         with pytest.raises(RuntimeError, match="single-threaded"):
-            supervisor.Supervisor(config.load(), lambda *_: 0, lambda *_: 0).run()
+            supervisor.Supervisor(config.load, config.load(), lambda *_: 0, lambda *_: 0).run()
     finally:
         done.set()
         thread.join()

@@ -1,0 +1,160 @@
+-- The whole schema of the queue, as the migrations leave it: to be read, not to be run in production (that is
+-- `dataloader migrate`). A test compares it, with functions.sql after it, to what the migrations make.
+--
+-- The story. A producer inserts a row into dl_jobs: `queued`. A worker claims it: `running`, with a lease that its
+-- heartbeats renew. It ends `succeeded`, `failed`, `canceled`, or comes back to `queued`; what nobody renews any more
+-- comes back too, or ends `lost` when its attempts are spent. Every step writes a line into dl_job_events.
+-- Other services insert rows, and run jobs, knowing only the contract's columns; triggers keep the rest true for
+-- them. The steps themselves are in queue.sql (one statement each) and functions.sql (several snapshots).
+--
+--                    claim                 done
+--      queued ----------------> running ----------> succeeded
+--       |  ^                     | | |  error, attempts spent, or permanent
+--       |  |  error, crash,      | | +------------> failed
+--       |  +--- hand-back -------+ |   asked to cancel
+--       |                          +--------------> canceled   (a queued job too, at once)
+--       +--- attempts spent -- crash, attempts spent ---> lost
+--
+-- Where a queued row stands decides whether and how a claim finds it:
+--   blocked   blocked_on = 'time'            its time has not come       ix_dl_jobs_due
+--   cold      blocked_on null, not hot       the normal case             ix_dl_jobs_cold
+--   hot       blocked_on null, hot           its key was once busy       ix_dl_jobs_hot
+-- A key is held twice: by a session advisory lock on its slot, hashtext(lock_key), and by the running row with a live
+-- lease, which ix_dl_jobs_running finds.
+
+
+-- The last four are final: no statement leaves them, only an operator's plain UPDATE.
+CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canceled', 'lost');
+
+CREATE TABLE dl_jobs (
+  -- The contract: what every service may read and write.
+  job_id uuid PRIMARY KEY,
+  queue text NOT NULL,                               -- who serves it; the payload of its notifications
+  task text NOT NULL,                                -- the pipeline's name
+  args jsonb NOT NULL DEFAULT '{}'::jsonb,
+  idempotency_key text UNIQUE,                       -- one key, one job
+  lock_key text NOT NULL,                            -- jobs of one key never run side by side
+  partition_key text NOT NULL DEFAULT '',            -- stored and shown, no more
+  priority int NOT NULL DEFAULT 100,                 -- the smallest first, then the oldest
+  available_at timestamptz NOT NULL DEFAULT now(),   -- not before
+  status dl_status NOT NULL DEFAULT 'queued',
+  attempt int NOT NULL DEFAULT 0,                    -- the runs that count; part of a claim's name
+  max_attempts int NOT NULL DEFAULT 5,
+  lease_ttl_sec int NOT NULL DEFAULT 60,             -- how long a silent worker keeps the job
+  lease_expires_at timestamptz,                      -- in no index: heartbeats are heap-only updates
+  heartbeat_at timestamptz,
+  cancel_requested boolean NOT NULL DEFAULT false,
+  progress jsonb NOT NULL DEFAULT '{}'::jsonb,       -- what the pipeline yielded last
+  error text,
+  producer text,
+  consumer_group text,
+  created_at timestamptz NOT NULL DEFAULT now(),
+  started_at timestamptz,                            -- the first start, kept over all attempts
+  finished_at timestamptz,                           -- set in the final states
+  CONSTRAINT dl_jobs_chk_positive
+    CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
+
+  -- Ours: what a claim needs besides.
+  blocked_on text,                                   -- why a queued row may not be claimed: 'time'
+  hot boolean NOT NULL DEFAULT false,                -- a claim once found its key busy
+  backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
+  claimed_by text,                                   -- host:pid:boot of the worker that runs it
+  claimed_pid int,                                   -- that worker's backend, with its start: what may still
+  claimed_backend_start timestamptz                  -- hold the key's advisory lock when the worker is gone
+);
+COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
+COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
+COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
+COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
+COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
+COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
+
+-- The plain protocol's claim, of other services: it sorts what this index finds.
+CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at, priority, created_at) WHERE status = 'queued';
+-- Counts by state.
+CREATE INDEX ix_dl_jobs_status_queue ON dl_jobs (status, queue);
+-- Our claim: cold rows in its order; hot rows by slot, so that the first of each slot is one probe.
+CREATE INDEX ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
+  WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;
+CREATE INDEX ix_dl_jobs_hot ON dl_jobs (queue, hashtext(lock_key), priority, created_at)
+  WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+-- Rows that wait for their time: dl_wake, and the next due instant.
+CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
+  WHERE status = 'queued' AND blocked_on = 'time';
+-- Slots that are taken, and the reaper's rows: never more than there are workers.
+CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
+
+-- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
+CREATE TABLE dl_job_events (
+  event_id bigserial PRIMARY KEY,
+  job_id uuid NOT NULL REFERENCES dl_jobs (job_id) ON DELETE CASCADE,
+  queue text NOT NULL,
+  ts timestamptz NOT NULL DEFAULT now(),
+  kind text NOT NULL,
+  payload jsonb
+);
+CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
+
+-- Which migrations were applied, and the oldest code that may use the result; number 0 is functions.sql.
+CREATE TABLE dl_migrations (
+  number int PRIMARY KEY,
+  name text NOT NULL,
+  checksum text NOT NULL,
+  oldest_code int NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+
+-- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
+-- heartbeat and not by wake, which only clears blocked_on.
+CREATE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
+  IF NEW.status <> 'running' THEN
+    NEW.claimed_by := NULL;
+    NEW.claimed_pid := NULL;
+    NEW.claimed_backend_start := NULL;
+  END IF;
+  RETURN NEW;
+END
+$$;
+
+-- Something may be claimable now or will be at a known time: tell the sleepers of its queue. Future rows are
+-- told as well, so that whoever sleeps learns of an earlier due time.
+CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.status = 'queued' THEN
+    PERFORM pg_notify('dl_jobs', NEW.queue);
+  END IF;
+  RETURN NULL;
+END
+$$;
+
+-- A key became free: tell the queues in which hot rows of its slot wait. Rows that are not hot need no word;
+-- the claim that leaves empty-handed past one marks it first (dl_claim). Bound to this schema, because a foreign
+-- worker may finish a job from another search_path.
+CREATE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  waiting text;
+BEGIN
+  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+  WHILE waiting IS NOT NULL LOOP
+    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = hashtext(NEW.lock_key)
+                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+      PERFORM pg_notify('dl_jobs', waiting);
+    END IF;
+    SELECT min(queue) INTO waiting FROM dl_jobs
+     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
+  END LOOP;
+  RETURN NULL;
+END
+$$;
+
+CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
+CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
+  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running') EXECUTE FUNCTION dl_jobs_notify_key();

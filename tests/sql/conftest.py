@@ -1,0 +1,43 @@
+"""The queue's SQL, tested by sessions and threads on real PostgreSQL."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hands import Foreign, Worker
+
+# The judge of journals is the process tests' own.
+sys.path.append(str(Path(__file__).parent.parent / "process"))
+
+
+@pytest.fixture
+def workers(dsn: str) -> Iterator[Callable[[], Worker]]:
+    """Open sessions of workers, each with a name of its own."""
+    opened: list[Worker] = []
+    names = (f"host:{number}:boot" for number in itertools.count(1))
+
+    def open_one() -> Worker:
+        opened.append(Worker(dsn, next(names)))
+        return opened[-1]
+
+    yield open_one
+    for worker in opened:
+        worker.conn.close()
+
+
+@pytest.fixture
+def worker(workers: Callable[[], Worker]) -> Worker:
+    """One worker."""
+    return workers()
+
+
+@pytest.fixture
+def foreign(dsn: str) -> Iterator[Foreign]:
+    """A worker of another service."""
+    foreign = Foreign(dsn)
+    yield foreign
+    foreign.conn.close()

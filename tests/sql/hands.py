@@ -1,0 +1,246 @@
+"""Hands on the queue: workers without processes, producers and workers that know only the contract's columns.
+
+A step that may block runs in a thread, and the test waits until PostgreSQL itself says that it is blocked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from dataloader import db, queue
+from dataloader.job import Finish, Job, Status
+from dataloader.queue import Claim, NewJob
+
+PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
+BACKOFF_SEC = 15.0
+_keys = itertools.count(1)
+
+
+class Worker:
+    """One session of a worker that a test moves step by step."""
+
+    def __init__(self, dsn: str, name: str, schema: str = "public") -> None:
+        self.name = name
+        self.conn = db.connect(dsn, name=name, schema=schema)
+        self.session = queue.open_session(self.conn, name)
+
+    @property
+    def pid(self) -> int:
+        """The session's backend."""
+        return self.conn.info.backend_pid
+
+    def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Claim:
+        """One look into the queue."""
+        return queue.claim(self.session, queue_name, backoff_sec)
+
+    def take(self, queue_name: str = "q") -> Job:
+        """Claim where there must be a job."""
+        job = self.claim(queue_name).job
+        assert job is not None, "nothing was claimed"
+        return job
+
+    def finish(self, job: Job, verb: str = "succeed", **how: Any) -> Status | None:
+        """End a run by this verb of queue.sql."""
+        return queue.finish(self.conn, job, Finish(verb, **how))
+
+    def notes(self) -> list[str]:
+        """The queues this session was told of since it was last asked; nothing committed is still on its way."""
+        return heard(self.conn)
+
+
+def until(question: Callable[[], Any], what: str) -> Any:
+    """Ask until the answer is true, and return it."""
+    deadline = time.monotonic() + PATIENCE
+    while not (answer := question()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE:g} s for {what}")
+        time.sleep(0.002)
+    return answer
+
+
+def heard(listener: psycopg.Connection[Any], channel: str = "dl_jobs") -> list[str]:
+    """The payloads a listening session got since it was last asked.
+
+    Notifications come in the order of the commits, so once its own mark is there nothing older is missing.
+    """
+    mark = uuid4().hex
+    notes = list(listener.notifies(timeout=0))
+    listener.execute("SELECT pg_notify(%s, %s)", (channel, mark))
+    while not any(note.payload == mark for note in notes):
+        notes += listener.notifies(timeout=PATIENCE, stop_after=1)
+    return [note.payload for note in notes if note.channel == channel and note.payload != mark]
+
+
+@contextmanager
+def started(step: Callable[[], Any], waits: int | None, observer: psycopg.Connection[Any]) -> Iterator[Future[Any]]:
+    """Run a step in a thread; with `waits`, go on once that backend is blocked by another."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(step)
+        if waits is not None:
+            until(lambda: future.done() or blocked(observer, waits), f"backend {waits} to block")
+            assert not future.done(), f"was not blocked: {future.result()}"
+        yield future
+
+
+def blocked(observer: psycopg.Connection[Any], pid: int) -> bool:
+    """Does this backend wait for a lock of another?"""
+    return bool(value(observer, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid))
+
+
+def value(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> Any:
+    """The first value of a statement's first row; None without one."""
+    row = conn.execute(statement, parameters or None).fetchone()
+    return row[0] if row else None
+
+
+def plain(conn: psycopg.Connection[Any], *, in_sec: float = 0, made_sec: float = 0, **columns: Any) -> UUID:
+    """Insert a job as a producer does that knows only the contract's columns.
+
+    `in_sec` and `made_sec` set available_at and created_at, relative to now.
+    """
+    given: dict[str, Any] = {"job_id": uuid4(), "queue": "q", "task": "t", "lock_key": f"key-{next(_keys)}"} | columns
+    later = {"available_at": in_sec, "created_at": made_sec}
+    moments = {column: sec for column, sec in later.items() if sec and column not in given}
+    conn.execute(
+        sql.SQL("INSERT INTO dl_jobs ({}) VALUES ({})").format(
+            sql.SQL(", ").join(map(sql.Identifier, [*given, *moments])),
+            sql.SQL(", ").join(
+                [sql.Placeholder()] * len(given) + [sql.SQL("now() + make_interval(secs => %s)")] * len(moments)
+            ),
+        ),
+        [*given.values(), *moments.values()],
+    )
+    return given["job_id"]
+
+
+def many(conn: psycopg.Connection[Any], number: int, lock_key: str, queue_name: str = "q", **more: Any) -> None:
+    """Insert rows with a key each where `lock_key` has a %s in it for their number, in the order they are claimed."""
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, priority, max_attempts, created_at)"
+        " SELECT gen_random_uuid(), %s, 't', replace(%s, '%%s', i::text), %s, %s,"
+        "        now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, %s) i",
+        (queue_name, lock_key, more.get("priority", 100), more.get("max_attempts", 5), number),
+    )
+
+
+@contextmanager
+def quietly(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """No triggers in the block: for rows by the hundred thousand, all of them claimable at once."""
+    conn.execute("SET session_replication_role = replica")
+    yield
+    conn.execute("RESET session_replication_role")
+
+
+def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> int:
+    """How many shared buffers a statement touches, with whatever its functions do."""
+    (plan,) = value(conn, "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement, *parameters)
+    return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+
+
+def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q") -> int:
+    """The buffers of one warm claim, which is then undone."""
+    found = 0
+    for _ in range(3):
+        with conn.transaction(force_rollback=True):
+            found = buffers(conn, "SELECT * FROM dl_claim(%s, 'w', now(), 15)", queue_name)
+        conn.execute("SELECT pg_advisory_unlock_all()")
+    return found
+
+
+def enqueue(conn: psycopg.Connection[Any], **more: Any) -> UUID:
+    """Add a job as the API does."""
+    new = {"queue": "q", "task": "t", "lock_key": f"key-{next(_keys)}"} | more
+    return queue.enqueue(conn, NewJob(**new))[0]
+
+
+def age(conn: psycopg.Connection[Any], job_id: UUID, column: str, sec: float) -> None:
+    """Move one of a job's times into the past, instead of sleeping."""
+    conn.execute(
+        sql.SQL("UPDATE dl_jobs SET {0} = {0} - make_interval(secs => %s) WHERE job_id = %s").format(
+            sql.Identifier(column)
+        ),
+        (sec, job_id),
+    )
+
+
+def expire(conn: psycopg.Connection[Any], job_id: UUID) -> None:
+    """Let a running job's lease run out."""
+    age(conn, job_id, "lease_expires_at", 100_000)
+
+
+def row(conn: psycopg.Connection[Any], job_id: UUID) -> dict[str, Any]:
+    """A job's row, every column."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute("SELECT *, now() AS now FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchone()
+    assert found is not None
+    return found
+
+
+def state(conn: psycopg.Connection[Any], job_id: UUID) -> tuple[str, int]:
+    """A job's status and attempt."""
+    found = row(conn, job_id)
+    return found["status"], found["attempt"]
+
+
+def journal(conn: psycopg.Connection[Any], job_id: UUID) -> list[tuple[str, dict[str, Any]]]:
+    """A job's journal, in order."""
+    return conn.execute(
+        "SELECT kind, payload FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,)
+    ).fetchall()
+
+
+def kinds(conn: psycopg.Connection[Any], job_id: UUID) -> list[str]:
+    """The kinds of a job's journal, in order."""
+    return [kind for kind, _ in journal(conn, job_id)]
+
+
+def keys_held(conn: psycopg.Connection[Any]) -> list[int]:
+    """The backends that hold an advisory lock in this database, once per lock."""
+    rows = conn.execute(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) ORDER BY pid"
+    )
+    return [pid for (pid,) in rows]
+
+
+class Foreign:
+    """A worker of another service: the plain protocol, word for word, no guard and no new column."""
+
+    def __init__(self, dsn: str, queue_name: str = "q", backoff_sec: float = 15.0) -> None:
+        self.conn = psycopg.connect(dsn, autocommit=True, application_name="foreign")
+        self.queue = queue_name
+        self.backoff_sec = backoff_sec
+
+    def claim(self) -> tuple[UUID, str] | None:
+        """The first due row by priority and age; a busy key sends it back."""
+        found = self.conn.execute(
+            "UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),"
+            " lease_expires_at = now() + make_interval(secs => lease_ttl_sec), heartbeat_at = now()"
+            " WHERE job_id = (SELECT job_id FROM dl_jobs WHERE queue = %s AND status = 'queued'"
+            "   AND available_at <= now() ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            " RETURNING job_id, lock_key",
+            (self.queue,),
+        ).fetchone()
+        if found is None or value(self.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", found[1]):
+            return found
+        self.conn.execute(
+            "UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL, attempt = attempt - 1,"
+            " available_at = now() + make_interval(secs => %s) WHERE job_id = %s",
+            (self.backoff_sec, found[0]),
+        )
+        return None
+
+    def finish(self, job_id: UUID, lock_key: str) -> None:
+        """Two statements, no guard."""
+        self.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
+        self.conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", (lock_key,))

@@ -1,0 +1,255 @@
+"""Every write to a running job names its claim: job, attempt, worker, running. Otherwise nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hands import Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, started, state, until, value
+
+from dataloader import db, queue
+from dataloader.job import Job
+
+Workers = Callable[[], Worker]
+
+VERBS: dict[str, Callable[[Worker, Job], Any]] = {
+    "beat": lambda worker, job: queue.beat(worker.conn, job, '{"p": 1}', True) is not None,
+    "keep": lambda worker, job: queue.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
+    "retake": lambda worker, job: queue.retake(worker.session, job),
+    "succeed": lambda worker, job: worker.finish(job, "succeed", progress='{"p": 1}'),
+    "retry": lambda worker, job: worker.finish(job, "retry", error="boom", delay_sec=30),
+    "fail": lambda worker, job: worker.finish(job, "fail", error="boom"),
+    "cancel": lambda worker, job: worker.finish(job, "cancel"),
+    "hand_back": lambda worker, job: worker.finish(job, "hand_back", error="drain"),
+}
+STRANGERS: dict[str, Callable[[Job], Job]] = {
+    "an earlier attempt": lambda job: replace(job, attempt=job.attempt - 1),
+    "a later attempt": lambda job: replace(job, attempt=job.attempt + 1),
+    "another worker": lambda job: replace(job, claimed_by="host:9:boot"),
+}
+
+
+def everything(conn: db.Connection) -> tuple[list[Any], list[Any]]:
+    """All rows and all events."""
+    jobs = conn.execute("SELECT dl_jobs::text FROM dl_jobs ORDER BY job_id").fetchall()
+    return jobs, conn.execute("SELECT dl_job_events::text FROM dl_job_events ORDER BY event_id").fetchall()
+
+
+def test_a_beat_renews_the_lease_and_stores_progress(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn, lease_ttl_sec=33)
+    job = worker.take()
+    expire(conn, job_id)
+    before = row(conn, job_id)
+    assert queue.beat(worker.conn, job, '{"processed": 5}', True) is False
+    after = row(conn, job_id)
+    assert after["heartbeat_at"] > before["heartbeat_at"]
+    assert (after["lease_expires_at"] - after["heartbeat_at"]).total_seconds() == 33
+    assert after["progress"] == {"processed": 5}
+    assert journal(conn, job_id)[-1] == ("heartbeat", {"attempt": 1, "progress": {"processed": 5}})
+
+
+def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
+    conn: db.Connection, worker: Worker
+) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    queue.beat(worker.conn, job, '{"processed": 5}', False)
+    queue.beat(worker.conn, job, None, False)
+    assert row(conn, job_id)["progress"] == {"processed": 5}
+    assert kinds(conn, job_id) == ["queued", "picked"]
+
+
+def test_a_beat_tells_of_a_cancellation(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn)
+    job = worker.take()
+    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (job_id,))
+    assert queue.beat(worker.conn, job, None, False) is True
+
+
+def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn)
+    job = worker.take()
+    expire(conn, job_id)
+    beat = row(conn, job_id)["heartbeat_at"]
+    assert queue.keep(conn, job.job_id, job.attempt, job.claimed_by)
+    found = row(conn, job_id)
+    assert (found["lease_expires_at"] - found["now"]).total_seconds() == pytest.approx(60, abs=5)
+    assert found["heartbeat_at"] == beat
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a1_a2_who_does_not_name_the_claim_changes_nothing(
+    conn: db.Connection, worker: Worker, verb: str, stranger: str
+) -> None:
+    enqueue(conn)
+    job = worker.take()
+    before = everything(conn)
+    assert not VERBS[verb](worker, STRANGERS[stranger](job))
+    assert everything(conn) == before
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("status", ["queued", "succeeded", "failed", "canceled", "lost"])
+def test_v3_nothing_is_written_to_a_job_that_does_not_run(
+    conn: db.Connection, worker: Worker, verb: str, status: str
+) -> None:
+    """Even where every other part of the claim's name still stands in the row."""
+    job_id = enqueue(conn)
+    job = worker.take()
+    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
+    conn.execute("UPDATE dl_jobs SET claimed_by = %s WHERE job_id = %s", (worker.name, job_id))
+    before = everything(conn)
+    assert not VERBS[verb](worker, job)
+    assert everything(conn) == before
+
+
+@pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])
+def test_a_finish_that_comes_too_late_still_lets_go_of_the_key(conn: db.Connection, worker: Worker, verb: str) -> None:
+    job_id = plain(conn)
+    job = worker.take()
+    conn.execute("UPDATE dl_jobs SET status = 'lost' WHERE job_id = %s", (job_id,))
+    assert keys_held(conn) == [worker.pid]
+    assert worker.finish(job, verb) is None
+    assert keys_held(conn) == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a1_a_stale_worker_cannot_touch_the_next_attempt(conn: db.Connection, workers: Workers, verb: str) -> None:
+    old, new, reaper = workers(), workers(), workers()
+    job_id = enqueue(conn)
+    stale = old.take()
+    expire(conn, job_id)
+    assert queue.reap(reaper.conn)
+    fresh = new.take()
+    assert fresh.attempt == 2
+    before = everything(conn)
+    assert not VERBS[verb](reaper, stale)
+    assert everything(conn) == before
+    assert new.finish(fresh) == "succeeded"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_attempt_given_back_does_not_let_its_old_worker_in_again(
+    conn: db.Connection, workers: Workers, verb: str
+) -> None:
+    """The next run has the same attempt; only the worker's name tells them apart."""
+    old, new = workers(), workers()
+    enqueue(conn)
+    stale = old.take()
+    old.finish(stale, "hand_back")
+    fresh = new.take()
+    assert (fresh.job_id, fresh.attempt) == (stale.job_id, stale.attempt)
+    before = everything(conn)
+    assert not VERBS[verb](old, stale)
+    assert everything(conn) == before
+
+
+def test_leaving_running_clears_the_claims_name(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn)
+    worker.finish(worker.take(), "retry", error="x")
+    found = row(conn, job_id)
+    assert (found["claimed_by"], found["claimed_pid"], found["claimed_backend_start"]) == (None, None, None)
+    worker.take()
+    conn.execute("UPDATE dl_jobs SET status = 'failed'")
+    assert row(conn, job_id)["claimed_by"] is None
+
+
+def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Workers) -> None:
+    """No index holds what a heartbeat writes, in a table as full as a queue in use."""
+    many(conn, 2_000, "k%s")
+    crew = [workers() for _ in range(10)]
+    jobs = [one.take() for one in crew]
+    for one in (conn, *(one.conn for one in crew)):
+        one.execute("SELECT pg_stat_force_next_flush()")
+    conn.execute("SELECT pg_stat_reset_single_table_counters('dl_jobs'::regclass)")
+    for _ in range(20):
+        for one, job in zip(crew, jobs, strict=True):
+            queue.beat(one.conn, job, None, False)
+    for one in crew:
+        one.conn.execute("SELECT pg_stat_force_next_flush()")
+    updated, hot = conn.execute(
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'dl_jobs'"
+    ).fetchone() or (0, 0)
+    assert updated == 200
+    assert hot >= 150  # not one, were the lease in an index; a full page makes a row move now and then
+
+
+def test_no_index_holds_a_column_that_a_heartbeat_writes(conn: db.Connection) -> None:
+    written = ("heartbeat_at", "lease_expires_at", "progress")
+    rows = conn.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'dl_jobs'").fetchall()
+    assert [indexdef for (indexdef,) in rows if any(column in indexdef for column in written)] == []
+
+
+# --- a session that was lost ---
+
+
+def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers: Workers) -> None:
+    old, new, other = workers(), workers(), workers()
+    job_id = plain(conn, lock_key="k")
+    plain(conn, lock_key="k")
+    job = old.take()
+    old.conn.close()
+    session = queue.Session(new.conn, old.name, new.session.backend_start)
+    assert queue.retake(session, job)
+    found = row(conn, job_id)
+    assert (found["claimed_pid"], found["claimed_backend_start"]) == (new.pid, new.session.backend_start)
+    assert (found["status"], found["attempt"], found["claimed_by"]) == ("running", 1, old.name)
+    assert keys_held(conn) == [new.pid]
+    assert other.claim().job is None
+    assert new.finish(job) == "succeeded"
+    assert keys_held(conn) == []
+
+
+def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: db.Connection, workers: Workers) -> None:
+    old, new = workers(), workers()
+    plain(conn, lock_key="k")
+    job = old.take()
+    assert keys_held(conn) == [old.pid]
+    assert queue.retake(queue.Session(new.conn, old.name, new.session.backend_start), job)
+    assert keys_held(conn) == [new.pid]
+    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
+
+
+def test_a_retake_never_ends_another_backend_with_the_old_ones_number(conn: db.Connection, workers: Workers) -> None:
+    old, new, bystander = workers(), workers(), workers()
+    job_id = plain(conn, lock_key="k")
+    job = old.take()
+    old.conn.close()
+    until(lambda: keys_held(conn) == [], "the lock to go with its session")
+    conn.execute("UPDATE dl_jobs SET claimed_pid = %s WHERE job_id = %s", (bystander.pid, job_id))
+    assert queue.retake(queue.Session(new.conn, old.name, new.session.backend_start), job)
+    assert value(bystander.conn, "SELECT 1") == 1
+
+
+def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
+    conn: db.Connection, workers: Workers
+) -> None:
+    old, new = workers(), workers()
+    job_id = plain(conn, lock_key="k")
+    job = old.take()
+    old.conn.close()
+    until(lambda: keys_held(conn) == [], "the lock to go with its session")
+    conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
+    before = row(conn, job_id) | {"now": None}
+    assert not queue.retake(queue.Session(new.conn, old.name, new.session.backend_start), job)
+    assert row(conn, job_id) | {"now": None} == before
+    assert keys_held(conn) == [conn.info.backend_pid]
+
+
+def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: Workers) -> None:
+    old, new, reaper = workers(), workers(), workers()
+    job_id = enqueue(conn, lock_key="k")
+    job = old.take()
+    old.conn.close()
+    expire(conn, job_id)
+    with reaper.conn.transaction():
+        assert queue.reap(reaper.conn)
+        session = queue.Session(new.conn, old.name, new.session.backend_start)
+        with started(lambda: queue.retake(session, job), new.pid, conn) as retake:
+            reaper.conn.execute("COMMIT; BEGIN")
+            assert retake.result() is False
+    assert state(conn, job_id) == ("queued", 1)
+    assert keys_held(conn) == []

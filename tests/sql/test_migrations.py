@@ -1,0 +1,335 @@
+"""Migrations: an empty database, the contract's tables with rows in them, a queue in use, several at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hands import PATIENCE, Worker, blocked, enqueue, heard, plain, row, state, until, value
+from psycopg import sql
+
+from dataloader import db, migrations
+from dataloader.migrations import SchemaError
+
+ALL = [*(migration.name for migration in migrations.known()), "functions.sql"]
+CONTRACT = (files("dataloader.sql.migrations") / "0001_contract.sql").read_text("utf-8")
+CONTRACT_TRIGGERS = """
+CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.status = 'queued' AND NEW.available_at <= now() THEN
+    PERFORM pg_notify('dl_jobs', NEW.queue);
+  END IF;
+  RETURN NEW;
+END
+$$;
+CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+"""
+MIGRATING = """
+SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datname = current_database()
+"""
+COLUMNS = """
+SELECT table_name, column_name, data_type, udt_name, column_default, is_nullable FROM information_schema.columns
+ WHERE table_schema = current_schema() AND table_name LIKE 'dl\\_%' ORDER BY 1, 2
+"""
+CATALOG = {
+    "columns": COLUMNS,
+    "comments": "SELECT attname, col_description(attrelid, attnum) FROM pg_attribute"
+    " WHERE attrelid = 'dl_jobs'::regclass AND attnum > 0 AND NOT attisdropped ORDER BY 1",
+    "constraints": "SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint"
+    " WHERE connamespace = current_schema()::regnamespace ORDER BY 1, 2",
+    "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() ORDER BY 1",
+    "valid": "SELECT count(*) FROM pg_index WHERE NOT indisvalid OR NOT indisready",
+    "triggers": "SELECT tgname, tgrelid::regclass::text, pg_get_triggerdef(oid) FROM pg_trigger"
+    " WHERE NOT tgisinternal ORDER BY 1",
+    "functions": "SELECT proname, pg_get_functiondef(oid) FROM pg_proc"
+    " WHERE pronamespace = current_schema()::regnamespace ORDER BY 1",
+    "types": "SELECT typname, array_agg(enumlabel ORDER BY enumsortorder) FROM pg_enum"
+    " JOIN pg_type ON pg_type.oid = enumtypid GROUP BY 1 ORDER BY 1",
+    "options": "SELECT relname, reloptions FROM pg_class"
+    " WHERE relnamespace = current_schema()::regnamespace ORDER BY 1",
+}
+
+
+@contextmanager
+def session(dsn: str, schema: str = "public") -> Iterator[db.Connection]:
+    """A connection for the block."""
+    with db.connect(dsn, name="test", schema=schema) as conn:
+        yield conn
+
+
+def catalog(dsn: str) -> dict[str, list[Any]]:
+    """Everything that the schema consists of, by the server's own words."""
+    with session(dsn) as conn:
+        return {name: conn.execute(query).fetchall() for name, query in CATALOG.items()}
+
+
+@pytest.fixture
+def contract(empty_db: str) -> str:
+    """A database as it stands in production, with a row in every state and some of the future."""
+    with session(empty_db) as conn:
+        conn.execute(CONTRACT)
+        conn.execute(CONTRACT_TRIGGERS)
+        for status in ("queued", "running", "succeeded", "failed", "canceled", "lost"):
+            plain(conn, status=status, task=status, in_sec=-5)
+            plain(conn, status=status, task=status + " later", in_sec=3_600)
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
+            " SELECT gen_random_uuid(), 'far', 't', 'k', now() + interval '1 day' FROM generate_series(1, 2500)"
+        )
+        conn.execute(
+            "UPDATE dl_jobs SET lease_expires_at = now() + interval '1 h', attempt = 1 WHERE status = 'running'"
+        )
+        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+    return empty_db
+
+
+def test_an_empty_database_gets_everything_and_a_second_time_nothing(empty_db: str) -> None:
+    assert migrations.migrate(empty_db, "public") == ALL
+    first = catalog(empty_db)
+    assert first["valid"] == [(0,)]
+    assert migrations.migrate(empty_db, "public") == []
+    assert catalog(empty_db) == first
+
+
+def test_the_migrations_add_up_to_the_schema_that_is_written_down(dsn: str, empty_db: str) -> None:
+    with session(empty_db) as conn:
+        for name in ("schema.sql", "functions.sql"):
+            conn.execute((files("dataloader.sql") / name).read_text("utf-8"))
+    written, made = catalog(empty_db), catalog(dsn)
+    for part in CATALOG:
+        assert written[part] == made[part], part
+
+
+def test_four_at_once_apply_each_file_once(empty_db: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        applied = list(pool.map(lambda _: migrations.migrate(empty_db, "public"), range(4)))
+    assert sorted(applied, key=len) == [[], [], [], ALL]
+
+
+def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None:
+    with session(contract) as conn:
+        columns = conn.execute(COLUMNS).fetchall()
+        contents = "SELECT job_id, status::text, available_at, attempt, lease_expires_at, created_at, args FROM dl_jobs"
+        rows = conn.execute(contents + " ORDER BY job_id").fetchall()
+        filenode = value(conn, "SELECT pg_relation_filenode('dl_jobs')")
+        assert migrations.migrate(contract, "public") == ALL
+        assert set(columns) <= set(conn.execute(COLUMNS).fetchall())
+        assert conn.execute(contents + " ORDER BY job_id").fetchall() == rows
+        assert value(conn, "SELECT pg_relation_filenode('dl_jobs')") == filenode, "the table was rewritten"
+        assert value(conn, "SELECT count(*) FROM dl_job_events") == len(rows)
+        misplaced = (
+            "SELECT count(*) FROM dl_jobs WHERE blocked_on IS DISTINCT FROM"
+            " CASE WHEN status = 'queued' AND available_at > now() THEN 'time' END"
+        )
+        assert value(conn, misplaced) == 0
+        assert not value(conn, "SELECT bool_or(hot) FROM dl_jobs")
+    adopted = catalog(contract)
+    assert adopted["valid"] == [(0,)]
+
+
+def test_an_adopted_schema_is_the_same_as_a_new_one(contract: str, dsn: str) -> None:
+    migrations.migrate(contract, "public")
+    assert catalog(contract) == catalog(dsn)
+
+
+def test_an_adopted_queue_works_for_old_and_new_producers(contract: str) -> None:
+    migrations.migrate(contract, "public")
+    worker = Worker(contract, "w")
+    with worker.conn:
+        worker.finish(worker.take())
+        plain(worker.conn)
+        enqueue(worker.conn)
+        assert {worker.finish(worker.take()) for _ in range(2)} == {"succeeded"}
+        assert (worker.claim().due_in or 0) == pytest.approx(3_600, abs=20)
+
+
+@pytest.mark.xfail(strict=True, reason="0003 passes over rows that are locked at the moment and never comes back")
+def test_a_future_row_that_somebody_holds_meanwhile_is_filled_too(contract: str) -> None:
+    with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
+        held = value(holder, "SELECT job_id FROM dl_jobs WHERE task = 'queued later'")
+        assert apply_first(contract, 2) == ALL[:2]
+        with holder.transaction():
+            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", (held,))
+            rest = pool.submit(migrations.migrate, contract, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(lambda: blocked(conn, pid), "the migration to meet the holder")
+        assert rest.result(PATIENCE) == ALL[2:]
+        assert row(conn, held)["blocked_on"] == "time"
+
+
+def apply_first(dsn: str, number: int) -> list[str]:
+    """Apply the first migrations and stop, as a code of before would have done."""
+    done = []
+    with session(dsn) as conn:
+        conn.execute(
+            "CREATE TABLE dl_migrations (number int PRIMARY KEY, name text NOT NULL,"
+            " checksum text NOT NULL, oldest_code int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        for migration in migrations.known()[:number]:
+            migrations._apply(conn, migration)
+            done.append(migration.name)
+    return done
+
+
+def test_c8_a_long_query_makes_the_migration_wait_and_not_the_queue(
+    contract: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for the table briefly, again and again, and the producers get in between."""
+    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "100ms")
+    with session(contract) as reader, session(contract) as producer, ThreadPoolExecutor(1) as pool:
+        with reader.transaction():
+            value(reader, "SELECT count(*) FROM dl_jobs")
+            migrating = pool.submit(migrations.migrate, contract, "public")
+            pid = until(lambda: value(producer, MIGRATING), "the migration to connect")
+            for _ in range(2):
+                until(lambda: blocked(producer, pid), "the migration to wait")
+                before = time.monotonic()
+                plain(producer)
+                producer.execute("UPDATE dl_jobs SET heartbeat_at = now() WHERE status = 'running'")
+                assert time.monotonic() - before < 0.5
+                until(lambda: not blocked(producer, pid), "the migration to step back")
+            assert not migrating.done()
+        assert migrating.result(PATIENCE) == ALL
+
+
+def test_a_changed_file_is_refused(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *rest = migrations.known()
+    monkeypatch.setattr(migrations, "known", lambda: (replace(first, text=first.text + "-- changed"), *rest))
+    with pytest.raises(SchemaError, match=r"0001_contract\.sql is not the file that was applied"):
+        migrations.migrate(own_db, "public")
+    with session(own_db) as conn, pytest.raises(SchemaError, match=r"0001_contract\.sql"):
+        migrations.missing(conn)
+
+
+def test_changed_functions_are_applied_again(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = replace(migrations.functions(), text="CREATE FUNCTION dl_new() RETURNS int LANGUAGE sql AS 'SELECT 1';")
+    monkeypatch.setattr(migrations, "functions", lambda: changed)
+    with session(own_db) as conn:
+        assert migrations.missing(conn) == ["functions.sql"]
+        assert migrations.migrate(own_db, "public") == ["functions.sql"]
+        assert value(conn, "SELECT dl_new()") == 1
+        assert migrations.missing(conn) == []
+
+
+def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(empty_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, *rest = migrations.known()
+    broken = replace(second, text=second.text + "\nSELECT 1 / 0;")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "known", lambda: (first, broken, *rest))
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            migrations.migrate(empty_db, "public")
+    assert migrations.migrate(empty_db, "public") == ALL[1:]
+
+
+def test_an_index_left_invalid_by_a_failure_is_built_again(empty_db: str, dsn: str) -> None:
+    apply_first(empty_db, 2)
+    with session(empty_db) as conn:
+        conn.execute("CREATE INDEX ix_dl_jobs_cold ON dl_jobs (task)")
+        conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_cold'::regclass")
+    assert migrations.migrate(empty_db, "public") == ALL[2:]
+    assert catalog(empty_db) == catalog(dsn)
+
+
+def test_check_says_what_to_do(empty_db: str) -> None:
+    with session(empty_db) as conn:
+        assert migrations.missing(conn) == ALL
+        with pytest.raises(SchemaError, match="has no dataloader schema: run `dataloader migrate`"):
+            migrations.check(conn)
+        apply_first(empty_db, 1)
+        assert migrations.missing(conn) == ALL[1:]
+        with pytest.raises(SchemaError, match=f"the schema is at 1, this code needs {len(ALL) - 1}: run"):
+            migrations.check(conn)
+        migrations.migrate(empty_db, "public")
+        assert migrations.missing(conn) == []
+        migrations.check(conn)
+
+
+@pytest.mark.parametrize("oldest_code", [1, 99])
+def test_a_newer_schema_is_used_unless_it_says_that_this_code_is_too_old(own_db: str, oldest_code: int) -> None:
+    with session(own_db) as conn:
+        conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', %s)", (oldest_code,))
+        conn.execute("UPDATE dl_migrations SET checksum = 'of a newer functions.sql' WHERE number = 0")
+        for step in (
+            lambda: migrations.check(conn),
+            lambda: migrations.missing(conn) == [],
+            lambda: migrations.migrate(own_db, "public") == [],
+        ):
+            if oldest_code == 99:
+                with pytest.raises(SchemaError, match="needs code that knows migration 99: upgrade dataloader"):
+                    step()
+            else:
+                assert step() in (None, True)
+        assert value(conn, "SELECT checksum FROM dl_migrations WHERE number = 0") == "of a newer functions.sql"
+
+
+@pytest.mark.parametrize("schema", ["Queue", 'two words "quoted"'])
+def test_the_queue_may_live_in_any_schema(empty_db: str, schema: str) -> None:
+    assert migrations.migrate(empty_db, schema) == ALL
+    assert migrations.migrate(empty_db, schema) == []
+    one, two = (Worker(empty_db, f"host:{number}:boot", schema) for number in (1, 2))
+    with one.conn, two.conn:
+        migrations.check(one.conn)
+        job_id = enqueue(one.conn)
+        assert two.notes() == ["q"]
+        assert two.finish(two.take()) == "succeeded"
+        assert state(one.conn, job_id) == ("succeeded", 1)
+    with session(empty_db) as conn:
+        assert value(conn, "SELECT to_regclass('public.dl_jobs')") is None
+
+
+def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrated(own_db: str) -> None:
+    with session(own_db) as conn:
+        conn.execute('CREATE SCHEMA "Other"')
+    with session(own_db, "Other") as conn, pytest.raises(SchemaError, match="no dataloader schema"):
+        migrations.check(conn)
+    with session(own_db, "missing") as conn, pytest.raises(SchemaError, match="no dataloader schema"):
+        migrations.check(conn)
+
+
+def test_producers_and_foreign_workers_need_no_search_path(empty_db: str) -> None:
+    """A plain insert, claim and finish by the table's full name from elsewhere: the triggers find their way."""
+    migrations.migrate(empty_db, "Queue")
+    ours = Worker(empty_db, "host:1:boot", "Queue")
+    with ours.conn, psycopg.connect(empty_db, autocommit=True) as elsewhere:
+        elsewhere.execute("CREATE TABLE decoy (x int)")
+
+        def insert(queue: str, wait: str = "0") -> UUID:
+            job_id = uuid4()
+            elsewhere.execute(
+                'INSERT INTO "Queue".dl_jobs (job_id, queue, task, lock_key, available_at)'
+                " VALUES (%s, %s, 't', 'k', now() + %s::interval)",
+                (job_id, queue, wait),
+            )
+            return job_id
+
+        theirs, waits, later = insert("a"), insert("b"), insert("c", "1 hour")
+        assert sorted(ours.notes()) == ["a", "b", "c"]
+        assert row(ours.conn, later)["blocked_on"] == "time"
+        change = sql.SQL('UPDATE "Queue".dl_jobs SET status = {} WHERE job_id = %s')
+        elsewhere.execute(change.format("running"), (theirs,))
+        elsewhere.execute("UPDATE \"Queue\".dl_jobs SET lease_expires_at = now() + '1 h'")
+        assert ours.claim("b").job is None
+        ours.notes()
+        elsewhere.execute(change.format("succeeded"), (theirs,))
+        assert heard(ours.conn) == ["b"]
+        assert ours.take("b").job_id == waits
+
+
+def test_two_queues_in_two_schemas_of_one_database_do_not_mix(empty_db: str) -> None:
+    for schema in ("one", "two"):
+        migrations.migrate(empty_db, schema)
+    one, two = Worker(empty_db, "host:1:boot", "one"), Worker(empty_db, "host:2:boot", "two")
+    with one.conn, two.conn:
+        enqueue(one.conn)
+        assert two.claim().job is None
+        assert one.take()

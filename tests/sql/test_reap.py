@@ -1,0 +1,195 @@
+"""The reaper takes what nobody renews any more, each job once, and ends the session that outlived its right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hands import Worker, enqueue, expire, journal, keys_held, many, plain, row, started, state, value
+
+from dataloader import db, queue
+
+Workers = Callable[[], Worker]
+
+
+def test_a_live_lease_is_left_alone(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn)
+    worker.take()
+    assert queue.reap(conn) is None
+    assert state(conn, job_id) == ("running", 1)
+
+
+def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    worker.take()
+    expire(conn, job_id)
+    conn.execute("UPDATE dl_jobs SET heartbeat_at = '2001-02-03 04:05:06+00'")
+    found = queue.reap(conn)
+    assert found is not None
+    assert (found.job_id, found.status) == (job_id, "queued")
+    after = row(conn, job_id)
+    assert (after["status"], after["attempt"], after["blocked_on"]) == ("queued", 1, None)
+    assert (after["lease_expires_at"], after["claimed_by"], after["finished_at"]) == (None, None, None)
+    reason = "lease expired on attempt 1: no heartbeat since 2001-02-03T04:05:06Z"
+    assert after["error"] == reason
+    assert journal(conn, job_id)[-1] == ("requeue", {"reason": reason, "attempt": 1})
+    assert queue.reap(conn) is None
+
+
+@pytest.mark.parametrize(("attempt", "delay"), [(1, 0), (2, 5), (3, 25), (4, 125), (5, 600), (2_000_000, 600)])
+def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay: float) -> None:
+    job_id = plain(conn, status="running", attempt=attempt, max_attempts=3_000_000)
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
+    assert queue.reap(conn)
+    found = row(conn, job_id)
+    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(delay, abs=2)
+
+
+def test_v6_spent_attempts_end_lost(conn: db.Connection, worker: Worker) -> None:
+    """E1: a job that kills its workers does not go round for ever."""
+    job_id = enqueue(conn, max_attempts=2)
+    for attempt, status in ((1, "queued"), (2, "lost")):
+        assert worker.take().attempt == attempt
+        worker.conn.execute("SELECT pg_advisory_unlock_all()")
+        expire(conn, job_id)
+        conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
+        found = queue.reap(conn)
+        assert found is not None
+        assert found.status == status
+        conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
+    assert row(conn, job_id)["finished_at"] is not None
+    assert journal(conn, job_id)[-1][0] == "lost"
+    assert worker.claim().job is None
+
+
+def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    worker.take()
+    conn.execute("UPDATE dl_jobs SET cancel_requested = true")
+    expire(conn, job_id)
+    found = queue.reap(conn)
+    assert found is not None
+    assert found.status == "canceled"
+    assert journal(conn, job_id)[-1][0] == "canceled"
+
+
+def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, workers: Workers) -> None:
+    zombie, heir = workers(), workers()
+    job_id = plain(conn, lock_key="k")
+    zombie.take()
+    expire(conn, job_id)
+    queue.reap(conn)
+    assert keys_held(conn) == []
+    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
+    claim = heir.claim()
+    assert claim.backoffs == 0
+    assert claim.job is not None
+    assert claim.job.attempt == 2
+
+
+def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: db.Connection, workers: Workers) -> None:
+    zombie, bystander = workers(), workers()
+    job_id = plain(conn)
+    zombie.take()
+    conn.execute("UPDATE dl_jobs SET claimed_pid = %s", (bystander.pid,))
+    expire(conn, job_id)
+    assert queue.reap(conn)
+    assert value(bystander.conn, "SELECT 1") == 1
+
+
+def test_a_foreign_workers_expired_job_is_taken_too(conn: db.Connection) -> None:
+    job_id = plain(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
+    assert queue.reap(conn)
+    assert state(conn, job_id) == ("queued", 1)
+    assert row(conn, job_id)["error"] == "lease expired on attempt 1: no heartbeat since the start"
+
+
+def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    plain(conn), plain(conn)
+    held, other = one.take(), two.take()
+    for job in (held, other):
+        expire(conn, job.job_id)
+    with one.conn.transaction():
+        assert queue.beat(one.conn, held, None, False) is False
+        found = queue.reap(conn)
+        assert found is not None
+        assert found.job_id == other.job_id
+        assert queue.reap(conn) is None
+    assert queue.reap(conn) is None
+    assert state(conn, held.job_id) == ("running", 1)
+
+
+def test_a3_a_beat_behind_a_reap_finds_the_claim_gone(conn: db.Connection, workers: Workers) -> None:
+    one, reaper = workers(), workers()
+    job_id = enqueue(conn)
+    job = one.take()
+    expire(conn, job_id)
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
+    with reaper.conn.transaction():
+        assert queue.reap(reaper.conn)
+        with started(lambda: queue.beat(one.conn, job, None, False), one.pid, conn) as beat:
+            reaper.conn.execute("COMMIT; BEGIN")
+            assert beat.result() is None
+    assert state(conn, job_id) == ("queued", 1)
+
+
+def test_c6_one_expired_row_among_many_live_ones_is_found(conn: db.Connection) -> None:
+    many(conn, 3_000, "k%s")
+    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() + interval '1 hour'")
+    job_id = plain(conn)
+    conn.execute(
+        "UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'"
+        " WHERE job_id = %s",
+        (job_id,),
+    )
+    found = queue.reap(conn)
+    assert found is not None
+    assert found.job_id == job_id
+
+
+def test_i14_reapers_side_by_side_take_each_job_once(conn: db.Connection, workers: Workers) -> None:
+    many(conn, 200, "k%s")
+    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
+
+    def reap(one: Worker) -> int:
+        taken = 0
+        while queue.reap(one.conn):
+            taken += 1
+        return taken
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(reap, [workers() for _ in range(4)])) == 200
+    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == 200
+    assert value(conn, "SELECT bool_and(status = 'queued' AND attempt = 1) FROM dl_jobs")
+
+
+def test_c5_reaping_beside_a_bulk_cancel_is_no_deadlock(conn: db.Connection, workers: Workers) -> None:
+    many(conn, 300, "k%s")
+    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
+    one, two = workers(), workers()
+
+    def reap() -> int:
+        taken = 0
+        while queue.reap(one.conn):
+            taken += 1
+        return taken
+
+    def cancel() -> None:
+        for order in ("ASC", "DESC"):
+            two.conn.execute(
+                "WITH r AS (SELECT job_id FROM dl_jobs WHERE status = 'running' ORDER BY created_at "
+                + order
+                + " FOR NO KEY UPDATE)"
+                " UPDATE dl_jobs SET cancel_requested = true FROM r WHERE dl_jobs.job_id = r.job_id"
+            )
+
+    with ThreadPoolExecutor(2) as pool:
+        taken, canceled = pool.submit(reap), pool.submit(cancel)
+        canceled.result()
+        total = taken.result()
+    while queue.reap(conn):
+        total += 1
+    assert total == 300

@@ -1,0 +1,142 @@
+"""Every statement from every state: it makes a legal step or changes nothing, and the journal tells the story."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hands import Worker, enqueue, expire, journal, kinds, row, value
+from judge import illegal
+
+from dataloader import db, queue
+from dataloader.job import FINAL, TRANSITIONS, Finish, Job, Status
+
+Workers = Callable[[], Worker]
+BOOT = "host:1:boot"
+
+STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
+    "enqueue": lambda worker, job: queue.enqueue(worker.conn, queue.NewJob("q", "t", "k", idempotency_key="i")),
+    "status": lambda worker, job: queue.status(worker.conn, job.job_id),
+    "request_cancel": lambda worker, job: queue.request_cancel(worker.conn, job.job_id),
+    "claim": lambda worker, job: worker.claim(),
+    "beat": lambda worker, job: queue.beat(worker.conn, job, None, True),
+    "retake": lambda worker, job: queue.retake(queue.Session(worker.conn, BOOT, worker.session.backend_start), job),
+    **{
+        verb: lambda worker, job, verb=verb: queue.finish(worker.conn, job, Finish(verb, "e"))
+        for verb in ("succeed", "retry", "fail", "cancel", "hand_back")
+    },
+    "keep": lambda worker, job: queue.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
+    "settle": lambda worker, job: queue.settle(worker.conn, BOOT, "gone", False),
+    "settle uncounted": lambda worker, job: queue.settle(worker.conn, BOOT, "drain", True),
+    "reap": lambda worker, job: queue.reap(worker.conn),
+    "wake": lambda worker, job: queue.wake(worker.conn, 10),
+}
+# What each may do; everything else changes nothing.
+MAY = {
+    "request_cancel": {("queued", "canceled")},
+    "claim": {("queued", "running"), ("queued", "canceled"), ("queued", "lost")},
+    "succeed": {("running", "succeeded"), ("running", "canceled")},
+    "retry": {("running", "queued"), ("running", "canceled")},
+    "fail": {("running", "failed"), ("running", "canceled")},
+    "cancel": {("running", "canceled")},
+    "hand_back": {("running", "queued"), ("running", "canceled")},
+    "settle": {("running", "queued"), ("running", "canceled"), ("running", "lost")},
+    "settle uncounted": {("running", "queued"), ("running", "canceled")},
+    "reap": {("running", "queued"), ("running", "canceled"), ("running", "lost")},
+}
+RENEWING = {"beat", "retake", "keep"}
+SITUATIONS = list(itertools.product((False, True), (False, True), (False, True)))
+
+
+def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: bool) -> tuple[UUID, Job]:
+    """A job of this status: its attempts spent, its cancellation asked for, its lease expired, or not."""
+    job_id = enqueue(conn, lock_key="k", idempotency_key="i", max_attempts=1 if spent else 5)
+    conn.execute(
+        "UPDATE dl_jobs SET status = %s, attempt = 1, cancel_requested = %s,"
+        " lease_expires_at = CASE WHEN %s = 'running' THEN now() + make_interval(secs => %s) END",
+        (status, asked, status, -1 if late else 60),
+    )
+    conn.execute("UPDATE dl_jobs SET claimed_by = %s WHERE job_id = %s", (BOOT, job_id))
+    return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, BOOT)
+
+
+def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: db.Connection, worker: Worker) -> None:
+    steps: dict[str, set[tuple[str, str]]] = {name: set() for name in STATEMENTS}
+    for name, status, (spent, asked, late) in itertools.product(STATEMENTS, Status, SITUATIONS):
+        conn.execute("DELETE FROM dl_jobs")
+        job_id, job = placed(conn, status, spent, asked, late)
+        before, events = row(conn, job_id), len(journal(conn, job_id))
+        STATEMENTS[name](worker, job)
+        worker.conn.execute("SELECT pg_advisory_unlock_all()")
+        after = row(conn, job_id)
+        told = kinds(conn, job_id)[events:]
+        case = f"{name} from {status}, spent={spent} asked={asked} late={late}"
+        step = (before["status"], after["status"])
+        if step[0] != step[1]:
+            steps[name].add(step)
+            assert (Status(step[0]), Status(step[1])) in TRANSITIONS, case
+            assert len(told) == 1, case
+            assert not (asked and step[1] in ("queued", "running", "lost", "failed")), case
+            assert (after["finished_at"] is not None) == (step[1] in FINAL), case
+            assert after["claimed_by"] == (worker.name if step[1] == "running" else None), case
+            assert illegal(["queued", *(["picked"] if step[0] == "running" else ["requeue"]), *told], step[1]) is None
+        elif not (status == "running" and (name in RENEWING or name == "request_cancel")):
+            assert after | {"now": 0} == before | {"now": 0}, case
+            assert told == [], case
+    assert {name: done for name, done in steps.items() if done} == MAY
+    assert {(Status(a), Status(b)) for done in steps.values() for a, b in done} == TRANSITIONS
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_v9_whatever_happens_the_journal_is_a_legal_story(conn: db.Connection, workers: Workers, seed: int) -> None:
+    """A walk of claims, beats, ends, crashes, cancellations and passing time over a few jobs."""
+    chance = random.Random(seed)
+    ids = [enqueue(conn, lock_key=chance.choice("kl"), max_attempts=chance.randint(1, 3)) for _ in range(6)]
+    crew, running = [workers() for _ in range(3)], {}
+    for _ in range(120):
+        one = chance.choice(crew)
+        job = running.get(one.name)
+        match chance.choice(("claim", "claim", "beat", "end", "end", "crash", "reap", "cancel", "time")):
+            case "claim" if job is None:
+                if claimed := one.claim(backoff_sec=0).job:
+                    running[one.name] = claimed
+            case "beat" if job:
+                queue.beat(one.conn, job, '{"p": 1}', True)
+            case "end" if job:
+                one.finish(running.pop(one.name), chance.choice(("succeed", "retry", "fail", "cancel", "hand_back")))
+            case "crash" if job:
+                del running[one.name]
+                conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
+                queue.settle(conn, one.name, "crash", chance.random() < 0.5)
+                one.conn.execute("SELECT pg_advisory_unlock_all()")
+            case "reap" if job and chance.random() < 0.5:
+                conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
+                expire(conn, job.job_id)
+                queue.reap(conn)
+            case "cancel" if chance.random() < 0.2:
+                queue.request_cancel(conn, chance.choice(ids))
+            case "time":
+                conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND blocked_on = 'time'")
+    for job_id in ids:
+        found, story = row(conn, job_id), journal(conn, job_id)
+        assert illegal([kind for kind, _ in story], found["status"]) is None, story
+        assert found["attempt"] == attempts(story)
+        assert found["attempt"] <= found["max_attempts"]
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running' AND claimed_by IS NULL") == 0
+
+
+def attempts(story: list[tuple[str, dict[str, Any]]]) -> int:
+    """V4: the starts that the journal tells of, less those that were given back."""
+    counted = 0
+    for kind, payload in story:
+        if kind == "picked":
+            counted += 1
+            assert payload["attempt"] == counted
+        elif "attempt" in payload and kind != "queued":
+            assert payload["attempt"] in (counted, counted - 1)
+            counted = payload["attempt"]
+    return counted

@@ -103,19 +103,26 @@ $$;
 
 
 -- Try to start one candidate of a claim: null when another session is at it, else what became of it:
--- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'busy' (marked hot) or 'refused'
--- (blocked on time, longer with every refusal in a row).
+-- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy'
+-- (marked hot) or 'refused' (blocked on time, longer with every refusal in a row).
 --
 -- Whoever locks a queued row here also changes it, so a claim that skips a locked row loses nothing by it.
 CREATE OR REPLACE FUNCTION dl_try(
   p_job_id uuid, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, OUT outcome text, OUT job dl_jobs)
 LANGUAGE plpgsql AS $$
 BEGIN
-  SELECT * INTO job FROM dl_jobs
-   WHERE job_id = p_job_id AND status = 'queued' AND blocked_on IS NULL AND available_at <= now()
-     FOR NO KEY UPDATE SKIP LOCKED;
-  IF NOT FOUND THEN
+  -- By job_id alone: a condition on the state would let the planner take a partial index for this, and with stale
+  -- statistics it does.
+  SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id FOR NO KEY UPDATE SKIP LOCKED;
+  IF job.status IS DISTINCT FROM 'queued' OR job.blocked_on IS NOT NULL THEN
     job := NULL;
+    RETURN;
+  END IF;
+
+  -- Not now(): that is when the claim began, and this row may be younger.
+  IF job.available_at > clock_timestamp() THEN
+    UPDATE dl_jobs SET blocked_on = 'time' WHERE job_id = job.job_id;  -- no trigger saw it come
+    outcome := 'early';
     RETURN;
   END IF;
 
@@ -175,33 +182,42 @@ $$;
 CREATE OR REPLACE FUNCTION dl_claim(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8,
   OUT job dl_jobs, OUT backoffs int, OUT look_again boolean, OUT due_in float8)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   candidates refcursor;
   candidate uuid;
   tried record;
+  changed boolean;
+  near uuid[];
+  near_unlocked uuid[];
   marked int;
+  marks boolean := false;
+  woken int := 0;
+  waiting int[];
   held int[];
   contended boolean := false;
 BEGIN
   backoffs := 0;
   look_again := false;
 
-  IF EXISTS (SELECT FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
-                AND available_at <= now()) THEN
-    PERFORM dl_wake(p_queue, 100);
+  IF (SELECT available_at FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
+       ORDER BY queue, available_at LIMIT 1) <= now() THEN
+    woken := dl_wake(p_queue, 100);
   END IF;
 
   FOR look IN 1..10 LOOP
-    IF EXISTS (SELECT FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+    changed := false;
+    IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+         ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
       OPEN candidates FOR
         WITH RECURSIVE slots (slot) AS (
-          SELECT min(hashtext(lock_key)) FROM dl_jobs
+          (SELECT hashtext(lock_key) FROM dl_jobs
            WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+           ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
           UNION ALL
-          SELECT (SELECT min(hashtext(lock_key)) FROM dl_jobs
+          SELECT (SELECT hashtext(lock_key) FROM dl_jobs
                    WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-                     AND hashtext(lock_key) > slots.slot)
+                     AND hashtext(lock_key) > slots.slot ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
             FROM slots WHERE slots.slot IS NOT NULL),
         first_hot AS (
           SELECT first.* FROM slots CROSS JOIN LATERAL (
@@ -240,61 +256,72 @@ BEGIN
       IF tried.outcome = 'started' THEN
         CLOSE candidates;
         job := tried.job;
+        IF marks THEN
+          PERFORM pg_notify('dl_jobs', p_queue);  -- whoever left before these marks may have the rest
+        END IF;
         RETURN;
-      ELSIF tried.outcome = 'refused' THEN
+      END IF;
+      changed := changed OR tried.outcome IS NOT NULL;
+      IF tried.outcome = 'refused' THEN
         backoffs := backoffs + 1;
       ELSIF tried.outcome = 'busy' THEN
-        -- Marked hot just now: whoever looks after our commit takes the care that follows here.
-        PERFORM pg_notify('dl_jobs', p_queue);
+        marks := true;
       END IF;
     END LOOP;
     CLOSE candidates;
+    -- Rows have left their place: the nearest 1,000 are others now.
+    look_again := changed;
+    CONTINUE WHEN changed;
 
     -- Empty-handed. What was passed over is marked hot, so that the next look sees past it and the finish of its
-    -- key's job knows whom to tell. In bunches: no claim takes long.
-    WITH near AS (
+    -- key's job knows whom to tell. In bunches: no claim takes long. (status::text: see dl_try.)
+    near := ARRAY(
       SELECT job_id FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-       ORDER BY priority, created_at LIMIT 1000),
-    passed AS (
-      SELECT j.job_id FROM near JOIN dl_jobs j USING (job_id)
-       WHERE j.status = 'queued' AND j.blocked_on IS NULL AND NOT j.hot
-         FOR NO KEY UPDATE OF j SKIP LOCKED)
-    UPDATE dl_jobs SET hot = true FROM passed WHERE dl_jobs.job_id = passed.job_id;
+       ORDER BY priority, created_at LIMIT 1000);
+    near_unlocked := ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (near) FOR NO KEY UPDATE SKIP LOCKED);
+    UPDATE dl_jobs SET hot = true
+     WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot;
     GET DIAGNOSTICS marked = ROW_COUNT;
-    IF marked >= 1000 THEN
+    marks := marks OR marked > 0;
+    IF cardinality(near) >= 1000 THEN
       look_again := true;
       RETURN;
     END IF;
 
     -- A finish that runs beside us must not slip between its look for waiters and our marks. So hold the running
-    -- rows of the hot slots FOR SHARE: a finish under way is waited for, a later one waits for our commit and then
-    -- sees the marks and notifies. When these rows account for every hot slot, nothing is claimable and nobody
-    -- will be forgotten; otherwise something became free meanwhile: look again. Nobody who holds one of
-    -- these rows waits for another, so this cannot deadlock.
+    -- rows of the hot slots FOR SHARE: a later finish waits for our commit, sees the marks and notifies. When these
+    -- rows account for every hot slot, nothing is claimable and nobody will be forgotten; otherwise something is
+    -- becoming free, or is held by a finish or a beat under way: look again. Nothing is waited for (SKIP LOCKED),
+    -- so this cannot deadlock, nor hang on a transaction that somebody left open.
+    WITH RECURSIVE slots (slot) AS (
+      (SELECT hashtext(lock_key) FROM dl_jobs
+        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+        ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
+      UNION ALL
+      SELECT (SELECT hashtext(lock_key) FROM dl_jobs
+               WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+                 AND hashtext(lock_key) > slots.slot ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
+        FROM slots WHERE slots.slot IS NOT NULL)
+    SELECT coalesce(array_agg(slot), '{}') INTO waiting FROM slots WHERE slot IS NOT NULL;
     SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
       SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
-       WHERE r.status = 'running' AND r.lease_expires_at > now()
-         AND EXISTS (SELECT FROM dl_jobs h WHERE h.queue = p_queue AND h.status = 'queued' AND h.blocked_on IS NULL
-                        AND h.hot AND hashtext(h.lock_key) = hashtext(r.lock_key))
-         FOR SHARE OF r) holders;
-    EXIT WHEN NOT EXISTS (
-      WITH RECURSIVE slots (slot) AS (
-        SELECT min(hashtext(lock_key)) FROM dl_jobs
-         WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-        UNION ALL
-        SELECT (SELECT min(hashtext(lock_key)) FROM dl_jobs
-                 WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-                   AND hashtext(lock_key) > slots.slot)
-          FROM slots WHERE slots.slot IS NOT NULL)
-      SELECT FROM slots WHERE slot IS NOT NULL AND slot <> ALL (held));
-    -- Somebody is at a free slot's first row and has not committed yet. If that goes on, come back later.
+       WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (waiting) AND r.lease_expires_at > now()
+         FOR SHARE OF r SKIP LOCKED) holders;
+    EXIT WHEN waiting <@ held;
+    -- Somebody is at these rows and has not committed yet. If that goes on, come back later.
     contended := look = 10;
     PERFORM pg_sleep(0.0005 * look);
   END LOOP;
 
-  SELECT least(CASE WHEN contended THEN 0.1 END, extract(epoch FROM min(available_at) - clock_timestamp())) INTO due_in
-    FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now();
+  look_again := look_again OR woken = 100;
+  SELECT least(CASE WHEN contended THEN 0.1 END,
+               extract(epoch FROM least(available_at, now() + interval '1 year') - clock_timestamp())) INTO due_in
+    FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
+   ORDER BY queue, available_at LIMIT 1;
+  IF NOT FOUND AND contended THEN
+    due_in := 0.1;
+  END IF;
 END
 $$;
 
@@ -397,6 +424,11 @@ BEGIN
   -- The server may not have noticed that our old session is gone.
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
+    RETURN false;
+  END IF;
+  IF EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
+                AND lease_expires_at > now() AND job_id <> p_job_id) THEN
+    PERFORM pg_advisory_unlock(hashtext(held.lock_key));
     RETURN false;
   END IF;
   UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),

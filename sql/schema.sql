@@ -61,7 +61,7 @@ CREATE TABLE dl_jobs (
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
   claimed_pid int,                                   -- that worker's backend, with its start: what may still
   claimed_backend_start timestamptz                  -- hold the key's advisory lock when the worker is gone
-);
+) WITH (fillfactor = 70);                            -- room for heartbeats on the row's own page
 COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
 COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
 COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';

@@ -10,6 +10,9 @@ ALTER TABLE dl_jobs
   ADD COLUMN claimed_pid int,                        -- that worker's backend, with its start: what may still
   ADD COLUMN claimed_backend_start timestamptz;      -- hold the key's advisory lock when the worker is gone
 
+-- Room on each page for the new versions of its rows, so that heartbeats stay heap-only (HOT) updates.
+ALTER TABLE dl_jobs SET (fillfactor = 70);
+
 COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
 COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
 COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';

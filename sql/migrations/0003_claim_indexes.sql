@@ -10,6 +10,14 @@ WITH future AS (
    LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE dl_jobs SET blocked_on = 'time' FROM future WHERE dl_jobs.job_id = future.job_id;
 
+-- Those that somebody held meanwhile.
+-- repeat until it changes nothing
+WITH future AS (
+  SELECT job_id FROM dl_jobs
+   WHERE status = 'queued' AND blocked_on IS NULL AND available_at > now()
+   LIMIT 100 FOR NO KEY UPDATE)
+UPDATE dl_jobs SET blocked_on = 'time' FROM future WHERE dl_jobs.job_id = future.job_id;
+
 -- The normal case: claimable rows in the order of the claim.
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_cold;
 CREATE INDEX CONCURRENTLY ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)

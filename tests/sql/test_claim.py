@@ -176,7 +176,6 @@ def test_one_claim_ends_any_number_of_canceled_rows_on_its_way(conn: db.Connecti
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 1_500
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim marks the nearest rows hot without a look at their keys")
 def test_only_rows_of_busy_keys_become_hot(conn: db.Connection, worker: Worker) -> None:
     """Hot rows with free keys would cost every claim a look at each of their slots."""
     many(conn, 1_000, "k%s", priority=1)
@@ -242,7 +241,6 @@ def test_a_claim_whose_only_row_is_at_another_claim_comes_back_soon(conn: db.Con
     assert two.take().job_id == job_id
 
 
-@pytest.mark.xfail(strict=True, reason="dl_try compares with now(), the start of the claim")
 def test_a_row_younger_than_the_claim_that_sees_it_is_not_taken_for_one_of_the_future(
     conn: db.Connection, worker: Worker
 ) -> None:
@@ -253,7 +251,6 @@ def test_a_row_younger_than_the_claim_that_sees_it_is_not_taken_for_one_of_the_f
         assert worker.take().job_id == job_id
 
 
-@pytest.mark.xfail(strict=True, reason="dl_try leaves a future row where the claim finds it again")
 def test_a_row_that_was_never_placed_is_put_right_not_chewed_for_ever(conn: db.Connection, worker: Worker) -> None:
     """Triggers may be off where rows come from (a restore, a replica): a future row that looks claimable."""
     job_id = plain(conn, in_sec=3_600)

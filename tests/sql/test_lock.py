@@ -301,7 +301,6 @@ def test_a_row_marked_on_the_way_to_another_job_is_told_of(conn: db.Connection, 
         assert three.take().job_id == marked
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim tells nobody of rows that it marked when it then starts another")
 def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Workers) -> None:
     """One claim marks both rows and gets one of them; the worker that left before the marks must hear of the other."""
     one, three = workers(), workers()
@@ -332,7 +331,6 @@ def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Wo
     assert early.take("b")
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim takes rows locked by a marking claim for the end of the queue")
 def test_a_claim_that_leaves_while_another_marks_the_rows_before_it_is_told(
     conn: db.Connection, workers: Workers
 ) -> None:
@@ -350,7 +348,6 @@ def test_a_claim_that_leaves_while_another_marks_the_rows_before_it_is_told(
     assert left.look_again or (left.due_in or 99) <= 0.1 or three.notes(), "claimable rows, an idle worker, no word"
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim says nothing of due rows beyond the 100 it woke")
 def test_more_due_rows_than_one_claim_wakes_are_looked_at_again(conn: db.Connection, workers: Workers) -> None:
     """look_again or a due time: without them a worker that is deaf to notifications waits for its poll."""
     one, two = workers(), workers()
@@ -370,7 +367,6 @@ def test_more_due_rows_than_one_claim_wakes_are_looked_at_again(conn: db.Connect
     assert claim.job.job_id == free
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim waits FOR SHARE with other rows locked")
 def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(
     conn: db.Connection, workers: Workers
 ) -> None:
@@ -390,7 +386,6 @@ def test_c5_a_bulk_change_of_running_rows_beside_an_idle_claim_is_no_deadlock(
                 assert claim.result().job is None
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim waits FOR SHARE with other rows locked")
 def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_heartbeat(
     conn: db.Connection, workers: Workers
 ) -> None:
@@ -424,7 +419,6 @@ def stands(conn: db.Connection, worker: Worker) -> bool:
     return blocked(conn, worker.pid) or waits_on(conn, worker.pid) == "PgSleep"
 
 
-@pytest.mark.xfail(strict=True, reason="dl_retake does not look at the running rows of its key")
 def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection, workers: Workers) -> None:
     """Both sessions are gone; the lease of the first ran out and the second job of the key started."""
     one, two, again = workers(), workers(), workers()

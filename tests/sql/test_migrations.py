@@ -153,7 +153,6 @@ def test_an_adopted_queue_works_for_old_and_new_producers(contract: str) -> None
         assert (worker.claim().due_in or 0) == pytest.approx(3_600, abs=20)
 
 
-@pytest.mark.xfail(strict=True, reason="0003 passes over rows that are locked at the moment and never comes back")
 def test_a_future_row_that_somebody_holds_meanwhile_is_filled_too(contract: str) -> None:
     with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
         held = value(holder, "SELECT job_id FROM dl_jobs WHERE task = 'queued later'")

@@ -177,7 +177,6 @@ def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     assert touched["done"] < 60
 
 
-@pytest.mark.xfail(strict=True, reason="the EXISTS of dl_claim (any hot row? any due row?) are planned as Seq Scans")
 def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     million: db.Connection, thousand: db.Connection
 ) -> None:
@@ -187,13 +186,11 @@ def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     assert dear == {}
 
 
-@pytest.mark.xfail(strict=True, reason="dl_claim's FOR SHARE reads every hot row; without statistics others do too")
 def test_c3_a_claim_costs_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
     costs = {queue: claim_buffers(forgotten, queue) for queue in BOUNDS}
     assert {queue: cost for queue, cost in costs.items() if cost > BOUNDS[queue]} == {}
 
 
-@pytest.mark.xfail(strict=True, reason="plans of an empty table scan the indexes that serve it as well")
 def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.Connection, dsn: str) -> None:
     """Its plans are cached, and nothing tells it that the table has grown."""
     with db.connect(dsn, name="early", schema="public") as early:

@@ -1,0 +1,53 @@
+-- What `dataloader check` asks the server: catalogs only, nothing is changed. Each returns facts; check.py decides.
+
+-- name: schema_rights
+-- May this role use and create in the schema, or make it?
+SELECT n.oid IS NOT NULL AS found,
+       coalesce(has_schema_privilege(n.oid, 'USAGE'), false) AS may_use,
+       CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
+            ELSE has_schema_privilege(n.oid, 'CREATE') END AS may_create
+FROM (SELECT) AS one LEFT JOIN pg_namespace n ON n.nspname = %(schema)s;
+
+-- name: table_rights
+-- Per table and sequence of ours: whether this role owns it, and what it may not do that the processes do.
+SELECT c.relname AS name,
+       pg_has_role(c.relowner, 'USAGE') AS owned,
+       ARRAY(SELECT p FROM unnest(CASE WHEN c.relname = 'dl_migrations' THEN ARRAY['SELECT']
+                                       ELSE ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE'] END) p
+             WHERE c.relkind <> 'S' AND NOT has_table_privilege(c.oid, p)
+             UNION ALL
+             SELECT 'USAGE' WHERE c.relkind = 'S' AND NOT has_sequence_privilege(c.oid, 'USAGE')) AS lacking
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %(schema)s AND c.relname LIKE 'dl\_%%' AND c.relkind IN ('r', 'p', 'S') AND NOT c.relispartition
+ORDER BY c.relname;
+
+-- name: strangers
+-- Roles of workers whose sessions dl_end_session could neither recognize nor end for this role.
+SELECT DISTINCT r.rolname
+FROM pg_stat_activity a JOIN pg_roles r ON r.oid = a.usesysid
+WHERE a.datname = current_database() AND a.application_name LIKE 'dl-worker:%%'
+  AND NOT pg_has_role(a.usesysid, 'USAGE')
+  AND (r.rolsuper OR NOT (pg_has_role('pg_signal_backend', 'USAGE') AND pg_has_role('pg_read_all_stats', 'USAGE')))
+ORDER BY r.rolname;
+
+-- name: sessions
+-- The limits on sessions and how many there are; `here` are our own processes that run on this machine already.
+-- A limit of -1 is none; a superuser has only the server's.
+SELECT current_setting('max_connections')::int
+         - current_setting('superuser_reserved_connections')::int
+         - coalesce(current_setting('reserved_connections', true)::int, 0) AS server_limit,
+       (SELECT sum(numbackends)::int FROM pg_stat_database WHERE datid <> 0) AS server_used,
+       CASE WHEN r.rolsuper THEN -1 ELSE d.datconnlimit END AS database_limit,
+       (SELECT numbackends FROM pg_stat_database s WHERE s.datid = d.oid) AS database_used,
+       CASE WHEN r.rolsuper THEN -1 ELSE r.rolconnlimit END AS role_limit,
+       (SELECT count(*)::int FROM pg_stat_activity WHERE usesysid = r.oid) AS role_used,
+       (SELECT count(*)::int FROM pg_stat_activity a
+        WHERE a.usesysid = r.oid AND a.datid = d.oid AND a.application_name LIKE 'dl-%%'
+          AND a.client_addr IS NOT DISTINCT FROM inet_client_addr()) AS here
+FROM pg_roles r, pg_database d
+WHERE r.rolname = current_user AND d.datname = current_database();
+
+-- name: target
+-- Whether pipelines find their schema, and whether they may make tables in it.
+SELECT current_schema() IS NOT NULL AS found,
+       coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create;

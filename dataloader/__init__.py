@@ -16,12 +16,16 @@ lets `job.py` decide and `queue.py` write the end.
     process         signals, memory slots, exit codes                -
     pipelines       registry, context, the built-in ones             job
     heartbeat       thread: keeps a claim while the pipeline runs    db queue job process
-    worker          PROCESS wait, claim, run, finish                 db queue job heartbeat pipelines process migrations
+    worker          PROCESS wait, claim, run, finish          db queue job heartbeat pipelines process migrations probe
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process migrations
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations
     supervisor      PROCESS forks and ends; no SQL                   process
     api             PROCESS (gunicorn) HTTP                          db queue job migrations
     embedded        a PostgreSQL of our own                          -
+    probe           is a session direct, does it hear a NOTIFY       db
+    check           what keeps a farm from working, reported         check_database db pipelines
+    check_database  the same for the databases                       db migrations probe
+    settings_doc    docs/settings.md and .env.example                -
 
 Only `db` opens connections; only `queue` and `migrations` execute SQL on the queue's tables; only `api` imports
 flask; no process imports another.

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 import psycopg
 
-from dataloader import config, db, embedded, keeper, log, migrations, reaper, supervisor, worker
+from dataloader import config, db, embedded, keeper, log, migrations, probe, reaper, supervisor, worker
 from dataloader.config import Settings
 from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Farm, Pipes, Slot
 
@@ -45,7 +45,7 @@ def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
     settings = _settings()
     dsn = _dsn(settings)
-    _check_schema(settings, dsn)
+    _check_database(settings, dsn, direct=True)
     _preload(settings)
 
     def worker_main(settings: Settings, queue: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
@@ -71,11 +71,12 @@ def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
     settings = _settings()
     dsn = _dsn(settings)
-    _check_schema(settings, dsn)
+    _check_database(settings, dsn, direct=False)
     os.environ["DL_DB_DSN"] = dsn
     # No control socket: it would make the arbiter threaded, and two services of one user would share its path.
     options = [
         "--no-control-socket",
+        "--logger-class=dataloader.api.audit.GunicornLogger",
         "--worker-class",
         "gthread",
         "--workers",
@@ -102,12 +103,22 @@ def migrate(only_check: bool) -> None:
     settings = _settings()
     dsn, schema = _dsn(settings), settings.pg_schema_queue
     if only_check:
-        with _reached(lambda: db.connect(dsn, name="dl-migrate", schema=schema)) as conn:
-            names = _refusing(lambda: migrations.missing(conn))
+        names = _reached(lambda: _refusing(lambda: _missing(dsn, schema)))
         click.echo("\n".join(f"missing: {name}" for name in names) or "up to date")
         sys.exit(EXIT_FAILED if names else 0)
     names = _reached(lambda: _refusing(lambda: migrations.migrate(dsn, schema)))
     click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="the report as a JSON document")
+def check(as_json: bool) -> None:
+    """Check settings, folders, pipelines and databases without starting anything; exit 78 if anything is wrong."""
+    from dataloader import check as program
+
+    report = program.run(lambda settings: settings.queue_dsn or embedded.running(settings.dl_home / "postgres"))
+    click.echo(report.document() if as_json else report.text())
+    sys.exit(0 if report.is_good else EXIT_CANNOT_START)
 
 
 @main.command(name="dsn")
@@ -160,7 +171,7 @@ def _settings() -> Settings:
         settings = config.load()
     except config.ConfigError as e:
         _refuse(str(e), EXIT_CANNOT_START)
-    log.configure(local=settings.local, debug=settings.debug)
+    log.configure(settings)
     return settings
 
 
@@ -175,13 +186,29 @@ def _dsn(settings: Settings) -> str:
     return dsn
 
 
-def _check_schema(settings: Settings, dsn: str) -> None:
-    """Refuse an older schema with one clear line. A database that is away is waited for by the processes themselves."""
+def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
+    """Refuse an older schema, and where the session must be direct a pooler, in one clear line.
+
+    A database that is away is waited for by the processes themselves.
+    """
     try:
         with db.connect(dsn, name="dl-check", schema=settings.pg_schema_queue, answer_within=5) as conn:
-            _refusing(lambda: migrations.check(conn))
-    except psycopg.OperationalError as e:
+            if direct:
+                probe.require_session(conn, dsn)
+            migrations.check(conn)
+    except (migrations.SchemaError, config.ConfigError) as e:
+        _refuse(str(e), EXIT_CANNOT_START)
+    except psycopg.Error as e:
+        if direct and probe.is_poolers_refusal(e):
+            _refuse(f"{probe.POOLED}: {probe.DIRECT}", EXIT_CANNOT_START)
+        if not db.is_passing(e):
+            _refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
         click.echo(f"dataloader: the database cannot be reached yet: {str(e).strip()}", err=True)
+
+
+def _missing(dsn: str, schema: str) -> list[str]:
+    with db.connect(dsn, name="dl-migrate", schema=schema) as conn:
+        return migrations.missing(conn)
 
 
 def _preload(settings: Settings) -> None:
@@ -214,6 +241,8 @@ def _refuse(message: str, status: int) -> NoReturn:
 
 def _call(url: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> None:
     base = url or f"http://127.0.0.1:{_settings().app_port}"
+    if not base.startswith(("http://", "https://")):
+        raise click.BadParameter("should begin with http:// or https://", param_hint="--url")
     request = urllib.request.Request(  # noqa: S310  the user names the URL
         base.rstrip("/") + path,
         method=method,
@@ -225,14 +254,14 @@ def _call(url: str | None, method: str, path: str, body: dict[str, Any] | None =
             click.echo(json.dumps(json.load(answer), ensure_ascii=False, indent=2))
     except urllib.error.HTTPError as e:
         _refuse(_problem(e), EXIT_FAILED)
-    except OSError as e:
+    except (OSError, ValueError) as e:
         _refuse(f"no answer from {base}: {getattr(e, 'reason', e)}; is the API running?", EXIT_FAILED)
 
 
 def _problem(error: urllib.error.HTTPError) -> str:
     try:
         problem = json.load(error)
-        details = [f"  {item['pointer']}: {item['message']}" for item in problem.get("errors", [])]
+        details = [f"  {item['pointer']}: {item['message']}" for item in problem.get("errors", []) if item["pointer"]]
         return "\n".join([f"{problem['title']}: {problem.get('detail', '')}".rstrip(": "), *details])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {error.code} {error.reason}"

@@ -1,20 +1,39 @@
 """Settings: read from the environment and `.env` once, checked, frozen.
 
-The names are the contract's (docs/architecture.md); each is declared here once with its type, default and
-meaning. May import nothing of the package.
+The names are the contract's (docs/architecture.md); each is declared here once with its type, default, bounds and
+meaning, from which `settings_doc` makes docs/settings.md and .env.example. May import nothing of the package.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import os
 import re
+from collections.abc import Iterable
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
+from dotenv.parser import Binding, parse_stream
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+)
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+DOTENV = Path(".env")
+
+# A variable of the environment with one of these beginnings is meant for us; in .env any is.
+_OURS = ("DL_", "PG_", "WORKER")
 
 
 class ConfigError(Exception):
@@ -56,21 +75,45 @@ def _rotation(text: str) -> str:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path.expanduser()))
+    try:
+        return Path(os.path.abspath(path.expanduser()))
+    except RuntimeError:
+        raise ValueError("should be a folder; the user after ~ is not known here") from None
+
+
+def _parsed(wish: Any) -> Any:
+    """WORKERS_JSON, decoded here and not by the library, which would not look at the other variables any more."""
+    try:
+        return json.loads(wish) if isinstance(wish, str) else wish
+    except (ValueError, RecursionError):
+        raise ValueError('should be JSON such as [{"queue":"etl.default","concurrency":2}]') from None
+
+
+def _above_the_heartbeat(stall: float, info: ValidationInfo) -> float:
+    # A worker between two of its beats would otherwise count as stuck.
+    if stall <= info.data.get("dl_heartbeat_sec", 0):
+        raise ValueError("should be more than DL_HEARTBEAT_SEC")
+    return stall
 
 
 def default_home() -> Path:
     """Where this machine's data live unless DL_HOME says otherwise."""
     if os.geteuid() == 0:
         return Path("/var/lib/dataloader")
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "dataloader"
+    return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dataloader"
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
+Lease = Annotated[int, Field(ge=1, le=86_400)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
+Zone = Annotated[str, AfterValidator(_zone)]
+Rotation = Annotated[str, AfterValidator(_rotation)]
+Stall = Annotated[Seconds, AfterValidator(_above_the_heartbeat)]
+Workers = Annotated[tuple[WorkerSpec, ...], NoDecode, BeforeValidator(_parsed)]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
 
@@ -78,7 +121,7 @@ class Settings(BaseSettings):
     """Every setting of the farm; a field `pg_host` is the variable PG_HOST."""
 
     model_config = SettingsConfigDict(
-        env_file=".env",
+        env_file=DOTENV,
         env_file_encoding="utf-8",
         env_ignore_empty=True,
         frozen=True,
@@ -86,53 +129,89 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    app_host: str = "0.0.0.0"  # noqa: S104  the contract's default
-    app_port: Port = 8081
-    timezone: Annotated[str, AfterValidator(_zone)] = "Europe/Moscow"
-    environment: str = "development"
-    debug: bool = False
-    local: bool = False
+    app_host: str = Field(default="0.0.0.0", description="Address that the API listens on.")  # noqa: S104
+    app_port: Port = Field(default=8081, description="Port that the API listens on.")
+    timezone: Zone = Field(default="Europe/Moscow", description="Time zone of what people read; stored is UTC.")
+    environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
+    debug: bool = Field(default=False, description="Log debug events too.")
+    local: bool = Field(default=False, description="Log lines for people instead of JSON.")
 
-    log_path: Folder | None = None
-    log_file_name: FileName = "dataloader.log"
-    log_rotation: Annotated[str, AfterValidator(_rotation)] = "10 MB"
-    metric_path: Folder | None = None
-    metric_file_name: FileName = "metrics.log"
-    audit_log_path: Folder | None = None
-    audit_log_file_name: FileName = "audit.log"
+    log_path: Folder | None = Field(default=None, description="Folder of the log file; without it logs go to stdout.")
+    log_file_name: FileName = Field(default="dataloader.log", description="Name of the log file in LOG_PATH.")
+    log_rotation: Rotation = Field(
+        default="10 MB",
+        description="When log files are rotated: at a size (`10 MB`), after a time (`1 day`) or at `midnight`.",
+    )
+    metric_path: Folder | None = Field(
+        default=None, description="Folder of the metrics' file; without it none is kept."
+    )
+    metric_file_name: FileName = Field(default="metrics.log", description="Name of the metrics' file in METRIC_PATH.")
+    audit_log_path: Folder | None = Field(default=None, description="Folder of the audit log; without it none is kept.")
+    audit_log_file_name: FileName = Field(default="audit.log", description="Name of the audit log in AUDIT_LOG_PATH.")
 
-    pg_host: str | None = None
-    pg_port: Port = 5432
-    pg_user: str | None = None
-    pg_password: SecretStr | None = None
-    pg_database: str | None = None
-    pg_schema: Schema = "public"
-    pg_schema_queue: Schema = "public"
-    pg_use_pool: bool = True
-    pg_pool_size: int = Field(default=5, ge=1, le=1000)
-    pg_max_overflow: int = Field(default=10, ge=0, le=1000)
-    pg_pool_recycle: Seconds = 1800
-    pg_connect_timeout: Seconds = 5
-    pg_command_timeout: Seconds = 2
+    pg_host: str | None = Field(default=None, description="PostgreSQL's host, or several with commas between them.")
+    pg_port: Port = Field(default=5432, description="PostgreSQL's port.")
+    pg_user: str | None = Field(default=None, description="Role to connect as; by default the user's name.")
+    pg_password: SecretStr | None = Field(default=None, description="The role's password.")
+    pg_database: str | None = Field(default=None, description="Database, for the queue and for what pipelines write.")
+    pg_schema: Schema = Field(default="public", description="Schema that pipelines write to.")
+    pg_schema_queue: Schema = Field(default="public", description="Schema of the queue's tables.")
+    dl_db_dsn: Dsn | None = Field(default=None, description="The queue's database, in place of PG_HOST and the like.")
+    dl_target_dsn: Dsn | None = Field(
+        default=None, description="Database that pipelines write to; by default that of PG_*, else the queue's."
+    )
+    pg_use_pool: bool = Field(default=True, description="Let the API keep sessions; `false`: a new one per request.")
+    pg_pool_size: int = Field(default=5, ge=1, le=1000, description="Sessions that each API process keeps open.")
+    pg_max_overflow: int = Field(default=10, ge=0, le=1000, description="How many more it opens while they are needed.")
+    pg_pool_recycle: Seconds = Field(default=1800, description="Longest life of a pooled session, in seconds.")
+    pg_connect_timeout: Seconds = Field(default=5, description="Seconds for a connection to each of the hosts.")
+    pg_command_timeout: Seconds = Field(default=2, description="Seconds for each statement of the API.")
 
-    dl_db_dsn: Dsn | None = None
-    dl_target_dsn: Dsn | None = None
-    workers_json: tuple[WorkerSpec, ...] = ()
-    dl_heartbeat_sec: Seconds = 10
-    dl_default_lease_ttl_sec: int = Field(default=60, ge=1, le=86_400)
-    dl_reaper_period_sec: Seconds = 10
-    dl_claim_backoff_sec: Seconds = 15
-    dl_drain_sec: float = Field(default=30, ge=0, le=86_400, allow_inf_nan=False)
-    dl_kill_grace_sec: float = Field(default=5, ge=0, le=3600, allow_inf_nan=False)
-    dl_stall_sec: Seconds = 900
-    dl_max_jobs: int | None = Field(default=None, ge=1)
-    dl_max_rss_mb: int | None = Field(default=None, ge=16)
-    dl_home: Folder = Field(default_factory=default_home)
-    dl_data_dir: Folder | None = None
-    dl_pipelines: str = ""
-    dl_preload: str = ""
-    dl_pg_bin: Folder | None = None
-    cbr_base_url: str = Field(default="https://www.cbr.ru/scripts", pattern=r"^https?://")
+    workers_json: Workers = Field(
+        default=(),
+        description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
+        "add up; by default one per core on `etl.default`.",
+    )
+    dl_heartbeat_sec: Seconds = Field(
+        default=10, description="Seconds between renewals of a lease; never more than a third of the lease."
+    )
+    dl_default_lease_ttl_sec: Lease = Field(default=60, description="Lease of a job that names none, in seconds.")
+    dl_reaper_period_sec: Seconds = Field(default=10, description="Seconds between rounds of the reaper.")
+    dl_claim_backoff_sec: Seconds = Field(
+        default=15, description="Longest back-off of a busy key, and how often an idle worker looks, in seconds."
+    )
+    dl_drain_sec: Patience = Field(default=30, description="Seconds that SIGTERM lets running jobs go on.")
+    dl_kill_grace_sec: Patience = Field(default=5, description="Seconds after those until a worker is killed.")
+    dl_stall_sec: Stall = Field(
+        default=900,
+        validate_default=True,
+        description="Seconds without a heartbeat after which a worker is stuck and is killed; above DL_HEARTBEAT_SEC.",
+    )
+    dl_max_jobs: int | None = Field(default=None, ge=1, description="Replace a worker after so many jobs.")
+    dl_max_rss_mb: int | None = Field(
+        default=None, ge=16, description="Replace a worker whose memory is above so many MB after a job."
+    )
+
+    dl_pipelines: str = Field(
+        default="", description="Your modules of pipelines, with commas; each worker imports them."
+    )
+    dl_preload: str = Field(default="", description="Heavy modules to import once, before workers are forked.")
+    dl_home: Folder = Field(
+        default_factory=default_home,
+        description="Where this machine's data live; by default `/var/lib/dataloader` for root, otherwise "
+        "`~/.local/share/dataloader`.",
+    )
+    dl_data_dir: Folder | None = Field(
+        default=None, description="The only folder that file loaders read from; by default `data` in DL_HOME."
+    )
+    dl_pg_bin: Folder | None = Field(
+        default=None, description="Folder of the programs for the embedded PostgreSQL; by default the newest found."
+    )
+    cbr_base_url: str = Field(
+        default="https://www.cbr.ru/scripts",
+        pattern=r"^https?://",
+        description="Where `load.cbr.rates` asks for rates.",
+    )
 
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:
@@ -182,27 +261,53 @@ class Settings(BaseSettings):
 def load(**overrides: Any) -> Settings:
     """Read and check the settings; `overrides` win over the environment.
 
-    Raises ConfigError with one line per wrong variable.
+    Raises ConfigError with one line per wrong variable, or when .env cannot be read.
     """
+    _dotenv()
     try:
         return Settings(**overrides)
     except ValidationError as e:
         raise ConfigError("\n".join(_complaint(error) for error in e.errors(include_input=False))) from None
-    except SettingsError as e:
-        raise ConfigError(_unreadable(e)) from None
+
+
+def misspelt() -> list[tuple[str, str]]:
+    """Variables that are no setting but nearly one, each with the setting that was probably meant.
+
+    Of the environment only those that begin as ours do are looked at. Raises ConfigError when .env cannot be read.
+    """
+    ours = [name for name in os.environ if name.upper().startswith(_OURS)]
+    return nearly_settings({*ours, *(binding.key for binding in _dotenv() if binding.key)})
+
+
+def nearly_settings(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Those of `names` that are no setting but close to one, with that one, sorted."""
+    settings = [field.upper() for field in Settings.model_fields]
+    found = []
+    for name in sorted(set(names)):
+        if name.upper() not in settings and (close := difflib.get_close_matches(name.upper(), settings, 1, 0.8)):
+            found.append((name, close[0]))
+    return found
+
+
+def _dotenv() -> list[Binding]:
+    """The assignments of .env, which need not exist; ConfigError when the file or a line of it cannot be read."""
+    try:
+        # Not from a pipe: what is read here would be missing later.
+        bindings = list(parse_stream(StringIO(DOTENV.read_text("utf-8") if DOTENV.is_file() else "")))
+    except OSError as e:
+        raise ConfigError(f".env cannot be read: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(".env cannot be read: should be text in UTF-8") from None
+    # The library only logs a line that it cannot read, and goes on without that setting.
+    if wrong := [binding.original.line for binding in bindings if binding.error]:
+        raise ConfigError("\n".join(f".env, line {line}: should be NAME=value" for line in wrong))
+    return bindings
 
 
 def _complaint(error: Any) -> str:
     variable, *rest = [str(part) for part in error["loc"]]
     where = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"
-
-
-def _unreadable(error: SettingsError) -> str:
-    # pydantic-settings says: error parsing value for field "workers_json" from source "..."
-    named = str(error).split('"')
-    variable = named[1].upper() if len(named) > 1 else "settings"
-    return f'{variable}: should be JSON such as [{{"queue":"etl.default","concurrency":2}}]'
 
 
 def _names(text: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
@@ -69,14 +70,21 @@ def connect(
     schema: str,
     connect_timeout: float = 5,
     answer_within: float = 60,
-    statement_timeout: float | None = None,
+    statement_timeout: float = 0,
+    lock_timeout: float = 0,
+    idle_in_transaction_timeout: float = 60,
 ) -> Connection:
     """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
 
-    `name` becomes application_name; the times are in seconds. A multi-host DSN finds the writable primary.
-    Raises psycopg.OperationalError; psycopg keeps the password out of its text.
+    `name` becomes application_name; the times are in seconds, 0 is without limit. A multi-host DSN finds the writable
+    primary. Raises psycopg.OperationalError; psycopg keeps the password out of its text.
     """
-    conninfo = _conninfo(dsn, name, schema, connect_timeout, statement_timeout)
+    limits = {
+        "statement_timeout": statement_timeout,
+        "lock_timeout": lock_timeout,
+        "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
+    }
+    conninfo = _conninfo(dsn, name, schema, connect_timeout, limits)
     conn = Connection.connect(conninfo, autocommit=True)
     conn.answer_within = answer_within
     return conn
@@ -106,8 +114,9 @@ def pool(
             made.drain()
             raise
 
+    limits = {"statement_timeout": statement_timeout, "idle_in_transaction_session_timeout": 60.0}
     made = ConnectionPool(
-        _conninfo(dsn, name, schema, connect_timeout, statement_timeout),
+        _conninfo(dsn, name, schema, connect_timeout, limits),
         connection_class=Connection,
         kwargs={"autocommit": True},
         min_size=min(min_size, max_size),
@@ -122,15 +131,13 @@ def pool(
     return made
 
 
-def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, statement_timeout: float | None = None) -> str:
+def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, limits: dict[str, float]) -> str:
     given = conninfo_to_dict(dsn)
     options = f"-c search_path={_quoted(schema)} -c TimeZone=UTC -c idle_session_timeout=0"
-    options += " -c idle_in_transaction_session_timeout=60000"
-    # The server's side of a dead link: it lets go of our locks in well under a minute.
+    options += "".join(f" -c {limit}={int(seconds * 1000)}" for limit, seconds in limits.items() if seconds)
+    # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
-    options += " -c tcp_user_timeout=15000"
-    if statement_timeout:
-        options += f" -c statement_timeout={int(statement_timeout * 1000)}"
+    options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=10000"
     ours: dict[str, Any] = {
         "application_name": name[:63],
         "connect_timeout": max(2, round(connect_timeout)),
@@ -152,7 +159,8 @@ def _quoted(schema: str) -> str:
 
 def shown(dsn: str) -> str:
     """The DSN as people may see it: without its password."""
-    parts = {k: v for k, v in conninfo_to_dict(dsn).items() if k not in ("password", "sslpassword")}
+    secret = {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar == b"*"}
+    parts = {k: v for k, v in conninfo_to_dict(dsn).items() if k not in secret}
     return make_conninfo("", **parts)
 
 

@@ -8,7 +8,6 @@ both. May import `db`, `queue`, `job`, `process`.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +15,14 @@ from typing import Any
 
 import psycopg
 import structlog
+from psycopg import errors
 
-from dataloader import db, queue
-from dataloader.job import End, Job, beat_interval, fence_margin, to_json
-from dataloader.process import EXIT_FENCED, Slot, drain_pipe, now
+from dataloader import db, log, queue
+from dataloader.job import End, Job, beat_interval, to_json
+from dataloader.process import EXIT_FENCED, Slot, drain_pipe, fence_margin, now, readable
 
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
+LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
 
 
 class Lease:
@@ -54,14 +55,19 @@ class Lease:
         self._sent = self.slot.fields.renewed = sent
 
     def end(self, how: End, reason: str) -> None:
-        """The run has to stop at its next safe point; the first reason counts, unless the claim is gone."""
-        if self.stop is None or how is End.GONE:
+        """The run has to stop at its next safe point; a claim that is over outweighs a cancellation."""
+        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
             self.stop, self.reason = how, reason
+
+    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
+        """The claim is over: the run stops, or is ended `within` seconds; by default before the lease is over."""
+        self.end(how, reason)
+        self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
 
     def must_stop(self) -> bool:
         """Called at every safe point, so it costs next to nothing."""
-        if self.stop is None and now() > self.fence_at:
-            self.end(End.HANDED_BACK, "the lease ran out")
+        if self.stop in (None, End.CANCELED) and now() > self.fence_at:
+            self.give_up(End.HANDED_BACK, "the lease ran out")
         return self.stop is not None
 
     def report(self, progress: dict[str, Any]) -> None:
@@ -84,6 +90,7 @@ class Heartbeat(threading.Thread):
         self._reconnect = reconnect
         self._heartbeat_sec = heartbeat_sec
         self._lease: Lease | None = None
+        self._next_beat = 0.0
         self._turn = threading.Condition()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log = structlog.get_logger("heartbeat")
@@ -98,6 +105,7 @@ class Heartbeat(threading.Thread):
         with self._turn:
             self._lease = lease
             self._turn.notify()
+        patience = self.session.conn.answer_within
         try:
             yield lease
         finally:
@@ -105,6 +113,7 @@ class Heartbeat(threading.Thread):
             self._wake()
             with self._turn:
                 self._turn.wait_for(lambda: self._lease is None)
+            self.session.conn.answer_within = patience
 
     def run(self) -> None:
         """Hold one lease after the other, for the life of the worker."""
@@ -117,7 +126,7 @@ class Heartbeat(threading.Thread):
                 self._hold(lease)
             except BaseException as e:  # the run must not go on unwatched, whatever happened here
                 self._log.exception("heartbeat.failed")
-                lease.end(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
+                lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                 self._wait_for_release(lease)
             with self._turn:
                 self._lease = None
@@ -130,34 +139,46 @@ class Heartbeat(threading.Thread):
         """Beat until the block is left."""
         interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
         self.session.conn.answer_within = max(1.0, interval)
-        next_beat = lease.ends_at - lease.job.lease_ttl_sec + interval
-        while not self._released(lease, next_beat):
+        self._next_beat = lease.ends_at - lease.job.lease_ttl_sec + interval
+        while not lease.released:
             try:
-                asked = self._heard_cancel(lease.job)
-                due = now() >= next_beat
-                progress = self._progress_to_write(lease)
-                if due or asked or progress:
-                    self._beat(lease, progress, journal=due)
-                if due:
-                    next_beat = now() + interval
+                busy = self._beat_where_due(lease, interval)
+            except errors.LockNotAvailable:
+                self._next_beat, busy = now() + 1.0, False  # somebody has the row locked; the session is sound
             except psycopg.Error as e:
                 if not db.is_passing(e):
                     raise
                 self._recover(lease, e)
-                next_beat = now()
+                self._next_beat, busy = now(), False
             if lease.stop in (End.GONE, End.HANDED_BACK):
                 self._wait_for_release(lease)
-                return
+            elif not busy:
+                self._sleep(lease)
 
-    def _released(self, lease: Lease, next_beat: float) -> bool:
-        """Wait until something is to be done; True at the block's end."""
-        until = next_beat if lease.progress is None else min(next_beat, lease.progress_at)
-        sources: list[Any] = [self._read]
+    def _beat_where_due(self, lease: Lease, interval: float) -> bool:
+        """Hear, and say what is to be said; False when there was nothing, so that one may sleep.
+
+        A notification that came during a statement is in psycopg's backlog, not on the socket: after each statement
+        there is another look before the sleep.
+        """
+        asked = self._heard_cancel(lease.job)
+        due = now() >= self._next_beat
+        progress = self._progress_to_write(lease)
+        if not (due or asked or progress):
+            return False
+        self._beat(lease, progress, journal=due)
+        if due:
+            self._next_beat = now() + interval
+        return True
+
+    def _sleep(self, lease: Lease) -> None:
+        """Until something is to be done: a beat, progress, a word from the server or from the pipeline's thread."""
+        until = self._next_beat if lease.progress is None else min(self._next_beat, lease.progress_at)
+        sources = [self._read]
         if not self.session.conn.closed:
-            sources.append(self.session.conn)
-        if self._read in select.select(sources, [], [], max(0.0, until - now()))[0]:
+            sources.append(self.session.conn.fileno())
+        if self._read in readable(sources, until - now()):
             drain_pipe(self._read)
-        return lease.released
 
     def _progress_to_write(self, lease: Lease) -> dict[str, Any] | None:
         """The first report is written at once, later ones at most every PROGRESS_SEC."""
@@ -173,13 +194,13 @@ class Heartbeat(threading.Thread):
         return any(note.payload == str(job.job_id) for note in heard)
 
     def _beat(self, lease: Lease, progress: dict[str, Any] | None, journal: bool) -> None:
-        document = to_json(progress) if progress else None
+        document = to_json(log.masked(progress)) if progress else None
         if progress and document is None:
             self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
         sent = now()
         answer = queue.beat(self.session.conn, lease.job, document, journal)
         if answer is None:
-            lease.end(End.GONE, "the claim is somebody else's")
+            lease.give_up(End.GONE, "the claim is somebody else's", within=LOST_SEC)
             return
         lease.renewed(sent)
         if answer:
@@ -193,7 +214,7 @@ class Heartbeat(threading.Thread):
             if lease.stop is not None and lease.stop is not End.CANCELED:
                 return
             if now() > lease.fence_at:
-                lease.end(End.HANDED_BACK, "the lease ran out while the database was away")
+                lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
                 return
             self._pause(0.2)
             if lease.released:
@@ -208,7 +229,7 @@ class Heartbeat(threading.Thread):
                 lease.renewed(sent)
                 self._log.info("session.back", job_id=str(lease.job.job_id))
             else:
-                lease.end(End.HANDED_BACK, "the key was taken while the session was lost")
+                lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
             return True
         except psycopg.Error as e:
             if not db.is_passing(e):
@@ -216,13 +237,15 @@ class Heartbeat(threading.Thread):
             return False
 
     def _wait_for_release(self, lease: Lease) -> None:
-        """The run has to be over before the lease is: after that somebody else may start, so the process leaves."""
+        """The run has to be over before somebody else may start, so otherwise the process leaves."""
+        deadline = lease.slot.ends_by
         while not lease.released:
-            self._pause(lease.ends_at - now())
-            if not lease.released and now() >= lease.ends_at:
+            self._pause(deadline - now())
+            if not lease.released and now() >= deadline:
                 self._log.error("worker.fenced", job_id=str(lease.job.job_id), reason=lease.reason)
+                log.flush()
                 os._exit(EXIT_FENCED)
 
     def _pause(self, seconds: float) -> None:
-        if select.select([self._read], [], [], max(0.0, seconds))[0]:
+        if readable([self._read], seconds):
             drain_pipe(self._read)

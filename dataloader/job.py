@@ -132,11 +132,6 @@ def beat_interval(heartbeat_sec: float, lease_ttl_sec: float) -> float:
     return min(heartbeat_sec, lease_ttl_sec / 3)
 
 
-def fence_margin(lease_ttl_sec: float) -> float:
-    """Seconds before the end of an unrenewed lease at which its run must be over."""
-    return min(5.0, lease_ttl_sec / 4)
-
-
 def clip(text: str) -> str:
     """`text` as PostgreSQL can store it, shortened in the middle to TEXT_LIMIT characters."""
     if len(text) > TEXT_LIMIT:
@@ -152,7 +147,7 @@ def to_json(value: dict[str, Any]) -> str | None:
     """
     try:
         text = json.dumps(_plain(value), default=_text, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # whatever a value's own methods raise, or the pipeline changes meanwhile
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
 

@@ -15,7 +15,7 @@ import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import db, migrations, queue
+from dataloader import db, log, migrations, queue
 from dataloader.config import Settings
 from dataloader.job import beat_interval
 from dataloader.process import (
@@ -29,6 +29,7 @@ from dataloader.process import (
     State,
     Why,
     drain_pipe,
+    is_running,
     kill_group,
     now,
     unblock_signals,
@@ -41,6 +42,7 @@ ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then
 
 def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
     """Keep until told to stop; the process's exit status."""
+    log.configure(settings, threaded=True)
     keeper = Keeper(settings, dsn, farm, pipes)
     unblock_signals()
     try:
@@ -82,26 +84,31 @@ class Keeper:
         return EXIT_OK
 
     def _tick(self) -> None:
+        # Renewals first: settling may have to wait for a session to end.
+        for slot in self.farm.slots:
+            if (held := slot.held()) and self._is_silent(held):
+                self._renew(slot, held)
         for slot in self.farm.slots:
             if slot.state is State.DEAD:
                 self._settle(slot)
-            elif (held := slot.held()) and self._is_silent(held):
-                self._renew(slot, held)
 
     def _settle(self, slot: Slot) -> None:
         """Return what the dead worker of this slot held; then the slot is free for another."""
-        drained = slot.fields.why == Why.DRAIN
-        reason = "drain" if drained else reason_of_death(slot)
-        if slot.fields.worker and slot.fields.exit_status != 0:
-            for job in queue.settle(self._connection(), slot.worker, reason, drained):
-                self.log.warning(
-                    "keeper.settled",
-                    job_id=str(job.job_id),
-                    status=job.status,
-                    reason=reason,
-                    worker=slot.worker,
-                )
-        slot.state = State.FREE
+        settled = []
+        if slot.fields.worker:
+            uncounted = slot.fields.why in (Why.DRAIN, Why.FENCED)
+            settled = queue.settle(self._connection(), slot.worker, reason_of_death(slot), uncounted)
+        for job in settled:
+            log.metric("job.run", job_id=str(job.job_id), outcome="died", status=job.status)
+            self.log.warning(
+                "keeper.settled",
+                job_id=str(job.job_id),
+                status=job.status,
+                reason=reason_of_death(slot),
+                worker=slot.worker,
+            )
+        if all(job.status for job in settled):
+            slot.state = State.FREE
 
     def _is_silent(self, held: Held) -> bool:
         """The worker has missed a beat, but not for so long that it counts as stuck."""
@@ -111,7 +118,8 @@ class Keeper:
 
     def _renew(self, slot: Slot, held: Held) -> None:
         """Renew for a worker that is alive, not stopped, and not stuck: the supervisor ends those that are."""
-        if now() - slot.fields.renewed > self.settings.dl_stall_sec or not _is_running(slot.fields.pid):
+        is_stuck = now() - slot.fields.renewed > self.settings.dl_stall_sec
+        if is_stuck or slot.fields.fence_by or not is_running(slot.fields.pid):
             return
         sent = now()
         if queue.keep(self._connection(), held.job_id, held.attempt, slot.worker) and slot.held() is not None:
@@ -125,6 +133,7 @@ class Keeper:
                 schema=self.settings.pg_schema_queue,
                 connect_timeout=self.settings.pg_connect_timeout,
                 answer_within=10,
+                lock_timeout=2,
             )
             migrations.check(self._conn)
         return self._conn
@@ -167,8 +176,9 @@ class Keeper:
         for slot in self.farm.slots:
             if slot.state in (State.FREE, State.DEAD):
                 continue
-            slot.end_at(now() + patience, Why.DRAIN)
-            if now() > slot.fields.deadline:
+            slot.drain_until(now() + patience)
+            if why := slot.overdue(self.settings.dl_stall_sec):
+                slot.fields.why = why
                 kill_group(slot.fields.pid)
             if not _exists(slot.fields.pid):
                 slot.fields.exit_status = -signal.SIGKILL
@@ -177,22 +187,14 @@ class Keeper:
 
 def reason_of_death(slot: Slot) -> str:
     """What a person should know of how the slot's worker ended."""
-    if slot.fields.why == Why.STALLED:
-        return "worker killed: no heartbeat for DL_STALL_SEC"
+    said = {
+        Why.DRAIN: "drain",
+        Why.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
+        Why.FENCED: "the lease ran out",
+    }
     status = slot.fields.exit_status
-    return f"worker killed by signal {-status}" if status < 0 else f"worker exited with status {status}"
-
-
-def _is_running(pid: int) -> bool:
-    """Alive and not stopped (SIGSTOP, a debugger): a stopped worker must lose its lease."""
-    try:
-        return psutil.Process(pid).status() not in (
-            psutil.STATUS_STOPPED,
-            psutil.STATUS_ZOMBIE,
-            psutil.STATUS_TRACING_STOP,
-        )
-    except psutil.Error:
-        return False
+    how = f"worker killed by signal {-status}" if status < 0 else f"worker exited with status {status}"
+    return said.get(Why(slot.fields.why), how)
 
 
 def _exists(pid: int) -> bool:

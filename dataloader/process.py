@@ -1,6 +1,6 @@
 """What the farm's processes share: signals, the memory slots, exit codes, the tie to a parent. No SQL.
 
-May import nothing of the package.
+May import `log`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NoReturn
 from uuid import UUID
+
+import psutil
+
+from dataloader import log
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -54,10 +58,10 @@ class Signals:
 
         Returns those of `others` that can be read.
         """
-        readable, _, _ = select.select([self._read, *others], [], [], max(0.0, timeout))
-        if self._read in readable:
+        found = readable([self._read, *others], timeout)
+        if self._read in found:
             drain_pipe(self._read)
-        return [fd for fd in readable if fd != self._read]
+        return [fd for fd in found if fd != self._read]
 
     def forget(self) -> None:
         """In a child after fork: undo everything, so that the child may install its own."""
@@ -96,6 +100,7 @@ class Why(IntEnum):
     NOT_US = 0
     DRAIN = 1
     STALLED = 2
+    FENCED = 3
 
 
 class _Fields(ctypes.Structure):
@@ -106,7 +111,8 @@ class _Fields(ctypes.Structure):
         ("lease_ttl", ctypes.c_double),
         ("renewed", ctypes.c_double),  # when the last confirmed renewal was sent, by the worker
         ("kept", ctypes.c_double),  # the same, by the keeper
-        ("deadline", ctypes.c_double),  # when the supervisor ends the process; 0: never
+        ("drain_by", ctypes.c_double),  # when a draining process must be over; 0: it does not drain
+        ("fence_by", ctypes.c_double),  # when a run that gave its claim up must be over; 0: it did not
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
@@ -164,7 +170,7 @@ class Slot:
         self.fields.attempt = attempt
         self.fields.lease_ttl = lease_ttl
         self.fields.renewed = renewed
-        self.fields.kept = 0
+        self.fields.kept = self.fields.fence_by = 0
         self.fields.generation += 1
         self.fields.state = State.BUSY
 
@@ -184,11 +190,32 @@ class Slot:
         whole = before % 2 == 0 and self.fields.generation == before and self.state is State.BUSY
         return held if whole else None
 
-    def end_at(self, deadline: float, why: Why) -> None:
-        """Ask the supervisor to end the process at this monotonic instant; the first to ask decides."""
-        if not self.fields.deadline:
-            self.fields.why = why
-            self.fields.deadline = deadline
+    def drain_until(self, deadline: float) -> None:
+        """The process must be over by this monotonic instant, or is ended; the earliest counts."""
+        self.fields.drain_by = min(self.fields.drain_by or deadline, deadline)
+
+    def give_up(self, deadline: float) -> None:
+        """By the worker: its claim is over, nobody should renew it, and the run must be by this monotonic instant."""
+        self.fields.fence_by = min(self.fields.fence_by or deadline, deadline)
+
+    def overdue(self, stall_sec: float) -> Why | None:
+        """Why the process must be ended now, if it must; a stopped one is no danger before it goes on."""
+        if self.fields.drain_by and now() > self.fields.drain_by:
+            return Why.DRAIN
+        if self.state is not State.BUSY:
+            return None
+        if now() - self.fields.renewed > stall_sec:
+            return Why.STALLED
+        if now() > self.ends_by and is_running(self.fields.pid):
+            return Why.FENCED
+        return None
+
+    @property
+    def ends_by(self) -> float:
+        """When a busy worker's job must be over unless its lease is renewed; before that it has half the margin."""
+        lease_over = max(self.fields.renewed, self.fields.kept) + self.fields.lease_ttl
+        unrenewed = lease_over - fence_margin(self.fields.lease_ttl) / 2
+        return float(min(self.fields.fence_by or unrenewed, unrenewed))
 
 
 READY = (State.AWAKE, State.IDLE, State.BUSY)
@@ -220,6 +247,31 @@ class Farm:
         return not any(
             other.state is State.IDLE and other.fields.queue == slot.fields.queue for other in self.slots[: slot.index]
         )
+
+
+def fence_margin(lease_ttl_sec: float) -> float:
+    """Seconds before the end of an unrenewed lease at which its run should stop by itself."""
+    return min(5.0, lease_ttl_sec / 4)
+
+
+def is_running(pid: int) -> bool:
+    """Alive and not stopped (SIGSTOP, a debugger)."""
+    try:
+        return psutil.Process(pid).status() not in (
+            psutil.STATUS_STOPPED,
+            psutil.STATUS_ZOMBIE,
+            psutil.STATUS_TRACING_STOP,
+        )
+    except psutil.Error:
+        return False
+
+
+def readable(fds: Iterable[int], timeout: float) -> list[int]:
+    """Those of the file descriptors that can be read, or are at their end, within `timeout` seconds."""
+    poll = select.poll()  # select(2) knows no descriptor above 1023
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return [fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)]
 
 
 def fork(main: Callable[[], int]) -> int:
@@ -269,9 +321,12 @@ def _become(main: Callable[[], int]) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            log.flush()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)  # whatever happens, never up the stack of the parent that this process is a copy of
 
 
 def now() -> float:

@@ -47,10 +47,11 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A worker's database session: the connection, the worker's identity, and when its backend started."""
+    """A worker's database session: the connection, the worker's identity, and its backend's pid and start."""
 
     conn: db.Connection
     worker: str
+    backend_pid: int
     backend_start: datetime
 
 
@@ -66,10 +67,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A job that was taken from a dead or silent worker, and what became of it."""
+    """A job that was taken from a dead or silent worker, and what became of it; None: it is locked, try again."""
 
     job_id: UUID
-    status: Status
+    status: Status | None
 
 
 def open_session(conn: db.Connection, worker: str) -> Session:
@@ -78,7 +79,7 @@ def open_session(conn: db.Connection, worker: str) -> Session:
         conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
     row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
     assert row is not None  # noqa: S101  a session always finds itself
-    return Session(conn, worker, row[0])
+    return Session(conn, worker, conn.info.backend_pid, row[0])
 
 
 def enqueue(conn: Conn, new: NewJob) -> tuple[UUID, str]:
@@ -153,11 +154,17 @@ def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
     return conn.execute(_SQL["keep"], claim).rowcount == 1
 
 
+def end_session(conn: Conn, session: Session) -> None:
+    """End a lost session's backend, which may still be at work, and wait up to 2 s until it is gone."""
+    parameters = {"backend_pid": session.backend_pid, "backend_start": session.backend_start}
+    conn.execute(_SQL["end_session"], parameters)
+
+
 def settle(conn: Conn, worker: str, reason: str, uncounted: bool) -> list[Settled]:
     """Take from a dead worker what it held: requeued, lost or cancelled; `uncounted` gives the attempt back."""
     parameters = {"worker": worker, "reason": reason, "uncounted": uncounted}
     rows = conn.execute(_SQL["settle"], parameters).fetchall()
-    return [Settled(job_id, Status(status)) for job_id, status in rows]
+    return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 
 
 def reap(conn: Conn) -> Settled | None:

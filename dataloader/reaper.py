@@ -15,6 +15,7 @@ import structlog
 from setproctitle import setproctitle
 
 from dataloader import db, migrations, queue
+from dataloader import log as logs
 from dataloader.config import Settings
 from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now
 
@@ -23,6 +24,7 @@ WAKE_BATCH = 1_000
 
 def main(settings: Settings, dsn: str) -> int:
     """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; the process's exit status."""
+    logs.configure(settings, threaded=True)
     signals = Signals((signal.SIGTERM, signal.SIGINT))
     setproctitle("dataloader: reaper")
     log = structlog.get_logger("reaper").bind(pid=os.getpid())
@@ -53,7 +55,8 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
     """One round: every expired lease, one short transaction each, then all rows whose time has come."""
     taken: Counter[str] = Counter()
     while job := queue.reap(conn):
-        taken[job.status] += 1
+        taken[str(job.status)] += 1
+        logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
         log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
     if taken:
         log.warning("reaper.requeued", count=taken.total(), **taken)
@@ -68,6 +71,7 @@ def _connect(settings: Settings, dsn: str) -> db.Connection:
         schema=settings.pg_schema_queue,
         connect_timeout=settings.pg_connect_timeout,
         answer_within=30,
+        lock_timeout=10,
     )
     migrations.check(conn)
     return conn

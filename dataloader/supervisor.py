@@ -10,16 +10,17 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import os
-import select
 import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
 from setproctitle import setproctitle
 
+from dataloader import log
 from dataloader.config import ConfigError, Settings
 from dataloader.process import (
     EXIT_CANNOT_START,
@@ -31,11 +32,11 @@ from dataloader.process import (
     Signals,
     Slot,
     State,
-    Why,
     drain_pipe,
     fork,
     kill_group,
     now,
+    readable,
 )
 
 TICK_SEC = 0.5
@@ -55,20 +56,23 @@ class Backoff:
     """When a kind of child may be started again: at once, unless it keeps dying before it is ready."""
 
     failures: int = 0
+    failed_at: float = 0.0
     not_before: float = 0.0
 
     def failed(self) -> float:
         """A start has failed; returns the pause (seconds) until the next."""
+        self.failed_at = now()
         shortest, longest = BACKOFF_SEC
         pause: float = min(longest, shortest * 2**self.failures)
         self.failures = min(self.failures + 1, 16)
         self.not_before = now() + pause
         return pause
 
-    def succeeded(self) -> None:
-        """A child became ready."""
-        self.failures = 0
-        self.not_before = 0.0
+    def succeeded(self, started: float) -> None:
+        """A child that was started at this instant is ready; that says nothing of what failed since."""
+        if started > self.failed_at:
+            self.failures = 0
+            self.not_before = 0.0
 
     @property
     def passed(self) -> bool:
@@ -83,6 +87,7 @@ class Child:
     slot: Slot
     queue: str
     generation: int
+    started: float
     stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
 
 
@@ -107,6 +112,7 @@ class Supervisor:
         self._backoffs: dict[str, Backoff] = defaultdict(Backoff)  # by queue
         self._keeper: int | None = None
         self._keeper_backoff = Backoff()
+        self._keeper_started = 0.0
         self._keeper_stop_at: float | None = None
         self._read_stacks_at: float | None = None
         self._draining = False
@@ -128,7 +134,7 @@ class Supervisor:
         self._pipes = Pipes(life, calls, leave)
         self._log.info("supervisor.started", workers=dict(self._wish))
         while not self._tick():
-            self.signals.wait(TICK_SEC)
+            self.signals.wait(self._pause())
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
         return self.exit_status
 
@@ -180,17 +186,22 @@ class Supervisor:
         child = self._workers.pop(pid)
         kill_group(pid)  # what its job has started does not outlive it
         os.close(child.stacks)
-        was_ready = child.slot.state is not State.STARTING
+        state = child.slot.state
         child.slot.fields.exit_status = exit_status
-        child.slot.state = State.DEAD if exit_status else State.FREE
-        os.write(self._calls, b".")
+        child.slot.state = State.DEAD
+        with suppress(BlockingIOError):  # full: a keeper that is stopped has calls enough to hear
+            os.write(self._calls, b".")
         log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
         log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
-        if not was_ready and not self._draining:
+        # An error while it held no job is no job's fault, and would happen again at once.
+        is_ours = state is State.STARTING or (exit_status > 0 and state is State.AWAKE)
+        if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
             self._start_failed("worker", self._backoffs[child.queue], exit_status)
 
     def _keeper_died(self, exit_status: int) -> None:
         self._keeper = None
+        if now() - self._keeper_started > BACKOFF_SEC[1]:
+            self._keeper_backoff = Backoff()
         if self._keeper_stop_at is None and exit_status != EXIT_OK:
             self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
             self._start_failed("keeper", self._keeper_backoff, exit_status)
@@ -207,25 +218,26 @@ class Supervisor:
         for child in self._workers.values():
             if child.slot.state is not State.STARTING:
                 self._ever_ready = True
-                self._backoffs[child.queue].succeeded()
+                self._backoffs[child.queue].succeeded(child.started)
 
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""
         for pid, child in self._workers.items():
-            fields = child.slot.fields
-            silent = child.slot.state is State.BUSY and now() - fields.renewed > self.settings.dl_stall_sec
-            if silent:
-                fields.why = Why.STALLED
-            if silent or (fields.deadline and now() > fields.deadline):
-                self._log.warning(
-                    "supervisor.worker.killed", worker=child.slot.worker, why=Why(fields.why).name.lower()
-                )
+            if why := child.slot.overdue(self.settings.dl_stall_sec):
+                child.slot.fields.why = why
+                self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
+
+    def _pause(self) -> float:
+        """Seconds until the next tick: no later than the next lease must be over."""
+        ends = [child.slot.ends_by for child in self._workers.values() if child.slot.state is State.BUSY]
+        return min([TICK_SEC, *(max(0.05, end - now()) for end in ends)])
 
     # --- life ---
 
     def _start_missing(self) -> None:
         if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
+            self._keeper_started = now()
             self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._farm, self._pipes))
         if self._draining:
             return
@@ -247,7 +259,7 @@ class Supervisor:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
             return self._worker_main(self.settings, queue, self._farm, slot, self._pipes)
 
-        self._workers[self._fork(main)] = Child(slot, queue, self._generation, stacks)
+        self._workers[self._fork(main)] = Child(slot, queue, self._generation, now(), stacks)
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
@@ -267,6 +279,7 @@ class Supervisor:
         except ConfigError as e:
             self._log.error("supervisor.reload.refused", error=str(e))
             return
+        log.configure(self.settings)
         self._wish = wished(self.settings)
         self._generation += 1
         drain_pipe(self._pipes.leave)
@@ -284,7 +297,7 @@ class Supervisor:
         """
         if self._draining or all(child.generation == self._generation for child in self._workers.values()):
             return
-        if select.select([self._pipes.leave], [], [], 0)[0]:
+        if readable([self._pipes.leave], 0):
             return
         ready = Counter(child.queue for child in self._workers.values() if child.slot.state in READY)
         if all(ready[queue] >= wished_for for queue, wished_for in self._wish.items()):
@@ -310,8 +323,7 @@ class Supervisor:
         """Tell every worker once; each has `within` seconds to finish its job, or to hand it back."""
         deadline = now() + within
         for pid, child in self._workers.items():
-            child.slot.end_at(deadline, Why.DRAIN)
-            child.slot.fields.deadline = min(deadline, child.slot.fields.deadline)
+            child.slot.drain_until(deadline)
             if not self._draining:
                 os.kill(pid, signal.SIGTERM)
         if not self._draining:

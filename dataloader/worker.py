@@ -14,6 +14,7 @@ import socket
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -22,8 +23,8 @@ import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import db, log, migrations, pipelines, queue
-from dataloader.config import Settings
+from dataloader import db, log, migrations, pipelines, probe, queue
+from dataloader.config import ConfigError, Settings
 from dataloader.heartbeat import Heartbeat, Lease
 from dataloader.job import End, Finish, Job, Outcome, decide
 from dataloader.pipelines import PermanentError, Stopped, UnknownTask
@@ -37,7 +38,6 @@ from dataloader.process import (
     Signals,
     Slot,
     State,
-    Why,
     now,
     unblock_signals,
 )
@@ -47,6 +47,7 @@ HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait bef
 
 def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
     """Work on one queue until told to stop or to leave; the process's exit status."""
+    log.configure(settings, threaded=True)
     worker = Worker(settings, dsn, queue_name, farm, slot, pipes)
     unblock_signals()
     try:
@@ -56,7 +57,7 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
         return EXIT_CANNOT_START
     try:
         return worker.work()
-    except migrations.SchemaError as e:
+    except (migrations.SchemaError, ConfigError) as e:
         worker.log.error("worker.schema.refused", error=str(e))
         return EXIT_CANNOT_START
     except Unwritten as e:
@@ -65,7 +66,7 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
 
 
 class Unwritten(Exception):
-    """The time to drain is over and the database is away: the job's end is left to the keeper or the reaper."""
+    """A job's end could not be written, in the time to drain or at all: it is left to the keeper or the reaper."""
 
 
 class Worker:
@@ -89,7 +90,6 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=queue_name)
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
-        self._proved = now()  # when the session was last heard of
 
     # --- life ---
 
@@ -99,9 +99,10 @@ class Worker:
             try:
                 if self._heartbeat is None or self.session.conn.closed:
                     self._connect()
-                while not self.stopping and not self._may_leave() and self.work_one():
-                    if not self.sound:
-                        return EXIT_RECYCLE
+                while self.sound and not self.stopping and not self._may_leave() and self.work_one():
+                    pass
+                if not self.sound:
+                    return EXIT_RECYCLE
                 if self.slot.state is State.LEAVING:
                     break
                 self._wait()
@@ -140,7 +141,7 @@ class Worker:
         """Claim nothing more; a running job has DL_DRAIN_SEC. Called by the signal handler: it only sets values."""
         if self._stop_at is None:
             self._stop_at = now() + self.settings.dl_drain_sec
-            self.slot.end_at(self._stop_at + self.settings.dl_kill_grace_sec, Why.DRAIN)
+            self.slot.drain_until(self._stop_at + self.settings.dl_kill_grace_sec)
 
     def _title(self, doing: str) -> None:
         setproctitle(f"dataloader: worker {self.queue}#{self.slot.index} {doing}")
@@ -157,18 +158,22 @@ class Worker:
             self._due_in = claim.due_in
             return claim.look_again
         job = claim.job
+        if self.stopping:
+            self._finish(job, Finish("hand_back", "drain"))  # the signal came while the claim was under way
+            return False
         self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
         self._title(f"job={job.job_id} attempt={job.attempt}")
-        with structlog.contextvars.bound_contextvars(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
+        with log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
             try:
                 with self.heartbeat.holding(job, self.slot, sent) as lease:
                     outcome = self._run(job, lease)
             finally:
                 self.slot.end()
-            self._finish(job, decide(job, outcome))
+            self._jobs += 1
+            self.sound = outcome.worker_is_sound and not self._is_worn_out()
+            self._finish(job, decide(job, replace(outcome, progress=log.masked(outcome.progress))))
+            log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=round((now() - sent) * 1_000, 1))
         self._title("idle")
-        self._jobs += 1
-        self.sound = outcome.worker_is_sound and not self._is_worn_out()
         return True
 
     def _is_worn_out(self) -> bool:
@@ -251,10 +256,10 @@ class Worker:
         """A transaction in the target database, not committed once the run should end."""
         name = f"dl-job:{job.job_id}"
         target = dsn or self.settings.target_dsn or self._dsn
-        with (
-            db.connect(target, name=name, schema=self.settings.pg_schema, answer_within=86_400) as conn,
-            conn.transaction(),
-        ):
+        schema = self.settings.pg_schema
+        # No limits: hours of computing between two statements, or in one, are what pipelines are for.
+        conn = db.connect(target, name=name, schema=schema, answer_within=7 * 86_400, idle_in_transaction_timeout=0)
+        with conn, conn.transaction():
             yield conn
             if self._must_stop(lease):
                 raise Stopped
@@ -272,13 +277,6 @@ class Worker:
             if self._pipes.leave in self._pause(until - now(), self.session.conn.fileno(), *leave):
                 break
         self.slot.state = State.AWAKE
-        self._prove_session(poll)
-
-    def _prove_session(self, poll: float) -> None:
-        # Idle for long: a half-open connection shows only when something is sent over it.
-        if not self.stopping and now() - self._proved > 2 * poll:
-            self.session.conn.execute("SELECT 1")
-        self._proved = now()
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))
@@ -322,7 +320,9 @@ class Worker:
             schema=self.settings.pg_schema_queue,
             connect_timeout=min(within, self.settings.pg_connect_timeout),
             answer_within=min(30.0, within + 5),
+            lock_timeout=5,
         )
+        probe.require_session(conn, self._dsn)
         migrations.check(conn)
         return queue.open_session(conn, self.name)
 
@@ -342,11 +342,14 @@ class Worker:
         self.heartbeat.session = session
         self.slot.state = State.AWAKE
         self._due_in = None
-        self._proved = now()
         self._title("idle")
 
     def _give_back_unheard(self, session: queue.Session) -> None:
-        """A claim whose answer was lost with the session: its job was never started here, so it is not counted."""
+        """A claim whose answer was lost with the session: its job was never started here, so it is not counted.
+
+        The old backend may still be at it, so that is ended first.
+        """
+        queue.end_session(session.conn, self.session)
         for job in queue.settle(session.conn, self.name, "the claim's answer was lost", uncounted=True):
             self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
 
@@ -354,12 +357,15 @@ class Worker:
         self.log.warning("worker.session.lost", error=str(error).strip())
         if self._heartbeat is not None:
             self.session.conn.close()
+        if not self.stopping:
+            self._pause(random.uniform(0.1, 1.0))  # noqa: S311  jitter; the error may last
 
 
 def _args_of(job: Job) -> dict[str, Any]:
     args = json.loads(job.args_json)
     if not isinstance(args, dict):
         raise PermanentError("args should be a JSON object")
+    log.learn_job(args)
     return args
 
 
@@ -369,18 +375,24 @@ def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
 
 
 def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
-    if isinstance(error, PermanentError):
-        return Outcome(End.PERMANENT, log.masked(str(error)), progress)
-    if isinstance(error, UnknownTask):
-        return Outcome(End.ERROR, str(error), progress)
+    if isinstance(error, PermanentError | UnknownTask):
+        end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
+        return Outcome(end, log.masked(_message(error)), progress)
     sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
     return Outcome(End.ERROR, log.masked(_described(error)), progress, worker_is_sound=sound)
 
 
 def _described(error: BaseException) -> str:
-    """Type, message and stack, whatever the exception's own __str__ does."""
+    """Type, message and stack, whatever the exception's own methods do."""
     try:
         head = traceback.format_exception_only(error)[-1].strip()
         return head + "\n\n" + "".join(traceback.format_exception(error))
+    except Exception:
+        return type(error).__name__
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
     except Exception:
         return type(error).__name__

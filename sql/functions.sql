@@ -102,6 +102,24 @@ END
 $$;
 
 
+-- The nearest claimable rows of one slot, locked: all that a refusal of its key concerns. At most 1,000 of each place.
+CREATE OR REPLACE FUNCTION dl_near_of_slot(p_queue text, p_slot int) RETURNS uuid[] LANGUAGE sql AS $$
+  SELECT ARRAY(
+    SELECT job_id FROM dl_jobs WHERE job_id = ANY (ARRAY(
+      SELECT job_id FROM (
+        SELECT job_id, lock_key FROM dl_jobs
+         WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+         ORDER BY priority, created_at LIMIT 1000) near
+       WHERE hashtext(lock_key) = p_slot
+      UNION ALL
+      (SELECT job_id FROM dl_jobs
+        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot AND hashtext(lock_key) = p_slot
+        ORDER BY priority, created_at LIMIT 1000)))
+       AND status::text = 'queued' AND blocked_on IS NULL
+       FOR NO KEY UPDATE SKIP LOCKED)
+$$;
+
+
 -- Try to start one candidate of a claim: null when another session is at it, else what became of it:
 -- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy'
 -- (marked hot) or 'refused' (blocked on time, longer with every refusal in a row).
@@ -110,6 +128,9 @@ $$;
 CREATE OR REPLACE FUNCTION dl_try(
   p_job_id uuid, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, OUT outcome text, OUT job dl_jobs)
 LANGUAGE plpgsql AS $$
+DECLARE
+  started timestamptz;
+  refused uuid[];
 BEGIN
   -- By job_id alone: a condition on the state would let the planner take a partial index for this, and with stale
   -- statistics it does.
@@ -139,10 +160,11 @@ BEGIN
   END IF;
 
   outcome := dl_take_slot(hashtext(job.lock_key));
+  started := clock_timestamp();
   IF outcome = 'taken' THEN
     UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, backoffs = 0,
-           started_at = coalesce(started_at, now()), finished_at = NULL,
-           heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+           started_at = coalesce(started_at, started), finished_at = NULL, heartbeat_at = started,
+           lease_expires_at = started + make_interval(secs => lease_ttl_sec),
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
      WHERE job_id = job.job_id RETURNING * INTO job;
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -151,9 +173,12 @@ BEGIN
   ELSIF outcome = 'busy' THEN
     UPDATE dl_jobs SET hot = true WHERE job_id = job.job_id;
   ELSE
+    -- With it go the rows of the same slot among the nearest: each would cost the same wait to be refused as well.
+    refused := dl_near_of_slot(job.queue, hashtext(job.lock_key)) || job.job_id;
     UPDATE dl_jobs SET backoffs = backoffs + 1,
            available_at = now() + make_interval(secs => least(p_backoff_sec, 0.1 * 2.0 ^ least(backoffs, 20)))
-     WHERE job_id = job.job_id RETURNING * INTO job;
+     WHERE job_id = ANY (refused);
+    job.backoffs := job.backoffs + 1;
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
     VALUES (job.job_id, job.queue, 'requeue', jsonb_build_object(
             'reason', 'the key is held by another session', 'attempt', job.attempt, 'backoffs', job.backoffs));
@@ -174,6 +199,9 @@ $$;
 -- look_again        nothing claimed, but more rows are left to look at: call again at once
 -- due_in            nothing claimed: seconds until the queue's next row is due, null when there is none
 --
+-- The settings keep its plans what they should be whatever the statistics say (jit: a forbidden sort costs so much on
+-- PostgreSQL before 18 that every plan would be compiled). A claim that has spent a second returns and asks for another.
+--
 -- Cost: O(log N) in the length of the queue. Cold rows come from ix_dl_jobs_cold in the order of the claim,
 -- one after the other, each with one probe of ix_dl_jobs_running; when the nearest 1,000 are all busy they are marked
 -- hot, once in their life. Hot rows cost a loose scan of ix_dl_jobs_hot over the distinct slots. (Sorting the
@@ -182,7 +210,7 @@ $$;
 CREATE OR REPLACE FUNCTION dl_claim(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8,
   OUT job dl_jobs, OUT backoffs int, OUT look_again boolean, OUT due_in float8)
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $$
 DECLARE
   candidates refcursor;
   candidate uuid;
@@ -256,6 +284,7 @@ BEGIN
       IF tried.outcome = 'started' THEN
         CLOSE candidates;
         job := tried.job;
+        look_again := false;
         IF marks THEN
           PERFORM pg_notify('dl_jobs', p_queue);  -- whoever left before these marks may have the rest
         END IF;
@@ -264,13 +293,16 @@ BEGIN
       changed := changed OR tried.outcome IS NOT NULL;
       IF tried.outcome = 'refused' THEN
         backoffs := backoffs + 1;
+        EXIT;  -- most candidates may have been of this slot: look anew
       ELSIF tried.outcome = 'busy' THEN
         marks := true;
       END IF;
+      EXIT WHEN clock_timestamp() > now() + interval '1 s';
     END LOOP;
     CLOSE candidates;
     -- Rows have left their place: the nearest 1,000 are others now.
     look_again := changed;
+    EXIT WHEN clock_timestamp() > now() + interval '1 s';
     CONTINUE WHEN changed;
 
     -- Empty-handed. What was passed over is marked hot, so that the next look sees past it and the finish of its
@@ -332,22 +364,26 @@ CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE
 $$;
 
 
--- Put a running job whose worker is gone where it belongs: 'queued' again after dl_crash_delay, 'lost' when its
--- attempts are spent, 'canceled' when that was asked for. The row must be locked by the caller, its session
--- ended. Returns the new status. Called by dl_settle and dl_reap.
-CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_reason text) RETURNS dl_status LANGUAGE plpgsql AS $$
+-- Put a running job whose worker is gone where it belongs: 'canceled' when that was asked for, 'lost' when its attempts
+-- are spent, else 'queued' again: after dl_crash_delay, or at once and without an error when the run does not count
+-- (p_uncounted; the caller has given the attempt back). The row must be locked by the caller, its session ended.
+-- Returns the new status. Called by dl_settle and dl_reap.
+CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_reason text, p_uncounted boolean) RETURNS dl_status
+LANGUAGE plpgsql AS $$
 DECLARE
   job dl_jobs;
 BEGIN
+  SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
+  job.status := CASE WHEN job.cancel_requested THEN 'canceled'
+                     WHEN job.attempt >= job.max_attempts AND NOT p_uncounted THEN 'lost'
+                     ELSE 'queued' END;
   UPDATE dl_jobs SET
-         status = CASE WHEN cancel_requested THEN 'canceled'
-                       WHEN attempt >= max_attempts THEN 'lost'
-                       ELSE 'queued' END::dl_status,
-         available_at = now() + make_interval(secs => dl_crash_delay(attempt)),
-         finished_at = CASE WHEN cancel_requested OR attempt >= max_attempts THEN now() END,
+         status = job.status,
+         available_at = now() + make_interval(secs => CASE WHEN p_uncounted THEN 0 ELSE dl_crash_delay(attempt) END),
+         finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
          lease_expires_at = NULL,
-         error = p_reason
-   WHERE job_id = p_job_id AND status = 'running' RETURNING * INTO job;
+         error = CASE WHEN p_uncounted THEN error ELSE p_reason END
+   WHERE job_id = p_job_id;
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
           jsonb_build_object('reason', p_reason, 'attempt', job.attempt));
@@ -358,28 +394,27 @@ $$;
 
 -- Settle what a dead worker held, at once: called by the keeper, which saw it die. p_uncounted hands the job back
 -- as a drain does. The worker's session is ended first, so that its advisory lock is gone when the job is claimed
--- again. Returns each job settled and its new status; no row when the worker held nothing.
+-- again. Returns each job settled and its new status; a null status for one that somebody has locked, to be tried again.
 CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_reason text, p_uncounted boolean)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   held dl_jobs;
+  claimed uuid;
 BEGIN
-  FOR held IN SELECT * FROM dl_jobs WHERE status = 'running' AND claimed_by = p_worker FOR NO KEY UPDATE LOOP
-    PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-    IF p_uncounted THEN
-      UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
-             attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
-             finished_at = CASE WHEN cancel_requested THEN now() END
-       WHERE dl_jobs.job_id = held.job_id RETURNING * INTO held;
-      INSERT INTO dl_job_events (job_id, queue, kind, payload)
-      VALUES (held.job_id, held.queue, CASE held.status WHEN 'queued' THEN 'requeue' ELSE held.status::text END,
-              jsonb_build_object('reason', p_reason, 'attempt', held.attempt));
-      status := held.status;
-    ELSE
-      status := dl_lose(held.job_id, p_reason || ' on attempt ' || held.attempt);
+  FOR claimed IN SELECT dl_jobs.job_id FROM dl_jobs WHERE status = 'running' AND claimed_by = p_worker LOOP
+    job_id := claimed;
+    status := NULL;
+    SELECT * INTO held FROM dl_jobs WHERE dl_jobs.job_id = claimed FOR NO KEY UPDATE SKIP LOCKED;
+    CONTINUE WHEN FOUND AND (held.status <> 'running' OR held.claimed_by IS DISTINCT FROM p_worker);
+    IF FOUND THEN
+      PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+      IF p_uncounted THEN
+        UPDATE dl_jobs SET attempt = greatest(attempt - 1, 0) WHERE dl_jobs.job_id = claimed;
+      END IF;
+      status := dl_lose(claimed, CASE WHEN p_uncounted THEN p_reason ELSE p_reason || ' on attempt ' || held.attempt END,
+                        p_uncounted);
     END IF;
-    job_id := held.job_id;
     RETURN NEXT;
   END LOOP;
 END
@@ -403,7 +438,7 @@ BEGIN
   job_id := held.job_id;
   queue := held.queue;
   status := dl_lose(held.job_id, 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
-                    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'));
+                    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), false);
 END
 $$;
 

@@ -147,8 +147,14 @@ SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
 -- name: keep
 -- running -> running: the keeper renews the lease of a worker that is alive but silent (a C call holds its GIL).
+-- Not once the lease is over: by then the key may be another job's.
 UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
- WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running';
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+   AND lease_expires_at > now();
+
+-- name: end_session
+-- A session of ours that may still be at work on the server; see dl_end_session.
+SELECT dl_end_session(%(backend_pid)s, %(backend_start)s);
 
 -- name: settle
 -- running -> queued, lost or canceled: the job of a worker that died; see dl_settle.

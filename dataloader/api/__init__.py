@@ -6,10 +6,12 @@ Holds the application factory only. The package may import `db`, `queue`, `stats
 
 from __future__ import annotations
 
+from typing import Any
+
 from flask import Flask, Response
 
-from dataloader import config
-from dataloader.api import infra, problems, v1
+from dataloader import config, log
+from dataloader.api import audit, infra, problems, v1
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
 
@@ -17,12 +19,15 @@ from dataloader.api.sessions import Sessions
 def create_app(settings: config.Settings | None = None) -> Flask:
     """The application, by default with the environment's settings.
 
-    It opens no connection before the first request that needs one, so it may be made before a fork and while
-    the database is away. Raises config.ConfigError when a setting is wrong or no database is configured.
+    With those it also sends the logs of this process where they say. It opens no connection before the first
+    request that needs one, so it may be made before a fork and while the database is away. Raises
+    config.ConfigError when a setting is wrong or no database is configured.
     """
-    settings = settings or config.load()
+    if settings is None:
+        settings = config.load()
+        log.configure(settings, threaded=True)
     app = Flask("dataloader", static_folder=None)
-    app.json = Json(app)
+    app.json = _Masked(app)
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
     # An empty or odd job_id is to be refused, not redirected to another address.
     app.url_map.merge_slashes = False
@@ -32,8 +37,16 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.register_blueprint(infra.blueprint)
     app.register_blueprint(v1.blueprint)
     problems.install(app)
+    audit.install(app)
     app.after_request(_with_headers)
     return app
+
+
+class _Masked(Json):
+    """The JSON of every answer: what pipelines and foreign workers have written leaves without secrets."""
+
+    def dumps(self, obj: Any, **kwargs: Any) -> str:
+        return super().dumps(log.masked(obj), **kwargs)
 
 
 def _with_headers(response: Response) -> Response:

@@ -18,7 +18,7 @@ import structlog
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
-from dataloader import db, migrations
+from dataloader import db, log, migrations
 
 RETRY_AFTER_SEC = 3
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -121,7 +121,7 @@ def _document(
         "request_id": request_id(),
         "errors": [asdict(fault) for fault in faults],
     }
-    return Response(json.dumps(document), status, headers, mimetype="application/problem+json")
+    return Response(json.dumps(log.masked(document)), status, headers, mimetype="application/problem+json")
 
 
 def _place(error: Exception) -> str:

@@ -51,6 +51,7 @@ def recorded(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 def kills_itself(args: dict[str, Any], context: Context) -> None:
     """Die by a signal, on every attempt up to `times`."""
     started(context).close()
+    time.sleep(args.get("after_sec", 0))
     if context.attempt <= args.get("times", 1_000):
         os.kill(os.getpid(), args.get("signal", signal.SIGKILL))
 
@@ -121,3 +122,48 @@ async def async_generator(args: dict[str, Any], context: Context) -> Any:
     for number in range(args.get("steps", 3)):
         await asyncio.sleep(args.get("sec", 0.02))
         yield {"processed": number + 1}
+
+
+@register("growing_progress")
+def growing_progress(args: dict[str, Any]) -> Iterator[Progress]:
+    """Yield a document that goes on growing below its first level."""
+    seen: dict[str, int] = {}
+    end = time.monotonic() + args["sec"]
+    while time.monotonic() < end:
+        seen[str(len(seen) % 3_000)] = len(seen)
+        yield {"seen": seen}
+
+
+@register("rude_progress")
+def rude_progress(args: dict[str, Any]) -> Iterator[Progress]:
+    """Yield a value that cannot be told."""
+
+    class Rude:
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    yield {"value": Rude()}
+
+
+@register("sleeps")
+def sleeps(args: dict[str, Any], context: Context) -> None:
+    """Sleep without a safe point."""
+    started(context).close()
+    time.sleep(args["sec"])
+
+
+@register("shows_its_limits")
+def shows_its_limits(args: dict[str, Any], context: Context) -> Progress:
+    """The time limits of a transaction in the target."""
+    names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
+    with context.transaction() as conn:
+        return {name: conn.execute("SELECT current_setting(%s)", (name,)).fetchone()[0] for name in names}
+
+
+_kept: list[bytearray] = []
+
+
+@register("grows")
+def grows(args: dict[str, Any]) -> None:
+    """Keep memory for the life of the process."""
+    _kept.append(bytearray(os.urandom(2**20) * args["mb"]))

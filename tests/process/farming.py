@@ -34,7 +34,7 @@ def until(question: Callable[[], Any], what: str = "it", patience: float = PATIE
 class Program:
     """One `dataloader` process under test."""
 
-    def __init__(self, name: str, env: dict[str, str], log: Path) -> None:
+    def __init__(self, name: str, env: dict[str, str], log: Path, cwd: Path | None) -> None:
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -43,6 +43,7 @@ class Program:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
+                cwd=cwd,
             )
 
     def children(self, title: str = "") -> list[psutil.Process]:
@@ -86,7 +87,9 @@ class Farm:
         self.conn = db.connect(dsn, name="test", schema="public")
         self.conn.execute(RUNS)
 
-    def start(self, name: str = "workers", workers: int = 2, queue: str = "q", **settings: Any) -> Program:
+    def start(
+        self, name: str = "workers", workers: int = 2, queue: str = "q", cwd: Path | None = None, **settings: Any
+    ) -> Program:
         """Start a program with these settings over quick defaults; `wish` names WORKERS_JSON whole."""
         defaults = {
             "DL_DB_DSN": self.dsn,
@@ -101,7 +104,7 @@ class Farm:
             "DL_KILL_GRACE_SEC": "1",
         }
         given = {key.upper(): str(value) for key, value in settings.items()}
-        program = Program(name, os.environ | defaults | given, self.folder / f"{name}-{len(self.programs)}.log")
+        program = Program(name, os.environ | defaults | given, self.folder / f"{name}-{len(self.programs)}.log", cwd)
         self.programs.append(program)
         return program
 

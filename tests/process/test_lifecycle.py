@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -255,6 +256,69 @@ def test_a_waiting_coroutine_is_cancelled(farm: Farm) -> None:
     until(lambda: farm.rows("SELECT FROM runs"))
     queue.request_cancel(farm.conn, job)
     farm.wait(job, "canceled", patience=5)
+
+
+def test_g2_progress_that_changes_while_it_is_written_or_cannot_be_text_costs_nothing(farm: Farm) -> None:
+    farm.ready(workers=1)
+    end = farm.wait(farm.enqueue("growing_progress", args={"sec": 2}), "succeeded")
+    assert end["attempt"] == 1
+    assert farm.wait(farm.enqueue("rude_progress"), "succeeded")["attempt"] == 1
+
+
+def test_e1_a_crash_during_a_drain_counts(farm: Farm) -> None:
+    """Only what the drain itself ends is handed back uncounted."""
+    program = farm.ready(workers=1, dl_drain_sec=20)
+    job = farm.enqueue("kills_itself", max_attempts=1, args={"after_sec": 1.0})
+    until(lambda: farm.rows("SELECT FROM runs"))
+    assert program.stop() == 0
+    assert (farm.job(job)["status"], farm.story(job)) == ("lost", ["queued", "picked", "lost"])
+
+
+def test_a4_a_run_that_holds_the_gil_is_ended_before_its_unrenewed_lease_is(farm: Farm, own_db: str) -> None:
+    """The database is away for longer than the lease: nobody else starts the key while the first run goes on."""
+    farm.ready(workers=2)
+    farm.start("reaper")
+    first = farm.enqueue("holds_the_gil", lock_key="k", lease_ttl_sec=2, args={"n": 10**12})
+    until(lambda: farm.rows("SELECT FROM runs"))
+    (pid,) = farm.rows("SELECT pid FROM runs")[0]
+    second = farm.enqueue("recorded", lock_key="k", priority=1)
+    name = farm.conn.info.dbname
+    with psycopg.connect(own_db, dbname="postgres", autocommit=True) as admin:
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
+        farm.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dl-%%'")
+        until(lambda: not psutil.pid_exists(pid), "the run to be ended")
+        admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
+    farm.wait(second, "succeeded")
+    assert farm.programs[0].events("supervisor.worker.killed")[0]["why"] == "fenced"
+    until(lambda: "requeue" in farm.story(first))
+
+
+def test_b1_a_run_whose_key_was_taken_meanwhile_is_ended(
+    farm: Farm, backend: Callable[[str], int], own_db: str
+) -> None:
+    """A foreign session gets the key when ours is lost; the run cannot go on, safe point or not."""
+    farm.ready(workers=1)
+    job = farm.enqueue("sleeps", lock_key="k", lease_ttl_sec=60, args={"sec": 600})
+    until(lambda: farm.rows("SELECT FROM runs"))
+    (pid,) = farm.rows("SELECT pid FROM runs")[0]
+    with psycopg.connect(own_db, autocommit=True) as foreign:
+        waiting = threading.Thread(target=foreign.execute, args=["SELECT pg_advisory_lock(hashtext('k'))"])
+        waiting.start()
+        until(lambda: farm.rows("SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+        backend("dl-worker")
+        waiting.join()
+        until(lambda: not psutil.pid_exists(pid), "the run to be ended", patience=10)
+    assert farm.wait(job, "running", "queued")["attempt"] <= 1
+
+
+def test_a_transaction_may_idle_while_the_pipeline_computes(farm: Farm) -> None:
+    farm.ready(workers=1)
+    end = farm.wait(farm.enqueue("shows_its_limits"), "succeeded")
+    assert end["progress"] == {
+        "idle_in_transaction_session_timeout": "0",
+        "statement_timeout": "0",
+        "lock_timeout": "0",
+    }
 
 
 def test_g1_an_end_that_postgresql_would_refuse_is_written_all_the_same(farm: Farm) -> None:

@@ -71,12 +71,14 @@ def test_a_beat_tells_of_a_cancellation(conn: db.Connection, worker: Worker) -> 
 def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, worker: Worker) -> None:
     job_id = plain(conn)
     job = worker.take()
-    expire(conn, job_id)
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + interval '1 s'")
     beat = row(conn, job_id)["heartbeat_at"]
     assert queue.keep(conn, job.job_id, job.attempt, job.claimed_by)
     found = row(conn, job_id)
     assert (found["lease_expires_at"] - found["now"]).total_seconds() == pytest.approx(60, abs=5)
     assert found["heartbeat_at"] == beat
+    expire(conn, job_id)
+    assert not queue.keep(conn, job.job_id, job.attempt, job.claimed_by), "its key may be another job's by now"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -192,7 +194,7 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers
     plain(conn, lock_key="k")
     job = old.take()
     old.conn.close()
-    session = queue.Session(new.conn, old.name, new.session.backend_start)
+    session = queue.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
     assert queue.retake(session, job)
     found = row(conn, job_id)
     assert (found["claimed_pid"], found["claimed_backend_start"]) == (new.pid, new.session.backend_start)
@@ -208,7 +210,7 @@ def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: d
     plain(conn, lock_key="k")
     job = old.take()
     assert keys_held(conn) == [old.pid]
-    assert queue.retake(queue.Session(new.conn, old.name, new.session.backend_start), job)
+    assert queue.retake(queue.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), job)
     assert keys_held(conn) == [new.pid]
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
 
@@ -220,7 +222,7 @@ def test_a_retake_never_ends_another_backend_with_the_old_ones_number(conn: db.C
     old.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     conn.execute("UPDATE dl_jobs SET claimed_pid = %s WHERE job_id = %s", (bystander.pid, job_id))
-    assert queue.retake(queue.Session(new.conn, old.name, new.session.backend_start), job)
+    assert queue.retake(queue.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), job)
     assert value(bystander.conn, "SELECT 1") == 1
 
 
@@ -234,7 +236,7 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     before = row(conn, job_id) | {"now": None}
-    assert not queue.retake(queue.Session(new.conn, old.name, new.session.backend_start), job)
+    assert not queue.retake(queue.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), job)
     assert row(conn, job_id) | {"now": None} == before
     assert keys_held(conn) == [conn.info.backend_pid]
 
@@ -247,7 +249,7 @@ def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: 
     expire(conn, job_id)
     with reaper.conn.transaction():
         assert queue.reap(reaper.conn)
-        session = queue.Session(new.conn, old.name, new.session.backend_start)
+        session = queue.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
         with started(lambda: queue.retake(session, job), new.pid, conn) as retake:
             reaper.conn.execute("COMMIT; BEGIN")
             assert retake.result() is False

@@ -430,7 +430,9 @@ def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection
     assert two.take().lock_key == "k"
     two.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    assert not queue.retake(queue.Session(again.conn, one.name, again.session.backend_start), job)
+    assert not queue.retake(
+        queue.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), job
+    )
     assert keys_held(conn) == []
 
 
@@ -561,3 +563,20 @@ def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(
     """What one claim leaves over must reach the workers that left before it, not wait for its next claim."""
     Storm(dsn, seed, long_jobs=True).run()
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')") == 0
+
+
+def test_a_key_that_a_session_holds_costs_one_wait_however_many_rows_it_has(
+    conn: db.Connection, worker: Worker, foreign: Foreign
+) -> None:
+    """1,000 rows of a refused key stand before a free row: one refusal backs all of them off."""
+    foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
+    many(conn, 1_000, lock_key="k", priority=0)
+    free = enqueue(conn, lock_key="free", priority=1)
+    claim = worker.claim()
+    while claim.look_again:
+        claim = worker.claim()
+    assert claim.job is not None
+    assert claim.job.job_id == free
+    assert claim.backoffs <= 1
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'time' AND backoffs = 1") == 1_000
+    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == 1

@@ -24,7 +24,9 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
     "request_cancel": lambda worker, job: queue.request_cancel(worker.conn, job.job_id),
     "claim": lambda worker, job: worker.claim(),
     "beat": lambda worker, job: queue.beat(worker.conn, job, None, True),
-    "retake": lambda worker, job: queue.retake(queue.Session(worker.conn, BOOT, worker.session.backend_start), job),
+    "retake": lambda worker, job: queue.retake(
+        queue.Session(worker.conn, BOOT, worker.session.backend_pid, worker.session.backend_start), job
+    ),
     **{
         verb: lambda worker, job, verb=verb: queue.finish(worker.conn, job, Finish(verb, "e"))
         for verb in ("succeed", "retry", "fail", "cancel", "hand_back")

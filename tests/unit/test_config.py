@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dataloader import config
+import dataloader
+from dataloader import config, settings_doc
 from dataloader.config import ConfigError, WorkerSpec, load
+
+PROJECT = Path(dataloader.__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +27,8 @@ def test_the_contracts_defaults() -> None:
     assert (settings.dl_heartbeat_sec, settings.dl_default_lease_ttl_sec, settings.dl_reaper_period_sec) == (10, 60, 10)
     assert (settings.dl_claim_backoff_sec, settings.dl_drain_sec, settings.dl_kill_grace_sec) == (15, 30, 5)
     assert settings.dl_stall_sec == 900
+    assert (settings.log_path, settings.log_file_name, settings.log_rotation) == (None, "dataloader.log", "10 MB")
+    assert (settings.dl_max_jobs, settings.dl_max_rss_mb) == (None, None)
     assert [spec.queue for spec in settings.workers] == ["etl.default"]
     assert settings.queue_dsn is None
 
@@ -51,6 +57,15 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("WORKERS_JSON", '[{"queue":"q","concurrency":0}]', "WORKERS_JSON[0].concurrency: Input should be greater"),
         ("WORKERS_JSON", '[{"queue":"q","workers":"s3cret"}]', "WORKERS_JSON[0].workers: Extra inputs"),
         ("PG_SCHEMA_QUEUE", 'a"b; s3cret', "PG_SCHEMA_QUEUE: String should match"),
+        ("WORKERS_JSON", "[" * 100_000, "WORKERS_JSON: should be JSON such as"),
+        ("LOG_ROTATION", "s3cret", 'LOG_ROTATION: should be a size such as "10 MB" or a time'),
+        ("LOG_ROTATION", "0 MB", "LOG_ROTATION: should be"),
+        ("LOG_FILE_NAME", "s3cret/x", "LOG_FILE_NAME: String should match"),
+        ("LOG_PATH", "~s3cret/x", "LOG_PATH: should be a folder"),
+        ("DL_MAX_JOBS", "0", "DL_MAX_JOBS: Input should be greater than or equal to 1"),
+        ("DL_MAX_RSS_MB", "15", "DL_MAX_RSS_MB: Input should be greater than or equal to 16"),
+        ("DL_STALL_SEC", "10", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
+        ("DL_HEARTBEAT_SEC", "900", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
     ],
 )
 def test_a_wrong_value_is_named_and_not_shown(
@@ -65,10 +80,86 @@ def test_a_wrong_value_is_named_and_not_shown(
 
 def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APP_PORT", "x")
+    monkeypatch.setenv("WORKERS_JSON", "x")
     monkeypatch.setenv("DL_STALL_SEC", "x")
     with pytest.raises(ConfigError) as caught:
         load()
-    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["APP_PORT", "DL_STALL_SEC"]
+    wrong = [line.split(":")[0] for line in str(caught.value).splitlines()]
+    assert wrong == ["APP_PORT", "WORKERS_JSON", "DL_STALL_SEC"]
+
+
+@pytest.mark.parametrize("rotation", ["10 MB", "500kb", "1 day", "6 hours", "2 weeks", "midnight"])
+def test_log_files_rotate_by_size_or_by_time(rotation: str) -> None:
+    assert load(log_rotation=rotation).log_rotation == rotation
+
+
+def test_entries_of_one_queue_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKERS_JSON", '[{"queue":"a","concurrency":2},{"queue":"a"}]')
+    assert sum(spec.concurrency for spec in load().workers if spec.queue == "a") == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"APP_PORT=1\nthis is s3cret\n", ".env, line 2: should be NAME=value"),
+        (b"APP_PORT=\xff\xfes3cret\n", ".env cannot be read: should be text in UTF-8"),
+    ],
+)
+def test_a_dotenv_that_cannot_be_read(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / ".env").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert str(caught.value) == said
+
+
+def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / ".env").write_text("APP_PORT=1\n")
+    monkeypatch.setattr(Path, "read_text", refused)  # root may read everything
+    with pytest.raises(ConfigError, match=r"^\.env cannot be read: Permission denied$"):
+        load()
+
+
+def test_a_misspelt_variable_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TIME_ZONE=UTC\nCOMPOSE_PROJECT_NAME=x\nexport APP_PORT=1\n")
+    for name in ("DL_HEARTBEAT_SECS", "PG_PASWORD", "WORKER_JSON", "DL_UNRELATED", "APP_PORTS", "PG_VERSION"):
+        monkeypatch.setenv(name, "x")
+    assert config.misspelt() == [
+        ("DL_HEARTBEAT_SECS", "DL_HEARTBEAT_SEC"),
+        ("PG_PASWORD", "PG_PASSWORD"),
+        ("TIME_ZONE", "TIMEZONE"),
+        ("WORKER_JSON", "WORKERS_JSON"),
+    ]
+
+
+@pytest.mark.parametrize("name", [name.upper() for name in config.Settings.model_fields])
+def test_no_setting_counts_as_misspelt(name: str) -> None:
+    assert config.nearly_settings([name, name.lower()]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "made"), [("docs/settings.md", settings_doc.markdown), (".env.example", settings_doc.dotenv)]
+)
+def test_the_files_made_from_the_settings_are_up_to_date(path: str, made: Callable[[], str]) -> None:
+    assert (PROJECT / path).read_text("utf-8") == made(), "make it anew with: python -m dataloader.settings_doc"
+
+
+def test_every_setting_says_what_it_means_and_lies_in_a_group() -> None:
+    fields = config.Settings.model_fields
+    assert [
+        name for name, field in fields.items() if not field.description or not field.description.endswith(".")
+    ] == []
+    assert next(iter(fields)) in settings_doc.GROUPS
+    assert set(settings_doc.GROUPS) <= set(fields)
+
+
+def test_the_example_with_all_its_lines_in_force_is_the_defaults(tmp_path: Path) -> None:
+    lines = settings_doc.dotenv().splitlines()
+    (tmp_path / ".env").write_text("\n".join(line.removeprefix("#") for line in lines if not line.startswith("# ")))
+    assert load() == config.Settings(_env_file=None)
+    assert len(load().model_fields_set) > 20
 
 
 def test_where_the_queue_and_the_target_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,10 @@ from dataloader.job import (
     beat_interval,
     clip,
     decide,
-    fence_margin,
     retry_delay,
     to_json,
 )
+from dataloader.process import fence_margin
 
 
 def job(attempt: int = 1, max_attempts: int = 3) -> Job:

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from dataloader.process import Farm, State, Why, drain_pipe
+from dataloader.process import Farm, State, Why, drain_pipe, now
 
 FAMILY = """
 import os, signal, sys, time
@@ -42,19 +43,47 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     assert slot.held() is None
 
 
-def test_the_first_reason_to_end_a_process_counts() -> None:
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({}, None),
+        ({"drain_by": -1}, Why.DRAIN),
+        ({"drain_by": 9}, None),
+        ({"renewed": -50}, None),
+        ({"renewed": -60}, Why.FENCED),
+        ({"renewed": -60, "kept": -1}, None),
+        ({"renewed": -101, "kept": -1}, Why.STALLED),
+        ({"fence_by": -1}, Why.FENCED),
+        ({"fence_by": 1}, None),
+        ({"renewed": -60, "pid": 0}, None),
+        ({"renewed": -200, "state": State.IDLE}, None),
+    ],
+)
+def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) -> None:
     slot = Farm(1).slots[0]
-    slot.end_at(10.0, Why.DRAIN)
-    slot.end_at(5.0, Why.STALLED)
-    assert (slot.fields.deadline, slot.fields.why) == (10.0, Why.DRAIN)
+    slot.take(0)
+    slot.occupy("host:1:a")
+    slot.begin(uuid4(), 1, 60.0, now())
+    for name, value in fields.items():
+        is_time = name not in ("pid", "state")
+        setattr(slot.fields, name, now() + value if is_time else value)
+    assert slot.overdue(stall_sec=100) is why
+
+
+def test_the_earliest_end_of_a_drain_counts() -> None:
+    slot = Farm(1).slots[0]
+    slot.drain_until(10.0)
+    slot.drain_until(5.0)
+    slot.drain_until(7.0)
+    assert slot.fields.drain_by == 5.0
 
 
 def test_a_slot_that_is_taken_remembers_nothing() -> None:
     slot = Farm(1).slots[0]
     slot.occupy("host:1:a")
-    slot.end_at(10.0, Why.DRAIN)
+    slot.drain_until(10.0)
     slot.take(2)
-    assert (slot.worker, slot.fields.deadline, slot.state, slot.fields.queue) == ("", 0, State.STARTING, 2)
+    assert (slot.worker, slot.fields.drain_by, slot.state, slot.fields.queue) == ("", 0, State.STARTING, 2)
 
 
 def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:

@@ -1,0 +1,38 @@
+# One image for the three programs: `docker run IMAGE` runs workers, `docker run IMAGE reaper` and `docker run IMAGE api`
+# the others. Settings come as environment variables; docs/operating.md says how it is run and how it was tried.
+#
+#   docker build -t dataloader .
+#   docker build -t dataloader --build-arg INSTALL='. my-loaders==1.2' .       with pipelines of your own
+#   docker build -t dataloader --build-arg INSTALL='.[embedded]' .             for a first try by `docker run IMAGE up`
+
+FROM debian:trixie-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends python3-venv ca-certificates
+# Two environments: pip lives in the first and installs into the second, which is all that the image gets.
+RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/dataloader
+WORKDIR /src
+COPY setup.cfg pyproject.toml README.md ./
+COPY dataloader/ dataloader/
+COPY sql/ sql/
+ARG INSTALL="."
+RUN /opt/build/bin/pip --python /opt/dataloader/bin/python install --no-cache-dir ${INSTALL}
+
+FROM debian:trixie-slim
+RUN apt-get update && apt-get install -y --no-install-recommends python3 ca-certificates && rm -rf /var/lib/apt/lists/*
+# A user with a number that volumes can be given to, and with a name, which PostgreSQL asks for (`up`).
+RUN useradd --system --uid 10001 --user-group --no-create-home --home-dir /var/lib/dataloader dataloader \
+ && install -d -o dataloader -g dataloader /var/lib/dataloader
+COPY --from=build /opt/dataloader /opt/dataloader
+# Lines of the log come at once. gunicorn's workers show that they live by touching a file: in memory, since a slow
+# disk under /tmp would get them killed.
+ENV PATH=/opt/dataloader/bin:$PATH PYTHONUNBUFFERED=1 DL_HOME=/var/lib/dataloader \
+    GUNICORN_CMD_ARGS="--worker-tmp-dir /dev/shm"
+USER dataloader
+WORKDIR /var/lib/dataloader
+VOLUME /var/lib/dataloader
+EXPOSE 8081
+# TERM drains. Give it time: `docker stop -t 60`, stop_grace_period: 60s; the default of 10 s ends drains early.
+STOPSIGNAL SIGTERM
+# No HEALTHCHECK here: only the api listens. For its container:
+#   --health-cmd 'python3 -c "import urllib.request as u; u.urlopen(\"http://127.0.0.1:8081/health\", timeout=2)"'
+ENTRYPOINT ["dataloader"]
+CMD ["workers"]

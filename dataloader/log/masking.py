@@ -1,0 +1,170 @@
+"""Secrets leave by no way out: `masked` is the one function for log lines, error texts, journals and API answers.
+
+A value is masked by its name (`password`, `api_key`), by its place in a text (the userinfo of a URL, `token=...`), or
+because it is known: the configured passwords, what the environment names as secret, and the secret arguments of the
+job that runs. May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, TypeVar, overload
+from urllib.parse import quote, quote_plus
+
+from psycopg import ProgrammingError
+from psycopg.conninfo import conninfo_to_dict
+
+MASK = "***"
+TEXT_LIMIT = 1_000_000  # characters; of a longer text the halves at both ends are looked at and kept
+DEPTH_LIMIT = 100  # what is nested deeper is masked unseen
+# Shorter secrets are masked by name and place only: "etl" occurs everywhere.
+SHORTEST = 4
+SHORTEST_FOUND = 8  # for what only looks like a secret: a variable of the environment
+_NAMES = (
+    r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|"
+    r"(?:api|access|private|auth)[-_]?key"
+)
+_NAME = re.compile(rf"{_NAMES}|pass$|dsn|conninfo", re.IGNORECASE)
+_COUNT = re.compile("tokens", re.IGNORECASE)  # such a number is an amount, not a secret
+# Every repetition is bounded or possessive, so that no text costs more than its length.
+_URL = re.compile(r"(://[^\s:/@]{0,200}+:)\S{1,300}(@)")
+_HEADER = re.compile(
+    r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3}\\{0,4}[\"']?)[^\r\n\"'\\]++", re.IGNORECASE
+)
+_PAIR = re.compile(
+    rf"""((?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:])\s{{0,3}})"""
+    r"""(?:[bru]?'(?:[^'\\]|\\.){0,5000}+'|[bru]?"(?:[^"\\]|\\.){0,5000}+"|"""
+    r"""\\{1,4}["'].{0,5000}?\\{1,4}["']|[^\s,;&]++)""",
+    re.IGNORECASE | re.DOTALL,
+)
+T = TypeVar("T")
+_configured: frozenset[str] = frozenset()
+_of_job: frozenset[str] = frozenset()
+_known: tuple[str, ...] = ()
+
+
+@overload
+def masked(value: str) -> str: ...
+@overload
+def masked(value: T) -> T: ...
+def masked(value: Any) -> Any:
+    """`value` without secrets: a text, or a structure of dicts, lists and tuples; anything else as it is.
+
+    The value itself is not changed. A text over TEXT_LIMIT is cut in its middle.
+    """
+    return _masked(value, DEPTH_LIMIT)
+
+
+def _masked(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return masked_text(value)
+    if not isinstance(value, dict | list | tuple):
+        return MASK if hasattr(value, "get_secret_value") else value
+    if depth == 0:
+        return MASK
+    if isinstance(value, dict):
+        return {
+            _masked(name, 0): MASK if is_secret(name, item) else _masked(item, depth - 1)
+            for name, item in value.items()
+        }
+    items = [_masked(item, depth - 1) for item in value]
+    return items if isinstance(value, list) else tuple(items)
+
+
+def masked_text(text: str) -> str:
+    """The text without the secrets that are known or that stand where secrets do."""
+    if len(text) > TEXT_LIMIT:
+        text = clipped(text, TEXT_LIMIT)
+    for secret in _known:
+        if secret in text:
+            text = text.replace(secret, MASK)
+    if ":" in text or "=" in text:
+        text = _URL.sub(rf"\g<1>{MASK}\g<2>", text) if "://" in text else text
+        text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>{MASK}", text))
+    return text
+
+
+def clipped(text: str, limit: int) -> str:
+    """The first and the last half of `limit` characters, without the words that the cut went through."""
+    head, tail = text[: limit // 2], text[-limit // 2 :]
+    head, tail = head.rsplit(None, 1)[0], tail.split(None, 1)[-1]
+    return f"{head}\n[... {len(text) - len(head) - len(tail)} characters ...]\n{tail}"
+
+
+def is_secret(name: object, value: object) -> bool:
+    """True when a value of this name is not for other eyes."""
+    if not isinstance(name, str) or value is None or not _has_secret_name(name[:200]):
+        return False
+    return not (isinstance(value, int | float) and _COUNT.search(name))
+
+
+@lru_cache(maxsize=2_048)
+def _has_secret_name(name: str) -> bool:
+    return _NAME.search(name) is not None
+
+
+def learn_configured(settings: object) -> None:
+    """From now on mask the secrets of these settings (their SecretStr) and of the environment, wherever they occur."""
+    global _configured
+    given = [value.get_secret_value() for value in vars(settings).values() if hasattr(value, "get_secret_value")]
+    _configured = frozenset(
+        form for text in given + list(_of_environment()) for secret in _passwords(text) for form in _forms(secret)
+    )
+    _remember()
+
+
+def learn_job(args: Mapping[str, Any]) -> None:
+    """Mask the secret arguments of the job that starts, until the next one starts."""
+    global _of_job
+    _of_job = frozenset(form for secret in _secrets_in(args, 0) for form in _forms(secret))
+    _remember()
+
+
+def _remember() -> None:
+    global _known
+    # The longest first: one secret may be part of another.
+    _known = tuple(sorted(_configured | _of_job, key=len, reverse=True))
+
+
+def _of_environment() -> Iterator[str]:
+    for name, value in os.environ.items():
+        is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
+        if is_secret(name, value) and len(value) >= SHORTEST_FOUND and not is_path:
+            yield value
+
+
+def _passwords(text: str) -> Iterator[str]:
+    """The passwords of a DSN; a text that is none is a secret as a whole."""
+    try:
+        parts = conninfo_to_dict(text)
+    except (ProgrammingError, UnicodeError):
+        yield text
+        return
+    yield from (str(parts[name]) for name in ("password", "sslpassword") if parts.get(name))
+    if found := re.search(r"://[^\s:/@]*:([^\s@/]+)@", text):
+        yield found[1]
+
+
+def _secrets_in(value: Any, depth: int) -> Iterator[str]:
+    items: Iterable[tuple[Any, Any]] = ()
+    if depth < DEPTH_LIMIT and isinstance(value, Mapping):
+        items = value.items()
+    elif depth < DEPTH_LIMIT and isinstance(value, list):
+        items = (("", item) for item in value)
+    for name, item in items:
+        if isinstance(item, str) and is_secret(name, item):
+            yield from _passwords(item)
+        else:
+            yield from _secrets_in(item, depth + 1)
+
+
+def _forms(secret: str) -> set[str]:
+    """The secret as it may stand in a text: as it is, in a URL, in JSON, in Python's and in libpq's quotes."""
+    forms = {secret, quote(secret, safe=""), quote_plus(secret, safe=""), repr(secret)[1:-1]}
+    forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    forms.add(secret.replace("\\", "\\\\").replace("'", "\\'"))
+    return {form for form in forms if len(form) >= SHORTEST}

@@ -1,0 +1,181 @@
+"""One event is one line of at most CAP bytes, whatever is in it: JSON for machines, text for people.
+
+A pipe takes up to 4,096 bytes in one piece, and many processes write to one; so a record is cut to fit, by shortening
+what is in it and never the line itself. May import `masking`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+import structlog
+
+from dataloader.log.masking import MASK, clipped, is_secret, masked_text
+
+CAP = 4_000
+WINDOW = 20_000  # characters of a text that are looked at
+Event = Mapping[str, Any]
+
+
+class _Room(NamedTuple):
+    """How much of a value is kept."""
+
+    text: int  # characters of each text
+    items: int  # of each dict and list
+    depth: int
+
+
+_ROOMS = (_Room(3_000, 50, 6), _Room(600, 20, 4), _Room(120, 10, 2))
+_CORE = ("timestamp", "level", "event", "logger", "stream", "job_id", "request_id", "task", "worker")
+_INT64 = 2**63
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+# Line ends for some readers, controls of a terminal, text that runs backwards; a lone surrogate is no UTF-8.
+_ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def stamped(event: Event, level: str, logger: str, stream: str) -> dict[str, Any]:
+    """The event with what every line has; an exception in it becomes text."""
+    now = datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    whole = {"timestamp": now, "level": level, "event": "", "logger": logger, "stream": stream, **event}
+    if trouble := whole.pop("exc_info", None):
+        whole["exception"] = _described(trouble)
+    if whole.pop("stack_info", None):
+        whole["stack"] = "".join(traceback.format_stack(limit=30))
+    return whole
+
+
+def as_json(event: Event) -> bytes:
+    """The event as a line of JSON that is valid, masked, and no longer than CAP."""
+    for room in _ROOMS:
+        try:
+            plain = {str(name): _field(name, value, room) for name, value in event.items()}
+            line = _line(plain if room is _ROOMS[0] else plain | {"truncated": True})
+        except Exception as e:
+            return _core(event, f"cannot be written: {type(e).__name__}")
+        if len(line) <= CAP:
+            return line
+    return _core(event, "too large")
+
+
+def as_text(event: Event, colors: bool) -> bytes:
+    """The event for people: one line and, where there is an exception, its stack; no more than CAP bytes."""
+    shown = json.loads(as_json(event))
+    stack = shown.pop("exception", None)
+    shown = {name: _visible(value) for name, value in shown.items() if name != "stream"}
+    if stack:
+        shown["exception"] = _CONTROL.sub(_escape, stack)
+    render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+    text = render(None, "", shown).encode("utf-8", "replace")
+    return text[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
+
+
+def _line(plain: dict[str, Any]) -> bytes:
+    text = _encode(plain)
+    if not text.isascii():
+        text = _ODD.sub(_escape_json, text)
+    return text.encode() + b"\n"
+
+
+def _core(event: Event, why: str) -> bytes:
+    """What is always small enough: which event, of whom, when."""
+    found = {name: _field(name, event[name], _Room(100, 0, 0)) for name in _CORE if name in event}
+    return _line(found | {"truncated": why})
+
+
+def _field(name: object, value: Any, room: _Room) -> Any:
+    return MASK if is_secret(name, value) else _plain(value, room)
+
+
+def _plain(value: Any, room: _Room) -> Any:
+    """What JSON knows, masked and no more of it than there is room for."""
+    kind = type(value)
+    if kind is str:
+        return _fitted(value, room.text)
+    if value is None or kind is bool:
+        return value
+    if isinstance(value, int):
+        return int(value) if -_INT64 < value < _INT64 else _large(value, room)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return _mapping(value, room)
+    if isinstance(value, list | tuple | set | frozenset):
+        return _sequence(value, room)
+    return _fitted(_text(value), room.text)
+
+
+def _mapping(value: Mapping[Any, Any], room: _Room) -> Any:
+    if room.depth <= 0:
+        return f"[... {len(value)} fields ...]"
+    less = room._replace(depth=room.depth - 1)
+    found = {_fitted(_text(name), 200): _field(name, item, less) for name, item in islice(value.items(), room.items)}
+    return found if len(value) <= room.items else found | {"...": f"{len(value) - room.items} more"}
+
+
+def _sequence(value: Any, room: _Room) -> Any:
+    if room.depth <= 0:
+        return f"[... {len(value)} items ...]"
+    less = room._replace(depth=room.depth - 1)
+    found = [_plain(item, less) for item in islice(value, room.items)]
+    return found if len(value) <= room.items else [*found, f"... {len(value) - room.items} more"]
+
+
+def _large(value: int, room: _Room) -> str:
+    # Python refuses to write more than 4,300 digits.
+    return _fitted(str(value), room.text) if value.bit_length() < 4_000 else f"integer of {value.bit_length()} bits"
+
+
+def _text(value: object) -> str:
+    """The object as text, whatever its own methods do."""
+    if hasattr(value, "get_secret_value"):
+        return MASK
+    try:
+        if isinstance(value, str):
+            return str.__str__(value)
+        if isinstance(value, bytes | bytearray):
+            return str(bytes(value[:WINDOW]))
+        return str.__str__(str(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _fitted(text: str, limit: int) -> str:
+    """The text, masked; of a long one the beginning and the end, where a stack has its error."""
+    if len(text) > WINDOW:
+        text = clipped(text, WINDOW)
+    text = masked_text(text)
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}[... {len(text) - 2 * half} characters ...]{text[-half:]}"
+
+
+def _described(trouble: Any) -> str:
+    try:
+        if isinstance(trouble, BaseException):
+            return "".join(traceback.format_exception(trouble)).rstrip()
+        if isinstance(trouble, tuple):
+            return "".join(traceback.format_exception(*trouble)).rstrip()
+        return traceback.format_exc().rstrip()
+    except Exception:
+        return f"{type(trouble).__name__}, which cannot be written"
+
+
+def _visible(value: Any) -> Any:
+    return _CONTROL.sub(_escape, value).replace("\n", "\\n") if isinstance(value, str) else value
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def _escape_json(found: re.Match[str]) -> str:
+    return "\ufffd" if "\ud800" <= found[0] <= "\udfff" else f"\\u{ord(found[0]):04x}"

@@ -1,0 +1,149 @@
+"""What the API writes about requests: two audit lines and a metric line each, and answers without secrets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import structlog
+from api_app import MINIMAL, TRIGGER
+from flask.testing import FlaskClient
+
+from dataloader import config, db, log, queue
+from dataloader.log import masking
+
+Lines = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Iterator[Lines]:
+    """The lines of a stream that the application has written; the process's logging is as before afterwards."""
+    out = os.open(tmp_path / "stdout", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    root = logging.getLogger()
+    level = root.level
+    log.configure(config.load(_env_file=None), output=out)
+
+    def written(stream: str) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in os.pread(out, 1_000_000, 0).splitlines()]
+        return [line for line in found if line["stream"] == stream]
+
+    yield written
+    log.close()
+    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, log._Handler)]
+    root.setLevel(level)
+    structlog.reset_defaults()
+    masking._configured = frozenset()
+    masking._remember()
+    os.close(out)
+
+
+def test_a_change_is_in_the_audit_with_its_job(client: FlaskClient, lines: Lines) -> None:
+    answer = client.post(TRIGGER, json=MINIMAL, headers={"X-Request-ID": "r-1", "X-Forwarded-For": "10.0.0.1"})
+    begin, end = lines("audit")
+    who = {
+        "who": "anonymous",
+        "remote": "127.0.0.1",
+        "forwarded_for": "10.0.0.1",
+        "method": "POST",
+        "path": TRIGGER,
+        "request_id": "r-1",
+    }
+    assert (begin["event"], end["event"]) == ("request.begin", "request.end")
+    assert who.items() <= begin.items()
+    assert (who | {"job_id": answer.get_json()["job_id"], "status": 200}).items() <= end.items()
+    assert 0 < end["duration_ms"] < 10_000
+
+
+def test_a_cancellation_is_in_the_audit_with_its_job(client: FlaskClient, lines: Lines) -> None:
+    job = client.post(TRIGGER, json=MINIMAL).get_json()["job_id"]
+    client.post(f"/api/v1/jobs/{job}/cancel")
+    assert lines("audit")[-1]["job_id"] == job
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/health", 200),
+        ("GET", "/nothing/here", 404),
+        ("GET", TRIGGER, 405),
+        ("POST", TRIGGER, 400),
+        ("GET", "/api/v1/jobs/a%0Ab%1B%E2%80%A8/status", 400),
+    ],
+)
+def test_every_request_has_an_end_and_names_no_job_it_did_not_change(
+    client: FlaskClient, lines: Lines, method: str, path: str, status: int
+) -> None:
+    answer = client.open(path, method=method)
+    begin, end = lines("audit")
+    assert end["status"] == answer.status_code == status
+    assert begin["request_id"] == end["request_id"] == answer.headers["X-Request-ID"]
+    assert "job_id" not in end
+
+
+def test_requests_are_measured_by_route_and_not_by_path(client: FlaskClient, lines: Lines) -> None:
+    for _ in range(3):
+        client.get(f"/api/v1/jobs/{uuid4()}/status")
+    client.get("/a")
+    client.get("/b")
+    *statuses, first, second = lines("metric")
+    totals = [(line["requests_total"], line["responses_total"]) for line in statuses]
+    assert {(line["event"], line["method"], line["status"]) for line in statuses} == {("http.request", "GET", 404)}
+    assert {line["route"] for line in statuses} == {"/api/v1/jobs/<anything:job_id>/status"}
+    assert [later[1] - totals[0][1] for later in totals] == [0, 1, 2]
+    assert (first["route"], second["route"], first["method"]) == ("unmatched", "unmatched", "any")
+
+
+def test_what_is_logged_for_a_request_carries_its_id(
+    client: FlaskClient, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        logging.getLogger("library").warning("seen")
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(queue, "enqueue", broken)
+    answer = client.post(TRIGGER, json=MINIMAL)
+    structlog.get_logger("x").info("afterwards")
+    library, error, afterwards = lines("application")
+    assert (library["event"], error["event"]) == ("seen", "api.error")
+    assert {library["request_id"], error["request_id"]} == {answer.headers["X-Request-ID"]}
+    assert "request_id" not in afterwards
+    assert lines("audit")[-1]["status"] == 500
+
+
+def test_j4_answers_hold_no_secrets(client: FlaskClient, conn: db.Connection, lines: Lines) -> None:
+    """Whatever pipelines and foreign workers have written."""
+    job = client.post(TRIGGER, json=MINIMAL).get_json()["job_id"]
+    conn.execute(
+        "UPDATE dl_jobs SET error = %s, progress = %s WHERE job_id = %s",
+        (
+            "no login at postgresql://u:s3cret@h/db, password='s3cret'",
+            json.dumps({"processed": 5, "token": "s3cret", "at": ["https://u:s3cret@h"]}),
+            job,
+        ),
+    )
+    for answer in (client.get(f"/api/v1/jobs/{job}/status"), client.post(f"/api/v1/jobs/{job}/cancel")):
+        assert "s3cret" not in answer.text
+        assert answer.get_json()["progress"]["processed"] == 5
+
+
+def test_gunicorns_own_lines_are_json(dsn: str, tmp_path: Path) -> None:
+    """Arbiter, worker, and the failure of both to start."""
+    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-b", "127.0.0.1:0"]
+    command += ["--logger-class=dataloader.api.audit.GunicornLogger", "dataloader.api:no_such_factory()"]
+    ended = subprocess.run(
+        command, env=os.environ | {"DL_DB_DSN": dsn}, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    events = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert ended.returncode != 0
+    assert {line["logger"] for line in events} == {"gunicorn.error"}
+    assert [line for line in events if "Starting gunicorn" in line["event"]]
+    assert [line for line in events if "Booting worker" in line["event"]]
+    assert "Traceback" not in ended.stderr

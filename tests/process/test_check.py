@@ -1,0 +1,348 @@
+"""`dataloader check` as an operator runs it: what it finds, what it advises, what it never shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from farming import until
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dataloader import config, db, probe
+from dataloader.config import ConfigError
+
+CANARY = "canary-s3cret"
+NOWHERE = f"postgresql://u:{CANARY}@127.0.0.1:1/d"
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+
+Check = Callable[..., "Checked"]
+
+
+class Checked:
+    """One run of `dataloader check --json`."""
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        bare = {k: v for k, v in os.environ.items() if k.lower() not in config.Settings.model_fields}
+        defaults = {"DL_HOME": str(folder), "PYTHONPATH": str(folder), "WORKERS_JSON": '[{"queue":"q"}]'}
+        (folder / "data").mkdir(exist_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "dataloader", "check", "--json"],
+            env=bare | defaults | settings,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.status, self.said = done.returncode, done.stdout + done.stderr
+        self.document = json.loads(done.stdout)
+        assert CANARY not in self.said
+        assert "Traceback" not in self.said
+        assert self.status == (0 if self.document["ok"] else 78)
+
+    def of(self, level: str) -> list[tuple[str, str, str]]:
+        """The findings of this level: about, what, advice."""
+        found = [finding for finding in self.document["findings"] if finding["level"] == level]
+        return [(finding["about"], finding["what"], finding["advice"]) for finding in found]
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    return lambda **settings: Checked(tmp_path, {name.upper(): value for name, value in settings.items()})
+
+
+@pytest.fixture
+def role(own_db: str) -> Iterator[str]:
+    """The DSN of a role that may only connect; its name is in it."""
+    name = f"check_{os.getpid()}"
+    with psycopg.connect(own_db, autocommit=True) as conn:
+        who = sql.Identifier(name)
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(who, CANARY))
+        yield make_conninfo(own_db, user=name, password=CANARY)
+        conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(who))
+
+
+def execute(dsn: str, statement: str, role: str = "") -> None:
+    """As superuser; `{}` stands for the name in the DSN `role`."""
+    name = conninfo_to_dict(role).get("user") or "nobody"
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(sql.SQL(statement).format(sql.Identifier(str(name))))
+
+
+def grant_all(dsn: str, role: str) -> None:
+    execute(dsn, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {}", role)
+    execute(dsn, "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}", role)
+
+
+# --- when all is well ---
+
+
+def test_all_is_well(check: Check, dsn: str) -> None:
+    found = check(dl_db_dsn=dsn)
+    assert (found.status, found.of("error"), found.of("warning")) == (0, [], [])
+    about = {about: what for about, what, _ in found.of("ok")}
+    assert set(about) == {
+        "settings", "data", "pipelines", "database", "version", "session", "privileges", "schema", "connections",
+        "target",
+    }  # fmt: skip
+    assert about["session"] == "direct; LISTEN works"
+    assert "load.csv" in about["pipelines"]
+    assert found.document["settings"]["WORKERS_JSON"] == '[{"queue": "q", "concurrency": 1}]'
+
+
+def test_the_report_for_people(dsn: str, tmp_path: Path) -> None:
+    env = os.environ | {"DL_DB_DSN": dsn, "DL_HOME": str(tmp_path), "DL_DRAIN_SECS": "1"}
+    command = [sys.executable, "-m", "dataloader", "check"]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert f"DL_HOME                   {tmp_path}" in lines
+    where = lines.index("warning  settings     DL_DRAIN_SECS is no setting")
+    assert lines[where + 1].strip() == "-> DL_DRAIN_SEC may be meant"
+    assert "ok       session      direct; LISTEN works" in lines
+
+
+def test_an_embedded_server_that_is_running_is_found(check: Check, server_dsn: str, tmp_path: Path) -> None:
+    root = Path(str(conninfo_to_dict(server_dsn).get("host", "/none"))).parent
+    if not (root / "data").exists():
+        pytest.skip("the tests run on a server that is not embedded")
+    (tmp_path / "postgres").symlink_to(root)
+    assert "version" in [about for about, *_ in check().of("ok")]
+
+
+# --- settings, folders, pipelines ---
+
+
+def test_no_database_is_configured(check: Check) -> None:
+    ((about, what, advice),) = check().of("error")
+    assert (about, what) == ("database", "no database is configured")
+    assert "DL_DB_DSN or PG_HOST" in advice
+
+
+def test_wrong_settings_are_all_named(check: Check) -> None:
+    found = check(app_port=CANARY, workers_json=CANARY, dl_db_dsn=f"{CANARY} {CANARY}", dl_stall_sec="1")
+    wrong = [what.split(":")[0] for _, what, _ in found.of("error")]
+    assert wrong == ["APP_PORT", "DL_DB_DSN", "WORKERS_JSON", "DL_STALL_SEC"]
+
+
+@pytest.mark.parametrize(
+    ("code", "level", "said", "advice"),
+    [
+        ("raise ValueError('password=canary-s3cret')", "error", "ValueError: password=***", "correct the module"),
+        ("def (", "error", "SyntaxError", "correct the module"),
+        ("import sys; sys.exit(3)", "error", "SystemExit: 3", "correct the module"),
+        ("import nothing_of_this_name", "error", "No module named 'nothing_of_this_name'", "correct the module"),
+        (None, "error", "No module named 'mine'", "PYTHONPATH"),
+        ("", "warning", "mine registers no task", "@register"),
+        ("from dataloader.pipelines import register\n@register('noop')\ndef f(args): ...", "error", "twice", "correct"),
+    ],
+)
+def test_a_pipeline_module_that_is_wrong(
+    check: Check, tmp_path: Path, code: str | None, level: str, said: str, advice: str
+) -> None:
+    if code is not None:
+        (tmp_path / "mine.py").write_text(code)
+    found = check(dl_pipelines="mine").of(level)
+    ((what, cure),) = [(what, cure) for about, what, cure in found if about == "pipelines"]
+    assert what.startswith("DL_PIPELINES: mine ")
+    assert (said in what, advice in cure) == (True, True)
+
+
+def test_a_module_that_prints_leaves_the_document_whole(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "print('loud')\nfrom dataloader.pipelines import register\n@register('my.task')\ndef f(args): ..."
+    )
+    tasks = [what for about, what, _ in check(dl_pipelines="mine").of("ok") if about == "pipelines"]
+    assert "my.task" in tasks[0]
+
+
+# --- the database ---
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"dl_db_dsn": NOWHERE},
+        {"pg_host": "127.0.0.1", "pg_port": "1", "pg_user": "u", "pg_password": CANARY, "pg_database": "d"},
+    ],
+)
+def test_a_database_that_is_not_there(check: Check, where: dict[str, str]) -> None:
+    ((about, what, advice),) = check(**where).of("error")
+    assert about == "database"
+    assert "port=1: connection failed" in what
+    assert "correct host and port" in advice
+
+
+def test_a_target_that_is_not_there(check: Check, dsn: str) -> None:
+    found = check(dl_db_dsn=dsn, dl_target_dsn=NOWHERE)
+    assert [about for about, *_ in found.of("error")] == ["target"]
+
+
+def test_a_schema_that_pipelines_do_not_find(check: Check, dsn: str) -> None:
+    ((about, _, advice),) = check(dl_db_dsn=dsn, pg_schema="elsewhere").of("warning")
+    assert (about, "CREATE SCHEMA elsewhere" in advice) == ("target", True)
+
+
+@pytest.mark.parametrize("schema", ["public", "new"])
+def test_a_database_without_the_queue(check: Check, empty_db: str, schema: str) -> None:
+    ((about, what, advice),) = check(dl_db_dsn=empty_db, pg_schema_queue=schema).of("error")
+    assert (about, what) == ("schema", "the database has no dataloader schema")
+    assert advice == "run `dataloader migrate`"
+    with psycopg.connect(empty_db) as conn:
+        assert conn.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl%'").fetchone() == (0,)
+
+
+def test_functions_that_changed(check: Check, own_db: str) -> None:
+    execute(own_db, "UPDATE dl_migrations SET checksum = 'other' WHERE number = 0")
+    found = check(dl_db_dsn=own_db)
+    assert found.of("warning") == [("schema", "not up to date: functions.sql", "run `dataloader migrate`")]
+
+
+def test_a_role_without_privileges(check: Check, role: str) -> None:
+    errors = {what for about, what, _ in check(dl_db_dsn=role).of("error") if about == "privileges"}
+    assert "this role has no SELECT, INSERT, UPDATE, DELETE on dl_jobs" in errors
+    assert "this role has no SELECT on dl_migrations" in errors
+
+
+def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) -> None:
+    grant_all(own_db, role)
+    assert check(dl_db_dsn=role).status == 0
+    execute(own_db, "REVOKE UPDATE ON dl_jobs FROM {}", role)
+    ((_, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert (what, advice) == ("this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs")
+
+
+def test_a_role_that_may_not_migrate(check: Check, own_db: str, role: str) -> None:
+    grant_all(own_db, role)
+    execute(own_db, "DELETE FROM dl_migrations WHERE number > 1")
+    ((about, _, advice),) = check(dl_db_dsn=role).of("error")
+    assert about == "schema"
+    assert "as a role that may create in the schema" in advice
+
+
+def test_a_role_that_may_not_enter_the_schema(check: Check, own_db: str, role: str) -> None:
+    execute(own_db, "REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+    ((about, what, _),) = check(dl_db_dsn=role).of("error")
+    assert (about, what) == ("privileges", "no USAGE on schema public")
+
+
+def test_workers_of_another_role_whose_sessions_cannot_be_ended(check: Check, own_db: str, role: str) -> None:
+    grant_all(own_db, role)
+    with psycopg.connect(own_db, application_name="dl-worker:q:host:1:x"):
+        ((about, what, advice),) = check(dl_db_dsn=role).of("warning")
+    assert about == "privileges"
+    assert "may not end sessions" in what
+    assert "pg_signal_backend" in advice
+
+
+def test_too_few_connections_for_the_wish(check: Check, own_db: str, role: str) -> None:
+    grant_all(own_db, role)
+    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 20", role)
+    found = check(dl_db_dsn=role, workers_json='[{"queue":"q","concurrency":9}]')
+    ((about, what, advice),) = found.of("error")
+    assert (about, "needs 21 to" in what, "the role's limit" in what) == ("connections", True, True)
+    assert "lower WORKERS_JSON" in advice
+
+
+def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
+    execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
+    ((about, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert (about, "too many connections" in what, "CONNECTION LIMIT" in advice) == ("database", True, True)
+
+
+# --- a pooler ---
+
+
+@contextmanager
+def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
+    """PgBouncer in front of the database, and the DSN that leads through it."""
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
+    behind = {k: v for k, v in conninfo_to_dict(dsn).items() if k in ("host", "port", "user", "password", "dbname")}
+    with socket.socket() as probed:
+        probed.bind(("127.0.0.1", 0))
+        port = probed.getsockname()[1]
+    folder = Path(tempfile.mkdtemp(prefix="dl-pgbouncer-"))
+    where = " ".join(f"{key}={value}" for key, value in behind.items() if key != "dbname")
+    settings = [f"listen_port={port}", "listen_addr=127.0.0.1", "unix_socket_dir=", "auth_type=any"]
+    text = ["[databases]", f"* = {where}", "[pgbouncer]", *settings, f"pool_mode={mode}", *options]
+    (folder / "pgbouncer.ini").write_text("\n".join(text) + "\n")
+    process = subprocess.Popen([PGBOUNCER, "-q", folder / "pgbouncer.ini"], **owner(folder, behind))
+    try:
+        until(lambda: answers(port), "pgbouncer")
+        yield make_conninfo("", host="127.0.0.1", port=port, dbname=behind["dbname"], user=behind.get("user"))
+    finally:
+        process.terminate()
+        process.wait(10)
+        shutil.rmtree(folder)
+
+
+def owner(folder: Path, behind: dict[str, Any]) -> dict[str, Any]:
+    """Popen's arguments for a user who is not root, whom PgBouncer refuses, and who reaches the server's socket."""
+    if os.geteuid() != 0:
+        return {}
+    host = Path(str(behind.get("host", "")))
+    user = host.stat().st_uid if host.is_absolute() else 65534
+    os.chown(folder, user, -1)
+    return {"user": user, "extra_groups": []}
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+TAKES_OUR_OPTIONS = "ignore_startup_parameters=options,extra_float_digits"
+
+
+@pytest.mark.parametrize("more", [[], ["server_round_robin=1"], ["default_pool_size=1"]])
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+def test_a_pooler_in_transaction_mode_is_refused(check: Check, dsn: str, mode: str, more: list[str]) -> None:
+    with pooler(dsn, mode, TAKES_OUR_OPTIONS, *more) as through:
+        found = check(dl_db_dsn=through)
+        assert found.of("error") == [("session", probe.POOLED, probe.DIRECT)]
+        with (
+            db.connect(through, name="test", schema="public") as conn,
+            pytest.raises(ConfigError, match="a pooler in transaction mode"),
+        ):
+            probe.require_session(conn, through)
+
+
+def test_a_pooler_in_session_mode_will_do(check: Check, dsn: str) -> None:
+    with pooler(dsn, "session", TAKES_OUR_OPTIONS) as through:
+        found = check(dl_db_dsn=through)
+        assert found.status == 0
+        assert [(about, "drops our options" in what) for about, what, _ in found.of("warning")] == [("session", True)]
+        with db.connect(through, name="test", schema="public") as conn:
+            probe.require_session(conn, through)
+
+
+def test_a_pooler_that_refuses_our_options(check: Check, dsn: str) -> None:
+    with pooler(dsn, "transaction") as through:
+        ((about, what, advice),) = check(dl_db_dsn=through).of("error")
+    # From 1.20 on PgBouncer takes them.
+    assert (about, what.startswith("a pooler refuses our sessions")) == ("database", True) or about == "session"
+    assert advice == probe.DIRECT
+
+
+def test_a_direct_session_costs_one_round_trip(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db, "connect", lambda *_, **__: pytest.fail("opened another connection"))
+    probe.require_session(conn, "host=never-asked")
+    assert probe.is_direct(conn)
+
+
+def test_a_session_hears_another(conn: db.Connection, dsn: str) -> None:
+    with db.connect(dsn, name="test", schema="public") as other:
+        assert probe.hears(conn, other)
+    assert conn.execute("SELECT count(*) FROM pg_listening_channels()").fetchone() == (0,)

@@ -1,0 +1,188 @@
+"""The farm's logs: lines that cannot be written cost no job a beat, and no secret leaves by any way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from farming import Farm, until
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+PIPELINES = "farm_pipelines,log_pipelines"
+PASSWORD, KNOWN, ARGUMENT = "canary-of-the-dsn", "canary-of-pg-password", "canary-of-an-argument"
+
+
+@contextmanager
+def tmpfs(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of this size."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system needs root: {mounted.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """The lines, each of which must be JSON."""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def beats(farm: Farm, job: UUID) -> int:
+    return sum(kind == "heartbeat" for kind, _ in farm.journal(job))
+
+
+def test_i11_a_stopped_reader_costs_lines_and_no_heartbeat(farm: Farm) -> None:
+    """The farm's stdout and stderr are a pipe that nobody reads."""
+    pipe = farm.folder / "workers-0.log"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    program = farm.start(workers=2, debug=True, dl_pipelines=PIPELINES, dl_heartbeat_sec=0.3)
+    long = [farm.enqueue("chatty", args={"lines": 20_000, "sec": 2}) for _ in range(2)]
+    short = [farm.enqueue("noop") for _ in range(20)]
+    until(lambda: [worker.num_threads() for worker in program.workers()] == [3, 3], "main, heartbeat, log")
+    for job in long + short:
+        farm.wait(job, "succeeded")
+        assert farm.job(job)["attempt"] == 1
+    assert all(beats(farm, job) >= 3 for job in long)
+    os.kill(program.workers()[0].pid, signal.SIGKILL)  # the supervisor goes on as well
+    again = farm.enqueue("noop")
+    until(lambda: len(program.workers()) == 2, "another worker")
+    farm.wait(again, "succeeded")
+    os.set_blocking(reading, True)
+    assert _resumed(reading, farm) > 1_000
+    os.close(reading)
+
+
+def _resumed(reading: int, farm: Farm) -> int:
+    """Read again until a line says how many were lost."""
+    data, dropped = b"", 0
+    farm.enqueue("chatty", args={"lines": 5, "sec": 0})
+    farm.enqueue("chatty", args={"lines": 5, "sec": 0})
+    while not dropped:
+        data += os.read(reading, 65_536)
+        whole = data[: data.rfind(b"\n") + 1]
+        dropped = sum(line.get("dropped", 0) for line in documents(whole.decode()))
+    return dropped
+
+
+def test_i12_a_full_disk_costs_lines_and_no_job(farm: Farm) -> None:
+    with tmpfs(farm.folder / "logs", "1m") as folder:
+        program = farm.ready(workers=2, debug=True, dl_pipelines=PIPELINES, log_path=folder)
+        for job in [farm.enqueue("chatty", args={"lines": 5_000, "sec": 0}) for _ in range(2)]:
+            farm.wait(job, "succeeded")
+        assert program.events("log.write.failed"), "stdout says that the file cannot be written"
+        file = folder / "dataloader.log"
+        assert file.stat().st_size > 900_000
+        documents(file.read_text())
+        file.rename(folder / "full.log")  # an operator makes room
+        (folder / "full.log").unlink()
+        for job in [farm.enqueue("chatty", args={"lines": 5, "sec": 0}) for _ in range(4)]:
+            farm.wait(job, "succeeded")
+        until(lambda: file.exists() and any(line.get("dropped") for line in documents(file.read_text())), "the number")
+        assert program.stop() == 0
+
+
+def test_i13_streams_have_their_files_and_rotate(farm: Farm) -> None:
+    folder = farm.folder / "logs"
+    program = farm.ready(
+        workers=4, debug=True, dl_pipelines=PIPELINES, log_path=folder, metric_path=folder, log_rotation="100 KB"
+    )
+    jobs = [farm.enqueue("chatty", args={"lines": 1_000, "sec": 0}) for _ in range(8)]
+    for job in jobs:
+        farm.wait(job, "succeeded")
+    assert program.stop() == 0
+    lines = [line for file in folder.glob("dataloader*.log") for line in documents(file.read_text())]
+    said = [(line["job_id"], line["event"]) for line in lines if line["logger"] == "pipeline.chatty"]
+    assert sorted(said) == sorted((str(job), f"line {number}") for job in jobs for number in range(1_000))
+    runs = [line for line in documents((folder / "metrics.log").read_text()) if line["event"] == "job.run"]
+    assert {(line["job_id"], line["outcome"], line["task"]) for line in runs} == {
+        (str(j), "done", "chatty") for j in jobs
+    }
+    assert all(line["duration_ms"] > 0 and line["stream"] == "metric" for line in runs)
+    assert not [path.name for path in folder.iterdir() if path.suffix != ".log"], "no lock files"
+    assert not program.events("job.run"), "a stream with a file does not go to stdout"
+
+
+def test_the_last_line_before_the_end_gets_out(farm: Farm) -> None:
+    program = farm.ready(workers=1)
+    assert program.stop() == 0
+    assert program.events("worker.stopped")
+    assert program.events("supervisor.stopped")
+
+
+def with_password(dsn: str) -> str:
+    """A DSN with the canary for a password, for a server that asks for none."""
+    return make_conninfo(**(conninfo_to_dict(dsn) | {"password": PASSWORD}))
+
+
+def secrets_of(farm: Farm) -> dict[str, str]:
+    return {"DL_DB_DSN": with_password(farm.dsn), "PG_PASSWORD": KNOWN, "DEBUG": "1", "DL_PIPELINES": PIPELINES}
+
+
+def test_j4_secrets_leave_by_no_way(farm: Farm, unused_tcp_port: int) -> None:
+    """DSN, environment, arguments and exception: looked for in logs, answers, titles, journal, `error`, `progress`."""
+    folder = farm.folder / "logs"
+    paths = {name: folder for name in ("LOG_PATH", "METRIC_PATH", "AUDIT_LOG_PATH")}
+    given = secrets_of(farm) | paths | {"APP_PORT": unused_tcp_port, "APP_HOST": "127.0.0.1"}
+    started = [farm.ready(workers=1, **given), farm.start("reaper", **given), farm.start("api", **given)]
+    args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": KNOWN}
+    job = farm.enqueue("tells_secrets", args=args, max_attempts=1)
+    farm.wait(job, "running")
+    until(lambda: beats(farm, job), "a beat")
+    found = [*_titles(), _answer(unused_tcp_port, f"/api/v1/jobs/{job}/status")]
+    farm.wait(job, "failed")
+    found += [_answer(unused_tcp_port, path) for path in (f"/api/v1/jobs/{job}/status", f"/{KNOWN}/{PASSWORD}")]
+    found += [*_titles(), repr(farm.journal(job)) + repr(farm.job(job))]
+    assert [program.stop() for program in started] == [0, 0, 0]
+    found += [path.read_text() for path in [*folder.iterdir(), *(program.log for program in started)]]
+    for canary in (PASSWORD, KNOWN, ARGUMENT):
+        assert not [text for text in found if canary in text]
+    assert {line["logger"] for line in documents(started[2].log.read_text())} >= {"gunicorn.error"}, "and all is JSON"
+    assert "***" in farm.job(job)["error"]
+    assert farm.rows("SELECT args->>'password' FROM dl_jobs") == [(ARGUMENT,)], "what is stored is as it was"
+    assert {path.name for path in folder.iterdir()} == {"dataloader.log", "metrics.log", "audit.log"}
+
+
+def _titles() -> list[str]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found.append(" ".join(process.cmdline()))
+    return found
+
+
+def _answer(port: int, path: str) -> str:
+    """The answer's body, waiting for the API to start."""
+
+    def ask() -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except urllib.error.HTTPError as e:
+            return str(e.read().decode())
+        except OSError:
+            return ""
+
+    return str(until(ask, "an answer"))
+
+
+@pytest.fixture
+def unused_tcp_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,86 @@
+"""What `pip install` puts on a machine: the wheel holds the SQL and the types, and nothing of the tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "dataloader", "sql", "tests")
+SETUPTOOLS = 77  # the oldest that pyproject.toml allows
+
+
+def missing_tool() -> str | None:
+    """Why no wheel can be built here without a download; None when one can."""
+    if importlib.util.find_spec("pip") is None:
+        return "building a wheel needs pip"
+    try:
+        found = int(version("setuptools").split(".")[0])
+    except PackageNotFoundError:
+        found = 0
+    return None if found >= SETUPTOOLS else f"building a wheel needs setuptools {SETUPTOOLS} or newer in this venv"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The names of the wheel's files; it is built from a copy, since building leaves files in its sources."""
+    if why := missing_tool():
+        pytest.skip(why)
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        else:
+            shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("dataloader-*.whl")
+    with zipfile.ZipFile(built) as archive:
+        return archive.namelist()
+
+
+def shipped(folder: str, package: str) -> set[str]:
+    """Every file below a folder of the checkout, by its name in the wheel."""
+    files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return {f"{package}/{path}" for path in files if not {"__pycache__", ".mypy_cache"} & set(path.parts)}
+
+
+def test_every_file_of_the_package_is_in_the_wheel(wheel: list[str]) -> None:
+    """Modules, templates and whatever else lies there: setup.cfg names packages and data one by one."""
+    assert shipped("dataloader", "dataloader") - set(wheel) == set()
+    assert "dataloader/py.typed" in wheel
+
+
+def test_the_sql_is_in_the_wheel(wheel: list[str]) -> None:
+    assert shipped("sql", "dataloader/sql") - set(wheel) == set()
+    assert "dataloader/sql/functions.sql" in wheel
+    assert "dataloader/sql/migrations/0001_contract.sql" in wheel
+
+
+def test_nothing_else_is_in_the_wheel(wheel: list[str]) -> None:
+    """No tests, and no second package at the top level that another project might have too."""
+    tops = {name.split("/")[0] for name in wheel}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"dataloader"}
+    assert not [name for name in wheel if any(part.startswith("test") for part in name.split("/"))]
+
+
+def test_wsgi_serves_health(dsn: str) -> None:
+    """As `gunicorn wsgi:app` does, in a process of its own: it reads the environment at import."""
+    code = "from wsgi import app; assert app.test_client().get('/health').json == {'status': 'healthy'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"DL_DB_DSN": dsn, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

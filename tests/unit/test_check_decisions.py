@@ -1,0 +1,155 @@
+"""check: what follows from the facts, without a database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dataloader import check, check_database, config
+from dataloader.check_database import Finding
+
+DSN = "host=db user=u password=s3cret dbname=d"
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in config.Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "level"),
+    [(140_012, "error"), (150_000, "ok"), (150_018, "ok"), (180_004, "ok"), (190_000, "warning")],
+)
+def test_the_versions_that_are_served(number: int, level: str) -> None:
+    assert check_database.version(number).level == level
+
+
+@pytest.mark.parametrize(
+    ("direct", "heard", "with_options", "level", "said"),
+    [
+        (True, True, True, "ok", "direct; LISTEN works"),
+        (True, False, True, "warning", "no NOTIFY arrived"),
+        (False, False, True, "error", "a pooler in transaction mode"),
+        (False, True, True, "ok", "a pooler in session mode"),
+        (False, True, False, "warning", "drops our options"),
+    ],
+)
+def test_which_sessions_will_do(direct: bool, heard: bool, with_options: bool, level: str, said: str) -> None:
+    found = check_database.session(direct, heard, with_options)
+    assert (found.level, bool(found.advice)) == (level, level != "ok")
+    assert said in found.what
+
+
+@pytest.mark.parametrize(
+    ("refusal", "todo", "may_migrate", "level", "advice"),
+    [
+        ("", "", False, "ok", ""),
+        ("", "functions.sql", True, "warning", "run `dataloader migrate`"),
+        ("no schema: run `dataloader migrate`", "", True, "error", "run `dataloader migrate`"),
+        ("no schema: run `dataloader migrate`", "", False, "error", "run `dataloader migrate` as a role that may"),
+        ("too new for this code: upgrade dataloader", "", False, "error", "upgrade dataloader"),
+    ],
+)
+def test_which_schema_will_do(refusal: str, todo: str, may_migrate: bool, level: str, advice: str) -> None:
+    found = check_database.schema(refusal, todo, may_migrate)
+    assert (found.level, found.advice[: len(advice)]) == (level, advice)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "strangers", "levels"),
+    [
+        ([], [], ["ok"]),
+        (["UPDATE", "DELETE"], [], ["error"]),
+        ([], ["other"], ["warning"]),
+        (["SELECT"], ["other"], ["error", "warning"]),
+    ],
+)
+def test_which_privileges_will_do(lacking: list[str], strangers: list[str], levels: list[str]) -> None:
+    tables = [{"name": "dl_jobs", "owned": False, "lacking": lacking}]
+    found = check_database.privileges(tables, [{"rolname": name} for name in strangers])
+    assert [finding.level for finding in found] == levels
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [({"max_connections": 40}, "ok"), ({"max_connections": 39}, "warning"), ({"x": 13}, "error")]
+)
+def test_whether_there_are_connections_enough(free: dict[str, int], level: str) -> None:
+    found = check_database.connections(14, 40, {"max_connections": 97, **free})
+    assert (found.level, next(iter(free)) in found.what) == (level, True)
+
+
+def test_how_many_connections_a_machine_wants() -> None:
+    settings = config.load(workers_json='[{"queue":"a","concurrency":3},{"queue":"a"}]', pg_pool_size=2)
+    assert check_database.wanted_connections(settings, same_server=False) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12)
+    assert check_database.wanted_connections(settings, same_server=True) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 4)
+    single = config.load(workers_json='[{"queue":"a"}]', pg_use_pool=False)
+    assert check_database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15)
+
+
+def test_which_connections_are_free() -> None:
+    facts = {"server_limit": 97, "server_used": 60, "here": 10}
+    facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 50}
+    assert check_database.free_connections(facts) == {"max_connections": 47, "the role's limit": 0}
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("FATAL:  unsupported startup parameter: options", "PostgreSQL itself"),
+        ("FATAL:  sorry, too many clients already", "raise max_connections"),
+        ('FATAL:  too many connections for role "u"', "CONNECTION LIMIT"),
+        ('FATAL:  password authentication failed for user "u"', "PG_PASSWORD"),
+        ('FATAL:  database "d" does not exist', "create it"),
+        ("session is read-only", "name the primary"),
+        ("connection refused\n\tis it running?", "lets this machine in"),
+    ],
+)
+def test_what_helps_against_no_session(said: str, advice: str) -> None:
+    found = check_database.unreachable("database", DSN, psycopg.OperationalError(said))
+    assert found.level == "error"
+    assert advice in found.advice
+    assert "\n" not in found.what + found.advice
+    assert "s3cret" not in found.what
+
+
+def test_the_folder_of_files(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert check.data_folder(tmp_path, given=True).level == "ok"
+    assert check.data_folder(tmp_path / "none", given=True).level == "error"
+    assert check.data_folder(tmp_path / "none", given=False).level == "warning"
+    assert "is no folder" in check.data_folder(tmp_path / "file", given=True).what
+
+
+def test_the_folders_of_logs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert check.written_folder("LOG_PATH", tmp_path / "to" / "be" / "made").level == "ok"
+    assert check.written_folder("LOG_PATH", tmp_path / "file" / "x").level == "error"
+
+
+def test_settings_without_effect_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_USER", "u")
+    found = list(check.of_settings(config.load(), [("DL_HOMES", "DL_HOME")]))
+    assert [finding.what for finding in found if finding.level == "warning"] == [
+        "DL_HOMES is no setting",
+        "without effect: PG_USER",
+    ]
+
+
+def test_secrets_are_not_shown() -> None:
+    given: dict[str, Any] = {"dl_db_dsn": "postgresql://u:s3cret@db/q", "pg_password": "s3cret"}
+    given |= {"dl_target_dsn": DSN, "cbr_base_url": "https://u:s3cret@example.org/x"}
+    shown = check.shown(config.load(**given))
+    assert "s3cret" not in str(shown)
+    assert (shown["PG_PASSWORD"], shown["DL_TARGET_DSN"]) == ("***", "user=u dbname=d host=db")
+    assert list(shown) == [name.upper() for name in config.Settings.model_fields]
+
+
+def test_a_report_is_good_without_errors_only() -> None:
+    levels = check_database.Level
+    assert check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.WARNING, "a", "b", "c")]).is_good
+    assert not check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.ERROR, "a", "b", "c")]).is_good

@@ -143,10 +143,12 @@ class Settings(BaseSettings):
         description="When log files are rotated: at a size (`10 MB`), after a time (`1 day`) or at `midnight`.",
     )
     metric_path: Folder | None = Field(
-        default=None, description="Folder of the metrics' file; without it none is kept."
+        default=None, description="Folder of the metrics' file; without it they go to stdout."
     )
     metric_file_name: FileName = Field(default="metrics.log", description="Name of the metrics' file in METRIC_PATH.")
-    audit_log_path: Folder | None = Field(default=None, description="Folder of the audit log; without it none is kept.")
+    audit_log_path: Folder | None = Field(
+        default=None, description="Folder of the audit log; without it it goes to stdout."
+    )
     audit_log_file_name: FileName = Field(default="audit.log", description="Name of the audit log in AUDIT_LOG_PATH.")
 
     pg_host: str | None = Field(default=None, description="PostgreSQL's host, or several with commas between them.")

@@ -97,8 +97,13 @@ class Keeper:
         settled = []
         if slot.fields.worker:
             uncounted = slot.fields.why in (Why.DRAIN, Why.FENCED)
+            if slot.session:
+                # First of all: a claim under way would commit after we have looked, and nobody would run it.
+                queue.end_session(self._connection(), *slot.session)
             settled = queue.settle(self._connection(), slot.worker, reason_of_death(slot), uncounted)
         for job in settled:
+            if job.status is None:
+                continue  # somebody has it locked: at the next tick
             log.metric("job.run", job_id=str(job.job_id), outcome="died", status=job.status)
             self.log.warning(
                 "keeper.settled",

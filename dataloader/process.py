@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from typing import NoReturn
 from uuid import UUID
@@ -119,6 +120,7 @@ class _Fields(ctypes.Structure):
         ("queue", ctypes.c_int32),  # the number that the supervisor gives the queue
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
+        ("session", ctypes.c_char * 64),  # its backend in PostgreSQL: pid and start
     )
 
 
@@ -157,6 +159,16 @@ class Slot:
         ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
         self.fields.queue = queue
         self.fields.state = State.STARTING
+
+    @property
+    def session(self) -> tuple[int, datetime] | None:
+        """Pid and start of the worker's latest backend, which may be at work on a claim after the worker is dead."""
+        pid, _, start = bytes(self.fields.session).decode().partition(" ")
+        return (int(pid), datetime.fromisoformat(start)) if start else None
+
+    def connected(self, backend_pid: int, backend_start: datetime) -> None:
+        """By the worker, before the session's first claim."""
+        self.fields.session = f"{backend_pid} {backend_start.isoformat()}".encode()
 
     def occupy(self, worker: str) -> None:
         """By the worker: who and where it is."""

@@ -154,10 +154,9 @@ def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
     return conn.execute(_SQL["keep"], claim).rowcount == 1
 
 
-def end_session(conn: Conn, session: Session) -> None:
+def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
     """End a lost session's backend, which may still be at work, and wait up to 2 s until it is gone."""
-    parameters = {"backend_pid": session.backend_pid, "backend_start": session.backend_start}
-    conn.execute(_SQL["end_session"], parameters)
+    conn.execute(_SQL["end_session"], {"backend_pid": backend_pid, "backend_start": backend_start})
 
 
 def settle(conn: Conn, worker: str, reason: str, uncounted: bool) -> list[Settled]:

@@ -59,10 +59,16 @@ class Backoff:
     failed_at: float = 0.0
     not_before: float = 0.0
 
-    def failed(self) -> float:
-        """A start has failed; returns the pause (seconds) until the next."""
+    def failed(self, by_itself: bool) -> float:
+        """A start has failed; returns the pause (seconds) until the next.
+
+        It grows only over failures of the child's own: what was killed from outside would have started well.
+        """
         self.failed_at = now()
         shortest, longest = BACKOFF_SEC
+        if not by_itself:
+            self.not_before = max(self.not_before, now() + shortest)
+            return shortest
         pause: float = min(longest, shortest * 2**self.failures)
         self.failures = min(self.failures + 1, 16)
         self.not_before = now() + pause
@@ -212,7 +218,7 @@ class Supervisor:
             self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
             self._drain(within=self.settings.dl_kill_grace_sec)
         else:
-            self._log.warning("supervisor.start.failed", what=what, pause_sec=backoff.failed())
+            self._log.warning("supervisor.start.failed", what=what, pause_sec=backoff.failed(exit_status > 0))
 
     def _note_readiness(self) -> None:
         for child in self._workers.values():

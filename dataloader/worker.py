@@ -164,11 +164,11 @@ class Worker:
         self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
         self._title(f"job={job.job_id} attempt={job.attempt}")
         with log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
-            try:
-                with self.heartbeat.holding(job, self.slot, sent) as lease:
+            with self.heartbeat.holding(job, self.slot, sent) as lease:
+                try:
                     outcome = self._run(job, lease)
-            finally:
-                self.slot.end()
+                finally:
+                    self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             self._jobs += 1
             self.sound = outcome.worker_is_sound and not self._is_worn_out()
             self._finish(job, decide(job, replace(outcome, progress=log.masked(outcome.progress))))
@@ -324,7 +324,9 @@ class Worker:
         )
         probe.require_session(conn, self._dsn)
         migrations.check(conn)
-        return queue.open_session(conn, self.name)
+        session = queue.open_session(conn, self.name)
+        self.slot.connected(session.backend_pid, session.backend_start)
+        return session
 
     def _connect(self) -> None:
         session = db.patiently(
@@ -349,7 +351,7 @@ class Worker:
 
         The old backend may still be at it, so that is ended first.
         """
-        queue.end_session(session.conn, self.session)
+        queue.end_session(session.conn, self.session.backend_pid, self.session.backend_start)
         for job in queue.settle(session.conn, self.name, "the claim's answer was lost", uncounted=True):
             self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
 

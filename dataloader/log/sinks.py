@@ -2,8 +2,8 @@
 
 Neither waits longer than it says. May import nothing of the package.
 
-Why not concurrent-log-handler, which rotates well: it takes a lock of another process without limit, locks, looks at
-and flushes the file for each record, and keeps a text that a full disk refused to write it again later.
+Why not concurrent-log-handler, which loses nothing in rotations either: it waits for the lock of a stopped process for
+ever, and of a line that half fits on a full disk it leaves the half, so that the next one is no JSON, and counts none.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ import random
 import signal
 import time
 from collections import Counter
+from uuid import uuid4
 
 import psutil
+import psycopg
 from farming import Farm, until
 from judge import OVERLAPS, illegal
 
@@ -28,10 +30,12 @@ def test_many_jobs_over_shared_keys_survive_a_kill_every_200_ms(farm: Farm) -> N
             kills += 1
     assert kills >= 40
 
-    until(
-        lambda: farm.rows("SELECT 1 WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status IN ('queued', 'running'))"),
-        patience=90,
-    )
+    left = "SELECT job_id, status::text, attempt FROM dl_jobs WHERE status IN ('queued', 'running')"
+    try:
+        until(lambda: not farm.rows(left), "the end of all jobs", patience=90)
+    except AssertionError as e:
+        stories = [(row, farm.journal(row[0])) for row in farm.rows(left)]
+        raise AssertionError(f"{e}: {stories}") from None
     ends = Counter(status for (status,) in farm.rows("SELECT status::text FROM dl_jobs"))
     assert ends == {"succeeded": 2_000}
     assert farm.rows(OVERLAPS) == []
@@ -54,6 +58,28 @@ def test_e1_a_job_that_kills_its_worker_ends_lost(farm: Farm) -> None:
     assert farm.story(poison) == ["queued", "picked", "lost"]
     assert farm.wait(neighbour, "succeeded")["attempt"] == 1
     assert program.stop() == 0
+
+
+def test_a_claim_that_outlives_its_killed_worker_is_settled_too(farm: Farm) -> None:
+    """The worker is killed while its claim is under way: the backend goes on, commits, and nobody would run the job."""
+    program = farm.ready(workers=1)
+    with psycopg.connect(farm.dsn) as blocker:
+        # A lock in the claim's way, taken before the row exists.
+        blocker.execute("LOCK TABLE dl_job_events IN ACCESS EXCLUSIVE MODE")
+        with psycopg.connect(farm.dsn, autocommit=True) as producer:
+            job = uuid4()
+            producer.execute(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 'recorded', 'k')", (job,)
+            )
+            claiming = (
+                "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%' AND wait_event_type = 'Lock'"
+                " AND datname = current_database()"
+            )
+            ((pid,),) = until(lambda: producer.execute(claiming).fetchall(), "the claim to be under way")
+            program.workers()[0].kill()
+            until(lambda: program.events("supervisor.worker.exited"))
+            until(lambda: (pid,) not in producer.execute(claiming).fetchall(), "the keeper to end the claim")
+    assert farm.wait(job, "succeeded", patience=15)["attempt"] == 1
 
 
 def test_a_killed_workers_job_runs_again_within_a_second(farm: Farm) -> None:

@@ -318,6 +318,9 @@ def test_a_cluster_of_another_user_id_is_taken_over(made: Path) -> None:
         assert rows(server.dsn) == [0]
 
 
+UNREACHABLE = 77  # an exit status of served_by
+
+
 @as_root
 def test_an_ordinary_user_runs_it_too(root: Path) -> None:
     nobody = pwd.getpwnam("nobody")
@@ -326,7 +329,10 @@ def test_an_ordinary_user_runs_it_too(root: Path) -> None:
     # Forked and not executed: that user may not be able to reach this Python.
     if (child := os.fork()) == 0:
         os._exit(served_by(root, nobody))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == UNREACHABLE:
+        pytest.skip("that user cannot reach the binaries: this Python is in a folder of root's")
+    assert status == 0
     assert (root / "data").stat().st_uid == nobody.pw_uid
 
 
@@ -337,6 +343,9 @@ def served_by(root: Path, user: pwd.struct_passwd) -> int:
         os.setuid(user.pw_uid)
         with start(root) as server:
             return 0 if rows(server.dsn) == [0] else 1
+    except embedded.EmbeddedError as error:
+        traceback.print_exc()
+        return UNREACHABLE if "no PostgreSQL" in str(error) else 2
     except BaseException:
         traceback.print_exc()
         return 2

@@ -578,3 +578,18 @@ for n in range(count):
 assert log.flush(60)
 assert [c.dropped for c in log._ways.channels()] == [0, 0]
 """
+
+
+def test_the_documentation_names_every_event() -> None:
+    root = Path(log.__file__).parents[2]
+    source = "\n".join(path.read_text("utf-8") for path in (root / "dataloader").rglob("*.py"))
+    call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
+    events = {*re.findall(call, source), *re.findall(r"\"event\": \"([a-z.]+)\"", source)}
+    assert {"worker.claim.backoff", "worker.complete.failed", "reaper.requeued", "api.error"} <= events
+    documented = set(
+        re.findall(
+            r"^\| `([a-z_.]+)`", (root / "docs/logs.md").read_text("utf-8").split("## All events")[1], re.MULTILINE
+        )
+    )
+    assert events - documented == set()
+    assert documented - events <= {"worker.job.finished", "worker.ownership.lost"}, "chosen by a condition"

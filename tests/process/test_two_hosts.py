@@ -1,0 +1,344 @@
+"""Two hosts on one queue: they share the jobs, keys exclude across them, and one of them is lost and comes back.
+
+In one variant each host has a network of its own (namespaces, linked to a third one, where PostgreSQL listens) and is
+lost by a cut that neither side is told of. The other runs everywhere: two farms on one machine, one of them stopped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+from uuid import UUID
+
+import psutil
+import pytest
+from farming import Farm, Program, until
+from judge import OVERLAPS, illegal
+
+from dataloader import embedded, migrations
+
+LEASE = 4  # seconds
+REAPER_PERIOD = 1.0
+RESERVE = 5.0  # for slow machines: what is promised is the lease and one period of the reaper
+CLONE_NEWNET = 0x40000000
+NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
+SPACE = "dl-test-{pid}-{name}"
+SPACES = Path("/run/netns")
+IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+# A place for each host ---------------------------------------------------------------------------------------
+
+
+class OneMachine:
+    """Both hosts are this machine; a lost one is stopped, as a suspended VM is."""
+
+    def __init__(self, dsn: str) -> None:
+        self.admin_dsn = dsn
+
+    def dsn(self, name: str) -> str:
+        """The database as the host of this name sees it."""
+        return self.admin_dsn
+
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """Where the host's programs are started."""
+        return nullcontext()
+
+    def lose(self, host: Host) -> None:
+        """Stop every process, the parents first: they must not see their children stop."""
+        for process in host.processes():
+            process.suspend()
+
+    def bring_back(self, host: Host) -> None:
+        """Let them go on where they were."""
+        for process in host.processes():
+            process.resume()
+
+
+class Networks:
+    """Each host has a link of its own to `db`, where PostgreSQL listens. No interface of this machine is touched.
+
+    PostgreSQL's socket is a file, so that the test itself reaches it from outside.
+    """
+
+    LINKS: ClassVar = {
+        "a": ("192.0.2.1", "192.0.2.2"),
+        "b": ("192.0.2.5", "192.0.2.6"),
+    }  # the database's end, the host's
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        for name in ("db", *self.LINKS):
+            stack.callback(remove, self._space(name))
+            ip("netns", "add", self._space(name))
+        for name in self.LINKS:
+            self._connect(name)
+        hba = folder / "hba.conf"
+        hba.write_text("local all all trust\nhost all all 192.0.2.0/24 trust\n")
+        hba.chmod(0o644)
+        settings = {"fsync": "off", "listen_addresses": "*", "hba_file": str(hba), "logging_collector": "off"}
+        with self.inside("db"):
+            given = os.environ.get("DL_PG_BIN")
+            server = embedded.Server.start(folder, settings, Path(given) if given else None, initdb=["--no-sync"])
+        stack.callback(server.stop)
+        self.admin_dsn = server.dsn
+        migrations.migrate(server.dsn, schema="public")
+
+    def dsn(self, name: str) -> str:
+        """The database as the host of this name sees it."""
+        return f"host={self.LINKS[name][0]} port=5432 user=postgres dbname=postgres"
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """What this thread starts in the block is in the network of this name (setns(2), as `ip netns exec` does)."""
+        with Path("/proc/thread-self/ns/net").open() as ours, (SPACES / self._space(name)).open() as theirs:
+            enter(theirs.fileno())
+            try:
+                yield
+            finally:
+                enter(ours.fileno())
+
+    def lose(self, host: Host) -> None:
+        """Cut the link: both ends send to nobody, and neither hears of it."""
+        for here, device, peer in self._ends(host.name):
+            ip("-n", self._space(here), "neigh", "replace", peer, "lladdr", NOBODY, "dev", device, "nud", "permanent")
+
+    def bring_back(self, host: Host) -> None:
+        """Heal the link."""
+        for here, device, peer in self._ends(host.name):
+            ip("-n", self._space(here), "neigh", "del", peer, "dev", device)
+
+    def _ends(self, name: str) -> list[tuple[str, str, str]]:
+        """Both ends of a host's link: whose it is, its interface, the other end's address."""
+        database, host = self.LINKS[name]
+        return [(name, "eth0", database), ("db", f"to-{name}", host)]
+
+    def _connect(self, name: str) -> None:
+        to_host = f"to-{name}"
+        ip("-n", self._space(name), "link", "add", "eth0", "type", "veth", "peer", to_host, "netns", self._space("db"))
+        for (here, device, _), address in zip(self._ends(name), reversed(self.LINKS[name]), strict=True):
+            ip("-n", self._space(here), "addr", "add", f"{address}/30", "dev", device)
+            ip("-n", self._space(here), "link", "set", "dev", device, "up")
+
+    def _space(self, name: str) -> str:
+        return SPACE.format(pid=os.getpid(), name=name)
+
+
+def ip(*arguments: str) -> None:
+    """Run ip(8)."""
+    subprocess.run([str(IP), *arguments], check=True, capture_output=True, text=True)
+
+
+def enter(network: int) -> None:
+    """Move this thread to the network namespace of this file descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(network, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def remove(space: str) -> None:
+    """Remove a namespace and its end of the link, if it is there."""
+    subprocess.run([str(IP), "netns", "del", space], check=False, capture_output=True)
+
+
+def sweep() -> None:
+    """Remove the namespaces of runs that were killed."""
+    for space in SPACES.glob(SPACE.format(pid="*", name="*")):
+        pid = re.search(r"\d+", space.name)
+        if pid and not psutil.pid_exists(int(pid[0])):
+            remove(space.name)
+
+
+def obstacle() -> str | None:
+    """Why there can be no namespaces here; None when there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if IP is None:
+        return "network namespaces need ip (apt-get install iproute2)"
+    probe = SPACE.format(pid=os.getpid(), name="probe")
+    try:
+        ip("netns", "add", probe)
+        ip("-n", probe, "link", "add", "eth0", "type", "veth", "peer", "eth1")
+        with (SPACES / probe).open() as found, Path("/proc/thread-self/ns/net").open() as ours:
+            enter(found.fileno())
+            enter(ours.fileno())
+    except (subprocess.CalledProcessError, OSError) as error:
+        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        return f"no network namespaces here: {said}".strip()
+    finally:
+        remove(probe)
+    return None
+
+
+# Hosts -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Host:
+    """The workers and the reaper of one host."""
+
+    name: str
+    workers: Program
+    reaper: Program
+
+    def processes(self) -> list[psutil.Process]:
+        """All its processes, parents before children."""
+        parents = [psutil.Process(program.process.pid) for program in (self.workers, self.reaper)]
+        return [process for parent in parents for process in (parent, *parent.children(recursive=True))]
+
+    def has_run(self, farm: Farm, job: UUID) -> bool:
+        """True when the job's last run was by a worker of this host."""
+        return runs_by(farm, job)[-1] in {event["worker"] for event in self.workers.events("worker.started")}
+
+    def is_rid_of(self, farm: Farm, job: UUID) -> bool:
+        """True when the worker of the job's first run, one of this host's, has said so or has ended."""
+        ended = {event["worker"] for event in self.workers.events("supervisor.worker.exited")}
+        heard = {event["job_id"] for event in self.workers.events("worker.ownership.lost")}
+        return runs_by(farm, job)[0] in ended or str(job) in heard
+
+
+def runs_by(farm: Farm, job: UUID) -> list[str]:
+    """The workers of the job's runs."""
+    return [payload["worker"] for kind, payload in farm.journal(job) if kind == "picked"]
+
+
+@dataclass
+class Site:
+    """The queue and the place of its hosts."""
+
+    place: OneMachine | Networks
+    farm: Farm
+
+    def host(self, name: str, workers: int) -> Host:
+        """Start a host and wait until it works."""
+        settings = {
+            "dl_db_dsn": self.place.dsn(name),
+            "dl_pipelines": "farm_pipelines host_pipelines",
+            "dl_reaper_period_sec": REAPER_PERIOD,
+            "pg_connect_timeout": 2,
+        }
+        with self.place.inside(name):
+            host = Host(
+                name,
+                self.farm.start("workers", workers=workers, **settings),
+                self.farm.start("reaper", **settings),
+            )
+        until(lambda: len(host.workers.events("worker.started")) >= workers, "workers to start")
+        until(lambda: host.reaper.events("reaper.started"), "the reaper to start")
+        return host
+
+
+@pytest.fixture
+def one_machine(farm: Farm) -> Site:
+    """Two farms on this machine."""
+    return Site(OneMachine(farm.dsn), farm)
+
+
+@pytest.fixture
+def two_networks(tmp_path: Path) -> Iterator[Site]:
+    """A network for each host, and a server of its own that both reach over TCP."""
+    if why := obstacle():
+        pytest.skip(why)
+    sweep()
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="dl-test-"))  # what a killed run leaves, the next one removes
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        place = Networks(folder, stack)
+        farm = Farm(place.admin_dsn, tmp_path)
+        stack.callback(farm.close)
+        yield Site(place, farm)
+
+
+@pytest.fixture(params=["one_machine", "two_networks"])
+def site(request: pytest.FixtureRequest) -> Site:
+    """Every promise is tried in both places."""
+    found: Site = request.getfixturevalue(request.param)
+    return found
+
+
+# What is promised --------------------------------------------------------------------------------------------
+
+
+def test_two_hosts_share_the_jobs_and_keys_exclude_across_them(site: Site) -> None:
+    a, b = site.host("a", workers=2), site.host("b", workers=2)
+    farm = site.farm
+    jobs = [farm.enqueue("recorded", lock_key=f"k{n % 6}", args={"sec": 0.05}) for n in range(60)]
+    for job in jobs:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+        assert illegal(farm.story(job), "succeeded") is None
+    by_a, by_b = ([job for job in jobs if host.has_run(farm, job)] for host in (a, b))
+    assert len(by_a) + len(by_b) == len(jobs)
+    assert by_a, "the first has worked"
+    assert by_b, "the second has worked"
+    assert farm.rows("SELECT count(*), count(DISTINCT job_id), count(ended) FROM runs") == [(60, 60, 60)]
+    assert farm.rows(OVERLAPS) == []
+
+
+def test_h1_a_lost_hosts_jobs_run_on_the_other_and_its_late_ends_change_nothing(site: Site, tmp_path: Path) -> None:
+    """Three runs are lost: one stops itself, one would not, and one comes to its end while it is lost."""
+    farm, place = site.farm, site.place
+    never, done, go = str(tmp_path / "never"), tmp_path / "done", tmp_path / "go"
+    a = site.host("a", workers=3)
+
+    def enqueue(name: str, task: str, first_until: Path | str) -> UUID:
+        args = {"file": str(tmp_path / name), "until": [str(first_until), str(go)]}
+        return farm.enqueue(task, lock_key=name, lease_ttl_sec=LEASE, args=args)
+
+    obedient = enqueue("obedient", "diary", never)
+    stubborn = enqueue("stubborn", "stubborn_diary", never)
+    late = enqueue("late", "diary", done)
+    jobs = (obedient, stubborn, late)
+    for job in jobs:
+        until(lambda job=job: "heartbeat" in [kind for kind, _ in farm.journal(job)], "a first renewal")
+    b = site.host("b", workers=3)
+
+    place.lose(a)
+    (lost_at,) = farm.rows("SELECT clock_timestamp()")[0]
+    done.touch()
+    for job in jobs:
+        until(lambda job=job: farm.job(job)["attempt"] == 2, "the job to run on the other host")
+        assert b.has_run(farm, job)
+        (picked_at,) = farm.rows("SELECT max(ts) FROM dl_job_events WHERE job_id = %s AND kind = 'picked'", job)[0]
+        assert (picked_at - lost_at).total_seconds() < LEASE + REAPER_PERIOD + RESERVE
+    if isinstance(place, Networks):  # a stopped process cannot end its run before it goes on
+        for name in ("obedient", "stubborn", "late"):
+            first, second = until(lambda name=name: times(tmp_path / name))
+            assert first[-1] < second[0], f"{name}: the lost run was over before the other began"
+
+    place.bring_back(a)
+    for job in jobs:
+        until(lambda job=job: a.is_rid_of(farm, job), "the lost host to learn that the job is not its any more")
+    if isinstance(place, Networks):
+        assert str(late) in [e["job_id"] for e in a.workers.events("worker.ownership.lost") if e["verb"] == "succeed"]
+    for job in jobs:
+        assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("running", 2)
+        assert b.has_run(farm, job)
+    go.touch()
+    for job in jobs:
+        assert farm.wait(job, "succeeded")["attempt"] == 2
+        assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
+        assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
+
+    assert b.workers.stop() == 0
+    again = farm.enqueue("noop", lock_key="obedient")
+    assert farm.wait(again, "succeeded")["attempt"] == 1
+    assert a.has_run(farm, again), "the host that was lost works again, and the key is free"
+    assert a.workers.stop() == 0
+    assert not farm.rows(
+        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-worker%%'"
+    )
+
+
+def times(file: Path) -> tuple[list[float], list[float]] | None:
+    """When the first and the second attempt noted a step; None before the second has."""
+    lines = [line.split() for line in file.read_text().splitlines()]
+    first, second = ([float(at) for attempt, at in lines if attempt == number] for number in ("1", "2"))
+    return (first, second) if second else None

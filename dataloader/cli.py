@@ -75,6 +75,7 @@ def api(processes: int, threads: int) -> None:
     os.environ["DL_DB_DSN"] = dsn
     # No control socket: it would make the arbiter threaded, and two services of one user would share its path.
     options = [
+        "--config=python:dataloader.api.server",
         "--no-control-socket",
         "--logger-class=dataloader.api.audit.GunicornLogger",
         "--worker-class",

@@ -104,7 +104,9 @@ class Farm:
             "DL_KILL_GRACE_SEC": "1",
         }
         given = {key.upper(): str(value) for key, value in settings.items()}
-        program = Program(name, os.environ | defaults | given, self.folder / f"{name}-{len(self.programs)}.log", cwd)
+        program = Program(
+            name, os.environ | defaults | given, self.folder / f"{name.split()[0]}-{len(self.programs)}.log", cwd
+        )
         self.programs.append(program)
         return program
 

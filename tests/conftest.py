@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -41,6 +42,9 @@ _count = itertools.count(1)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the server, unless this is an xdist worker or a developer names one; make the template."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A run in the background: its children would ignore SIGINT as well, and some tests send it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
     os.environ[RUN] = f"dl_test_{os.getpid()}"

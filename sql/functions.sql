@@ -149,7 +149,7 @@ BEGIN
 
   IF job.cancel_requested OR job.attempt >= greatest(job.max_attempts, 1) THEN
     UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'lost' END::dl_status,
-           finished_at = now(),
+           journaled = journaled + 1, finished_at = now(),
            error = CASE WHEN cancel_requested THEN error
                         ELSE concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) END
      WHERE job_id = job.job_id RETURNING * INTO job;
@@ -162,7 +162,7 @@ BEGIN
   outcome := dl_take_slot(hashtext(job.lock_key));
   started := clock_timestamp();
   IF outcome = 'taken' THEN
-    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, backoffs = 0,
+    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, backoffs = 0, journaled = journaled + 1,
            started_at = coalesce(started_at, started), finished_at = NULL, heartbeat_at = started,
            lease_expires_at = started + make_interval(secs => lease_ttl_sec),
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
@@ -183,6 +183,25 @@ BEGIN
     VALUES (job.job_id, job.queue, 'requeue', jsonb_build_object(
             'reason', 'the key is held by another session', 'attempt', job.attempt, 'backoffs', job.backoffs));
   END IF;
+END
+$$;
+
+
+-- The slots in which hot rows of the queue wait: a loose scan of ix_dl_jobs_hot, one probe a slot. Called by dl_claim,
+-- under its settings. VOLATILE on purpose, as dl_slot_is_busy.
+CREATE OR REPLACE FUNCTION dl_hot_slots(p_queue text) RETURNS int[] LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN ARRAY(
+    WITH RECURSIVE slots (slot) AS (
+      (SELECT hashtext(lock_key) FROM dl_jobs
+        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+        ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
+      UNION ALL
+      SELECT (SELECT hashtext(lock_key) FROM dl_jobs
+               WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+                 AND hashtext(lock_key) > slots.slot ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
+        FROM slots WHERE slots.slot IS NOT NULL)
+    SELECT slot FROM slots WHERE slot IS NOT NULL);
 END
 $$;
 
@@ -237,24 +256,15 @@ BEGIN
     changed := false;
     IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
          ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
+      waiting := dl_hot_slots(p_queue);
       OPEN candidates FOR
-        WITH RECURSIVE slots (slot) AS (
-          (SELECT hashtext(lock_key) FROM dl_jobs
-           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-           ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
-          UNION ALL
-          SELECT (SELECT hashtext(lock_key) FROM dl_jobs
-                   WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-                     AND hashtext(lock_key) > slots.slot ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
-            FROM slots WHERE slots.slot IS NOT NULL),
-        first_hot AS (
-          SELECT first.* FROM slots CROSS JOIN LATERAL (
+        WITH first_hot AS (
+          SELECT first.* FROM unnest(waiting) AS slots (slot) CROSS JOIN LATERAL (
             SELECT job_id, priority, created_at FROM dl_jobs
              WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
                AND hashtext(lock_key) = slots.slot
              ORDER BY priority, created_at LIMIT 1) first
-           WHERE slots.slot IS NOT NULL
-             AND (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = slots.slot
+           WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = slots.slot
                      AND r.lease_expires_at > now() LIMIT 1) IS NULL),
         first_cold AS (
           SELECT job_id, priority, created_at FROM (
@@ -326,16 +336,7 @@ BEGIN
     -- rows account for every hot slot, nothing is claimable and nobody will be forgotten; otherwise something is
     -- becoming free, or is held by a finish or a beat under way: look again. Nothing is waited for (SKIP LOCKED),
     -- so this cannot deadlock, nor hang on a transaction that somebody left open.
-    WITH RECURSIVE slots (slot) AS (
-      (SELECT hashtext(lock_key) FROM dl_jobs
-        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-        ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
-      UNION ALL
-      SELECT (SELECT hashtext(lock_key) FROM dl_jobs
-               WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
-                 AND hashtext(lock_key) > slots.slot ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
-        FROM slots WHERE slots.slot IS NOT NULL)
-    SELECT coalesce(array_agg(slot), '{}') INTO waiting FROM slots WHERE slot IS NOT NULL;
+    waiting := dl_hot_slots(p_queue);
     SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
       SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
        WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (waiting) AND r.lease_expires_at > now()
@@ -378,7 +379,7 @@ BEGIN
                      WHEN job.attempt >= job.max_attempts AND NOT p_uncounted THEN 'lost'
                      ELSE 'queued' END;
   UPDATE dl_jobs SET
-         status = job.status,
+         status = job.status, journaled = journaled + 1,
          available_at = now() + make_interval(secs => CASE WHEN p_uncounted THEN 0 ELSE dl_crash_delay(attempt) END),
          finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
          lease_expires_at = NULL,
@@ -423,13 +424,17 @@ $$;
 
 -- Return one job whose lease has run out to where it belongs (dl_lose). One call, one job, one short transaction;
 -- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
--- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running.
+-- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
+-- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
 CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   held dl_jobs;
 BEGIN
-  SELECT * INTO held FROM dl_jobs WHERE status = 'running' AND lease_expires_at < now()
+  SELECT * INTO held FROM dl_jobs
+   WHERE status = 'running'
+     AND coalesce(lease_expires_at, coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec))
+         < now()
    LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
     RETURN;

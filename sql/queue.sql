@@ -1,15 +1,16 @@
 -- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue.py.
--- What needs several snapshots is in functions.sql. Every statement writes its own journal row. A write to a running
+-- What needs several snapshots is in functions.sql. Every statement writes its own journal row; one that changes the
+-- status says so by `journaled`, else the trigger for other services' steps would write another. A write to a running
 -- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means "not mine any more".
 
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                       max_attempts, lease_ttl_sec, producer, consumer_group)
+                       max_attempts, lease_ttl_sec, producer, consumer_group, journaled)
   VALUES (gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
           %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(producer)s,
-          %(consumer_group)s)
+          %(consumer_group)s, 1)
   ON CONFLICT (idempotency_key) DO NOTHING
   RETURNING job_id, queue, status),
 journal AS (
@@ -39,7 +40,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
 -- name: request_cancel
 -- queued -> canceled at once; a running job is told, by its row and by a notification. Final states stay.
 WITH asked AS (
-  UPDATE dl_jobs SET cancel_requested = true,
+  UPDATE dl_jobs SET cancel_requested = true, journaled = journaled + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
          finished_at = CASE status WHEN 'queued' THEN now() END
    WHERE job_id = %(job_id)s AND (status = 'queued' OR status = 'running' AND NOT cancel_requested)
@@ -79,7 +80,7 @@ SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
 -- running -> succeeded, or canceled where that was acknowledged before. Like every end it unlocks all that the session
 -- holds, whether the job was still ours or not.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'succeeded' END::dl_status,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'succeeded' END::dl_status, journaled = journaled + 1,
          finished_at = now(), lease_expires_at = NULL, progress = coalesce(%(progress)s::jsonb, progress),
          error = CASE WHEN cancel_requested THEN 'canceled when the pipeline had finished: its work stands' END
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
@@ -93,7 +94,7 @@ SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 -- name: retry
 -- running -> queued after delay_sec, or canceled where that was asked for: a cancelled job is never tried again.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status, journaled = journaled + 1,
          available_at = now() + make_interval(secs => %(delay_sec)s), lease_expires_at = NULL,
          finished_at = CASE WHEN cancel_requested THEN now() END,
          error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
@@ -109,7 +110,7 @@ SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 -- name: fail
 -- running -> failed for good, or canceled where that was asked for.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status, journaled = journaled + 1,
          finished_at = now(), lease_expires_at = NULL, error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
   RETURNING job_id, queue, status, attempt),
@@ -122,7 +123,7 @@ SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 -- name: cancel
 -- running -> canceled: the pipeline stopped at a safe point.
 WITH ended AS (
-  UPDATE dl_jobs SET status = 'canceled', finished_at = now(), lease_expires_at = NULL,
+  UPDATE dl_jobs SET status = 'canceled', journaled = journaled + 1, finished_at = now(), lease_expires_at = NULL,
          error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
   RETURNING job_id, queue, status, attempt),
@@ -134,7 +135,7 @@ SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 -- name: hand_back
 -- running -> queued, due now, the attempt given back: a drain, or a key that could not be held.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status, journaled = journaled + 1,
          attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
          finished_at = CASE WHEN cancel_requested THEN now() END, progress = coalesce(%(progress)s::jsonb, progress)
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'

@@ -60,7 +60,8 @@ CREATE TABLE dl_jobs (
   backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
   claimed_pid int,                                   -- that worker's backend, with its start: what may still
-  claimed_backend_start timestamptz                  -- hold the key's advisory lock when the worker is gone
+  claimed_backend_start timestamptz,                 -- hold the key's advisory lock when the worker is gone
+  journaled int NOT NULL DEFAULT 0                   -- steps that their writer put into the journal
 ) WITH (fillfactor = 70);                            -- room for heartbeats on the row's own page
 COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
 COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
@@ -68,6 +69,7 @@ COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visibl
 COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
 COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
 COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
+COMMENT ON COLUMN dl_jobs.journaled IS 'changes of status that their writer put into the journal itself';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at, priority, created_at) WHERE status = 'queued';
@@ -150,6 +152,31 @@ BEGIN
 END
 $$;
 
+-- The journal of what others do: our statements write their own rows and say so by `journaled`.
+-- Deferred to the commit, for a service may write its own journal row after its step: then there is nothing to add.
+-- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
+-- The error stays out of it: only our workers' texts have their secrets masked.
+CREATE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  kind text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
+                               WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
+                               ELSE NEW.status::text END;
+BEGIN
+  EXECUTE format($insert$
+    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+    SELECT job_id, queue, $2, jsonb_strip_nulls(jsonb_build_object(
+             'attempt', $3, 'by', 'another service', 'user', session_user,
+             'application', nullif(current_setting('application_name'), '')))
+      FROM %1$I.dl_jobs WHERE job_id = $1  -- it may be deleted by now
+       AND NOT EXISTS (SELECT FROM %1$I.dl_job_events e
+                        WHERE e.job_id = $1 AND e.kind = $2 AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid))
+    $insert$, TG_TABLE_SCHEMA)
+  USING NEW.job_id, kind, NEW.attempt;
+  RETURN NULL;
+END
+$$;
+
 CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
@@ -158,3 +185,7 @@ CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_job
   FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
 CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
   FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running') EXECUTE FUNCTION dl_jobs_notify_key();
+CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins AFTER INSERT ON dl_jobs DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.journaled = 0) EXECUTE FUNCTION dl_jobs_journal();
+CREATE CONSTRAINT TRIGGER dl_jobs_journal_upd AFTER UPDATE OF status ON dl_jobs DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.status <> OLD.status AND NEW.journaled = OLD.journaled) EXECUTE FUNCTION dl_jobs_journal();

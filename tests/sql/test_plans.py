@@ -17,7 +17,10 @@ from psycopg.conninfo import make_conninfo
 from dataloader import db
 
 FUNCTIONS = (files("dataloader.sql") / "functions.sql").read_text("utf-8")
-HOT_PATH, SHORT_PATH = re.findall(r"OPEN candidates FOR\n(.*?);\n", FUNCTIONS, re.DOTALL)
+HOT_PATH, SHORT_PATH = (
+    query.replace("unnest(waiting)", "unnest(dl_hot_slots(p_queue))")
+    for query in re.findall(r"OPEN candidates FOR\n(.*?);\n", FUNCTIONS, re.DOTALL)
+)
 MILLION, THOUSAND = 1_000_000, 1_000
 SLOTS = 64
 
@@ -203,8 +206,9 @@ def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.
 
 
 def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
-    expired = "FROM dl_jobs WHERE status = 'running' AND lease_expires_at < now()"
-    assert expired in FUNCTIONS
+    (expired,) = re.findall(
+        r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", FUNCTIONS, re.DOTALL
+    )
     query = f"SELECT * {expired} AND p_queue = '' LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED"
     plan = plan_of(million, query, "", "force_custom_plan")
     assert [node["Node Type"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"] == []

@@ -63,6 +63,15 @@ def test_v6_spent_attempts_end_lost(conn: db.Connection, worker: Worker) -> None
     assert worker.claim().job is None
 
 
+def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: db.Connection) -> None:
+    silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
+    plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-59)
+    found = queue.reap(conn)
+    assert found is not None
+    assert found.job_id == silent
+    assert queue.reap(conn) is None
+
+
 def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn, max_attempts=1)
     worker.take()

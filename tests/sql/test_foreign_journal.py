@@ -1,0 +1,124 @@
+"""The journal of what other services do: one row for each change of a status, whoever made it, and never two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hands import Foreign, Worker, enqueue, expire, journal, kinds, plain, value
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dataloader import db
+
+Workers = Callable[[], Worker]
+REAP = """
+UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL WHERE status = 'running' AND lease_expires_at < now()
+"""
+TELL = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', %s)"
+
+
+def change(conn: psycopg.Connection[Any], job_id: UUID, status: str) -> None:
+    """What a plain UPDATE does."""
+    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
+
+
+def test_a_plain_life_is_told_from_its_insert_to_its_end(conn: db.Connection, foreign: Foreign) -> None:
+    job_id = plain(conn, lock_key="k")
+    assert foreign.claim() == (job_id, "k")
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s', heartbeat_at = now()")
+    conn.execute(REAP)
+    assert foreign.claim() == (job_id, "k")
+    foreign.finish(job_id, "k")
+    assert kinds(conn, job_id) == ["queued", "picked", "requeue", "picked", "done"]
+    told = {"by": "another service", "user": value(conn, "SELECT session_user")}
+    assert [payload for _, payload in journal(conn, job_id)] == [
+        told | {"attempt": 0, "application": "test"},
+        told | {"attempt": 1, "application": "foreign"},
+        told | {"attempt": 1, "application": "test"},
+        told | {"attempt": 2, "application": "foreign"},
+        told | {"attempt": 2, "application": "foreign"},
+    ]
+
+
+@pytest.mark.parametrize("end", ["failed", "canceled", "lost"])
+def test_every_end_has_its_kind(conn: db.Connection, end: str) -> None:
+    job_id = plain(conn)
+    change(conn, job_id, end)
+    change(conn, job_id, end)
+    assert kinds(conn, job_id) == ["queued", end]
+    change(conn, job_id, "queued")
+    assert kinds(conn, job_id) == ["queued", end, "requeue"]
+
+
+def test_a_foreign_reaper_that_takes_our_job_is_told_and_we_are_not_twice(
+    conn: db.Connection, workers: Workers
+) -> None:
+    first, second = workers(), workers()
+    job_id = enqueue(conn)
+    lost = first.take()
+    expire(conn, job_id)
+    conn.execute(REAP)
+    assert first.finish(lost) is None
+    first.conn.execute("SELECT pg_advisory_unlock_all()")
+    second.finish(second.take())
+    assert kinds(conn, job_id) == ["queued", "picked", "requeue", "picked", "done"]
+    assert journal(conn, job_id)[2][1]["by"] == "another service"
+
+
+def test_a_service_that_keeps_the_journal_itself_is_not_repeated(conn: db.Connection) -> None:
+    with conn.transaction():
+        job_id = plain(conn)
+        conn.execute(TELL, (job_id, "queued"))
+    with conn.transaction():
+        change(conn, job_id, "running")
+        with conn.transaction():  # a savepoint
+            conn.execute(TELL, (job_id, "picked"))
+    with conn.transaction():
+        conn.execute(TELL.replace("kind)", "kind, ts)").replace("%s)", "%s, '2001-01-01')"), (job_id, "done"))
+        change(conn, job_id, "succeeded")
+    assert journal(conn, job_id) == [("queued", None), ("picked", None), ("done", None)]
+
+
+def test_what_is_undone_or_deleted_leaves_no_trace(conn: db.Connection) -> None:
+    with conn.transaction():
+        conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (plain(conn),))
+    with conn.transaction(force_rollback=True):
+        plain(conn)
+    assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
+
+
+def test_many_rows_at_once_have_a_line_each(conn: db.Connection) -> None:
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key)"
+        " SELECT gen_random_uuid(), 'q', 't', 'k' FROM generate_series(1, 500)"
+    )
+    conn.execute("UPDATE dl_jobs SET status = 'canceled'")
+    assert conn.execute(
+        "SELECT kind, count(DISTINCT job_id), count(*) FROM dl_job_events GROUP BY 1 ORDER BY 1"
+    ).fetchall() == [
+        ("canceled", 500, 500),
+        ("queued", 500, 500),
+    ]
+
+
+def test_a_producer_without_rights_on_the_journal_goes_on_as_before(conn: db.Connection, dsn: str) -> None:
+    """Nor does its search_path matter, nor a table of its own by the journal's name."""
+    role = "dl_producer_" + uuid4().hex[:8]
+    name = sql.Identifier(role)
+    conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'p'").format(name))
+    conn.execute(sql.SQL("GRANT INSERT, SELECT ON dl_jobs TO {}").format(name))
+    try:
+        with psycopg.connect(make_conninfo(dsn, user=role, password="p"), autocommit=True) as producer:
+            producer.execute("CREATE TEMP TABLE dl_job_events (job_id uuid)")
+            producer.execute("SET search_path = pg_temp")
+            job_id = uuid4()
+            producer.execute(
+                "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 't', 'k')", (job_id,)
+            )
+        assert [(kind, payload["user"]) for kind, payload in journal(conn, job_id)] == [("queued", role)]
+    finally:
+        conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))

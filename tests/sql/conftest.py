@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hands import Foreign, Worker
+from foreign import Foreign
+from hands import Worker
 
 # The judge of journals is the process tests' own.
 sys.path.append(str(Path(__file__).parent.parent / "process"))

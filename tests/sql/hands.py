@@ -211,36 +211,3 @@ def keys_held(conn: psycopg.Connection[Any]) -> list[int]:
         " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) ORDER BY pid"
     )
     return [pid for (pid,) in rows]
-
-
-class Foreign:
-    """A worker of another service: the plain protocol, word for word, no guard and no new column."""
-
-    def __init__(self, dsn: str, queue_name: str = "q", backoff_sec: float = 15.0) -> None:
-        self.conn = psycopg.connect(dsn, autocommit=True, application_name="foreign")
-        self.queue = queue_name
-        self.backoff_sec = backoff_sec
-
-    def claim(self) -> tuple[UUID, str] | None:
-        """The first due row by priority and age; a busy key sends it back."""
-        found = self.conn.execute(
-            "UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),"
-            " lease_expires_at = now() + make_interval(secs => lease_ttl_sec), heartbeat_at = now()"
-            " WHERE job_id = (SELECT job_id FROM dl_jobs WHERE queue = %s AND status = 'queued'"
-            "   AND available_at <= now() ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
-            " RETURNING job_id, lock_key",
-            (self.queue,),
-        ).fetchone()
-        if found is None or value(self.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", found[1]):
-            return found
-        self.conn.execute(
-            "UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL, attempt = attempt - 1,"
-            " available_at = now() + make_interval(secs => %s) WHERE job_id = %s",
-            (self.backoff_sec, found[0]),
-        )
-        return None
-
-    def finish(self, job_id: UUID, lock_key: str) -> None:
-        """Two statements, no guard."""
-        self.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
-        self.conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", (lock_key,))

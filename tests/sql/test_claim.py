@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
-from hands import Foreign, Worker, age, enqueue, journal, kinds, many, plain, row, started, state, value
+from foreign import Foreign
+from hands import Worker, age, enqueue, journal, kinds, many, plain, row, started, state, value
 
 from dataloader import db, queue
 

@@ -8,16 +8,14 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Foreign, Worker, enqueue, expire, journal, kinds, plain, value
+from foreign import REAP, Foreign
+from hands import Worker, enqueue, expire, journal, kinds, plain, value
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from dataloader import db
 
 Workers = Callable[[], Worker]
-REAP = """
-UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL WHERE status = 'running' AND lease_expires_at < now()
-"""
 TELL = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', %s)"
 
 

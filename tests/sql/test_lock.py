@@ -16,8 +16,8 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from foreign import Foreign
 from hands import (
-    Foreign,
     Worker,
     blocked,
     claim_buffers,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
-from hands import Foreign, Worker, enqueue, expire, heard, plain
+from foreign import Foreign
+from hands import Worker, enqueue, expire, heard, plain
 
 from dataloader import db, queue
 

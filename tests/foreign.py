@@ -1,0 +1,70 @@
+"""Another service on the same tables: it knows only the contract's columns and the plain protocol, word for word."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from uuid import UUID
+
+import psycopg
+
+CONTRACT = (files("dataloader.sql.migrations") / "0001_contract.sql").read_text("utf-8")
+CONTRACT_TRIGGERS = """
+CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF NEW.status = 'queued' AND NEW.available_at <= now() THEN
+    PERFORM pg_notify('dl_jobs', NEW.queue);
+  END IF;
+  RETURN NEW;
+END
+$$;
+CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+"""
+REAP = """
+UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL WHERE status = 'running' AND lease_expires_at < now()
+"""
+
+
+class Foreign:
+    """A worker of another service: no guard and no new column."""
+
+    def __init__(self, dsn: str, queue_name: str = "q", backoff_sec: float = 15.0) -> None:
+        self.conn = psycopg.connect(dsn, autocommit=True, application_name="foreign")
+        self.queue = queue_name
+        self.backoff_sec = backoff_sec
+
+    def claim(self) -> tuple[UUID, str] | None:
+        """The first due row by priority and age; a busy key sends it back."""
+        found = self.conn.execute(
+            "UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),"
+            " lease_expires_at = now() + make_interval(secs => lease_ttl_sec), heartbeat_at = now()"
+            " WHERE job_id = (SELECT job_id FROM dl_jobs WHERE queue = %s AND status = 'queued'"
+            "   AND available_at <= now() ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED)"
+            " RETURNING job_id, lock_key",
+            (self.queue,),
+        ).fetchone()
+        if found is None:
+            return None
+        job_id, lock_key = found
+        if self.conn.execute("SELECT pg_try_advisory_lock(hashtext(%s))", (lock_key,)).fetchone() == (True,):
+            return job_id, lock_key
+        self.put_back(job_id, self.backoff_sec, counted=False)
+        return None
+
+    def put_back(self, job_id: UUID, in_sec: float, counted: bool = True) -> None:
+        """To be tried again in so many seconds."""
+        self.conn.execute(
+            "UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL, attempt = attempt - %s,"
+            " available_at = now() + make_interval(secs => %s) WHERE job_id = %s",
+            (0 if counted else 1, in_sec, job_id),
+        )
+
+    def finish(self, job_id: UUID, lock_key: str) -> None:
+        """Two statements, no guard."""
+        self.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
+        self.unlock(lock_key)
+
+    def unlock(self, lock_key: str) -> None:
+        """Let go of the key."""
+        self.conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", (lock_key,))

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from dataloader import embedded
-from dataloader.embedded import EmbeddedError, Server
+from dataloader.embedded import EmbeddedError, Server, account, binaries, cluster
 
 GIVEN = os.environ.get("DL_PG_BIN")
 PG_BIN = Path(GIVEN) if GIVEN else None
@@ -39,7 +39,7 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Path]:
+def template() -> Iterator[Path]:
     """A cluster to copy, since making one takes most of a test's time."""
     folder = Path(tempfile.mkdtemp(prefix="dl-embedded-"))
     start(folder).stop()
@@ -48,9 +48,9 @@ def cluster() -> Iterator[Path]:
 
 
 @pytest.fixture
-def made(root: Path, cluster: Path) -> Path:
+def made(root: Path, template: Path) -> Path:
     """The folder of a server that has run before, on this machine or on another."""
-    shutil.copytree(cluster, root / "data")
+    shutil.copytree(template, root / "data")
     return root
 
 
@@ -210,10 +210,21 @@ def test_a_path_that_no_socket_can_have(root: Path, name: str) -> None:
     assert not run.exists()
 
 
+def test_a_repeated_stop_leaves_the_next_owner_alone(made: Path) -> None:
+    place = made / ("x" * 90)  # its socket is in /tmp, in a folder that a stop removes
+    place.mkdir()
+    (made / "data").rename(place / "data")
+    former = start(place)
+    former.stop()
+    with start(place) as server:
+        former.stop()
+        assert rows(server.dsn) == [0]
+
+
 @as_root
 def test_a_socket_folder_of_somebody_else_is_refused(root: Path) -> None:
     place = root / ("x" * 90)
-    run = embedded._socket_folder(place)
+    run = cluster.socket_folder(place)
     run.mkdir()
     os.chown(run, pwd.getpwnam("nobody").pw_uid, -1)
     try:
@@ -225,7 +236,7 @@ def test_a_socket_folder_of_somebody_else_is_refused(root: Path) -> None:
 
 def test_a_link_in_place_of_the_socket_folder_is_refused(root: Path) -> None:
     place = root / ("x" * 90)
-    run = embedded._socket_folder(place)
+    run = cluster.socket_folder(place)
     run.symlink_to("/etc")
     try:
         with pytest.raises(EmbeddedError, match="is not a folder of"):
@@ -247,6 +258,13 @@ def test_a_failed_initdb_says_why_and_makes_no_cluster(root: Path) -> None:
     assert not (root / "data").exists()
 
 
+def test_an_initdb_that_hangs_is_an_error_in_words(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "INITDB_WITHIN", 0.001)
+    with pytest.raises(EmbeddedError, match="timed out"):
+        start(root)
+    assert not (root / "data").exists()
+
+
 def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
     (root / "new" / "base").mkdir(parents=True)
     with start(root) as server:
@@ -254,7 +272,7 @@ def test_what_a_killed_initdb_left_is_made_anew(root: Path) -> None:
 
 
 def test_without_postgresql_three_ways_out_are_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_candidates", lambda: iter(()))
+    monkeypatch.setattr(binaries, "_candidates", lambda: iter(()))
     with pytest.raises(EmbeddedError) as said:
         Server.start(root)
     assert [way for way in ("pip install", "apt-get", "DL_DB_DSN") if way not in str(said.value)] == []
@@ -296,13 +314,13 @@ def test_a_parent_that_the_user_cannot_enter_is_named(root: Path) -> None:
 
 @as_root
 def test_a_wheel_out_of_reach_is_copied(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = embedded._wheel_bins()[0]
-    package = root / "venv" / embedded.WHEEL
+    installed = binaries._wheel_bins()[0]
+    package = root / "venv" / binaries.WHEEL
     shutil.copytree(installed.parent, package / installed.parent.name, symlinks=True)
-    shutil.copytree(installed.parents[2] / f"{embedded.WHEEL}.libs", package.with_name(f"{embedded.WHEEL}.libs"))
+    shutil.copytree(installed.parents[2] / f"{binaries.WHEEL}.libs", package.with_name(f"{binaries.WHEEL}.libs"))
     package.parent.chmod(0o700)
     (root / "wheel-0.0.1").mkdir()
-    monkeypatch.setattr(embedded, "_wheel_bins", lambda: [package / installed.parent.name / "bin"])
+    monkeypatch.setattr(binaries, "_wheel_bins", lambda: [package / installed.parent.name / "bin"])
     with Server.start(root, {"fsync": "off"}, initdb=NO_SYNC) as server:
         assert rows(server.dsn) == [0]
         [copy] = root.glob("wheel-*")
@@ -343,7 +361,7 @@ def served_by(root: Path, user: pwd.struct_passwd) -> int:
         os.setuid(user.pw_uid)
         with start(root) as server:
             return 0 if rows(server.dsn) == [0] else 1
-    except embedded.EmbeddedError as error:
+    except EmbeddedError as error:
         traceback.print_exc()
         return UNREACHABLE if "no PostgreSQL" in str(error) else 2
     except BaseException:
@@ -353,6 +371,6 @@ def served_by(root: Path, user: pwd.struct_passwd) -> int:
 
 @as_root
 def test_where_no_user_can_be_made_nobody_serves(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_made", lambda user: None)
+    monkeypatch.setattr(account, "_added", lambda user: None)
     with Server.start(made, {"fsync": "off"}, PG_BIN, NO_SYNC, user="dl-no-such-user") as server:
         assert psutil.Process(server.process.pid).username() == "nobody"

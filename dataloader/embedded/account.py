@@ -1,0 +1,138 @@
+"""The account that the server runs as: which one it is, and that the server's folders are its own.
+
+PostgreSQL refuses to run as root, in a cluster of another user, and for a user without a name. So root hands the
+server to an account of its own (made if missing), which must be able to enter the folders on the way. May import
+`errors`.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from dataloader.embedded.errors import EmbeddedError
+
+TMP = Path("/tmp")  # noqa: S108  not TMPDIR: it may be long, and differs from shell to shell
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whom the server runs as; `switch` when that is not us."""
+
+    name: str
+    uid: int
+    gid: int
+    switch: bool
+
+    def popen(self) -> dict[str, Any]:
+        """The arguments with which Popen becomes this user."""
+        return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
+
+    def barred_from(self, path: Path) -> Path | None:
+        """The outermost folder, of `path` and those on the way to it, that this user may not enter."""
+        return next((f for f in reversed([path, *path.parents]) if not self._may_enter(f)), None)
+
+    def _may_enter(self, folder: Path) -> bool:
+        # By its mode; access lists are not looked at.
+        found = folder.stat()
+        mine = (found.st_uid == self.uid, stat.S_IXUSR), (found.st_gid == self.gid, stat.S_IXGRP)
+        wanted = next((bit for match, bit in mine if match), stat.S_IXOTH)
+        return not self.switch or bool(found.st_mode & wanted)
+
+
+def account_for(user: str) -> Account:
+    """Ourselves; as root the account `user`, which is made if missing, or else nobody."""
+    switch = os.geteuid() == 0
+    entry = _servant(user) if switch else _ourselves()
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch)
+
+
+def _servant(user: str) -> pwd.struct_passwd:
+    entry = _entry(user) or _added(user) or _entry("nobody")
+    if entry is None:
+        raise EmbeddedError(
+            f"PostgreSQL refuses to run as root, and neither {user} nor nobody is a user here;"
+            f" make one with: useradd --system {user}"
+        )
+    return entry
+
+
+def _ourselves() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwuid(os.geteuid())
+    except KeyError:
+        raise EmbeddedError(
+            f"user id {os.geteuid()} has no entry in /etc/passwd, and PostgreSQL does not start without one;"
+            " run as a user that has a name, or as root"
+        ) from None
+
+
+def _entry(user: str) -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(user)
+    except KeyError:
+        return None
+
+
+def _added(user: str) -> pwd.struct_passwd | None:
+    useradd = shutil.which("useradd", path="/usr/sbin:/sbin:/usr/bin")
+    if useradd:
+        no_login = ["--system", "--no-create-home", "--shell", "/usr/sbin/nologin"]
+        subprocess.run([useradd, *no_login, user], check=False, capture_output=True)
+    return _entry(user)
+
+
+# Its folders -----------------------------------------------------------------------------------------------
+
+
+def open_way(root: Path, account: Account) -> None:
+    """See that `account` can enter `root`; EmbeddedError names the folder above it that is closed."""
+    if account.switch:
+        root.chmod(0o755)  # what is private in it has a mode of its own
+    if barred := account.barred_from(root):
+        raise EmbeddedError(
+            f"the user {account.name}, who runs PostgreSQL, cannot enter {barred};"
+            f" choose a folder elsewhere (DL_HOME), or: chmod o+x {barred}"
+        )
+
+
+def private(folder: Path, account: Account) -> Path:
+    """Make `folder` one that only `account` may enter; EmbeddedError when it is somebody else's."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    # Looked at once it is there, since in /tmp another user may have been first.
+    _refuse_foreign(folder, account)
+    os.chown(folder, account.uid, account.gid, follow_symlinks=False)
+    folder.chmod(0o700)
+    return folder
+
+
+def _refuse_foreign(folder: Path, account: Account) -> None:
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (not account.switch and found.st_uid != account.uid):
+        raise EmbeddedError(f"{folder} is not a folder of the user {account.name}; remove it")
+    # In a folder of ours root may take over any other's, but not here.
+    if folder.parent == TMP and found.st_uid not in (account.uid, os.geteuid()):
+        raise EmbeddedError(f"{folder} belongs to another user; remove it, or choose a shorter DL_HOME")
+
+
+def take_over(data: Path, account: Account) -> None:
+    """See that the cluster in `data` belongs to `account`; only root can change its owner."""
+    owner = data.stat().st_uid
+    if owner == account.uid:
+        return
+    if not account.switch:
+        raise EmbeddedError(
+            f"{data} belongs to another user (id {owner}); start as that user or as root,"
+            " or choose another folder (DL_HOME)"
+        )
+    for path in chain([data], data.rglob("*")):  # user ids may differ from image to image
+        os.chown(path, account.uid, account.gid, follow_symlinks=path == data)

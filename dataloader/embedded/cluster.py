@@ -1,0 +1,148 @@
+"""The cluster in a server's folder: made once, whole or not at all, and served by a child of ours.
+
+`start` is the way from whatever lies there to a server that accepts connections. May import `account`, `binaries`,
+`errors`, `owner` and `postmaster`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dataloader.embedded import postmaster
+from dataloader.embedded.account import TMP, Account, account_for, open_way, private, take_over
+from dataloader.embedded.binaries import ENVIRONMENT, find_programs, reachable
+from dataloader.embedded.errors import EmbeddedError
+from dataloader.embedded.owner import dies_with_us
+
+INITDB_WITHIN = 120.0  # seconds
+READY_WITHIN = 120.0  # after a crash the server first replays its log
+
+_INITDB = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"]
+
+_SETTINGS = {
+    "listen_addresses": "",  # with `trust`, TCP would make every local user a superuser
+    "unix_socket_permissions": "0700",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "max_connections": "200",
+    "max_parallel_workers_per_gather": "0",  # a job farm gains nothing, and a small /dev/shm fails it
+    "logging_collector": "on",  # a file for each day of the week, so that the log does not grow for ever
+    "log_filename": "postgresql-%a.log",
+    "log_truncate_on_rotation": "on",
+    "log_rotation_age": "1d",
+    "log_rotation_size": "0",
+}
+
+
+def start(
+    root: Path, settings: Mapping[str, str], pg_bin: Path | None, initdb: Sequence[str], user: str
+) -> subprocess.Popen[bytes]:
+    """Serve the cluster in `root`, made if missing; EmbeddedError says why not, and then nothing runs.
+
+    The parameters are those of Server.start. The caller holds the folder's lock.
+    """
+    account = account_for(user)
+    open_way(root, account)
+    programs = reachable(find_programs(root / "data", pg_bin), root, account)
+    _prepare(root, programs, account, initdb)
+    places = {
+        "unix_socket_directories": str(private(socket_folder(root), account)),
+        "log_directory": str(private(root / "log", account)),
+    }
+    process = _spawn(root, programs, account, _SETTINGS | places | dict(settings))
+    try:
+        _wait_ready(root, process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return process
+
+
+def socket_folder(root: Path) -> Path:
+    """Where the server in `root` listens: `run` beside the cluster, or, if no socket can be there, in /tmp."""
+    run = root / "run"
+    # A socket's path has 107 bytes (103 on macOS), and its folder is part of lists with commas and quotes.
+    if re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(run)):
+        return run
+    return TMP / f"dl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
+
+
+def remove_far_socket_folder(root: Path) -> None:
+    """Remove the socket's folder if it is one in /tmp, which nobody would find once `root` is gone."""
+    run = socket_folder(root)
+    if run.parent != root:
+        shutil.rmtree(run, ignore_errors=True)
+
+
+def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
+    """See that there is a cluster of `account`, and that nobody serves it."""
+    data = root / "data"
+    if data.exists():
+        take_over(data, account)
+        postmaster.end_leftover(data)
+        return
+    # Under another name first: a start that is killed here leaves nothing half made.
+    shutil.rmtree(root / "new", ignore_errors=True)
+    new = private(root / "new", account)
+    _initdb(new, programs, account, options)
+    new.rename(data)
+
+
+def _initdb(new: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
+    done = subprocess.run(
+        [str(programs / "initdb"), "-D", str(new), *_INITDB, *options],
+        env=ENVIRONMENT,
+        cwd="/",  # that user may not enter ours
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=INITDB_WITHIN,
+        check=False,
+        start_new_session=True,
+        preexec_fn=dies_with_us(signal.SIGTERM),
+        **account.popen(),
+    )
+    if done.returncode:
+        raise EmbeddedError(f"initdb failed: {done.stderr.decode(errors='replace').strip()}")
+
+
+def _spawn(root: Path, programs: Path, account: Account, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    options = [f"--{name}={value}" for name, value in settings.items()]
+    with (root / "postgres.log").open("wb") as log:
+        return subprocess.Popen(
+            [programs / "postgres", "-D", root / "data", *options],
+            env=ENVIRONMENT,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches a whole group, and the server must stop last
+            preexec_fn=dies_with_us(signal.SIGINT),
+            **account.popen(),
+        )
+
+
+def _wait_ready(root: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_WITHIN
+    while not postmaster.is_ready(root / "data", process.pid):
+        if process.poll() is not None:
+            raise EmbeddedError(f"PostgreSQL did not start: {_last_words(root)}")
+        if time.monotonic() > deadline:
+            raise EmbeddedError(f"PostgreSQL is not ready after {READY_WITHIN:g} s: {_last_words(root)}")
+        time.sleep(0.01)
+
+
+def _last_words(root: Path) -> str:
+    """The end of the newest log, for an error message."""
+    logs = [log for log in [root / "postgres.log", *(root / "log").glob("*.log")] if log.exists()]
+    newest = max(logs, key=lambda log: log.stat().st_mtime_ns)
+    lines = newest.read_text("utf-8", errors="replace").strip().splitlines()[-5:]
+    return "\n  ".join([f"see {newest}, which ends with", *lines])

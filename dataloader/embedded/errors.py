@@ -1,0 +1,7 @@
+"""The one error that this package raises. May import nothing of the package."""
+
+from __future__ import annotations
+
+
+class EmbeddedError(Exception):
+    """The embedded PostgreSQL cannot be used; the message says why and what to do."""

@@ -2,7 +2,7 @@
 
 `sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed.
 A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
-`-- outside a transaction`; there a statement under `-- repeat until it changes nothing` is a batch.
+`-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
 May import `db`.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import LiteralString
 
 from psycopg import errors, sql
@@ -23,9 +24,13 @@ from dataloader import db
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
-LOCK_TIMEOUT = "3s"
+LOCK_TIMEOUT = "200ms"  # what a producer may have to wait behind us
+VACUUM_TIMEOUT = "30s"  # longer than anybody's deadlock_timeout, after which an autovacuum is called off
+PAUSE_SEC = 1.0
+IDLE_SEC = 5.0  # of a migration that was stopped or cut off while it held the tables
 WAIT_SEC = 600.0
-_REPEAT = "-- repeat until it changes nothing"
+# A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
+_STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
 
 class SchemaError(Exception):
@@ -67,7 +72,7 @@ def migrate(dsn: str, schema: str) -> list[str]:
     Safe to run from several places at once and beside a working farm. Raises SchemaError when the schema belongs
     to a newer dataloader or a file that was applied has been changed since.
     """
-    with db.connect(dsn, name="dl-migrate", schema=schema, answer_within=7 * 86_400) as conn, _alone(conn):
+    with _session(dsn, schema) as conn, _alone(conn):
         if conn.execute("SELECT current_schema()").fetchone() == (None,):
             conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         conn.execute(
@@ -107,6 +112,17 @@ def _read(number: int, name: str, text: str) -> Migration:
     oldest = re.search(r"^-- oldest code: (\d+)$", text, re.MULTILINE)
     outside = re.search(r"^-- outside a transaction$", text, re.MULTILINE)
     return Migration(number, name, text, int(oldest[1]) if oldest else 0, not outside)
+
+
+def _session(dsn: str, schema: str) -> db.Connection:
+    """Without the limits that a role or a database may have; one that stops in a transaction frees its locks soon."""
+    conn = db.connect(
+        dsn, name="dl-migrate", schema=schema, answer_within=7 * 86_400, idle_in_transaction_timeout=IDLE_SEC
+    )
+    conn.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+    if conn.info.server_version >= 170_000:
+        conn.execute("SET transaction_timeout = 0")
+    return conn
 
 
 def _exists(conn: db.Connection) -> bool:
@@ -154,39 +170,40 @@ def _apply(conn: db.Connection, migration: Migration) -> None:
     if migration.in_transaction:
         _patiently_in_transaction(conn, migration)
     else:
-        for statement in _statements(migration.text):
-            _run_to_the_end(conn, statement)
+        for statement in _STATEMENT.finditer(migration.text):
+            conn.execute(statement[0])
         _record(conn, migration)
 
 
 def _patiently_in_transaction(conn: db.Connection, migration: Migration) -> None:
     """Whoever waits for a table lock makes all later comers wait too: so ask briefly, and again."""
     deadline = time.monotonic() + WAIT_SEC
-    while True:
+    for attempt in count():
         try:
             with conn.transaction():
+                if attempt:
+                    _see_off_vacuum(conn)
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
                 conn.execute(migration.text)
                 _record(conn, migration)
             return
-        except (errors.LockNotAvailable, errors.DeadlockDetected):
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as e:
             if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
+                raise SchemaError(
+                    f"{migration.name}: others have held the tables for {WAIT_SEC:g} s, see pg_locks"
+                ) from e
+            time.sleep(PAUSE_SEC)
 
 
-def _run_to_the_end(conn: db.Connection, statement: str) -> None:
-    while conn.execute(statement).rowcount > 0 and _REPEAT in statement:
-        pass
+def _see_off_vacuum(conn: db.Connection) -> None:
+    """Take the tables from an autovacuum, which gives way only to those who wait longer than deadlock_timeout.
 
-
-def _statements(text: str) -> list[str]:
-    """The statements of a file without a transaction: each ends with a semicolon at a line's end."""
-    return [part.strip() for part in re.split(r";[ \t]*$", text, flags=re.MULTILINE) if _has_code(part)]
-
-
-def _has_code(part: str) -> bool:
-    return any(line.strip() and not line.strip().startswith("--") for line in part.splitlines())
+    Whoever reads or writes does not conflict with this lock, so nobody waits behind us, however long it takes.
+    """
+    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(VACUUM_TIMEOUT))
+    for table in ("dl_jobs", "dl_job_events"):
+        if conn.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone() == (True,):
+            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.Identifier(table)))
 
 
 def _record(conn: db.Connection, migration: Migration) -> None:

@@ -3,20 +3,32 @@
 -- oldest code: 1
 -- outside a transaction
 
--- repeat until it changes nothing
-WITH future AS (
-  SELECT job_id FROM dl_jobs
-   WHERE status = 'queued' AND blocked_on IS NULL AND available_at > now()
-   LIMIT 1000 FOR NO KEY UPDATE SKIP LOCKED)
-UPDATE dl_jobs SET blocked_on = 'time' FROM future WHERE dl_jobs.job_id = future.job_id;
-
--- Those that somebody held meanwhile.
--- repeat until it changes nothing
-WITH future AS (
-  SELECT job_id FROM dl_jobs
-   WHERE status = 'queued' AND blocked_on IS NULL AND available_at > now()
-   LIMIT 100 FOR NO KEY UPDATE)
-UPDATE dl_jobs SET blocked_on = 'time' FROM future WHERE dl_jobs.job_id = future.job_id;
+-- Listed at one instant, so none is missed because it moves, and all are read once. Then batch by batch; rows that
+-- somebody holds are passed over and asked for again, with no lock held meanwhile and none waited for.
+DO $fill$
+DECLARE
+  batch uuid[];
+BEGIN
+  FOR batch IN
+    SELECT array_agg(job_id) FROM (
+      SELECT job_id, row_number() OVER () / 500 AS number FROM dl_jobs
+       WHERE status = 'queued' AND blocked_on IS NULL AND available_at > clock_timestamp()) future
+     GROUP BY number
+  LOOP
+    LOOP
+      UPDATE dl_jobs SET blocked_on = 'time' WHERE job_id IN (
+        SELECT job_id FROM dl_jobs
+         WHERE job_id = ANY (batch) AND status = 'queued' AND blocked_on IS NULL AND available_at > clock_timestamp()
+           FOR NO KEY UPDATE SKIP LOCKED);
+      COMMIT;
+      EXIT WHEN NOT EXISTS (
+        SELECT FROM dl_jobs
+         WHERE job_id = ANY (batch) AND status = 'queued' AND blocked_on IS NULL AND available_at > clock_timestamp());
+      PERFORM pg_sleep(0.1);
+    END LOOP;
+  END LOOP;
+END
+$fill$;
 
 -- The normal case: claimable rows in the order of the claim.
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_cold;
@@ -43,3 +55,23 @@ CREATE INDEX CONCURRENTLY ix_dl_job_events_job ON dl_job_events (job_id, event_i
 
 -- With the lease in an index no heartbeat could be a heap-only (HOT) update.
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_running_lease;
+
+-- A key became free: tell the queues in which hot rows of its slot wait. Rows that are not hot need no word;
+-- the claim that leaves empty-handed past one marks it first (dl_claim). Bound to this schema, because a foreign
+-- worker may finish a job from another search_path.
+CREATE OR REPLACE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+  waiting text;
+BEGIN
+  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+  WHILE waiting IS NOT NULL LOOP
+    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = hashtext(NEW.lock_key)
+                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+      PERFORM pg_notify('dl_jobs', waiting);
+    END IF;
+    SELECT min(queue) INTO waiting FROM dl_jobs
+     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
+  END LOOP;
+  RETURN NULL;
+END
+$$;

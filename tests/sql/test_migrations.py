@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from foreign import CONTRACT, CONTRACT_TRIGGERS
 from hands import PATIENCE, Worker, blocked, enqueue, heard, plain, row, state, until, value
 from psycopg import sql
 
@@ -20,22 +23,29 @@ from dataloader import db, migrations
 from dataloader.migrations import SchemaError
 
 ALL = [*(migration.name for migration in migrations.known()), "functions.sql"]
-CONTRACT = (files("dataloader.sql.migrations") / "0001_contract.sql").read_text("utf-8")
-CONTRACT_TRIGGERS = """
-CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF NEW.status = 'queued' AND NEW.available_at <= now() THEN
-    PERFORM pg_notify('dl_jobs', NEW.queue);
-  END IF;
-  RETURN NEW;
-END
-$$;
-CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
-CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
-  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
-"""
 MIGRATING = """
 SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datname = current_database()
+"""
+PAUSING = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
+DYING = """
+import os, signal, sys
+from dataloader import db, migrations
+
+class Dying(db.Connection):
+    left = int(sys.argv[2])
+
+    def execute(self, *args, **more):
+        Dying.left -= 1
+        if Dying.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().execute(*args, **more)
+
+db.Connection = Dying
+migrations.migrate(sys.argv[1], "public")
+"""
+MISPLACED = """
+SELECT count(*) FROM dl_jobs
+ WHERE blocked_on IS DISTINCT FROM CASE WHEN status = 'queued' AND available_at > now() THEN 'time' END
 """
 COLUMNS = """
 SELECT table_name, column_name, data_type, udt_name, column_default, is_nullable FROM information_schema.columns
@@ -127,11 +137,7 @@ def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None
         assert conn.execute(contents + " ORDER BY job_id").fetchall() == rows
         assert value(conn, "SELECT pg_relation_filenode('dl_jobs')") == filenode, "the table was rewritten"
         assert value(conn, "SELECT count(*) FROM dl_job_events") == len(rows)
-        misplaced = (
-            "SELECT count(*) FROM dl_jobs WHERE blocked_on IS DISTINCT FROM"
-            " CASE WHEN status = 'queued' AND available_at > now() THEN 'time' END"
-        )
-        assert value(conn, misplaced) == 0
+        assert value(conn, MISPLACED) == 0
         assert not value(conn, "SELECT bool_or(hot) FROM dl_jobs")
     adopted = catalog(contract)
     assert adopted["valid"] == [(0,)]
@@ -161,7 +167,8 @@ def test_a_future_row_that_somebody_holds_meanwhile_is_filled_too(contract: str)
             holder.execute("UPDATE dl_jobs SET priority = 1 WHERE job_id = %s", (held,))
             rest = pool.submit(migrations.migrate, contract, "public")
             pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
-            until(lambda: blocked(conn, pid), "the migration to meet the holder")
+            until(lambda: value(conn, PAUSING, pid), "the migration to meet the holder")
+            assert row(conn, held)["blocked_on"] is None
         assert rest.result(PATIENCE) == ALL[2:]
         assert row(conn, held)["blocked_on"] == "time"
 
@@ -180,25 +187,59 @@ def apply_first(dsn: str, number: int) -> list[str]:
     return done
 
 
-def test_c8_a_long_query_makes_the_migration_wait_and_not_the_queue(
-    contract: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It asks for the table briefly, again and again, and the producers get in between."""
-    monkeypatch.setattr(migrations, "LOCK_TIMEOUT", "100ms")
-    with session(contract) as reader, session(contract) as producer, ThreadPoolExecutor(1) as pool:
-        with reader.transaction():
-            value(reader, "SELECT count(*) FROM dl_jobs")
-            migrating = pool.submit(migrations.migrate, contract, "public")
-            pid = until(lambda: value(producer, MIGRATING), "the migration to connect")
-            for _ in range(2):
-                until(lambda: blocked(producer, pid), "the migration to wait")
-                before = time.monotonic()
-                plain(producer)
-                producer.execute("UPDATE dl_jobs SET heartbeat_at = now() WHERE status = 'running'")
-                assert time.monotonic() - before < 0.5
-                until(lambda: not blocked(producer, pid), "the migration to step back")
-            assert not migrating.done()
-        assert migrating.result(PATIENCE) == ALL
+def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(contract: str) -> None:
+    """An index is built as soon as the transactions of before are over, however long they take."""
+    apply_first(contract, 2)
+    with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
+        for limit in ("lock_timeout", "statement_timeout"):
+            name = sql.Identifier(conn.info.dbname)
+            conn.execute(sql.SQL("ALTER DATABASE {} SET {} = '50ms'").format(name, sql.Identifier(limit)))
+        with holder.transaction():
+            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = 'canceled'")
+            rest = pool.submit(migrations.migrate, contract, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(lambda: blocked(conn, pid), "the migration to meet the holder")
+            waiting = "SELECT clock_timestamp() - query_start > '200 ms' FROM pg_stat_activity WHERE pid = %s"
+            until(lambda: rest.done() or value(conn, waiting, pid), "the migration to wait longer than the limits")
+        assert rest.result(PATIENCE) == ALL[2:]
+
+
+def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(contract: str, dsn: str) -> None:
+    killed = 0
+    while (ended := dying(contract, 5 + 3 * killed).wait(PATIENCE)) == -signal.SIGKILL:
+        killed += 1
+    assert ended == 0
+    assert killed > 5
+    assert catalog(contract) == catalog(dsn)
+    with session(contract) as conn:
+        assert value(conn, MISPLACED) == 0
+
+
+@pytest.mark.parametrize("wait", ["the fill", "an index"])
+def test_a_migration_killed_within_a_statement_is_finished_by_the_next(contract: str, dsn: str, wait: str) -> None:
+    apply_first(contract, 2)
+    task = {"the fill": "queued later", "an index": "canceled"}[wait]
+    with session(contract) as holder, session(contract) as conn:
+        with holder.transaction():
+            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE task = %s", (task,))
+            process = dying(contract, 1_000)
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(
+                lambda: value(conn, PAUSING, pid) if wait == "the fill" else blocked(conn, pid), "it to meet the holder"
+            )
+            process.kill()
+            assert process.wait(PATIENCE) == -signal.SIGKILL
+            # The server would notice by itself (client_connection_check_interval); a test need not wait for it.
+            assert value(conn, "SELECT pg_terminate_backend(%s, 10000)", pid)
+            assert value(conn, CATALOG["valid"]) == (wait == "an index")
+        assert migrations.migrate(contract, "public") == ALL[2:]
+        assert value(conn, MISPLACED) == 0
+    assert catalog(contract) == catalog(dsn)
+
+
+def dying(dsn: str, after: int) -> subprocess.Popen[bytes]:
+    """A process that migrates and kills itself when that many statements were executed."""
+    return subprocess.Popen([sys.executable, "-c", DYING, dsn, str(after)])
 
 
 def test_a_changed_file_is_refused(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,229 @@
+"""Migrations of the contract's tables while others insert, claim and finish: nobody waits long, whoever holds what."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import psycopg
+import pytest
+from foreign import CONTRACT, CONTRACT_TRIGGERS, Foreign
+from hands import PATIENCE, blocked, plain, quietly, until, value
+from test_migrations import ALL, MIGRATING, MISPLACED, PAUSING, apply_first, catalog, session
+
+from dataloader import migrations
+
+PRODUCERS = 4
+WORKERS = 4
+IDLE_SEC = 0.01  # how long a foreign worker that found nothing waits
+# Of twenty rows ten have succeeded, eight are of the future, one has failed, one is canceled; a few are running.
+ROWS = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, available_at, created_at, lease_expires_at)
+SELECT gen_random_uuid(), 'q', 't', 'old-' || i, '{"path": "a/file/somewhere.csv", "table": "customers"}', status,
+       now() + i * interval '1 s' * CASE WHEN status = 'queued' THEN 1 ELSE -1 END + interval '1 h',
+       now() - i * interval '1 s', CASE WHEN status = 'running' THEN now() + interval '1 h' END
+  FROM generate_series(1, %s) i,
+       LATERAL (SELECT CASE WHEN i %% 20 < 10 THEN 'succeeded' WHEN i %% 20 < 18 THEN 'queued'
+                            WHEN i %% 20 = 18 THEN 'failed' WHEN i < 500 THEN 'running' ELSE 'canceled' END
+               ::dl_status AS status) s
+"""
+HOLDS = """
+SELECT true FROM pg_locks WHERE pid = %s AND granted = %s AND mode = 'ShareUpdateExclusiveLock'
+   AND relation = 'dl_jobs'::regclass
+"""
+READ = """
+SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = 'dl_jobs'
+"""
+
+
+class Traffic:
+    """Producers at a steady rate and foreign workers who keep up; each writes down how long its steps took."""
+
+    def __init__(self, dsn: str, per_sec: float) -> None:
+        self.dsn = dsn
+        self.pause = PRODUCERS / per_sec
+        self.over = Event()  # for the producers
+        self.done = Event()  # for the workers, who first finish what there is
+        self.waits: dict[str, list[float]] = {"insert": [], "claim": [], "finish": []}
+        self.steps: list[Future[None]] = []
+
+    def timed(self, kind: str, step: Callable[[], Any]) -> Any:
+        """Do the step and note how long it took."""
+        begun = time.monotonic()
+        answer = step()
+        self.waits[kind].append(time.monotonic() - begun)
+        return answer
+
+    def produce(self, number: int) -> None:
+        """Insert at a fixed rate; what could not be done in time is made up for."""
+        begun = time.monotonic()
+        with psycopg.connect(self.dsn, autocommit=True) as conn:
+            for count in itertools.count(1):
+                if self.over.wait(max(0.0, begun + count * self.pause - time.monotonic())):
+                    return
+                self.timed("insert", lambda key=f"new-{number}-{count}": plain(conn, lock_key=key))
+
+    def work(self) -> None:
+        """Claim and finish by the plain protocol."""
+        foreign = Foreign(self.dsn)
+        with foreign.conn:
+            while not self.done.is_set():
+                if job := self.timed("claim", foreign.claim):
+                    self.timed("finish", lambda job=job: foreign.finish(*job))
+                else:
+                    self.done.wait(IDLE_SEC)
+
+    def count(self, kind: str = "finish") -> int:
+        """How many steps of this kind were done."""
+        return len(self.waits[kind])
+
+    def goes_on(self, more: int = 50) -> None:
+        """Wait until that many more jobs were finished."""
+        wanted = self.count() + more
+        until(lambda: self.count() >= wanted or self.has_failed(), f"{more} more jobs to be finished")
+        assert not self.has_failed()
+
+    def has_failed(self) -> bool:
+        """Has anybody left before the end?"""
+        return any(step.done() for step in self.steps)
+
+    def longest(self) -> dict[str, float]:
+        """The longest step of each kind, in seconds."""
+        return {kind: max(waits) for kind, waits in self.waits.items()}
+
+
+@contextmanager
+def traffic(dsn: str, per_sec: float) -> Iterator[Traffic]:
+    """Traffic for the block; at its end the backlog is worked off, and whoever failed is heard."""
+    made = Traffic(dsn, per_sec)
+    with ThreadPoolExecutor(PRODUCERS + WORKERS) as pool:
+        producers = [pool.submit(made.produce, number) for number in range(PRODUCERS)]
+        workers = [pool.submit(made.work) for _ in range(WORKERS)]
+        made.steps = producers + workers
+        try:
+            yield made
+            made.over.set()
+            wait(producers, PATIENCE)
+            until(lambda: made.count("finish") >= made.count("insert"), "the backlog to be worked off")
+        finally:
+            made.over.set()
+            made.done.set()
+            for step in made.steps:
+                step.result(PATIENCE)
+
+
+def contract_tables(dsn: str, rows: int) -> None:
+    """The contract's tables with so many rows and their journal."""
+    with session(dsn) as conn:
+        conn.execute(CONTRACT)
+        conn.execute(CONTRACT_TRIGGERS)
+        with quietly(conn):
+            conn.execute(ROWS, (rows,))
+            conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+        conn.execute("VACUUM ANALYZE")
+
+
+@pytest.mark.parametrize(
+    ("rows", "per_sec", "bound"),
+    [
+        pytest.param(20_000, 50, 2.0, id="small"),
+        pytest.param(1_000_000, 200, 1.0, id="full", marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+    ],
+)
+def test_c8_nobody_waits_long_for_a_migration(
+    empty_db: str, dsn: str, rows: int, per_sec: float, bound: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract_tables(empty_db, rows)
+    with traffic(empty_db, per_sec) as made:
+        made.goes_on()
+        begun = time.monotonic()
+        assert migrations.migrate(empty_db, "public") == ALL
+        took = time.monotonic() - begun
+        made.goes_on()
+    with session(empty_db) as conn:
+        assert value(conn, MISPLACED) == 0
+        assert value(conn, "SELECT count(*) FROM dl_jobs WHERE task = 't' AND lock_key LIKE 'new-%%'") == made.count()
+    assert catalog(empty_db) == catalog(dsn)
+    longest = made.longest()
+    with capsys.disabled():
+        print(
+            f"\n{rows} rows, {made.count()} jobs, {took:.1f} s:", {k: f"{v * 1000:.0f} ms" for k, v in longest.items()}
+        )
+    assert max(longest.values()) < bound, longest
+
+
+@pytest.fixture
+def contract(empty_db: str) -> str:
+    """A database as it stands in production, small."""
+    contract_tables(empty_db, 2_000)
+    return empty_db
+
+
+@pytest.mark.parametrize(
+    "holding",
+    [
+        "SELECT count(*) FROM dl_jobs",
+        "SELECT FROM dl_jobs WHERE lock_key = 'old-10' FOR UPDATE",
+        "UPDATE dl_jobs SET priority = 1 WHERE lock_key = 'old-10'",
+    ],
+    ids=["a table that was read", "a row's lock", "a row that was changed"],
+)
+def test_c8_whoever_holds_something_makes_the_migration_wait_and_not_the_queue(
+    contract: str, monkeypatch: pytest.MonkeyPatch, holding: str
+) -> None:
+    """It asks for the table briefly, again and again, and the others get in between."""
+    monkeypatch.setattr(migrations, "PAUSE_SEC", 0.3)
+    with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
+        with traffic(contract, 50) as made, holder.transaction():
+            holder.execute(holding)
+            migration = pool.submit(migrations.migrate, contract, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            for _ in range(3):
+                until(lambda: blocked(conn, pid), "the migration to wait")
+                made.goes_on(10)
+                until(lambda: not blocked(conn, pid), "the migration to step back")
+            assert not migration.done()
+        assert migration.result(PATIENCE) == ALL
+        assert value(conn, MISPLACED) == 0
+    assert max(made.longest().values()) < 2, made.longest()
+
+
+def test_c8_a_vacuum_makes_the_migration_wait_and_not_the_queue(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits as long as it takes PostgreSQL to call off an autovacuum, in a way that nobody else notices."""
+    monkeypatch.setattr(migrations, "PAUSE_SEC", 0.1)
+    with session(contract) as vacuum, session(contract) as conn, ThreadPoolExecutor(2) as pool:
+        vacuum.execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1")
+        vacuuming = pool.submit(vacuum.execute, "VACUUM (DISABLE_PAGE_SKIPPING) dl_jobs")
+        until(lambda: value(conn, HOLDS, vacuum.info.backend_pid, True), "the vacuum to begin")
+        with traffic(contract, 50) as made:
+            migration = pool.submit(migrations.migrate, contract, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(lambda: value(conn, HOLDS, pid, False), "the migration to wait for the vacuum")
+            made.goes_on(30)
+            assert value(conn, HOLDS, pid, False), "gave up before an autovacuum would"
+            vacuum.cancel()
+            assert migration.result(PATIENCE) == ALL
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            vacuuming.result(PATIENCE)
+
+
+def test_a_finish_meanwhile_does_not_read_the_whole_table(contract: str) -> None:
+    """The index is not there yet by which a finish finds those who wait for its key."""
+    with session(contract) as holder, session(contract) as conn, ThreadPoolExecutor(1) as pool:
+        job_id = plain(conn)
+        apply_first(contract, 2)
+        with holder.transaction():
+            holder.execute("UPDATE dl_jobs SET priority = 1 WHERE lock_key = 'old-10'")
+            migration = pool.submit(migrations.migrate, contract, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(lambda: value(conn, PAUSING, pid), "the migration to meet the holder")
+            with conn.transaction():
+                for status in ("running", "succeeded"):
+                    conn.execute("UPDATE dl_jobs SET status = %s WHERE job_id = %s", (status, job_id))
+                assert value(conn, READ) < 20
+        assert migration.result(PATIENCE) == ALL[2:]

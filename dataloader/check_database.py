@@ -204,12 +204,14 @@ def _server(dsn: str) -> list[Any]:
 def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]:
     """What this machine keeps open (workers, keeper, reaper, the API's pools), and how far that may grow.
 
-    It grows by the pools' overflow and, where they write to the `same_server`, by a transaction of each pipeline.
+    It grows by the pools' overflow, by a successor for each queue during a reload and, where they write to the
+    `same_server`, by a transaction of each pipeline.
     """
     workers = sum(spec.concurrency for spec in settings.workers)
     pools = API_PROCESSES * settings.pg_pool_size if settings.pg_use_pool else 0
     most = API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
-    return workers + 2 + pools, workers + 2 + most + (workers if same_server else 0)
+    successors = len({spec.queue for spec in settings.workers})
+    return workers + 2 + pools, workers + 2 + most + successors + (workers if same_server else 0)
 
 
 def free_connections(facts: Mapping[str, int]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from psycopg import errors
 
 from dataloader import db, log, queue
 from dataloader.job import End, Job, beat_interval, to_json
-from dataloader.process import EXIT_FENCED, Slot, drain_pipe, fence_margin, now, readable
+from dataloader.process import EXIT_FENCED, Slot, drain_pipe, now, readable
 
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
 LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
@@ -28,7 +28,7 @@ LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
 class Lease:
     """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
 
-    def __init__(self, job: Job, slot: Slot, sent: float, wake: Callable[[], None]) -> None:
+    def __init__(self, job: Job, slot: Slot, wake: Callable[[], None]) -> None:
         self.job = job
         self.slot = slot
         self.released = False  # the block that held it was left
@@ -37,22 +37,10 @@ class Lease:
         self._wake = wake
         self.stop: End | None = None
         self.reason: str | None = None
-        self._ttl = float(job.lease_ttl_sec)
-        self._sent = sent
-
-    @property
-    def ends_at(self) -> float:
-        """When the lease runs out: counted from the moment the last confirmed renewal was *sent*."""
-        return max(self._sent, float(self.slot.fields.kept)) + self._ttl
-
-    @property
-    def fence_at(self) -> float:
-        """When the run must be over, so that nobody else can start before it is."""
-        return self.ends_at - fence_margin(self._ttl)
 
     def renewed(self, sent: float) -> None:
         """The database confirmed a renewal that was sent at this instant."""
-        self._sent = self.slot.fields.renewed = sent
+        self.slot.fields.renewed = sent
 
     def end(self, how: End, reason: str) -> None:
         """The run has to stop at its next safe point; a claim that is over outweighs a cancellation."""
@@ -66,7 +54,7 @@ class Lease:
 
     def must_stop(self) -> bool:
         """Called at every safe point, so it costs next to nothing."""
-        if self.stop in (None, End.CANCELED) and now() > self.fence_at:
+        if self.stop in (None, End.CANCELED) and now() > self.slot.fence_at:
             self.give_up(End.HANDED_BACK, "the lease ran out")
         return self.stop is not None
 
@@ -96,12 +84,12 @@ class Heartbeat(threading.Thread):
         self._log = structlog.get_logger("heartbeat")
 
     @contextmanager
-    def holding(self, job: Job, slot: Slot, sent: float) -> Iterator[Lease]:
-        """Hold `job`, claimed by a statement sent at this instant, while the block runs.
+    def holding(self, job: Job, slot: Slot) -> Iterator[Lease]:
+        """Hold `job`, which the worker's slot shows, while the block runs.
 
         The thread owns `session` meanwhile; afterwards it is the caller's again, perhaps another one, or closed.
         """
-        lease = Lease(job, slot, sent, self._wake)
+        lease = Lease(job, slot, self._wake)
         with self._turn:
             self._lease = lease
             self._turn.notify()
@@ -139,7 +127,7 @@ class Heartbeat(threading.Thread):
         """Beat until the block is left."""
         interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
         self.session.conn.answer_within = max(1.0, interval)
-        self._next_beat = lease.ends_at - lease.job.lease_ttl_sec + interval
+        self._next_beat = lease.slot.renewed + interval
         while not lease.released:
             try:
                 busy = self._beat_where_due(lease, interval)
@@ -213,7 +201,7 @@ class Heartbeat(threading.Thread):
         while not self._retake(lease):
             if lease.stop is not None and lease.stop is not End.CANCELED:
                 return
-            if now() > lease.fence_at:
+            if now() > lease.slot.fence_at:
                 lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
                 return
             self._pause(0.2)
@@ -222,7 +210,7 @@ class Heartbeat(threading.Thread):
 
     def _retake(self, lease: Lease) -> bool:
         try:
-            self.session = self._reconnect(max(1.0, lease.fence_at - now()))
+            self.session = self._reconnect(max(1.0, lease.slot.fence_at - now()))
             self.session.conn.answer_within = max(1.0, beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec))
             sent = now()
             if queue.retake(self.session, lease.job):

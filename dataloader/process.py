@@ -197,7 +197,7 @@ class Slot:
             UUID(bytes=bytes(self.fields.job)),
             self.fields.attempt,
             self.fields.lease_ttl,
-            max(self.fields.renewed, self.fields.kept),
+            self.renewed,
         )
         whole = before % 2 == 0 and self.fields.generation == before and self.state is State.BUSY
         return held if whole else None
@@ -223,10 +223,20 @@ class Slot:
         return None
 
     @property
+    def renewed(self) -> float:
+        """When the last confirmed renewal of the claim's lease was *sent*, by the worker or the keeper."""
+        return max(float(self.fields.renewed), float(self.fields.kept))
+
+    @property
+    def fence_at(self) -> float:
+        """When the worker itself stops a run whose lease is not renewed, so that nobody else can start before."""
+        ttl = float(self.fields.lease_ttl)
+        return self.renewed + ttl - fence_margin(ttl)
+
+    @property
     def ends_by(self) -> float:
-        """When a busy worker's job must be over unless its lease is renewed; before that it has half the margin."""
-        lease_over = max(self.fields.renewed, self.fields.kept) + self.fields.lease_ttl
-        unrenewed = lease_over - fence_margin(self.fields.lease_ttl) / 2
+        """When a busy worker's job must be over unless its lease is renewed: half the margin after `fence_at`."""
+        unrenewed = self.fence_at + fence_margin(self.fields.lease_ttl) / 2
         return float(min(self.fields.fence_by or unrenewed, unrenewed))
 
 

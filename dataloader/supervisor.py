@@ -96,6 +96,11 @@ class Child:
     started: float
     stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
 
+    @property
+    def is_ready(self) -> bool:
+        """True once it works, or has a session and waits for a place (`Worker._take_place`)."""
+        return self.slot.state in READY or (self.slot.state is State.STARTING and bool(self.slot.fields.session))
+
 
 class Supervisor:
     """The children of this machine and the wish that they are compared with."""
@@ -248,10 +253,19 @@ class Supervisor:
         if self._draining:
             return
         running = Counter(child.queue for child in self._workers.values())
-        for queue, wished_for in self._wish.items():
+        for queue, wanted in self._wanted().items():
             if self._backoffs[queue].passed:
-                for _ in range(wished_for - running[queue]):
+                for _ in range(wanted - running[queue]):
                     self._start_worker(queue)
+
+    def _wanted(self) -> Counter[str]:
+        """The wish, and one more in each queue that still has a worker of an older generation.
+
+        It imports the new code and connects before one of them may leave. So a slow import leaves no gap, and code
+        that cannot be imported costs no worker.
+        """
+        older = {child.queue for child in self._workers.values() if child.generation != self._generation}
+        return self._wish + Counter(older & self._wish.keys())
 
     def _start_worker(self, queue: str) -> None:
         slot = self._farm.free()
@@ -279,7 +293,7 @@ class Supervisor:
     # --- orders ---
 
     def _reload(self) -> None:
-        """Take new settings; workers of before leave one by one, as they finish, and new ones import new code."""
+        """Take new settings; workers of before leave one by one, as they finish, each once its successor is ready."""
         try:
             self.settings = self._load()
         except ConfigError as e:
@@ -288,6 +302,7 @@ class Supervisor:
         log.configure(self.settings)
         self._wish = wished(self.settings)
         self._generation += 1
+        self._backoffs.clear()  # what kept dying had the code of before
         drain_pipe(self._pipes.leave)
         for pid in self._workers:
             os.kill(pid, signal.SIGHUP)
@@ -296,7 +311,7 @@ class Supervisor:
         self._log.info("supervisor.reloaded", workers=dict(self._wish), generation=self._generation)
 
     def _let_one_leave(self) -> None:
-        """Allow the next worker of an older generation to leave, once all that are wished for are ready.
+        """Allow the next worker of an older generation to leave, once all that are wanted are ready.
 
         In this order: a worker says LEAVING before it takes the permission, so when that is gone its taker
         no longer counts as ready, and never two are missing.
@@ -305,8 +320,8 @@ class Supervisor:
             return
         if readable([self._pipes.leave], 0):
             return
-        ready = Counter(child.queue for child in self._workers.values() if child.slot.state in READY)
-        if all(ready[queue] >= wished_for for queue, wished_for in self._wish.items()):
+        ready = Counter(child.queue for child in self._workers.values() if child.is_ready)
+        if all(ready[queue] >= wanted for queue, wanted in self._wanted().items()):
             os.write(self._leave, b".")
 
     def _ask_for_stacks(self) -> None:

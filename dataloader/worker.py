@@ -33,6 +33,7 @@ from dataloader.process import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RECYCLE,
+    READY,
     Farm,
     Pipes,
     Signals,
@@ -43,6 +44,7 @@ from dataloader.process import (
 )
 
 HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
+PLACE_SEC = 0.05  # between looks for a place: how late a job may start because its worker was replaced
 
 
 def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
@@ -99,6 +101,7 @@ class Worker:
             try:
                 if self._heartbeat is None or self.session.conn.closed:
                     self._connect()
+                self._take_place()
                 while self.sound and not self.stopping and not self._may_leave() and self.work_one():
                     pass
                 if not self.sound:
@@ -129,13 +132,29 @@ class Worker:
         """Where a newer generation is to take over: try to be the one that may leave now."""
         if not self._retiring:
             return False
+        before = self.slot.state
         self.slot.state = State.LEAVING  # before the permission is taken, see Supervisor._let_one_leave
         try:
-            os.read(self._pipes.leave, 1)
+            return before is State.LEAVING or bool(os.read(self._pipes.leave, 1))
         except BlockingIOError:
-            self.slot.state = State.AWAKE
+            self.slot.state = before
             return False
-        return True
+
+    def _take_place(self) -> None:
+        """Start to work, or first wait until a worker of before has left: no more jobs run at once than wished for."""
+        while self.slot.state is State.STARTING and self._is_one_too_many() and not self.stopping:
+            self._title("waits for a place")
+            if not self._may_leave():
+                self._pause(PLACE_SEC)
+                list(self.session.conn.notifies(timeout=0))  # unread ones would stop the backend, and then all NOTIFY
+        if self.slot.state is not State.LEAVING:
+            self.slot.state = State.AWAKE
+            self._title("idle")
+
+    def _is_one_too_many(self) -> bool:
+        wished_for = sum(spec.concurrency for spec in self.settings.workers if spec.queue == self.queue)
+        of_queue = [slot for slot in self.farm.slots if slot.fields.queue == self.slot.fields.queue]
+        return sum(slot.state in READY for slot in of_queue) >= wished_for
 
     def drain(self) -> None:
         """Claim nothing more; a running job has DL_DRAIN_SEC. Called by the signal handler: it only sets values."""
@@ -164,7 +183,7 @@ class Worker:
         self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
         self._title(f"job={job.job_id} attempt={job.attempt}")
         with log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
-            with self.heartbeat.holding(job, self.slot, sent) as lease:
+            with self.heartbeat.holding(job, self.slot) as lease:
                 try:
                     outcome = self._run(job, lease)
                 finally:
@@ -342,9 +361,7 @@ class Worker:
         else:
             self._give_back_unheard(session)
         self.heartbeat.session = session
-        self.slot.state = State.AWAKE
         self._due_in = None
-        self._title("idle")
 
     def _give_back_unheard(self, session: queue.Session) -> None:
         """A claim whose answer was lost with the session: its job was never started here, so it is not counted.

@@ -69,7 +69,9 @@ def test_a_claim_that_outlives_its_killed_worker_is_settled_too(farm: Farm) -> N
         with psycopg.connect(farm.dsn, autocommit=True) as producer:
             job = uuid4()
             producer.execute(
-                "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 'recorded', 'k')", (job,)
+                # As a producer that keeps the journal itself: the trigger that does it for others would block here.
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, journaled) VALUES (%s, 'q', 'recorded', 'k', 1)",
+                (job,),
             )
             claiming = (
                 "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%' AND wait_event_type = 'Lock'"

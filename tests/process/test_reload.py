@@ -6,17 +6,30 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from uuid import UUID
 
 import psutil
+import pytest
 from farming import Farm, Program, until
 
+from dataloader import queue
+
 VERSIONED = """
+import time
 from dataloader.pipelines import register
+
+time.sleep({importing})  # what large libraries cost
 
 @register("versioned")
 def versioned(args):
-    return {"version": %d}
+    end = time.monotonic() + args.get("sec", 0)
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        yield
+    return {{"version": {version}}}
 """
 
 
@@ -29,24 +42,79 @@ def version(farm: Farm) -> int:
     return found
 
 
-def reloadable(farm: Farm, folder: Path, **settings: object) -> tuple[Program, Path]:
-    """A farm whose settings are in a .env of its own, and whose pipelines are in `folder`."""
-    module = folder / "mine.py"
-    module.write_text(VERSIONED % 1)
+class Code:
+    """The user's own pipelines, which change under a working farm."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.version = 0
+        self.change()
+
+    def change(self, importing: float = 0.0) -> None:
+        """A new version, whose import takes so many seconds."""
+        self.version += 1
+        self.write(VERSIONED.format(version=self.version, importing=importing))
+
+    def write(self, text: str) -> None:
+        """Any text as the module's."""
+        (self.folder / "mine.py").write_text(text)
+
+
+def reloadable(farm: Farm, folder: Path, workers: int = 2, **settings: object) -> tuple[Program, Code]:
+    """A farm whose pipelines are in `folder`. They are not compiled: a change within a second would go unseen."""
+    code = Code(folder)
     path = os.pathsep.join([str(Path(__file__).parent), str(folder)])
-    program = farm.ready(workers=2, dl_pipelines="farm_pipelines,mine", pythonpath=path, **settings)
-    return program, module
+    settings = {"dl_pipelines": "farm_pipelines,mine", "pythonpath": path, "pythondontwritebytecode": 1} | settings
+    return farm.ready(workers=workers, **settings), code
+
+
+class Load:
+    """Jobs at half of what the workers can do, in a steady rhythm: by itself it makes none of them wait.
+
+    With two workers and more, one of them is held by a job of 3 s most of the time.
+    """
+
+    EVERY, SHORT, LONG = 0.25, (0.05, 0.2, 0.1, 0.15), 3.0
+
+    def __init__(self, farm: Farm, program: Program, workers: int) -> None:
+        self.farm, self.program, self.workers = farm, program, workers
+        self.jobs: list[UUID] = []
+        self.seen: set[int] = set()  # how many workers there were
+
+    def run(self, seconds: float, events: dict[float, Callable[[], None]]) -> None:
+        """Give the load for so long; at the given seconds something happens."""
+        start, beat = time.monotonic(), self.EVERY / max(1, self.workers - 1)
+        due, events = sorted(events.items()), {}
+        for number in range(int(seconds / beat)):
+            while due and due[0][0] <= number * beat:
+                due.pop(0)[1]()
+            if self.workers > 1 and number % int((self.LONG + 0.5) / beat) == 0:
+                self.add(self.LONG)
+            self.add(self.SHORT[number % len(self.SHORT)])
+            while time.monotonic() < start + (number + 1) * beat:
+                self.seen.add(len(self.program.workers()))
+                time.sleep(0.01)  # the rhythm of the load
+
+    def add(self, sec: float) -> None:
+        """One job more."""
+        self.jobs.append(self.farm.enqueue("versioned", args={"sec": sec}))
+
+    def slowest(self) -> float:
+        """Seconds that the latest start came after the job was there, once all are done at their first attempt."""
+        for job in self.jobs:
+            assert self.farm.wait(job, "succeeded")["attempt"] == 1
+            assert self.farm.story(job) == ["queued", "picked", "done"]
+        return float(self.farm.rows("SELECT max(extract(epoch FROM started_at - available_at)) FROM dl_jobs")[0][0])
 
 
 def test_hup_brings_new_pipeline_code_while_jobs_run(farm: Farm, tmp_path: Path) -> None:
     """A running job finishes with the old code; never are two workers missing."""
-    program, module = reloadable(farm, tmp_path, dl_claim_backoff_sec=600)
+    program, code = reloadable(farm, tmp_path, dl_claim_backoff_sec=600)
     before = {worker.pid for worker in program.workers()}
     running = farm.enqueue("recorded", args={"sec": 2})
     farm.wait(running, "running")
     assert version(farm) == 1
-    module.write_text(VERSIONED % 2)
-    os.utime(module, (time.time() + 5, time.time() + 5))  # not to be taken for the compiled file's source
+    code.change()
     program.signal(signal.SIGHUP)
     fewest = 2
 
@@ -64,19 +132,79 @@ def test_hup_brings_new_pipeline_code_while_jobs_run(farm: Farm, tmp_path: Path)
     assert program.stop() == 0
 
 
-def test_hup_loses_and_delays_nothing_under_load(farm: Farm, tmp_path: Path) -> None:
-    program, _ = reloadable(farm, tmp_path)
-    jobs = []
-    for number in range(60):
-        jobs.append(farm.enqueue("recorded", args={"sec": 0.05}))
-        if number % 20 == 5:
-            program.signal(signal.SIGHUP)
-        time.sleep(0.05)  # the rhythm of the load
-    for job in jobs:
-        assert farm.wait(job, "succeeded")["attempt"] == 1
-        assert farm.story(job) == ["queued", "picked", "done"]
-    slowest = farm.rows("SELECT max(extract(epoch FROM started_at - available_at)) FROM dl_jobs")[0][0]
-    assert slowest < 10, "the figure itself is measured elsewhere"
+def reload_under_load(farm: Farm, folder: Path, workers: int, seconds: float, hups: dict[float, float]) -> float:
+    """HUPs at these seconds, each with new code of so long an import; how late (seconds) the latest job started.
+
+    No job is lost or runs twice, and never is more than one worker missing, nor is there more than one too many.
+    """
+    program, code = reloadable(farm, folder, workers)
+
+    def hup(importing: float) -> None:
+        code.change(importing)
+        program.signal(signal.SIGHUP)
+
+    load = Load(farm, program, workers)
+    load.run(seconds, {at: partial(hup, importing) for at, importing in hups.items()})
+    slowest = load.slowest()
+    print(f"{workers} workers, {len(load.jobs)} jobs, {len(hups)} HUPs: the latest start was {slowest:.3f} s late")
+    assert workers - 1 <= min(load.seen) <= max(load.seen) <= workers + 1
+    until(lambda: version(farm) == code.version, "the last code")
+    return slowest
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_hup_loses_and_delays_nothing_under_load(farm: Farm, tmp_path: Path, workers: int) -> None:
+    """Measured are 0.05 s, the rest is for a busy machine. Without a successor it was 2.1 to 4.4 s."""
+    hups = {0.5: 1.5, 0.7: 1.5, 4: 1.5}
+    assert reload_under_load(farm, tmp_path, workers, 7, hups) < 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_hup_starts_no_job_late_by_a_second(farm: Farm, tmp_path: Path, workers: int) -> None:
+    """HUPs one by one and in quick succession, with code that is imported quickly and slowly."""
+    hups = {1: 0, 1.2: 1.5, 1.4: 0, 5: 1.5, 8: 0, 12: 1.5, 12.1: 1.5, 16: 0}
+    assert reload_under_load(farm, tmp_path, workers, 20, hups) < 1
+
+
+def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
+    """While the worker of before is at its job, the queue's concurrency is not exceeded; then there is no gap."""
+    program, code = reloadable(farm, tmp_path, workers=1, dl_claim_backoff_sec=600)
+    first = farm.enqueue("recorded", args={"sec": 600})
+    farm.wait(first, "running")
+    code.change()
+    program.signal(signal.SIGHUP)
+    until(lambda: program.children("waits for a place"))
+    second = farm.enqueue("versioned")
+    # A round trip of the successor, in which it could have claimed: it hears of the next reload and makes way for it.
+    code.change()
+    program.signal(signal.SIGHUP)
+    until(lambda: len(program.events("worker.started")) == 3 and program.children("waits for a place"))
+    assert farm.job(second)["status"] == "queued"
+    assert queue.request_cancel(farm.conn, first)["cancel_requested"]
+    end = farm.wait(second, "succeeded")
+    assert (end["started_at"] - farm.job(first)["finished_at"]).total_seconds() < 2
+    until(lambda: version(farm) == 3)
+    until(lambda: len(program.workers()) == 1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("text", ["import no_such_module", "def broken(:"])
+def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path: Path, text: str, workers: int) -> None:
+    """An error says so, again and again; jobs are done by the old code; the next HUP with good code heals."""
+    program, code = reloadable(farm, tmp_path, workers)
+    before = {worker.pid for worker in program.workers()}
+    code.write(text)
+    program.signal(signal.SIGHUP)
+    until(lambda: len(program.events("supervisor.start.failed")) >= 3, "three tries with the broken code")
+    assert ("no_such_module" in text) == ("no_such_module" in program.events("worker.pipelines.failed")[0]["error"])
+    assert {worker.pid for worker in program.workers()} == before
+    assert version(farm) == 1
+    code.change()
+    program.signal(signal.SIGHUP)
+    until(lambda: len(now := {worker.pid for worker in program.workers()}) == workers and not now & before)
+    assert version(farm) == 2
+    assert program.stop() == 0
 
 
 def test_hup_with_other_queues_starts_the_new_and_ends_the_old(farm: Farm, tmp_path: Path) -> None:
@@ -87,9 +215,7 @@ def test_hup_with_other_queues_starts_the_new_and_ends_the_old(farm: Farm, tmp_p
     env.write_text(f"WORKERS_JSON={wish(q=1, other=1)}\n")
     program.signal(signal.SIGHUP)
     farm.wait(farm.enqueue("noop", "other"), "succeeded")
-    until(
-        lambda: sorted(worker.cmdline()[0].split()[2].split("#")[0] for worker in program.workers()) == ["other", "q"]
-    )
+    until(lambda: [len(program.children(f"worker {queue}#")) for queue in ("other", "q")] == [1, 1])
     farm.wait(farm.enqueue("noop", "q"), "succeeded")
 
 

@@ -85,10 +85,10 @@ def test_whether_there_are_connections_enough(free: dict[str, int], level: str) 
 
 def test_how_many_connections_a_machine_wants() -> None:
     settings = config.load(workers_json='[{"queue":"a","concurrency":3},{"queue":"a"}]', pg_pool_size=2)
-    assert check_database.wanted_connections(settings, same_server=False) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12)
-    assert check_database.wanted_connections(settings, same_server=True) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 4)
+    assert check_database.wanted_connections(settings, same_server=False) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1)
+    assert check_database.wanted_connections(settings, same_server=True) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1 + 4)
     single = config.load(workers_json='[{"queue":"a"}]', pg_use_pool=False)
-    assert check_database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15)
+    assert check_database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15 + 1)
 
 
 def test_which_connections_are_free() -> None:

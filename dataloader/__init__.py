@@ -15,8 +15,9 @@ lets `job.py` decide and `queue.py` write the end.
     queue           every statement in the life of one job           db job
     process         signals, memory slots, exit codes                -
     pipelines       registry, context, the built-in ones             job
+    target          fenced transactions in the pipelines' database   db
     heartbeat       thread: keeps a claim while the pipeline runs    db queue job process
-    worker          PROCESS wait, claim, run, finish          db queue job heartbeat pipelines process migrations probe
+    worker          PROCESS wait, claim, run, finish   db queue job heartbeat pipelines process migrations probe target
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process migrations
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations
     supervisor      PROCESS forks and ends; no SQL                   process

@@ -184,6 +184,11 @@ class Settings(BaseSettings):
     )
     dl_drain_sec: Patience = Field(default=30, description="Seconds that SIGTERM lets running jobs go on.")
     dl_kill_grace_sec: Patience = Field(default=5, description="Seconds after those until a worker is killed.")
+    dl_cancel_grace_sec: Patience | None = Field(
+        default=None,
+        description="Seconds for a cancelled job to reach a safe point; then it is treated as if its cancellation were "
+        "forced. By default there is no such end.",
+    )
     dl_stall_sec: Stall = Field(
         default=900,
         validate_default=True,

@@ -7,6 +7,7 @@ the package may import psycopg's connection machinery. May import nothing of the
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -24,6 +25,8 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 Error = psycopg.Error
 Row = dict[str, Any]
 T = TypeVar("T")
+
+CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody waits for any more
 
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
@@ -61,6 +64,16 @@ class Connection(psycopg.Connection[Any]):
                 raise
             self.pgconn.finish()
             raise Silence(f"no answer from the database within {seconds:.1f} s") from None
+        except BaseException as e:
+            if not isinstance(e, Exception):
+                self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Something from outside was raised in the middle of an exchange: nobody will read the rest of it."""
+        with suppress(Error):
+            self.cancel_safe(timeout=CANCEL_SEC)
+        self.pgconn.finish()
 
 
 def connect(
@@ -137,7 +150,7 @@ def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, limits: 
     options += "".join(f" -c {limit}={int(seconds * 1000)}" for limit, seconds in limits.items() if seconds)
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
-    options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=10000"
+    options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
     ours: dict[str, Any] = {
         "application_name": name[:63],
         "connect_timeout": max(2, round(connect_timeout)),

@@ -42,7 +42,7 @@ class Lease:
         """The database confirmed a renewal that was sent at this instant."""
         self.slot.fields.renewed = sent
 
-    def end(self, how: End, reason: str) -> None:
+    def end(self, how: End, reason: str | None) -> None:
         """The run has to stop at its next safe point; a claim that is over outweighs a cancellation."""
         if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
             self.stop, self.reason = how, reason
@@ -192,7 +192,7 @@ class Heartbeat(threading.Thread):
             return
         lease.renewed(sent)
         if answer:
-            lease.end(End.CANCELED, "cancel requested")
+            lease.end(End.CANCELED, None)
 
     def _recover(self, lease: Lease, error: BaseException) -> None:
         """The session is lost: open another, take the key again, renew; stop the run when that fails in time."""

@@ -53,7 +53,8 @@ class Job:
     """A claimed job as its worker sees it.
 
     `args_json` is unparsed: arguments that Python cannot read are that job's own failure, not the claim's.
-    `attempt` and `claimed_by` are the claim's identity, named by every later write.
+    `attempt` and `claimed_by` are the claim's identity, named by every later write; `claim` grows with each start of
+    the job, also over those that are given back. `timeout_sec` None means as the pipeline says.
     """
 
     job_id: UUID
@@ -66,6 +67,8 @@ class Job:
     attempt: int
     max_attempts: int
     lease_ttl_sec: int
+    timeout_sec: int | None
+    claim: int
     claimed_by: str
 
 
@@ -75,6 +78,7 @@ class End(StrEnum):
     DONE = "done"
     ERROR = "error"
     PERMANENT = "permanent"
+    TIMEOUT = "timeout"
     CANCELED = "canceled"
     HANDED_BACK = "handed back"  # a drain, or a key that could not be held: the attempt is not counted
     GONE = "gone"  # the claim is no longer ours: nothing may be written
@@ -116,9 +120,9 @@ def decide(job: Job, outcome: Outcome) -> Finish | None:
             return Finish("cancel", error, progress=progress)
         case End.HANDED_BACK:
             return Finish("hand_back", error, progress=progress)
-        case End.ERROR if job.attempt < job.max_attempts:
+        case End.ERROR | End.TIMEOUT if job.attempt < job.max_attempts:
             return Finish("retry", error, retry_delay(job.attempt), progress)
-        case End.ERROR | End.PERMANENT:
+        case End.ERROR | End.TIMEOUT | End.PERMANENT:
             return Finish("fail", error, progress=progress)
 
 

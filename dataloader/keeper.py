@@ -36,6 +36,7 @@ from dataloader.process import (
 )
 
 TICK_SEC = 0.25
+HEARD_SEC = 5.0  # how long a cancellation is kept in mind for a worker that does not show the job yet
 LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
 ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
 
@@ -65,6 +66,8 @@ class Keeper:
         self._supervisor = os.getppid()
         self._calls = pipes.calls
         self._retry_at = 0.0
+        self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
+        self._ask_all = True  # we may have missed it
         self._leave_at: float | None = None
         self.signals = Signals((signal.SIGTERM, signal.SIGINT))
         setproctitle("dataloader: keeper")
@@ -88,19 +91,43 @@ class Keeper:
         for slot in self.farm.slots:
             if (held := slot.held()) and self._is_silent(held):
                 self._renew(slot, held)
+        self._enforce_cancellations()
         for slot in self.farm.slots:
             if slot.state is State.DEAD:
                 self._settle(slot)
+
+    def _enforce_cancellations(self) -> None:
+        """A cancellation that is forced, or has waited for DL_CANCEL_GRACE_SEC, does not wait for a safe point.
+
+        Here and not in the worker, which may not hear of it: a C call holds its GIL.
+        """
+        conn = self._connection()
+        for note in conn.notifies(timeout=0):
+            self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to show that it runs this job
+        holders = {held.job_id: (slot, held) for slot in self.farm.slots if (held := slot.held())}
+        asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
+        for job_id, is_forced in (queue.cancellations(conn, asked) if asked else {}).items():
+            self._cancel(*holders[job_id], is_forced)
+        self._ask_all = False
+        done = set(map(str, asked))
+        self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
+
+    def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
+        grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
+        if grace is not None:
+            slot.cancel(held, now() + grace)
+            if not self._is_orphaned():
+                os.kill(self._supervisor, signal.SIGCHLD)  # wakes it: it tells, and ends, who has to stop
 
     def _settle(self, slot: Slot) -> None:
         """Return what the dead worker of this slot held; then the slot is free for another."""
         settled = []
         if slot.fields.worker:
-            uncounted = slot.fields.why in (Why.DRAIN, Why.FENCED)
             if slot.session:
                 # First of all: a claim under way would commit after we have looked, and nobody would run it.
                 queue.end_session(self._connection(), *slot.session)
-            settled = queue.settle(self._connection(), slot.worker, reason_of_death(slot), uncounted)
+            end = _ENDS.get(Why(slot.fields.why), "crash")
+            settled = queue.settle(self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot))
         for job in settled:
             if job.status is None:
                 continue  # somebody has it locked: at the next tick
@@ -141,6 +168,8 @@ class Keeper:
                 lock_timeout=2,
             )
             migrations.check(self._conn)
+            queue.listen_for_cancellations(self._conn)
+            self._ask_all = True
         return self._conn
 
     def _lost(self, error: BaseException) -> None:
@@ -151,6 +180,8 @@ class Keeper:
 
     def _sleep(self) -> None:
         others = [self._calls] if self._life is None else [self._calls, self._life]
+        if self._conn is not None and not self._conn.closed:
+            others.append(self._conn.fileno())
         readable = self.signals.wait(TICK_SEC, *others)
         if self._calls in readable and not drain_pipe(self._calls):
             time.sleep(TICK_SEC)  # the supervisor is gone, so this pipe stays readable
@@ -182,7 +213,7 @@ class Keeper:
             if slot.state in (State.FREE, State.DEAD):
                 continue
             slot.drain_until(now() + patience)
-            if why := slot.overdue(self.settings.dl_stall_sec):
+            if why := slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
                 slot.fields.why = why
                 kill_group(slot.fields.pid)
             if not _exists(slot.fields.pid):
@@ -190,16 +221,34 @@ class Keeper:
                 slot.state = State.DEAD
 
 
+_ENDS = {Why.DRAIN: "drain", Why.FENCED: "drain", Why.TIMEOUT: "timeout"}  # the rest are crashes
+_REASONS = {
+    Why.DRAIN: "drain",
+    Why.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
+    Why.FENCED: "the lease ran out",
+    Why.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
+    Why.CANCELED: "canceled by force: the run did not stop and was killed",
+}
+
+
 def reason_of_death(slot: Slot) -> str:
     """What a person should know of how the slot's worker ended."""
-    said = {
-        Why.DRAIN: "drain",
-        Why.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
-        Why.FENCED: "the lease ran out",
-    }
+    fields = slot.fields
+    if fields.why == Why.MEMORY:
+        used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
+        return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
+    how = f"killed by signal {-fields.exit_status}" if fields.exit_status < 0 else f"exited with {fields.exit_status}"
+    return _REASONS.get(Why(fields.why), f"worker {how}")
+
+
+def facts_of_death(slot: Slot) -> dict[str, float]:
+    """How the process ended and what its last run had cost, for the journal; the cost only if the supervisor saw it."""
     status = slot.fields.exit_status
-    how = f"worker killed by signal {-status}" if status < 0 else f"worker exited with status {status}"
-    return said.get(Why(slot.fields.why), how)
+    facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
+    if slot.fields.peak_memory:
+        facts["cpu_sec"] = round(slot.fields.cpu - slot.fields.cpu_before, 3)
+        facts["peak_mb"] = round(slot.fields.peak_memory / 2**20, 1)
+    return facts
 
 
 def _exists(pid: int) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
@@ -31,6 +33,8 @@ EXIT_RECYCLE = 75  # a worker asks to be replaced
 EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying again does not help
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE = os.sysconf("SC_PAGESIZE")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -96,12 +100,15 @@ class State(IntEnum):
 
 
 class Why(IntEnum):
-    """Why the supervisor ended a worker, so that the keeper can settle its job accordingly."""
+    """Why the supervisor ended a worker, or its run has to stop, so that the keeper can settle its job accordingly."""
 
     NOT_US = 0
     DRAIN = 1
     STALLED = 2
     FENCED = 3
+    TIMEOUT = 4
+    CANCELED = 5
+    MEMORY = 6
 
 
 class _Fields(ctypes.Structure):
@@ -114,6 +121,14 @@ class _Fields(ctypes.Structure):
         ("kept", ctypes.c_double),  # the same, by the keeper
         ("drain_by", ctypes.c_double),  # when a draining process must be over; 0: it does not drain
         ("fence_by", ctypes.c_double),  # when a run that gave its claim up must be over; 0: it did not
+        ("timeout_at", ctypes.c_double),  # when the run has lasted long enough; 0: it may last
+        ("cancel_at", ctypes.c_double),  # when it has to stop because it was cancelled, by the keeper; 0: not yet
+        ("canceled", ctypes.c_uint64),  # the generation that cancel_at is for
+        ("memory_limit", ctypes.c_uint64),  # bytes that its processes may use together; 0: no limit
+        ("memory_used", ctypes.c_uint64),  # what they used when they were ended for it
+        ("cpu_before", ctypes.c_double),  # CPU seconds that the worker had used when the run began
+        ("cpu", ctypes.c_double),  # the same when it was dead
+        ("peak_memory", ctypes.c_uint64),  # and the most memory it ever used, in bytes
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
@@ -132,6 +147,15 @@ class Held:
     attempt: int
     lease_ttl: float
     renewed: float
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What bounds a run, from its job or its pipeline; None: nothing does."""
+
+    timeout_sec: float | None = None
+    max_memory_mb: float | None = None
 
 
 class Slot:
@@ -176,15 +200,43 @@ class Slot:
         self.fields.pid = os.getpid()
 
     def begin(self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float) -> None:
-        """By the worker: it runs this job."""
+        """By the worker: it holds this job."""
         self.fields.generation += 1
         self.fields.job[:] = job_id.bytes
         self.fields.attempt = attempt
         self.fields.lease_ttl = lease_ttl
         self.fields.renewed = renewed
-        self.fields.kept = self.fields.fence_by = 0
+        self.fields.kept = self.fields.fence_by = self.fields.timeout_at = self.fields.memory_limit = 0
+        self.fields.cpu_before = cpu_used()
         self.fields.generation += 1
         self.fields.state = State.BUSY
+
+    def limit(self, limits: Limits) -> None:
+        """By the worker: it begins to run the pipeline, which may take and use so much."""
+        self.fields.timeout_at = now() + limits.timeout_sec if limits.timeout_sec else 0
+        self.fields.memory_limit = int((limits.max_memory_mb or 0) * 2**20)
+
+    def cancel(self, held: Held, at: float) -> None:
+        """By the keeper: the run that `held` shows has to stop at this monotonic instant."""
+        self.fields.canceled = 0
+        self.fields.cancel_at = at
+        self.fields.canceled = held.generation
+
+    @property
+    def stop(self) -> tuple[float, Why] | None:
+        """When the run has to stop, wherever it is, and why; None while nothing says so."""
+        ends = []
+        if self.fields.timeout_at:
+            ends.append((float(self.fields.timeout_at), Why.TIMEOUT))
+        if self.fields.canceled == self.fields.generation:
+            ends.append((float(self.fields.cancel_at), Why.CANCELED))
+        return min(ends) if ends else None
+
+    def died_of(self, exit_status: int, usage: resource.struct_rusage) -> None:
+        """By the supervisor, which has buried the process: how it ended and what it had used."""
+        self.fields.exit_status = exit_status
+        self.fields.cpu = usage.ru_utime + usage.ru_stime
+        self.fields.peak_memory = usage.ru_maxrss * 1024
 
     def end(self) -> None:
         """By the worker: it runs no job any more."""
@@ -198,6 +250,7 @@ class Slot:
             self.fields.attempt,
             self.fields.lease_ttl,
             self.renewed,
+            before,
         )
         whole = before % 2 == 0 and self.fields.generation == before and self.state is State.BUSY
         return held if whole else None
@@ -210,17 +263,27 @@ class Slot:
         """By the worker: its claim is over, nobody should renew it, and the run must be by this monotonic instant."""
         self.fields.fence_by = min(self.fields.fence_by or deadline, deadline)
 
-    def overdue(self, stall_sec: float) -> Why | None:
+    def overdue(self, stall_sec: float, kill_grace_sec: float) -> Why | None:
         """Why the process must be ended now, if it must; a stopped one is no danger before it goes on."""
         if self.fields.drain_by and now() > self.fields.drain_by:
             return Why.DRAIN
         if self.state is not State.BUSY:
             return None
+        if self.stop and now() > self.stop[0] + kill_grace_sec:
+            return self.stop[1]
+        if self._uses_too_much():
+            return Why.MEMORY
         if now() - self.fields.renewed > stall_sec:
             return Why.STALLED
         if now() > self.ends_by and is_running(self.fields.pid):
             return Why.FENCED
         return None
+
+    def _uses_too_much(self) -> bool:
+        if not self.fields.memory_limit:
+            return False
+        self.fields.memory_used = memory_used(self.fields.pid)
+        return bool(self.fields.memory_used > self.fields.memory_limit)
 
     @property
     def renewed(self) -> float:
@@ -324,6 +387,79 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def cpu_used() -> float:
+    """CPU seconds that this process and its children have used."""
+    used = os.times()  # of itself it tells hundredths of a second
+    return time.process_time() + used.children_user + used.children_system
+
+
+def peak_memory() -> int:
+    """The most memory (bytes) that this process has used since `forget_peak`."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak() -> None:
+    """Let `peak_memory`, and what wait4 tells of this process, count from now on (Linux: proc(5), clear_refs)."""
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever this process's descendants leave behind (Linux: prctl(2))."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children(pid: int) -> list[int]:
+    """The pids of a process's children, from /proc."""
+    found: list[int] = []
+    for task in _listed(f"/proc/{pid}/task"):
+        with suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """The pids of a process's children, their children and so on."""
+    found = children(pid)
+    return found + [below for child in found for below in descendants(child)]
+
+
+def memory_used(pid: int) -> int:
+    """Resident memory (bytes) of a process and its descendants; what they share is counted for each."""
+    return sum(map(_resident, [pid, *descendants(pid)]))
+
+
+def end_children(within: float) -> bool:
+    """SIGKILL and bury all descendants of this process, which `adopt_orphans`; False when some are left (seconds)."""
+    deadline = now() + within
+    try:
+        while now() < deadline:
+            # Without any child this says so at once, in one system call.
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                for pid in descendants(os.getpid()):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.001)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _resident(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def kill_group(pid: int) -> None:

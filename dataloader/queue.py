@@ -7,7 +7,7 @@ psycopg.Error; `db.is_passing` tells whether a new connection heals it. May impo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -29,7 +29,7 @@ Conn = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What a producer says of a job; `available_at` None means now."""
+    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says."""
 
     queue: str
     task: str
@@ -41,6 +41,7 @@ class NewJob:
     available_at: datetime | None = None
     max_attempts: int = 5
     lease_ttl_sec: int = 60
+    timeout_sec: int | None = None
     producer: str | None = None
     consumer_group: str | None = None
 
@@ -82,6 +83,11 @@ def open_session(conn: db.Connection, worker: str) -> Session:
     return Session(conn, worker, conn.info.backend_pid, row[0])
 
 
+def listen_for_cancellations(conn: Conn) -> None:
+    """Hear the ids of running jobs that should stop."""
+    conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
+
+
 def enqueue(conn: Conn, new: NewJob) -> tuple[UUID, str]:
     """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it."""
     parameters = asdict(new) | {"args": Jsonb(new.args)}
@@ -101,9 +107,12 @@ def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     return row and _with_reason(row | {"progress": _parsed(row["progress"])})
 
 
-def request_cancel(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
-    """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job."""
-    conn.execute(_SQL["request_cancel"], {"job_id": job_id})
+def request_cancel(conn: Conn, job_id: UUID, force: bool = False) -> dict[str, Any] | None:
+    """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job.
+
+    With `force` a running one need not reach a safe point: it is interrupted, and killed after DL_KILL_GRACE_SEC.
+    """
+    conn.execute(_SQL["request_cancel"], {"job_id": job_id, "force": force})
     return status(conn, job_id)
 
 
@@ -133,12 +142,14 @@ def retake(session: Session, job: Job) -> bool:
     return bool(row and row[0])
 
 
-def finish(conn: Conn, job: Job, end: Finish) -> Status | None:
+def finish(conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None) -> Status | None:
     """Write how the run ended and let go of its key; the new status, or None when the job was no longer ours.
 
-    When the error or the progress cannot be stored, the end is written without them: it must not fail on them.
+    `facts` of the process join the journal's row. When the error or the progress cannot be stored, the end is written
+    without them: it must not fail on them.
     """
     parameters = _claim_of(job) | {"error": end.error, "progress": end.progress, "delay_sec": end.delay_sec}
+    parameters["facts"] = Jsonb(facts or {})
     try:
         row = conn.execute(_SQL[end.verb], parameters).fetchone()
     except psycopg.DataError:
@@ -159,9 +170,14 @@ def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
     conn.execute(_SQL["end_session"], {"backend_pid": backend_pid, "backend_start": backend_start})
 
 
-def settle(conn: Conn, worker: str, reason: str, uncounted: bool) -> list[Settled]:
-    """Take from a dead worker what it held: requeued, lost or cancelled; `uncounted` gives the attempt back."""
-    parameters = {"worker": worker, "reason": reason, "uncounted": uncounted}
+def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
+    """Those of these running jobs that should stop, and whether they were forced to."""
+    return dict(conn.execute(_SQL["cancellations"], {"job_ids": list(job_ids)}).fetchall())
+
+
+def settle(conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None) -> list[Settled]:
+    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose in functions.sql)."""
+    parameters = {"worker": worker, "end": end, "reason": reason, "facts": Jsonb(facts or {})}
     rows = conn.execute(_SQL["settle"], parameters).fetchall()
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 

@@ -32,6 +32,8 @@ from dataloader.process import (
     Signals,
     Slot,
     State,
+    adopt_orphans,
+    children,
     drain_pipe,
     fork,
     kill_group,
@@ -40,6 +42,7 @@ from dataloader.process import (
 )
 
 TICK_SEC = 0.5
+MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
 BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is ready
 KEEPER_STOP_SEC = 10.0
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
@@ -95,6 +98,15 @@ class Child:
     generation: int
     started: float
     stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
+    told: int = 0  # the claim (its generation in the slot) whose run was told to stop
+
+    def has_to_be_told(self) -> bool:
+        """True once for each run that has to stop now."""
+        stop, generation = self.slot.stop, self.slot.fields.generation
+        if self.slot.state is not State.BUSY or stop is None or now() < stop[0] or self.told == generation:
+            return False
+        self.told = generation
+        return True
 
     @property
     def is_ready(self) -> bool:
@@ -138,6 +150,7 @@ class Supervisor:
         if threading.active_count() > 1:
             raise RuntimeError("the supervisor should be single-threaded: a fork copies locks that other threads hold")
         setproctitle("dataloader: supervisor")
+        adopt_orphans()
         self.signals = Signals((*_ORDERS, signal.SIGCHLD))
         life, self._life = _pipe()
         calls, self._calls = _pipe()
@@ -182,7 +195,7 @@ class Supervisor:
         """Collect the dead; children that we do not know (we may be process 1) are only collected."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
@@ -191,14 +204,14 @@ class Supervisor:
             if pid == self._keeper:
                 self._keeper_died(exit_status)
             elif pid in self._workers:
+                self._workers[pid].slot.died_of(exit_status, usage)
                 self._worker_died(pid, exit_status)
 
     def _worker_died(self, pid: int, exit_status: int) -> None:
         child = self._workers.pop(pid)
-        kill_group(pid)  # what its job has started does not outlive it
+        self._end_what_is_left(pid)
         os.close(child.stacks)
         state = child.slot.state
-        child.slot.fields.exit_status = exit_status
         child.slot.state = State.DEAD
         with suppress(BlockingIOError):  # full: a keeper that is stopped has calls enough to hear
             os.write(self._calls, b".")
@@ -208,6 +221,12 @@ class Supervisor:
         is_ours = state is State.STARTING or (exit_status > 0 and state is State.AWAKE)
         if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
             self._start_failed("worker", self._backoffs[child.queue], exit_status)
+
+    def _end_what_is_left(self, pid: int) -> None:
+        """What a dead worker's job had started does not outlive it; what has left its group is our child by now."""
+        kill_group(pid)
+        for orphan in set(children(os.getpid())) - self._workers.keys() - {self._keeper, pid}:
+            os.kill(orphan, signal.SIGKILL)
 
     def _keeper_died(self, exit_status: int) -> None:
         self._keeper = None
@@ -234,15 +253,21 @@ class Supervisor:
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""
         for pid, child in self._workers.items():
-            if why := child.slot.overdue(self.settings.dl_stall_sec):
+            if why := child.slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
                 child.slot.fields.why = why
                 self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
+            elif child.has_to_be_told():
+                os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
         """Seconds until the next tick: no later than the next lease must be over."""
-        ends = [child.slot.ends_by for child in self._workers.values() if child.slot.state is State.BUSY]
-        return min([TICK_SEC, *(max(0.05, end - now()) for end in ends)])
+        busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
+        ends = [slot.ends_by for slot in busy]
+        for stop in filter(None, (slot.stop for slot in busy)):
+            ends += [at for at in (stop[0], stop[0] + self.settings.dl_kill_grace_sec) if at > now()]
+        tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
+        return min([tick, *(max(0.05, end - now()) for end in ends)])
 
     # --- life ---
 

@@ -23,7 +23,7 @@ import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import db, log, migrations, pipelines, probe, queue
+from dataloader import db, log, migrations, pipelines, probe, queue, target
 from dataloader.config import ConfigError, Settings
 from dataloader.heartbeat import Heartbeat, Lease
 from dataloader.job import End, Finish, Job, Outcome, decide
@@ -35,15 +35,23 @@ from dataloader.process import (
     EXIT_RECYCLE,
     READY,
     Farm,
+    Limits,
     Pipes,
     Signals,
     Slot,
     State,
+    Why,
+    adopt_orphans,
+    cpu_used,
+    end_children,
+    forget_peak,
     now,
+    peak_memory,
     unblock_signals,
 )
 
 HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
+CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until a worker gives itself up with them
 PLACE_SEC = 0.05  # between looks for a place: how late a job may start because its worker was replaced
 
 
@@ -92,6 +100,10 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=queue_name)
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
+        self._limits = Limits()
+        self._interruptible: Lease | None = None  # the run of a plain function
+        signal.signal(signal.SIGUSR1, self._interrupt)
+        adopt_orphans()
 
     # --- life ---
 
@@ -127,6 +139,13 @@ class Worker:
             self._retiring = True
         else:
             self.drain()
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        """In the signal handler: the one place that raises, into a plain function, for it has no safe point."""
+        lease = self._interruptible
+        if lease is not None and self._must_stop(lease):
+            self._interruptible = None
+            raise Stopped
 
     def _may_leave(self) -> bool:
         """Where a newer generation is to take over: try to be the one that may leave now."""
@@ -180,6 +199,7 @@ class Worker:
         if self.stopping:
             self._finish(job, Finish("hand_back", "drain"))  # the signal came while the claim was under way
             return False
+        forget_peak()
         self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
         self._title(f"job={job.job_id} attempt={job.attempt}")
         with log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
@@ -187,13 +207,21 @@ class Worker:
                 try:
                     outcome = self._run(job, lease)
                 finally:
+                    facts = self._facts()
+                    is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             self._jobs += 1
-            self.sound = outcome.worker_is_sound and not self._is_worn_out()
-            self._finish(job, decide(job, replace(outcome, progress=log.masked(outcome.progress))))
-            log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=round((now() - sent) * 1_000, 1))
+            self.sound = outcome.worker_is_sound and is_alone and not self._is_worn_out()
+            self._finish(job, decide(job, replace(outcome, progress=log.masked(outcome.progress))), facts)
+            duration_ms = round((now() - sent) * 1_000, 1)
+            log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)
         self._title("idle")
         return True
+
+    def _facts(self) -> dict[str, float]:
+        """What the run has cost so far, for the journal."""
+        cpu_sec = cpu_used() - self.slot.fields.cpu_before
+        return {"cpu_sec": round(cpu_sec, 3), "peak_mb": round(peak_memory() / 2**20, 1)}
 
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
@@ -208,9 +236,12 @@ class Worker:
         """Resolve and step the pipeline; whatever it raises is an outcome."""
         progress: dict[str, Any] | None = None
         try:
-            steps = pipelines.steps(pipelines.resolve(job.task), _args_of(job), self._context(job, lease))
+            pipeline = pipelines.resolve(job.task)
+            self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
+            self.slot.limit(self._limits)
+            steps = pipelines.steps(pipeline, _args_of(job), self._context(job, lease))
             while True:
-                item = next(steps)
+                item = self._next(steps, None if pipeline.has_safe_points else lease)
                 if isinstance(item, dict):
                     progress = item
                     lease.report(item)
@@ -224,12 +255,25 @@ class Worker:
                 return _stopped(lease, progress)
             return _failed(e, progress)
 
+    def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
+        """The next step; where `interruptible`, Stopped may be raised into it at any time."""
+        self._interruptible = interruptible
+        try:
+            return next(steps)
+        finally:
+            self._interruptible = None
+
     def _must_stop(self, lease: Lease) -> bool:
         if self._stop_at is not None and now() > self._stop_at:
             lease.end(End.HANDED_BACK, "drain")
+        if (stop := self.slot.stop) and now() > stop[0]:
+            if stop[1] is Why.TIMEOUT:
+                lease.end(End.TIMEOUT, f"timeout: the run took more than {self._limits.timeout_sec:g} s")
+            else:
+                lease.end(End.CANCELED, "canceled by force")
         return lease.must_stop()
 
-    def _finish(self, job: Job, end: Finish | None) -> None:
+    def _finish(self, job: Job, end: Finish | None, facts: dict[str, float] | None = None) -> None:
         """Write the end, over as many reconnects as it takes: work that is done must not be done again."""
         if end is None:
             self.log.warning("worker.ownership.lost")
@@ -240,7 +284,7 @@ class Worker:
         def write() -> object:
             if self.session.conn.closed:
                 self.heartbeat.session = self._open(self.settings.pg_connect_timeout)
-            return queue.finish(self.session.conn, job, end)
+            return queue.finish(self.session.conn, job, end, facts)
 
         try:
             status = db.patiently(write, sleep=self._sleep, give_up=self._is_overdue, on_error=self._finish_failed)
@@ -268,20 +312,21 @@ class Worker:
             _stop_asked=lambda: self._must_stop(lease),
             _report=lease.report,
             _transaction=lambda dsn: self._transaction(dsn, job, lease),
+            claim=job.claim,
         )
 
     @contextmanager
     def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database, not committed once the run should end."""
-        name = f"dl-job:{job.job_id}"
-        target = dsn or self.settings.target_dsn or self._dsn
-        schema = self.settings.pg_schema
-        # No limits: hours of computing between two statements, or in one, are what pipelines are for.
-        conn = db.connect(target, name=name, schema=schema, answer_within=7 * 86_400, idle_in_transaction_timeout=0)
-        with conn, conn.transaction():
-            yield conn
-            if self._must_stop(lease):
-                raise Stopped
+        where = dsn or self.settings.target_dsn or self._dsn
+        try:
+            with target.transaction(where, self.settings.pg_schema, job.job_id, job.claim) as conn:
+                yield conn
+                if self._must_stop(lease):
+                    raise Stopped
+        except target.Overtaken:
+            lease.give_up(End.GONE, "a newer run of the job has begun")
+            raise Stopped from None
 
     # --- waiting ---
 
@@ -369,7 +414,7 @@ class Worker:
         The old backend may still be at it, so that is ended first.
         """
         queue.end_session(session.conn, self.session.backend_pid, self.session.backend_start)
-        for job in queue.settle(session.conn, self.name, "the claim's answer was lost", uncounted=True):
+        for job in queue.settle(session.conn, self.name, "drain", "the claim's answer was lost"):
             self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
 
     def _lost(self, error: BaseException) -> None:
@@ -390,7 +435,7 @@ def _args_of(job: Job) -> dict[str, Any]:
 
 def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
     assert lease.stop is not None  # noqa: S101  the caller has seen it
-    return Outcome(lease.stop, None if lease.stop is End.CANCELED else lease.reason, progress)
+    return Outcome(lease.stop, lease.reason, progress)
 
 
 def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:

@@ -162,7 +162,8 @@ BEGIN
   outcome := dl_take_slot(hashtext(job.lock_key));
   started := clock_timestamp();
   IF outcome = 'taken' THEN
-    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, backoffs = 0, journaled = journaled + 1,
+    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, claims = claims + 1, backoffs = 0,
+           journaled = journaled + 1,
            started_at = coalesce(started_at, started), finished_at = NULL, heartbeat_at = started,
            lease_expires_at = started + make_interval(secs => lease_ttl_sec),
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
@@ -365,38 +366,48 @@ CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE
 $$;
 
 
--- Put a running job whose worker is gone where it belongs: 'canceled' when that was asked for, 'lost' when its attempts
--- are spent, else 'queued' again: after dl_crash_delay, or at once and without an error when the run does not count
--- (p_uncounted; the caller has given the attempt back). The row must be locked by the caller, its session ended.
--- Returns the new status. Called by dl_settle and dl_reap.
-CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_reason text, p_uncounted boolean) RETURNS dl_status
+-- Put a running job whose worker is gone where it belongs: 'canceled' when that was asked for, 'queued' again while it
+-- has attempts left, and then, by how the run ended (p_end):
+--   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
+--   'timeout'  it was ended for taking too long, an error of the job: again after 30 s an attempt, in the end 'failed'
+--   'drain'    it does not count: again at once, without an error, its attempt given back
+-- p_facts joins the journal's row: what is known of the process that ran it. The row must be locked by the caller, the
+-- session of its claim ended. Returns the new status. Called by dl_settle and dl_reap.
+CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
 LANGUAGE plpgsql AS $$
 DECLARE
   job dl_jobs;
+  delay_sec float8;
 BEGIN
   SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
+  delay_sec := CASE p_end WHEN 'crash' THEN dl_crash_delay(job.attempt)
+                          WHEN 'timeout' THEN least(30.0 * job.attempt, 86400) ELSE 0 END;
+  IF p_end = 'drain' THEN
+    job.attempt := greatest(job.attempt - 1, 0);
+  END IF;
   job.status := CASE WHEN job.cancel_requested THEN 'canceled'
-                     WHEN job.attempt >= job.max_attempts AND NOT p_uncounted THEN 'lost'
-                     ELSE 'queued' END;
+                     WHEN job.attempt < job.max_attempts OR p_end = 'drain' THEN 'queued'
+                     WHEN p_end = 'timeout' THEN 'failed'
+                     ELSE 'lost' END;
   UPDATE dl_jobs SET
-         status = job.status, journaled = journaled + 1,
-         available_at = now() + make_interval(secs => CASE WHEN p_uncounted THEN 0 ELSE dl_crash_delay(attempt) END),
+         status = job.status, journaled = journaled + 1, attempt = job.attempt,
+         available_at = now() + make_interval(secs => delay_sec),
          finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
          lease_expires_at = NULL,
-         error = CASE WHEN p_uncounted THEN error ELSE p_reason END
+         error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END
    WHERE job_id = p_job_id;
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
-          jsonb_build_object('reason', p_reason, 'attempt', job.attempt));
+          jsonb_build_object('reason', p_reason, 'attempt', job.attempt) || p_facts);
   RETURN job.status;
 END
 $$;
 
 
--- Settle what a dead worker held, at once: called by the keeper, which saw it die. p_uncounted hands the job back
--- as a drain does. The worker's session is ended first, so that its advisory lock is gone when the job is claimed
--- again. Returns each job settled and its new status; a null status for one that somebody has locked, to be tried again.
-CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_reason text, p_uncounted boolean)
+-- Settle what a dead worker held, at once: called by the keeper, which saw it die; p_end, p_reason and p_facts as for
+-- dl_lose. The worker's session is ended first, so that its advisory lock is gone when the job is claimed again. Returns
+-- each job settled and its new status; a null status for one that somebody has locked, to be tried again.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -410,11 +421,8 @@ BEGIN
     CONTINUE WHEN FOUND AND (held.status <> 'running' OR held.claimed_by IS DISTINCT FROM p_worker);
     IF FOUND THEN
       PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-      IF p_uncounted THEN
-        UPDATE dl_jobs SET attempt = greatest(attempt - 1, 0) WHERE dl_jobs.job_id = claimed;
-      END IF;
-      status := dl_lose(claimed, CASE WHEN p_uncounted THEN p_reason ELSE p_reason || ' on attempt ' || held.attempt END,
-                        p_uncounted);
+      status := dl_lose(claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END,
+                        p_facts);
     END IF;
     RETURN NEXT;
   END LOOP;
@@ -442,8 +450,9 @@ BEGIN
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   job_id := held.job_id;
   queue := held.queue;
-  status := dl_lose(held.job_id, 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
-                    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), false);
+  status := dl_lose(held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
+                    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'),
+                    '{}');
 END
 $$;
 

@@ -7,10 +7,10 @@
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                       max_attempts, lease_ttl_sec, producer, consumer_group, journaled)
+                       max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, journaled)
   VALUES (gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
-          %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(producer)s,
-          %(consumer_group)s, 1)
+          %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(timeout_sec)s,
+          %(producer)s, %(consumer_group)s, 1)
   ON CONFLICT (idempotency_key) DO NOTHING
   RETURNING job_id, queue, status),
 journal AS (
@@ -28,7 +28,7 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
-       j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
+       j.timeout_sec, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
        dl_readable(j.available_at) AS available_at, j.blocked_on, holder.job_id AS held_by
   FROM dl_jobs j
   LEFT JOIN LATERAL (
@@ -38,24 +38,27 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
  WHERE j.job_id = %(job_id)s;
 
 -- name: request_cancel
--- queued -> canceled at once; a running job is told, by its row and by a notification. Final states stay.
+-- queued -> canceled at once; a running job is told, by its row and by a notification; once more when it is to be
+-- forced now. Final states stay.
 WITH asked AS (
-  UPDATE dl_jobs SET cancel_requested = true, journaled = journaled + 1,
+  UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = journaled + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
          finished_at = CASE status WHEN 'queued' THEN now() END
-   WHERE job_id = %(job_id)s AND (status = 'queued' OR status = 'running' AND NOT cancel_requested)
+   WHERE job_id = %(job_id)s AND (status = 'queued' OR status = 'running'
+         AND (NOT cancel_requested OR %(force)s AND NOT cancel_forced))
   RETURNING job_id, queue, status, attempt),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
-         jsonb_build_object('attempt', attempt, 'by', 'request') FROM asked)
+         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'by', 'request',
+                                              'force', CASE WHEN %(force)s THEN true END)) FROM asked)
 SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 
 -- name: claim
 -- queued -> running; see dl_claim. due_in and look_again speak when nothing was claimed.
 SELECT (c.job).job_id, (c.job).queue, (c.job).task, (c.job).args::text AS args_json, (c.job).idempotency_key,
        (c.job).lock_key, (c.job).partition_key, (c.job).attempt, (c.job).max_attempts, (c.job).lease_ttl_sec,
-       (c.job).claimed_by, c.backoffs, c.look_again, c.due_in
+       (c.job).timeout_sec, (c.job).claims, (c.job).claimed_by, c.backoffs, c.look_again, c.due_in
   FROM dl_claim(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s) c;
 
 -- name: beat
@@ -80,23 +83,25 @@ SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
 -- running -> succeeded, or canceled where that was acknowledged before. Like every end it unlocks all that the session
 -- holds, whether the job was still ours or not.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'succeeded' END::dl_status, journaled = journaled + 1,
-         finished_at = now(), lease_expires_at = NULL, progress = coalesce(%(progress)s::jsonb, progress),
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'succeeded' END::dl_status,
+         journaled = journaled + 1, finished_at = now(), lease_expires_at = NULL,
+         progress = coalesce(%(progress)s::jsonb, progress),
          error = CASE WHEN cancel_requested THEN 'canceled when the pipeline had finished: its work stands' END
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
   RETURNING job_id, queue, status, attempt, error),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'succeeded' THEN 'done' ELSE 'canceled' END,
-         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', error)) FROM ended)
+         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', error))
+         || %(facts)s FROM ended)
 SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
 -- name: retry
 -- running -> queued after delay_sec, or canceled where that was asked for: a cancelled job is never tried again.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status, journaled = journaled + 1,
-         available_at = now() + make_interval(secs => %(delay_sec)s), lease_expires_at = NULL,
-         finished_at = CASE WHEN cancel_requested THEN now() END,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+         journaled = journaled + 1, available_at = now() + make_interval(secs => %(delay_sec)s),
+         lease_expires_at = NULL, finished_at = CASE WHEN cancel_requested THEN now() END,
          error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
   RETURNING job_id, queue, status, attempt),
@@ -104,20 +109,22 @@ journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
          jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', 'error',
-                            'error', %(error)s::text, 'delay_sec', %(delay_sec)s::float8) FROM ended)
+                            'error', %(error)s::text, 'delay_sec', %(delay_sec)s::float8) || %(facts)s FROM ended)
 SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
 -- name: fail
 -- running -> failed for good, or canceled where that was asked for.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status, journaled = journaled + 1,
-         finished_at = now(), lease_expires_at = NULL, error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
+         journaled = journaled + 1, finished_at = now(), lease_expires_at = NULL, error = %(error)s,
+         progress = coalesce(%(progress)s::jsonb, progress)
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
   RETURNING job_id, queue, status, attempt),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, status::text,
-         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'error', %(error)s::text) FROM ended)
+         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'error', %(error)s::text)
+         || %(facts)s FROM ended)
 SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
 -- name: cancel
@@ -129,21 +136,23 @@ WITH ended AS (
   RETURNING job_id, queue, status, attempt),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text) FROM ended)
+  SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text) || %(facts)s
+    FROM ended)
 SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
 -- name: hand_back
 -- running -> queued, due now, the attempt given back: a drain, or a key that could not be held.
 WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status, journaled = journaled + 1,
-         attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
+         journaled = journaled + 1, attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
          finished_at = CASE WHEN cancel_requested THEN now() END, progress = coalesce(%(progress)s::jsonb, progress)
    WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
   RETURNING job_id, queue, status, attempt),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
-         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', %(error)s::text) FROM ended)
+         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', %(error)s::text)
+         || %(facts)s FROM ended)
 SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
 -- name: keep
@@ -157,9 +166,13 @@ UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_se
 -- A session of ours that may still be at work on the server; see dl_end_session.
 SELECT dl_end_session(%(backend_pid)s, %(backend_start)s);
 
+-- name: cancellations
+-- Which of these running jobs should stop, and whether at once: what the keeper enforces.
+SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status = 'running' AND cancel_requested;
+
 -- name: settle
--- running -> queued, lost or canceled: the job of a worker that died; see dl_settle.
-SELECT job_id, status::text FROM dl_settle(%(worker)s, %(reason)s, %(uncounted)s);
+-- running -> queued, lost, failed or canceled: the job of a worker that died; see dl_settle.
+SELECT job_id, status::text FROM dl_settle(%(worker)s, %(end)s, %(reason)s, %(facts)s);
 
 -- name: reap
 -- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.

@@ -61,7 +61,10 @@ CREATE TABLE dl_jobs (
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
   claimed_pid int,                                   -- that worker's backend, with its start: what may still
   claimed_backend_start timestamptz,                 -- hold the key's advisory lock when the worker is gone
-  journaled int NOT NULL DEFAULT 0                   -- steps that their writer put into the journal
+  journaled int NOT NULL DEFAULT 0,                  -- steps that their writer put into the journal
+  timeout_sec int,                                   -- how long one run may take; null: as its pipeline says
+  cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
+  claims int NOT NULL DEFAULT 0                      -- starts, also those given back: a token that only grows
 ) WITH (fillfactor = 70);                            -- room for heartbeats on the row's own page
 COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
 COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
@@ -70,6 +73,9 @@ COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs t
 COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
 COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
 COMMENT ON COLUMN dl_jobs.journaled IS 'changes of status that their writer put into the journal itself';
+COMMENT ON COLUMN dl_jobs.timeout_sec IS 'seconds that one run may take, null for what its pipeline says';
+COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a safe point';
+COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at, priority, created_at) WHERE status = 'queued';

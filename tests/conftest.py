@@ -127,7 +127,7 @@ BEGIN
   END LOOP;
   FOR left_over IN SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
-      AND relname NOT LIKE 'dl\\_%' LOOP
+      AND relname NOT IN ('dl_jobs', 'dl_job_events', 'dl_migrations') LOOP
     EXECUTE left_over;
   END LOOP;
   IF to_regclass('dl_jobs') IS NOT NULL THEN

@@ -82,14 +82,17 @@ class Trigger(BaseModel):
     available_at: Annotated[datetime | None, BeforeValidator(_instant)] = None
     max_attempts: int = Field(default=5, ge=1, le=INT4_MAX)
     lease_ttl_sec: int = Field(default=60, ge=1, le=86_400)
+    timeout_sec: int | None = Field(default=None, ge=1, le=30 * 86_400)
     producer: Label | None = None
     consumer_group: Label | None = None
 
 
-class Nothing(BaseModel):
-    """The body of a request that needs none: an object without fields."""
+class Cancel(BaseModel):
+    """The body of POST /api/v1/jobs/{job_id}/cancel, which may be left out."""
 
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+    force: bool = False
 
 
 def new_job(document: dict[str, Any], lease_ttl_sec: int) -> NewJob:
@@ -102,9 +105,9 @@ def new_job(document: dict[str, Any], lease_ttl_sec: int) -> NewJob:
     return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
 
 
-def nothing(document: dict[str, Any]) -> None:
-    """Accept an object without fields; raises a 400 Problem that names those it has."""
-    _validated(Nothing, document)
+def is_forced(document: dict[str, Any]) -> bool:
+    """Whether a cancel's body asks for force; raises a 400 Problem that names what is wrong."""
+    return _validated(Cancel, document).force
 
 
 def job_id(text: str) -> UUID:

@@ -46,11 +46,14 @@ def status(job_id: str) -> dict[str, Any]:
 
 @blueprint.post("/jobs/<anything:job_id>/cancel")
 def cancel(job_id: str) -> dict[str, Any]:
-    """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status."""
+    """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
+
+    With `{"force": true}` a running one is interrupted, and killed where that does not stop it.
+    """
     wanted = schemas.job_id(job_id)
-    schemas.nothing(_body(may_be_empty=True))
+    force = schemas.is_forced(_body(may_be_empty=True))
     with _sessions().borrow() as conn:
-        return _found(queue.request_cancel(conn, wanted))
+        return _found(queue.request_cancel(conn, wanted, force))
 
 
 def _sessions() -> Sessions:

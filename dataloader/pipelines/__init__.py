@@ -41,7 +41,7 @@ class UnknownTask(Exception):
 
 
 class Stopped(BaseException):
-    """The run has to end now: cancelled, drained or fenced off. Let it pass; `finally` blocks run.
+    """The run has to end now: cancelled, drained, fenced off or over its time. Let it pass; `finally` blocks run.
 
     Not an Exception, so that a pipeline's `except Exception` does not swallow it.
     """
@@ -58,13 +58,14 @@ class Context:
     idempotency_key: str | None
     logger: Logger
     data_dir: Path
+    claim: int  # grows with each start of the job, also over those that do not count as attempts
     _stop_asked: Callable[[], bool]
     _report: Callable[[Progress], None]
     _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
 
     @property
     def stopping(self) -> bool:
-        """True once the run should end: it was cancelled, the worker drains, or the claim is lost."""
+        """True once the run should end: cancelled, over its time, the worker drains, or the claim is lost."""
         return self._stop_asked()
 
     def check(self) -> None:
@@ -80,7 +81,8 @@ class Context:
     def transaction(self, dsn: str | None = None) -> AbstractContextManager[psycopg.Connection[Any]]:
         """One transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.
 
-        Commits when the block ends; an exception, a cancellation and a lost claim roll it back. The
+        Commits when the block ends; an exception, a cancellation and a lost claim roll it back. So does a newer run
+        of the same job, should this one be a zombie: each run's claim is noted in a table `dl_fence` there. The
         search_path is PG_SCHEMA.
         """
         return self._transaction(dsn)
@@ -93,23 +95,38 @@ class Pipeline:
     task: str
     function: Callable[..., Any]
     wants_context: bool
+    timeout_sec: float | None = None
+    max_memory_mb: float | None = None
+
+    @property
+    def has_safe_points(self) -> bool:
+        """False for a plain function, which runs in one go."""
+        kinds = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)
+        return any(is_kind(self.function) for is_kind in kinds)
 
 
 _registry: dict[str, Pipeline] = {}
 
 
-def register(task: str) -> Callable[[F], F]:
+def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: float | None = None) -> Callable[[F], F]:
     """Make the decorated function the pipeline for jobs whose `task` is this name.
 
-    Raises ValueError when another function has the name, TypeError when the function cannot be called as
-    f(args) or f(args, context).
+    A run that takes longer than `timeout_sec` (a job may name its own) has to stop: it is told at its next yield, a
+    plain function by Stopped raised into it; a process that goes on for DL_KILL_GRACE_SEC more is killed. One that
+    uses more memory than `max_memory_mb`, with its children, is killed at once.
+
+    Raises ValueError when another function has the name or a limit is not above 0, TypeError when the function cannot
+    be called as f(args) or f(args, context).
     """
+    for name, limit in (("timeout_sec", timeout_sec), ("max_memory_mb", max_memory_mb)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"pipeline {task!r}: {name} should be above 0, or None")
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
         if known and _identity(known.function) != _identity(function):
             raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
-        _registry[task] = Pipeline(task, function, _wants_context(task, function))
+        _registry[task] = Pipeline(task, function, _wants_context(task, function), timeout_sec, max_memory_mb)
         return function
 
     return decorate

@@ -38,6 +38,7 @@ def context(dsn: str, tmp_path: Path) -> Context:
         idempotency_key=None,
         logger=logging.getLogger("test"),
         data_dir=tmp_path,
+        claim=1,
         _stop_asked=lambda: False,
         _report=lambda document: None,
         _transaction=transaction,

@@ -167,3 +167,81 @@ _kept: list[bytearray] = []
 def grows(args: dict[str, Any]) -> None:
     """Keep memory for the life of the process."""
     _kept.append(bytearray(os.urandom(2**20) * args["mb"]))
+
+
+@register("deaf")
+def deaf(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Yield once and never again."""
+    started(context).close()
+    yield {"processed": 1}
+    while True:
+        pass
+
+
+@register("tidies_up")
+def tidies_up(args: dict[str, Any], context: Context) -> None:
+    """Never end by itself, but leave by its `finally` what is to be left."""
+    conn = started(context)
+    try:
+        while True:
+            time.sleep(600)
+    finally:
+        conn.execute("UPDATE runs SET ended = clock_timestamp() WHERE job_id = %s", (context.job_id,))
+        conn.close()
+
+
+@register("waits_for_a_child")
+def waits_for_a_child(args: dict[str, Any], context: Context) -> None:
+    """Wait for a process that does not end; in a session of its own where `daemon`."""
+    child = subprocess.Popen(["/bin/sleep", str(600 + args["mark"])], start_new_session=args.get("daemon", False))
+    started(context).close()
+    child.wait()
+
+
+@register("leaves_children")
+def leaves_children(args: dict[str, Any], context: Context) -> None:
+    """End while processes that it started go on, one of them out of its group and forgotten by its parent."""
+    subprocess.Popen(["/bin/sleep", str(600 + args["mark"])])
+    subprocess.run(["/bin/sh", "-c", f"setsid sleep {600 + args['mark']} &"], check=True)
+    if args.get("die"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@register("queries")
+def queries(args: dict[str, Any], context: Context) -> None:
+    """One statement in the target that does not end."""
+    with context.transaction() as conn:
+        started(context).close()
+        conn.execute("SELECT pg_sleep(600)")
+
+
+@register("within_a_second", timeout_sec=1)
+def within_a_second(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Take `sec` seconds, of which the pipeline's own limit allows one."""
+    end = time.monotonic() + args["sec"]
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        yield {"processed": 1}
+
+
+@register("hungry", max_memory_mb=400)
+def hungry(args: dict[str, Any], context: Context) -> None:
+    """Use more and more memory, or let a child do it."""
+    started(context).close()
+    code = "import time\nkept = []\nwhile True: kept.append(bytearray(b'x') * (16 << 20)); time.sleep(0.02)"
+    if args.get("child"):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    else:
+        exec(code)
+
+
+@register("writes_late")
+def writes_late(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Write into the target, then take `sec` seconds before the commit."""
+    with context.transaction() as conn:
+        conn.execute("INSERT INTO written VALUES (%s, %s)", (context.job_id, context.claim))
+        started(context).close()
+        end = time.monotonic() + (args["sec"] if context.claim == 1 else 0)
+        while time.monotonic() < end:
+            time.sleep(0.01)
+            yield {"processed": 1}

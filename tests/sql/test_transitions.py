@@ -32,8 +32,9 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
         for verb in ("succeed", "retry", "fail", "cancel", "hand_back")
     },
     "keep": lambda worker, job: queue.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
-    "settle": lambda worker, job: queue.settle(worker.conn, BOOT, "gone", False),
-    "settle uncounted": lambda worker, job: queue.settle(worker.conn, BOOT, "drain", True),
+    "settle": lambda worker, job: queue.settle(worker.conn, BOOT, "crash", "gone"),
+    "settle uncounted": lambda worker, job: queue.settle(worker.conn, BOOT, "drain", "drain"),
+    "settle late": lambda worker, job: queue.settle(worker.conn, BOOT, "timeout", "late"),
     "reap": lambda worker, job: queue.reap(worker.conn),
     "wake": lambda worker, job: queue.wake(worker.conn, 10),
 }
@@ -48,6 +49,7 @@ MAY = {
     "hand_back": {("running", "queued"), ("running", "canceled")},
     "settle": {("running", "queued"), ("running", "canceled"), ("running", "lost")},
     "settle uncounted": {("running", "queued"), ("running", "canceled")},
+    "settle late": {("running", "queued"), ("running", "canceled"), ("running", "failed")},
     "reap": {("running", "queued"), ("running", "canceled"), ("running", "lost")},
 }
 RENEWING = {"beat", "retake", "keep"}
@@ -63,7 +65,7 @@ def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: 
         (status, asked, status, -1 if late else 60),
     )
     conn.execute("UPDATE dl_jobs SET claimed_by = %s WHERE job_id = %s", (BOOT, job_id))
-    return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, BOOT)
+    return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, None, 1, BOOT)
 
 
 def test_every_statement_from_every_state_makes_a_legal_step_or_none(conn: db.Connection, worker: Worker) -> None:
@@ -114,7 +116,7 @@ def test_v9_whatever_happens_the_journal_is_a_legal_story(conn: db.Connection, w
             case "crash" if job:
                 del running[one.name]
                 conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
-                queue.settle(conn, one.name, "crash", chance.random() < 0.5)
+                queue.settle(conn, one.name, chance.choice(("crash", "timeout", "drain")), "gone")
                 one.conn.execute("SELECT pg_advisory_unlock_all()")
             case "reap" if job and chance.random() < 0.5:
                 conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))

@@ -31,7 +31,7 @@ from dataloader.process import fence_margin
 
 
 def job(attempt: int = 1, max_attempts: int = 3) -> Job:
-    return Job(uuid4(), "q", "t", "{}", None, "k", "", attempt, max_attempts, 60, "h:1:b")
+    return Job(uuid4(), "q", "t", "{}", None, "k", "", attempt, max_attempts, 60, None, 1, "h:1:b")
 
 
 @pytest.mark.parametrize(

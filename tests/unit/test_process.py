@@ -57,6 +57,12 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
         ({"fence_by": 1}, None),
         ({"renewed": -60, "pid": 0}, None),
         ({"renewed": -200, "state": State.IDLE}, None),
+        ({"timeout_at": -4}, None),
+        ({"timeout_at": -6}, Why.TIMEOUT),
+        ({"cancel_at": -6}, None),
+        ({"cancel_at": -6, "canceled": 2}, Why.CANCELED),
+        ({"cancel_at": -6, "canceled": 4}, None),
+        ({"cancel_at": -6, "canceled": 2, "timeout_at": -7}, Why.TIMEOUT),
     ],
 )
 def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) -> None:
@@ -65,9 +71,9 @@ def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) ->
     slot.occupy("host:1:a")
     slot.begin(uuid4(), 1, 60.0, now())
     for name, value in fields.items():
-        is_time = name not in ("pid", "state")
+        is_time = name not in ("pid", "state", "canceled")
         setattr(slot.fields, name, now() + value if is_time else value)
-    assert slot.overdue(stall_sec=100) is why
+    assert slot.overdue(stall_sec=100, kill_grace_sec=5) is why
 
 
 def test_the_earliest_end_of_a_drain_counts() -> None:

@@ -1,0 +1,203 @@
+"""Every run ends when it has to: told, interrupted, or killed with whatever it has started."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from farming import Farm, until
+
+from dataloader import queue
+
+GIL = {"n": 3_000_000_000}
+MARKS = itertools.count(os.getpid() * 1_000)  # for a child that can be told from those of other tests
+
+
+def running(farm: Farm, task: str, **more: Any) -> UUID:
+    """A job whose pipeline has begun."""
+    job = farm.enqueue(task, **more)
+    until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", job), f"{task} to begin")
+    return job
+
+
+def story_of(farm: Farm, job: UUID) -> tuple[str, dict[str, Any]]:
+    """The last line of its journal."""
+    return farm.journal(job)[-1]
+
+
+def sleeping(mark: int) -> list[psutil.Process]:
+    """The children that a pipeline has marked."""
+    return [p for p in psutil.process_iter(["cmdline"]) if (p.info["cmdline"] or [""])[-1] == str(600 + mark)]
+
+
+# --- timeouts ---
+
+
+@pytest.mark.parametrize("task", ["spins", "sleeps", "tidies_up", "queries"])
+def test_e4_a_plain_function_that_takes_too_long_is_interrupted(farm: Farm, task: str) -> None:
+    """Pure Python, a system call, a statement: the worker survives it, and nothing goes on in the database."""
+    program = farm.ready(workers=1, dl_kill_grace_sec=60)
+    workers = [worker.pid for worker in program.workers()]
+    job = farm.enqueue(task, args={"sec": 600}, timeout_sec=1, max_attempts=1)
+    end = farm.wait(job, "failed")
+    assert end["error"] == "timeout: the run took more than 1 s"
+    kind, payload = story_of(farm, job)
+    assert kind == "failed"
+    assert payload["cpu_sec"] >= 0
+    assert payload["peak_mb"] > 1
+    farm.wait(farm.enqueue("noop"), "succeeded")
+    assert [worker.pid for worker in program.workers()] == workers
+    until(lambda: not farm.rows("SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-job:%%'"))
+    if task == "tidies_up":
+        assert farm.rows("SELECT FROM runs WHERE job_id = %s AND ended IS NOT NULL", job)
+
+
+def test_e4_a_pipelines_own_timeout_is_told_at_the_next_yield(farm: Farm) -> None:
+    """The job's own, where it names one, counts more. A timeout is tried again as any error is."""
+    farm.ready(workers=1)
+    late = farm.enqueue("within_a_second", args={"sec": 600})
+    patient = farm.enqueue("within_a_second", args={"sec": 1.5}, timeout_sec=60)
+    assert farm.wait(patient, "succeeded")["attempt"] == 1
+    found = farm.job(late)
+    assert (found["status"], found["attempt"]) == ("queued", 1)
+    assert found["error"] == "timeout: the run took more than 1 s"
+    assert story_of(farm, late)[1]["delay_sec"] == 30
+
+
+@pytest.mark.parametrize(("task", "args"), [("deaf", {}), ("holds_the_gil", GIL)])
+def test_e4_what_does_not_stop_is_killed(farm: Farm, task: str, args: dict[str, Any]) -> None:
+    farm.ready(workers=1)
+    job = farm.enqueue(task, args=args, timeout_sec=1, max_attempts=1)
+    end = farm.wait(job, "failed")
+    assert end["error"] == "timeout: the run took too long, did not stop and was killed on attempt 1"
+    kind, payload = story_of(farm, job)
+    assert (kind, payload["signal"]) == ("failed", signal.SIGKILL)
+    assert payload["cpu_sec"] > 1
+    assert payload["peak_mb"] > 1
+    farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+# --- cancellations ---
+
+
+@pytest.mark.parametrize(
+    ("task", "args"), [("spins", {}), ("deaf", {}), ("holds_the_gil", GIL), ("waits_for_a_child", {"mark": 1})]
+)
+def test_a_forced_cancellation_frees_the_slot(farm: Farm, task: str, args: dict[str, Any]) -> None:
+    farm.ready(workers=1)
+    job = running(farm, task, args=args)
+    queue.request_cancel(farm.conn, job, force=True)
+    end = farm.wait(job, "canceled")
+    assert end["error"].startswith("canceled by force")
+    assert story_of(farm, job)[0] == "canceled"
+    farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+def test_without_force_a_cancellation_waits_for_a_safe_point_until_it_is_forced(farm: Farm) -> None:
+    farm.ready(workers=1)
+    job = running(farm, "deaf")
+    queue.request_cancel(farm.conn, job)
+    until(lambda: "cancel_requested" in farm.story(job))
+    before = farm.job(job)["heartbeat_at"]
+    until(lambda: farm.job(job)["heartbeat_at"] > before)
+    assert farm.job(job)["status"] == "running"
+    queue.request_cancel(farm.conn, job, force=True)
+    farm.wait(job, "canceled")
+    assert farm.story(job) == ["queued", "picked", "cancel_requested", "cancel_requested", "canceled"]
+
+
+def test_dl_cancel_grace_sec_forces_it_by_itself(farm: Farm) -> None:
+    farm.ready(workers=1, dl_cancel_grace_sec=1)
+    job = running(farm, "spins")
+    queue.request_cancel(farm.conn, job)
+    assert farm.wait(job, "canceled")["error"] == "canceled by force"
+
+
+def test_a_cancellation_that_the_keeper_missed_is_enforced_when_it_is_back(farm: Farm) -> None:
+    program = farm.ready(workers=1)
+    job = running(farm, "holds_the_gil", args=GIL)
+    (keeper,) = program.children("keeper")
+    keeper.suspend()
+    queue.request_cancel(farm.conn, job, force=True)
+    keeper.kill()
+    farm.wait(job, "canceled")
+
+
+def test_the_next_job_of_the_worker_is_not_cancelled_too(farm: Farm) -> None:
+    """The order is for one claim."""
+    farm.ready(workers=1, dl_cancel_grace_sec=1)
+    for _ in range(3):
+        job = running(farm, "recorded", args={"sec": 600})
+        queue.request_cancel(farm.conn, job)
+        farm.wait(job, "canceled")
+        farm.wait(farm.enqueue("recorded", args={"sec": 1.5}), "succeeded")
+
+
+# --- memory ---
+
+
+@pytest.mark.parametrize("child", [False, True])
+def test_e1_too_much_memory_is_a_crash_that_says_so(farm: Farm, child: bool) -> None:
+    program = farm.ready(workers=1)
+    job = farm.enqueue("hungry", args={"child": child}, max_attempts=1)
+    end = farm.wait(job, "lost")
+    assert re.match("out of memory: the run used [4-9].. MB, max_memory_mb is 400, and was killed", end["error"])
+    kind, payload = story_of(farm, job)
+    assert (kind, payload["signal"]) == ("lost", signal.SIGKILL)
+    assert child or payload["peak_mb"] > 400
+    assert program.events("supervisor.worker.killed")[0]["why"] == "memory"
+    farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+# --- children ---
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_i5_no_child_survives_its_job(farm: Farm, die: bool) -> None:
+    """Neither after a good end nor after a crash, not even one that made itself independent."""
+    farm.ready(workers=1)
+    mark = next(MARKS)
+    job = farm.enqueue("leaves_children", args={"mark": mark, "die": die}, max_attempts=1)
+    farm.wait(job, "lost" if die else "succeeded")
+    until(lambda: not sleeping(mark), "the children to be gone")
+    farm.wait(farm.enqueue("noop"), "succeeded")
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_i5_a_child_does_not_survive_a_forced_end(farm: Farm, daemon: bool) -> None:
+    farm.ready(workers=1)
+    mark = next(MARKS)
+    job = running(farm, "waits_for_a_child", args={"mark": mark, "daemon": daemon})
+    assert sleeping(mark)
+    queue.request_cancel(farm.conn, job, force=True)
+    farm.wait(job, "canceled")
+    assert not sleeping(mark)
+
+
+# --- the target ---
+
+
+def test_a8_what_a_zombie_writes_late_does_not_stand(farm: Farm) -> None:
+    """A stopped worker's job runs elsewhere; when it goes on, its transaction in the target is refused."""
+    farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
+    zombies = farm.ready(workers=1)
+    job = running(farm, "writes_late", args={"sec": 1}, lease_ttl_sec=2)
+    zombies.signal(signal.SIGSTOP)
+    family = zombies.children()
+    for process in family:
+        process.suspend()
+    farm.start("reaper")
+    farm.start("workers", workers=1)
+    assert farm.wait(job, "succeeded")["attempt"] == 2
+    for process in family:
+        process.resume()
+    zombies.signal(signal.SIGCONT)
+    until(lambda: zombies.events("worker.ownership.lost") or zombies.events("supervisor.worker.exited"))
+    assert farm.rows("SELECT claim FROM written") == [(2,)]
+    assert farm.job(job)["status"] == "succeeded"

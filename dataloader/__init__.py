@@ -13,14 +13,15 @@ lets `job.py` decide and `queue.py` write the end.
     db              connections, named statements                    -
     migrations      the schema's versions                            db
     queue           every statement in the life of one job           db job
-    process         signals, memory slots, exit codes                -
+    process         signals, exit codes, children                    -
+    slots           what a farm's processes show each other          process
     pipelines       registry, context, the built-in ones             job
     target          fenced transactions in the pipelines' database   db
-    heartbeat       thread: keeps a claim while the pipeline runs    db queue job process
-    worker          PROCESS wait, claim, run, finish   db queue job heartbeat pipelines process migrations probe target
-    keeper          PROCESS leases of the silent, jobs of the dead   db queue job process migrations
+    heartbeat       thread: keeps a claim while the pipeline runs    db queue job process slots
+    worker          PROCESS wait, claim, run  db queue job heartbeat pipelines process slots migrations probe target
+    keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations
-    supervisor      PROCESS forks and ends; no SQL                   process
+    supervisor      PROCESS forks and ends; no SQL                   process slots
     api             PROCESS (gunicorn) HTTP                          db queue job migrations
     embedded        a PostgreSQL of our own                          -
     probe           is a session direct, does it hear a NOTIFY       db

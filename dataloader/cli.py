@@ -21,7 +21,8 @@ import psycopg
 
 from dataloader import config, db, embedded, keeper, log, migrations, probe, reaper, supervisor, worker
 from dataloader.config import Settings
-from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Farm, Pipes, Slot
+from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Pipes
+from dataloader.slots import Farm, Slot
 
 T = TypeVar("T")
 

@@ -19,7 +19,8 @@ from psycopg import errors
 
 from dataloader import db, log, queue
 from dataloader.job import End, Job, beat_interval, to_json
-from dataloader.process import EXIT_FENCED, Slot, drain_pipe, now, readable
+from dataloader.process import EXIT_FENCED, drain_pipe, now, readable
+from dataloader.slots import Slot
 
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
 LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have

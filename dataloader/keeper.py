@@ -21,19 +21,15 @@ from dataloader.job import beat_interval
 from dataloader.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
-    Farm,
-    Held,
     Pipes,
     Signals,
-    Slot,
-    State,
-    Why,
     drain_pipe,
     is_running,
     kill_group,
     now,
     unblock_signals,
 )
+from dataloader.slots import Farm, Held, Slot, State, Why
 
 TICK_SEC = 0.25
 HEARD_SEC = 5.0  # how long a cancellation is kept in mind for a worker that does not show the job yet

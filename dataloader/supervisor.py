@@ -26,12 +26,8 @@ from dataloader.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
     EXIT_RECYCLE,
-    READY,
-    Farm,
     Pipes,
     Signals,
-    Slot,
-    State,
     adopt_orphans,
     children,
     drain_pipe,
@@ -40,6 +36,7 @@ from dataloader.process import (
     now,
     readable,
 )
+from dataloader.slots import READY, Farm, Slot, State
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly

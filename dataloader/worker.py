@@ -33,14 +33,8 @@ from dataloader.process import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RECYCLE,
-    READY,
-    Farm,
-    Limits,
     Pipes,
     Signals,
-    Slot,
-    State,
-    Why,
     adopt_orphans,
     cpu_used,
     end_children,
@@ -49,6 +43,7 @@ from dataloader.process import (
     peak_memory,
     unblock_signals,
 )
+from dataloader.slots import READY, Farm, Limits, Slot, State, Why
 
 HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until a worker gives itself up with them

@@ -27,7 +27,7 @@ from dataloader.job import (
     retry_delay,
     to_json,
 )
-from dataloader.process import fence_margin
+from dataloader.slots import fence_margin
 
 
 def job(attempt: int = 1, max_attempts: int = 3) -> Job:

@@ -11,7 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.process import Farm, State, Why, drain_pipe, now
+from dataloader.process import drain_pipe, now
+from dataloader.slots import Farm, State, Why
 
 FAMILY = """
 import os, signal, sys, time

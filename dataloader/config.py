@@ -59,10 +59,17 @@ def _zone(name: str) -> str:
 
 def _conninfo(dsn: SecretStr) -> SecretStr:
     try:
-        conninfo_to_dict(dsn.get_secret_value())
+        parts = conninfo_to_dict(dsn.get_secret_value())
     except Exception:
         # The parser's own message quotes parts of the text, which may hold the password.
-        raise ValueError("should be postgresql://user:password@host:port/database or key=value pairs") from None
+        raise ValueError(
+            "should be postgresql://user:password@host:port/database or key=value pairs, with libpq's options"
+        ) from None
+    if any("@" in str(parts.get(name, ""))[1:] for name in ("host", "dbname", "port")):  # a host may begin with it
+        # libpq takes the end of such a password for the host, which is shown.
+        raise ValueError("should have @ : / and % in its password percent-encoded, as %40 %3A %2F %25")
+    if not re.fullmatch(r"\d{0,5}(,\d{0,5})*", str(parts.get("port", ""))):
+        raise ValueError("should have a number for the port")
     return dsn
 
 

@@ -98,7 +98,10 @@ def check(conn: db.Connection) -> None:
     A newer schema is fine unless it says that this code is too old for it.
     """
     if not _exists(conn):
-        raise SchemaError("the database has no dataloader schema: run `dataloader migrate`")
+        found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_jobs') IS NOT NULL").fetchone()
+        is_there = bool(found and found[0])
+        what = "the tables are not adopted yet" if is_there else "the database has no dataloader schema"
+        raise SchemaError(f"{what}: run `dataloader migrate`")
     row = conn.execute("SELECT max(number), max(oldest_code), bool_or(number = 0) FROM dl_migrations").fetchone()
     have, oldest_code, has_functions = row or (0, 0, False)
     latest = known()[-1].number

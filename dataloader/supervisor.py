@@ -357,8 +357,10 @@ class Supervisor:
             return
         self._read_stacks_at = None
         for child in self._workers.values():
-            stacks = os.pread(child.stacks, 1 << 20, 0).decode("utf-8", "replace")
-            self._log.warning("supervisor.worker.stacks", worker=child.slot.worker, stacks=stacks)
+            dump = os.pread(child.stacks, 1 << 20, 0).decode("utf-8", "replace")
+            # A line for each thread, for a line's length is bounded; the main thread, the pipeline's, is dumped last.
+            for stack in reversed(dump.strip().split("\n\n")):
+                self._log.warning("supervisor.worker.stacks", worker=child.slot.worker, stacks=stack)
 
     # --- the end ---
 

@@ -421,8 +421,8 @@ BEGIN
     CONTINUE WHEN FOUND AND (held.status <> 'running' OR held.claimed_by IS DISTINCT FROM p_worker);
     IF FOUND THEN
       PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-      status := dl_lose(claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END,
-                        p_facts);
+      status := dl_lose(
+        claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END, p_facts);
     END IF;
     RETURN NEXT;
   END LOOP;
@@ -441,8 +441,8 @@ DECLARE
 BEGIN
   SELECT * INTO held FROM dl_jobs
    WHERE status = 'running'
-     AND coalesce(lease_expires_at, coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec))
-         < now()
+     AND coalesce(lease_expires_at,
+                  coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
    LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
     RETURN;
@@ -450,9 +450,9 @@ BEGIN
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   job_id := held.job_id;
   queue := held.queue;
-  status := dl_lose(held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
-                    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'),
-                    '{}');
+  status := dl_lose(
+    held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
+    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
 END
 $$;
 

@@ -1,4 +1,4 @@
--- What a run says to its target database, which may be the queue's or another: a fence against runs that lost their claim.
+-- What a run says to its target database, the queue's or another: a fence against runs that have lost their claim.
 -- `claim` grows with each start of the job, also over those that are given back, so the newest run has the highest.
 
 -- name: create

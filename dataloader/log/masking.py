@@ -32,15 +32,19 @@ _NAME = re.compile(rf"{_NAMES}|pass$|dsn|conninfo", re.IGNORECASE)
 _COUNT = re.compile("tokens", re.IGNORECASE)  # such a number is an amount, not a secret
 # Every repetition is bounded or possessive, so that no text costs more than its length.
 _URL = re.compile(r"(://[^\s:/@]{0,200}+:)\S{1,300}(@)")
+# In quotes a header's value ends with them, otherwise with the line.
 _HEADER = re.compile(
-    r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3}\\{0,4}[\"']?)[^\r\n\"'\\]++", re.IGNORECASE
+    r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
+    re.IGNORECASE,
 )
+_FLAG = re.compile(rf"(--[\w-]{{0,30}}?(?:{_NAMES})[\w-]{{0,30}}\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
 _PAIR = re.compile(
     rf"""((?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:])\s{{0,3}})"""
     r"""(?:[bru]?'(?:[^'\\]|\\.){0,5000}+'|[bru]?"(?:[^"\\]|\\.){0,5000}+"|"""
     r"""\\{1,4}["'].{0,5000}?\\{1,4}["']|[^\s,;&]++)""",
     re.IGNORECASE | re.DOTALL,
 )
+_ESCAPE = re.compile("%[0-9A-F]{2}")
 T = TypeVar("T")
 _configured: frozenset[str] = frozenset()
 _of_job: frozenset[str] = frozenset()
@@ -84,8 +88,8 @@ def masked_text(text: str) -> str:
             text = text.replace(secret, MASK)
     if ":" in text or "=" in text:
         text = _URL.sub(rf"\g<1>{MASK}\g<2>", text) if "://" in text else text
-        text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>{MASK}", text))
-    return text
+        text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
+    return _FLAG.sub(rf"\g<1>{MASK}", text) if "--" in text else text
 
 
 def clipped(text: str, limit: int) -> str:
@@ -164,7 +168,9 @@ def _secrets_in(value: Any, depth: int) -> Iterator[str]:
 
 def _forms(secret: str) -> set[str]:
     """The secret as it may stand in a text: as it is, in a URL, in JSON, in Python's and in libpq's quotes."""
-    forms = {secret, quote(secret, safe=""), quote_plus(secret, safe=""), repr(secret)[1:-1]}
+    encoded = {quote(secret), quote(secret, safe=""), quote_plus(secret), quote_plus(secret, safe="")}
+    encoded |= {_ESCAPE.sub(lambda found: found[0].lower(), form) for form in encoded}
+    forms = {secret, repr(secret)[1:-1], *encoded}
     forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     forms.add(secret.replace("\\", "\\\\").replace("'", "\\'"))
     return {form for form in forms if len(form) >= SHORTEST}

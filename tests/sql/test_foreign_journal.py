@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import REAP, Foreign
-from hands import Worker, enqueue, expire, journal, kinds, plain, value
+from hands import Worker, enqueue, expire, journal, kinds, plain, row, value
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -65,6 +65,25 @@ def test_a_foreign_reaper_that_takes_our_job_is_told_and_we_are_not_twice(
     second.finish(second.take())
     assert kinds(conn, job_id) == ["queued", "picked", "requeue", "picked", "done"]
     assert journal(conn, job_id)[2][1]["by"] == "another service"
+
+
+@pytest.mark.parametrize("end", ["failed", "canceled", "lost", "succeeded"])
+def test_a_finished_job_that_is_put_back_runs_with_a_fresh_budget(
+    conn: db.Connection, worker: Worker, end: str
+) -> None:
+    job_id = plain(conn, status=end, attempt=3, max_attempts=3, cancel_requested=end == "canceled", finished_at="now")
+    change(conn, job_id, "queued")
+    assert row(conn, job_id)["finished_at"] is None
+    job = worker.take()
+    assert (job.job_id, job.attempt) == (job_id, 1)
+    assert worker.finish(job) == "succeeded"
+
+
+def test_what_putting_back_sets_itself_stands(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn, status="failed", attempt=3, max_attempts=5)
+    conn.execute("UPDATE dl_jobs SET status = 'queued', attempt = 4, cancel_requested = true")
+    assert worker.claim().job is None
+    assert (row(conn, job_id)["status"], row(conn, job_id)["attempt"]) == ("canceled", 4)
 
 
 def test_a_service_that_keeps_the_journal_itself_is_not_repeated(conn: db.Connection) -> None:

@@ -126,6 +126,11 @@ def test_four_at_once_apply_each_file_once(empty_db: str) -> None:
     assert sorted(applied, key=len) == [[], [], [], ALL]
 
 
+def test_tables_that_are_not_adopted_are_named_as_such(contract: str) -> None:
+    with session(contract) as conn, pytest.raises(SchemaError, match="not adopted yet: run `dataloader migrate`"):
+        migrations.check(conn)
+
+
 def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None:
     with session(contract) as conn:
         columns = conn.execute(COLUMNS).fetchall()

@@ -53,6 +53,17 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DL_HEARTBEAT_SEC", "nan", "DL_HEARTBEAT_SEC: "),
         ("DL_DRAIN_SEC", "-1", "DL_DRAIN_SEC: Input should be greater than or equal to 0"),
         ("DL_DB_DSN", "s3cret s3cret", "DL_DB_DSN: should be postgresql://"),
+        (
+            "DL_DB_DSN",
+            "postgresql://u:p@s3cret@h/d",
+            "DL_DB_DSN: should have @ : / and % in its password",
+        ),
+        (
+            "DL_DB_DSN",
+            "postgresql://u:p/s3cret@h/d",
+            "DL_DB_DSN: should have @ : / and % in its password",
+        ),
+        ("DL_TARGET_DSN", "postgresql://u:s3cret@h:5x9/d", "DL_TARGET_DSN: should have a number for the port"),
         ("WORKERS_JSON", "s3cret", "WORKERS_JSON: should be JSON such as"),
         ("WORKERS_JSON", '[{"queue":"q","concurrency":0}]', "WORKERS_JSON[0].concurrency: Input should be greater"),
         ("WORKERS_JSON", '[{"queue":"q","workers":"s3cret"}]', "WORKERS_JSON[0].workers: Extra inputs"),

@@ -274,6 +274,11 @@ def _seconds(action: Callable[[], None], times: int = 300) -> float:
         "api-key => s3cret",
         "aws_secret_access_key = s3cret",
         "?access_token=s3cret&x=1",
+        'Cookie: sid=x {"api_key": "s3cret"}',
+        'Authorization: Bearer s3cret {"api_key": "s3cret"}',
+        "{'Cookie': 'a=s3cret; b=s3cret', 'x': 1}",
+        "pg_dump --password s3cret --file x",
+        "curl --api-token  s3cret",
     ],
 )
 def test_v13_secrets_are_masked_in_texts(text: str) -> None:
@@ -284,6 +289,13 @@ def test_v13_secrets_are_masked_in_texts(text: str) -> None:
 @pytest.mark.parametrize("text", ["took 5: fine", "lock_key=a", "https://host:80/a?b=c", "a@b.de", "primary key: id"])
 def test_other_texts_stay(text: str) -> None:
     assert log.masked(text) == text
+
+
+def test_what_a_url_encodes_is_known_however_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANK_API_KEY", "canary+y/z@1")
+    masking.learn_configured(SimpleNamespace())
+    for form in ("canary%2By/z%401", "canary%2by%2fz%401", "canary%2By%2Fz%401", "canary+y/z@1"):
+        assert log.masked(f"GET /x/{form}/y") == "GET /x/***/y"
 
 
 def test_j4_secrets_are_masked_by_name_in_any_structure() -> None:

@@ -1,0 +1,136 @@
+"""How long the farm takes to recover: `python -m tests.recovery [--rounds 10]` prints a table of medians.
+
+On a PostgreSQL of its own, with a farm of real processes and the default settings, apart from the two that are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+sys.path.append(str(Path(__file__).parent / "process"))
+
+from farming import Farm, until
+
+from dataloader import db, embedded, migrations, queue
+from dataloader.embedded import cluster
+
+SETTINGS = {"dl_heartbeat_sec": 10, "dl_claim_backoff_sec": 15, "dl_drain_sec": 30, "dl_kill_grace_sec": 1}
+GIL = {"n": 8_000_000_000}  # minutes in one C call
+
+
+class Bench:
+    """A farm of two workers that recovers again and again."""
+
+    def __init__(self, server: embedded.Server, folder: Path, rounds: int) -> None:
+        self.server, self.rounds = server, rounds
+        self.farm = Farm(server.dsn, folder)
+        self.program = self.farm.ready(workers=2, **SETTINGS)
+
+    def run(self) -> None:
+        """Every measurement, a line each as it is done."""
+        self.report("kill -9 of a worker: its job runs again", self.kill)
+        self.report("forced cancel of `while True: pass`: slot free", lambda: self.cancel("spins"))
+        self.report("forced cancel of a generator that never yields", lambda: self.cancel("deaf"))
+        self.report("forced cancel of a C call that holds the GIL", lambda: self.cancel("holds_the_gil", GIL))
+        self.report(
+            "forced cancel of a pipeline with a `sleep 999` child",
+            lambda: self.cancel("waits_for_a_child", {"mark": 399}),
+        )
+        self.report("PostgreSQL restarted (fast): first claim", lambda: self.restart("fast"))
+        self.report("PostgreSQL restarted (immediate): first claim", lambda: self.restart("immediate"))
+        self.report("TERM with idle workers: exit", self.term)
+
+    def report(self, what: str, measure: Callable[[], float]) -> None:
+        """The median, the least and the most of some rounds."""
+        times = [measure() for _ in range(self.rounds)]
+        print(f"{what:<58} {statistics.median(times):7.3f} s   {min(times):.3f} to {max(times):.3f}", flush=True)
+
+    def begun(self, task: str, args: dict[str, Any]) -> UUID:
+        """A job whose pipeline has begun."""
+        job = self.farm.enqueue(task, args=args)
+        until(lambda: self.farm.rows("SELECT FROM runs WHERE job_id = %s", job))
+        return job
+
+    def kill(self) -> float:
+        """From the kill to the second start."""
+        job = self.begun("recorded", {"sec": 0.5})
+        (pid,) = self.farm.rows("SELECT pid FROM runs WHERE job_id = %s", job)[0]
+        started = time.monotonic()
+        next(worker for worker in self.program.workers() if worker.pid == pid).kill()
+        until(lambda: len(self.farm.rows("SELECT FROM runs WHERE job_id = %s", job)) == 2)
+        passed = time.monotonic() - started
+        self.farm.wait(job, "succeeded")
+        return passed
+
+    def cancel(self, task: str, args: dict[str, Any] | None = None) -> float:
+        """From the request to the end of the job and a worker that is ready in its place."""
+        job = self.begun(task, args or {})
+        started = time.monotonic()
+        queue.request_cancel(self.farm.conn, job, force=True)
+        self.farm.wait(job, "canceled")
+        until(lambda: self.idle() == 2)
+        return time.monotonic() - started
+
+    def cancel_with_child(self) -> float:
+        """The same for one that waits for a process."""
+        return self.cancel("waits_for_a_child", {"mark": 399})
+
+    def idle(self) -> int:
+        """How many workers wait for a job."""
+        return len(self.program.children("idle"))
+
+    def restart(self, mode: str) -> float:
+        """From the moment the server accepts connections again to the start of a job that is there."""
+        until(lambda: self.idle() == 2)
+        self.farm.conn.close()
+        self.restart_server(mode)
+        started = time.monotonic()
+        self.farm.conn = db.connect(self.server.dsn, name="test", schema="public")
+        job = self.farm.enqueue("recorded", args={"sec": 0})
+        until(lambda: self.farm.rows("SELECT FROM runs WHERE job_id = %s", job))
+        return time.monotonic() - started
+
+    def restart_server(self, mode: str) -> None:
+        """Stop and start it, as an operator does."""
+        self.server.process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+        self.server.process.wait()
+        self.server.process = cluster.start(self.server.root, {}, None, [], "dataloader")
+
+    def term(self) -> float:
+        """From SIGTERM to the exit."""
+        until(lambda: self.idle() == 2)
+        started = time.monotonic()
+        assert self.program.stop() == 0
+        passed = time.monotonic() - started
+        self.program = self.farm.ready(workers=2, **SETTINGS)
+        return passed
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="how often each is measured (10)")
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory(prefix="dl-recovery-") as place:
+        folder = Path(place)
+        folder.chmod(0o755)
+        with embedded.Server.start(folder / "postgres") as server:
+            migrations.migrate(server.dsn, "public")
+            bench = Bench(server, folder, rounds)
+            try:
+                bench.run()
+            finally:
+                bench.farm.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -159,6 +159,12 @@ def finish(conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = 
     return Status(row[0]) if row and row[0] else None
 
 
+def has_ended(conn: Conn, job: Job) -> bool:
+    """True when the end of this claim is committed: what a finish whose answer was lost may have come to."""
+    row = conn.execute(_SQL["ended"], _claim_of(job)).fetchone()
+    return bool(row and row[0])
+
+
 def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
     """Renew the lease in the place of a worker that is alive but silent; False when the claim is over."""
     claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}

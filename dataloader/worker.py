@@ -277,9 +277,12 @@ class Worker:
             return
 
         def write() -> object:
-            if self.session.conn.closed:
+            again = self.session.conn.closed
+            if again:
                 self.heartbeat.session = self._open(self.settings.pg_connect_timeout)
-            return queue.finish(self.session.conn, job, end, facts)
+            status = queue.finish(self.session.conn, job, end, facts)
+            # The first try may have been committed and only its answer lost.
+            return status or (again and queue.has_ended(self.session.conn, job) and "as written before") or None
 
         try:
             status = db.patiently(write, sleep=self._sleep, give_up=self._is_overdue, on_error=self._finish_failed)

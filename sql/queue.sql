@@ -155,6 +155,12 @@ journal AS (
          || %(facts)s FROM ended)
 SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
 
+-- name: ended
+-- Has this claim's end been committed, though its answer was lost? The worker's last word on the job says so.
+SELECT kind <> 'picked' FROM dl_job_events
+ WHERE job_id = %(job_id)s AND kind IN ('picked', 'done', 'requeue', 'failed', 'canceled')
+   AND payload ->> 'worker' = %(claimed_by)s ORDER BY event_id DESC LIMIT 1;
+
 -- name: keep
 -- running -> running: the keeper renews the lease of a worker that is alive but silent (a C call holds its GIL).
 -- Not once the lease is over: by then the key may be another job's.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hands import Worker, enqueue, journal, keys_held, plain, row, state
 
-from dataloader import db
+from dataloader import db, queue
 
 ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
 
@@ -144,6 +144,18 @@ def test_g1_what_cannot_be_stored_does_not_keep_a_job_from_ending(
     assert worker.finish(worker.take(), verb, error=error, progress=progress) is not None
     assert state(conn, job_id)[0] != "running"
     assert keys_held(conn) == []
+
+
+def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: Worker) -> None:
+    """The repeated finish changes nothing; the journal says that the first one stands."""
+    for verb in ("succeed", "fail", "cancel", "hand_back", "retry"):
+        enqueue(conn)
+        job = worker.take()
+        assert not queue.has_ended(conn, job)
+        worker.finish(job, verb, delay_sec=600)
+        assert worker.finish(job, verb) is None
+        assert queue.has_ended(conn, job)
+        conn.execute("DELETE FROM dl_jobs")
 
 
 def test_a_finish_repeated_after_an_unknown_commit_writes_nothing_twice(

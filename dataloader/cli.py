@@ -137,9 +137,16 @@ def dsn_command(show_password: bool) -> None:
 @click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")
 @click.option("--args", "args_json", default="{}", show_default=True, help="the pipeline's arguments, a JSON object")
 @click.option("--idempotency-key")
+@click.option("--timeout-sec", type=int, help="how long one run may take; default: what the pipeline says")
 @click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
 def trigger(
-    task: str, queue: str, lock_key: str | None, args_json: str, idempotency_key: str | None, url: str | None
+    task: str,
+    queue: str,
+    lock_key: str | None,
+    args_json: str,
+    idempotency_key: str | None,
+    timeout_sec: int | None,
+    url: str | None,
 ) -> None:
     """Start a job and print its id and status."""
     try:
@@ -147,8 +154,8 @@ def trigger(
     except ValueError as e:
         raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
     body = {"queue": queue, "task": task, "lock_key": lock_key or task, "args": args}
-    if idempotency_key:
-        body["idempotency_key"] = idempotency_key
+    given = {"idempotency_key": idempotency_key or None, "timeout_sec": timeout_sec}
+    body |= {name: value for name, value in given.items() if value is not None}
     _call(url, "POST", "/api/v1/jobs/trigger", body)
 
 
@@ -162,10 +169,11 @@ def status(job_id: str, url: str | None) -> None:
 
 @main.command()
 @click.argument("job_id")
+@click.option("--force", is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it")
 @click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
-def cancel(job_id: str, url: str | None) -> None:
+def cancel(job_id: str, force: bool, url: str | None) -> None:
     """Cancel a job: a queued one at once, a running one at its next safe point."""
-    _call(url, "POST", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel")
+    _call(url, "POST", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel", {"force": True} if force else None)
 
 
 def _settings() -> Settings:
@@ -205,7 +213,7 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
             _refuse(f"{probe.POOLED}: {probe.DIRECT}", EXIT_CANNOT_START)
         if not db.is_passing(e):
             _refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
-        click.echo(f"dataloader: the database cannot be reached yet: {str(e).strip()}", err=True)
+        click.echo(f"dataloader: the database cannot be reached yet: {log.masked(str(e).strip())}", err=True)
 
 
 def _missing(dsn: str, schema: str) -> list[str]:
@@ -237,7 +245,7 @@ def _reached(action: Callable[[], T]) -> T:
 
 def _refuse(message: str, status: int) -> NoReturn:
     for line in message.splitlines():
-        click.echo(f"dataloader: {line}", err=True)
+        click.echo(f"dataloader: {log.masked(line)}", err=True)
     sys.exit(status)
 
 

@@ -84,6 +84,20 @@ def test_cancelling_a_running_job_asks_it_to_stop(client: FlaskClient, conn: db.
         assert (job["status"], job["cancel_requested"], job["finished_at"]) == ("running", True, None)
 
 
+def test_force_is_kept_and_may_come_later(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h'")
+    forced = []
+    for body in ({}, {"force": False}, {"force": True}, {"force": True}, {}):
+        assert cancel(client, job_id, json=body)["cancel_requested"] is True
+        forced += conn.execute("SELECT cancel_forced FROM dl_jobs").fetchone() or ()
+    assert forced == [False, False, True, True, True]
+    told = conn.execute(
+        "SELECT payload FROM dl_job_events WHERE kind = 'cancel_requested' ORDER BY event_id"
+    ).fetchall()
+    assert [payload.get("force") for (payload,) in told] == [None, True]
+
+
 @pytest.mark.parametrize("end", ["succeeded", "failed", "canceled", "lost"])
 def test_cancelling_a_finished_job_changes_nothing(client: FlaskClient, conn: db.Connection, end: str) -> None:
     job_id = made(client)

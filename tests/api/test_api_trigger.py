@@ -25,6 +25,7 @@ EVERYTHING = {
     "available_at": "2026-01-31T06:30:00.123456+03:00",
     "max_attempts": 1,
     "lease_ttl_sec": 86_400,
+    "timeout_sec": 3_600,
     "producer": "billing",
     "consumer_group": "etl",
 }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -245,3 +246,14 @@ def writes_late(args: dict[str, Any], context: Context) -> Iterator[Progress]:
         while time.monotonic() < end:
             time.sleep(0.01)
             yield {"processed": 1}
+
+
+@register("waits_for_a_file")
+def waits_for_a_file(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Wait until the file `go` exists; each run adds its claim to `go` + `.runs`. Asks nothing of the database."""
+    go = Path(args["go"])
+    with go.with_suffix(".runs").open("a") as runs:
+        print(context.claim, file=runs)
+    while not go.exists():
+        time.sleep(0.02)
+        yield {"processed": 0}

@@ -1,0 +1,314 @@
+"""PostgreSQL fails under a working farm: it restarts, is replaced by a standby, refuses sessions, says nothing.
+
+Names begin with the fault: A ownership, D wake-ups, H connections. What must hold is always the same: a job that was
+acknowledged is there, a run that can be held goes on, and the farm works again by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from farming import Farm, until
+from judge import illegal
+
+from dataloader import db, embedded, migrations, queue
+from dataloader.embedded import binaries, cluster
+
+# Commits must outlive the server's process (synchronous_commit), not the machine (fsync).
+SETTINGS = {
+    "fsync": "off",
+    "logging_collector": "off",
+    "shared_buffers": "32MB",
+    "wal_receiver_status_interval": "1s",  # a standby speaks at least so often
+}
+FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # to the postmaster: sessions are ended in order, or just die
+NEVER = 600  # seconds: no poll comes to the help of a lost notification
+
+
+# Servers -----------------------------------------------------------------------------------------------------
+
+
+class Database:
+    """A server of the test's own, to be ended and started at will."""
+
+    def __init__(self, root: Path) -> None:
+        self.server = embedded.Server.start(root, SETTINGS, given_programs(), initdb=["--no-sync"])
+        self.socket = root / "run"
+
+    @property
+    def dsn(self) -> str:
+        """Its address, as a superuser."""
+        return self.server.dsn
+
+    def end(self, how: signal.Signals) -> None:
+        """End the server."""
+        self.server.process.send_signal(how)
+        self.server.process.wait(60)
+
+    def restart(self, how: signal.Signals) -> None:
+        """End it and start it again in the same place, whose lock stays ours."""
+        self.end(how)
+        self.server.process = cluster.start(self.server.root, SETTINGS, given_programs(), (), "dataloader")
+
+    def admin(self, *statements: str) -> list[Any]:
+        """Run statements, whatever the server's defaults for transactions; the rows of the last."""
+        with psycopg.connect(self.dsn, options="-c default_transaction_read_only=off", autocommit=True) as conn:
+            for statement in statements:
+                cursor = conn.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def backend(self, name: str) -> int:
+        """The process of the one session of this name."""
+        ((pid,),) = self.admin(f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE '{name}%'")
+        return pid
+
+
+def given_programs() -> Path | None:
+    """DL_PG_BIN, as for the tests' common server."""
+    given = os.environ.get("DL_PG_BIN")
+    return Path(given) if given else None
+
+
+@contextmanager
+def root() -> Iterator[Path]:
+    """A folder for a server; what a killed run leaves, the next one removes."""
+    folder = Path(tempfile.mkdtemp(prefix="dl-test-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Database]:
+    """The server in this folder."""
+    database = Database(folder)
+    try:
+        yield database
+    finally:
+        database.server.stop()
+
+
+@pytest.fixture
+def database() -> Iterator[Database]:
+    """A server with the project's schema."""
+    with root() as folder, serving(folder) as database:
+        migrations.migrate(database.dsn, schema="public")
+        yield database
+
+
+@pytest.fixture
+def standby(database: Database) -> Iterator[Database]:
+    """A second server that confirms every commit of `database`."""
+    with root() as folder:
+        programs = binaries.find_programs(folder / "data", given_programs())
+        source = f"{database.dsn} application_name=standby"
+        quickly = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
+        subprocess.run([programs / "pg_basebackup", "-d", source, "-D", folder / "data", *quickly], check=True)
+        with serving(folder) as standby:
+            database.admin("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
+            until(lambda: database.admin("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"), "the standby")
+            yield standby
+
+
+@pytest.fixture
+def served(database: Database, tmp_path: Path) -> Iterator[Farm]:
+    """A farm on `database`."""
+    farm = Farm(database.dsn, tmp_path)
+    yield farm
+    farm.close()
+
+
+def reconnect(farm: Farm) -> None:
+    """Give the test itself a new session, once that is possible."""
+    farm.conn.close()
+    farm.conn = db.patiently(lambda: db.connect(farm.dsn, name="test", schema="public"), sleep=time.sleep)
+
+
+# Jobs --------------------------------------------------------------------------------------------------------
+
+
+class LongJob:
+    """A job that runs until it is let go, and asks nothing of the database meanwhile."""
+
+    def __init__(self, farm: Farm, name: str, **more: Any) -> None:
+        self.farm = farm
+        self.go = farm.folder / name
+        self.job_id = farm.enqueue("waits_for_a_file", args={"go": str(self.go)}, **more)
+        until(lambda: self.runs, "the long job to begin")
+
+    @property
+    def runs(self) -> list[str]:
+        """The claim of each of its runs."""
+        file = self.go.with_suffix(".runs")
+        return file.read_text().split() if file.exists() else []
+
+    def ends_well(self) -> None:
+        """It is let go; it has run once, counted once, and its journal is legal."""
+        self.go.touch()
+        assert self.farm.wait(self.job_id, "succeeded")["attempt"] == 1
+        assert self.runs == ["1"]
+        assert illegal([kind for kind, _ in self.farm.journal(self.job_id)], "succeeded") is None
+
+
+class Producer(threading.Thread):
+    """Adds small jobs all the time, and remembers those that were acknowledged."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(name="producer")
+        self.acknowledged: list[UUID] = []
+        self._dsn = dsn
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Go on over any error."""
+        while not self._over.is_set():
+            with suppress(psycopg.Error), db.connect(self._dsn, name="producer", schema="public") as conn:
+                for number in itertools.count():
+                    new = queue.NewJob("q", "noop", f"small-{number % 7}")
+                    self.acknowledged.append(queue.enqueue(conn, new)[0])
+                    if self._over.wait(0.05):
+                        return
+            self._over.wait(0.05)
+
+    def stop(self) -> list[UUID]:
+        """The jobs that were acknowledged."""
+        self._over.set()
+        self.join()
+        return self.acknowledged
+
+
+@contextmanager
+def producing(dsn: str) -> Iterator[Producer]:
+    """A producer that is at work in the block."""
+    producer = Producer(dsn)
+    producer.start()
+    try:
+        yield producer
+    finally:
+        producer.stop()
+
+
+def all_succeed(farm: Farm, jobs: Sequence[UUID]) -> None:
+    """Each of these jobs is there and succeeds at its first counted attempt, by a legal way."""
+    assert len(jobs) > 5, "too few to show anything"
+    left = "SELECT job_id FROM dl_jobs WHERE job_id = ANY(%s) AND status IN ('queued', 'running')"
+    until(lambda: not farm.rows(left, list(jobs)), "the small jobs", patience=60)
+    ends = farm.rows(
+        "SELECT j.status::text, j.attempt, array_agg(e.kind ORDER BY e.event_id) FROM dl_jobs j"
+        " JOIN dl_job_events e USING (job_id) WHERE job_id = ANY(%s) GROUP BY job_id",
+        list(jobs),
+    )
+    assert len(ends) == len(jobs), "every acknowledged job is there"
+    for status, attempt, kinds in ends:
+        assert (status, attempt, illegal(kinds, status)) == ("succeeded", 1, None), kinds
+
+
+def works_again(farm: Farm) -> None:
+    """A new job starts without the help of a poll."""
+    assert farm.wait(farm.enqueue("noop"), "succeeded", patience=60)["attempt"] == 1
+
+
+# Restarts and failovers --------------------------------------------------------------------------------------
+
+
+def goes_on(farm: Farm, job: LongJob, beats: int) -> None:
+    """The job's lease is renewed so many times from now on."""
+    wanted = beats + [kind for kind, _ in farm.journal(job.job_id)].count("heartbeat")
+    until(lambda: [kind for kind, _ in farm.journal(job.job_id)].count("heartbeat") >= wanted, "heartbeats")
+
+
+def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, served: Farm) -> None:
+    """It runs for longer than its lease and finishes once; idle workers are back after each restart; no job is missing.
+
+    An hour's job in some 15 s: fast, immediate, fast.
+    """
+    program = served.ready(workers=3, dl_claim_backoff_sec=NEVER)
+    served.start("reaper")
+    job = LongJob(served, "long", lease_ttl_sec=12)
+    with producing(database.dsn) as producer:
+        for how in (FAST, IMMEDIATE, FAST):
+            before = len(program.events("session.back"))
+            database.restart(how)
+            reconnect(served)
+            until(lambda before=before: len(program.events("session.back")) > before, "the run's new session")
+            works_again(served)
+            goes_on(served, job, beats=4)
+    job.ends_well()
+    all_succeed(served, producer.acknowledged)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_h4_a9_a_job_of_a_minute_lives_through_a_restart_every_five_seconds(database: Database, served: Farm) -> None:
+    """As above; its lease is 10 s."""
+    served.ready(workers=3)
+    served.start("reaper")
+    job = LongJob(served, "long", lease_ttl_sec=10)
+    over = time.monotonic() + 60
+    with producing(database.dsn) as producer:
+        for how in itertools.takewhile(lambda _: time.monotonic() < over, itertools.cycle([FAST, IMMEDIATE])):
+            database.restart(how)
+            reconnect(served)
+            goes_on(served, job, beats=4)
+    job.ends_well()
+    all_succeed(served, producer.acknowledged)
+
+
+def test_h3_a_failover_to_a_synchronous_standby_loses_nothing(
+    database: Database, standby: Database, tmp_path: Path
+) -> None:
+    """Behind a DSN of two hosts: what was acknowledged is there, the running job goes on, new ones are claimed."""
+    dsn = f"host={database.socket},{standby.socket} user=postgres dbname=postgres target_session_attrs=read-write"
+    farm = Farm(dsn, tmp_path)
+    try:
+        program = farm.ready(workers=3, dl_claim_backoff_sec=NEVER)
+        farm.start("reaper")
+        job = LongJob(farm, "long")
+        with producing(dsn) as producer:
+            until(lambda: len(producer.acknowledged) > 5, "some jobs")
+            database.end(IMMEDIATE)
+            until(lambda: program.events("worker.connect.failed"), "the farm to miss its database")
+            standby.admin("SELECT pg_promote()")
+            before = len(producer.acknowledged)
+            reconnect(farm)
+            until(lambda: len(producer.acknowledged) > before + 5, "new jobs")
+        until(lambda: program.events("session.back"), "the run's new session")
+        works_again(farm)
+        job.ends_well()
+        all_succeed(farm, producer.acknowledged)
+    finally:
+        farm.close()
+
+
+def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, served: Farm) -> None:
+    """25006 marks nothing failed: runs go on, their ends are written when it is over, and so are new claims."""
+    program = served.ready(workers=2)
+    reaper = served.start("reaper")
+    until(lambda: reaper.events("reaper.started"), "the reaper to start")
+    long, short = LongJob(served, "long"), LongJob(served, "short")
+    database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+    short.go.touch()
+    until(lambda: program.events("worker.complete.failed"), "an end that cannot be written")
+    until(lambda: program.events("session.lost"), "a renewal that cannot be written")
+    until(lambda: reaper.events("reaper.session.lost"), "the reaper to notice")
+    assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
+    database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
+    short.ends_well()
+    works_again(served)
+    long.ends_well()
+    until(lambda: len(reaper.events("reaper.started")) > 1, "the reaper to be back")

@@ -312,3 +312,46 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     works_again(served)
     long.ends_well()
     until(lambda: len(reaper.events("reaper.started")) > 1, "the reaper to be back")
+
+
+# Silence -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(backend: int) -> Iterator[None]:
+    """This session's process answers nothing in the block; its kernel still takes what it is sent."""
+    os.kill(backend, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(backend, signal.SIGCONT)
+
+
+def test_h2_a_run_whose_session_answers_nothing_goes_on_in_a_new_one(database: Database, served: Farm) -> None:
+    """The heartbeat gives up on its own clock. The old session cannot end and keeps the key for us, until it can."""
+    program = served.ready(workers=1, dl_claim_backoff_sec=NEVER)
+    job = LongJob(served, "long", lock_key="k")
+    old = database.backend("dl-worker")
+    with stopped(old):
+        (lost,) = until(lambda: program.events("session.lost"), "the heartbeat to give up")
+        assert lost["error"].startswith("no answer from the database within")
+        until(lambda: program.events("session.back"), "the run's new session")
+        goes_on(served, job, beats=2)
+        assert key_holders(served) == [old]
+    until(lambda: key_holders(served) not in ([], [old]), "the new session to have the key")
+    assert key_holders(served) == [database.backend("dl-worker")]
+    job.ends_well()
+
+
+def key_holders(farm: Farm) -> list[int]:
+    """The sessions that hold a key."""
+    return [pid for (pid,) in farm.rows("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")]
+
+
+def test_d5_an_idle_worker_whose_session_answers_nothing_takes_a_new_one(database: Database, served: Farm) -> None:
+    """No notification reaches it; the next look into the queue finds out."""
+    program = served.ready(workers=1, dl_claim_backoff_sec=1, pg_connect_timeout=1)
+    with stopped(database.backend("dl-worker")):
+        works_again(served)
+    assert "no answer from the database within" in program.events("worker.session.lost")[0]["error"]

@@ -23,6 +23,7 @@ from dataloader.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.slots import Slot
 
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
+RETAKE_SEC = 5.0  # how long taking the key again may last: the old session is given 2 s to end
 LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
 
 
@@ -80,6 +81,7 @@ class Heartbeat(threading.Thread):
         self._heartbeat_sec = heartbeat_sec
         self._lease: Lease | None = None
         self._next_beat = 0.0
+        self._has_key = True  # else a former session has it, which cannot end
         self._turn = threading.Condition()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log = structlog.get_logger("heartbeat")
@@ -128,6 +130,7 @@ class Heartbeat(threading.Thread):
         """Beat until the block is left."""
         interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
         self.session.conn.answer_within = max(1.0, interval)
+        self._has_key = True
         self._next_beat = lease.slot.renewed + interval
         while not lease.released:
             try:
@@ -155,6 +158,8 @@ class Heartbeat(threading.Thread):
         progress = self._progress_to_write(lease)
         if not (due or asked or progress):
             return False
+        if due and not self._has_key and not self._regain(lease):
+            return True
         self._beat(lease, progress, journal=due)
         if due:
             self._next_beat = now() + interval
@@ -212,18 +217,30 @@ class Heartbeat(threading.Thread):
     def _retake(self, lease: Lease) -> bool:
         try:
             self.session = self._reconnect(max(1.0, lease.slot.fence_at - now()))
-            self.session.conn.answer_within = max(1.0, beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec))
-            sent = now()
-            if queue.retake(self.session, lease.job):
-                lease.renewed(sent)
+            if self._regain(lease):
                 self._log.info("session.back", job_id=str(lease.job.job_id))
-            else:
-                lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
             return True
         except psycopg.Error as e:
             if not db.is_passing(e):
                 raise
             return False
+
+    def _regain(self, lease: Lease) -> bool:
+        """Renew, and take the key for this session, or leave it with our former one if that cannot end.
+
+        False: claim or key are lost, and the run has to end.
+        """
+        interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
+        self.session.conn.answer_within = max(RETAKE_SEC, interval)
+        sent = now()
+        has_key = queue.retake(self.session, lease.job)
+        self.session.conn.answer_within = max(1.0, interval)
+        if has_key is False:
+            lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
+            return False
+        self._has_key = has_key is True
+        lease.renewed(sent)
+        return True
 
     def _wait_for_release(self, lease: Lease) -> None:
         """The run has to be over before somebody else may start, so otherwise the process leaves."""

@@ -136,10 +136,15 @@ def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | No
     return row[0] if row else None
 
 
-def retake(session: Session, job: Job) -> bool:
-    """After a reconnect: hold the key by this session again and renew; False when claim or key are lost."""
+def retake(session: Session, job: Job) -> bool | None:
+    """After a reconnect: hold the key by this session again and renew; False when claim or key are lost.
+
+    None: renewed, but the former session cannot end and still has the key. May take 2 s, which that one is given.
+    """
     row = session.conn.execute(_SQL["retake"], _claim_of(job) | {"backend_start": session.backend_start}).fetchone()
-    return bool(row and row[0])
+    assert row is not None  # noqa: S101  the function always answers
+    held: bool | None = row[0]
+    return held
 
 
 def finish(conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None) -> Status | None:

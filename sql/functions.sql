@@ -458,7 +458,8 @@ $$;
 
 
 -- After a reconnect: take the key again for this session and renew the claim. True when the run may go on; false
--- when the claim or the key is somebody else's by now, and then nothing is held.
+-- when the claim or the key is somebody else's by now, and then nothing is held. Null when the run may go on, but its
+-- former session still has the key: it cannot end (its process is stopped, its disk hangs). Then try again later.
 CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid, p_attempt int, p_worker text, p_backend_start timestamptz)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
@@ -473,7 +474,13 @@ BEGIN
   -- The server may not have noticed that our old session is gone.
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
-    RETURN false;
+    IF NOT EXISTS (SELECT FROM pg_stat_get_activity(held.claimed_pid)
+                    WHERE backend_start = held.claimed_backend_start) THEN
+      RETURN false;
+    END IF;
+    UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+     WHERE job_id = p_job_id;
+    RETURN NULL;
   END IF;
   IF EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
                 AND lease_expires_at > now() AND job_id <> p_job_id) THEN

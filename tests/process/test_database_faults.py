@@ -355,3 +355,84 @@ def test_d5_an_idle_worker_whose_session_answers_nothing_takes_a_new_one(databas
     with stopped(database.backend("dl-worker")):
         works_again(served)
     assert "no answer from the database within" in program.events("worker.session.lost")[0]["error"]
+
+
+# Sessions refused, ended, deaf -------------------------------------------------------------------------------
+
+
+ROLE = """
+CREATE ROLE farm LOGIN;
+GRANT ALL ON ALL TABLES IN SCHEMA public TO farm; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO farm
+"""
+
+
+def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served: Farm) -> None:
+    """A run keeps its lease by the session that it has; who has none tries again, with pauses."""
+    database.admin(ROLE)
+    program = served.ready(workers=2, dl_db_dsn=f"{database.dsn} user=farm", dl_claim_backoff_sec=NEVER)
+    job = LongJob(served, "long", lease_ttl_sec=3)
+    database.admin("ALTER ROLE farm CONNECTION LIMIT 1", END_IDLE)
+    refusals = until(lambda: program.events("worker.connect.failed"), "a refusal")
+    assert "too many connections" in refusals[0]["error"]
+    goes_on(served, job, beats=4)
+    waiting = served.enqueue("noop")
+    assert len(program.events("worker.connect.failed")) < 50, "pauses between the attempts"
+    database.admin("ALTER ROLE farm CONNECTION LIMIT -1")
+    assert served.wait(waiting, "succeeded")["attempt"] == 1
+    assert not program.events("session.lost")
+    job.ends_well()
+
+
+END_IDLE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE application_name LIKE 'dl-worker%' AND pid NOT IN (SELECT claimed_pid FROM dl_jobs WHERE status = 'running')
+"""
+
+
+def test_d9_idle_session_timeout_ends_no_listener(database: Database, served: Farm) -> None:
+    """Ours outlive an idle session of anybody else, and hear of the next job."""
+    database.admin("ALTER DATABASE postgres SET idle_session_timeout = '300ms'")
+    served.ready(workers=1, dl_claim_backoff_sec=NEVER)
+    worker = database.backend("dl-worker")
+    with psycopg.connect(database.dsn, application_name="other", autocommit=True):
+        until(lambda: database.admin("SELECT 1 FROM pg_stat_activity WHERE application_name = 'other'"))
+        until(lambda: not database.admin("SELECT 1 FROM pg_stat_activity WHERE application_name = 'other'"))
+    works_again(served)
+    assert database.backend("dl-worker") == worker
+
+
+# A claim that has come to its end empty-handed waits here while the test holds the lock.
+SLOW_CLAIM = """
+ALTER FUNCTION dl_claim RENAME TO dl_claim_itself;
+CREATE FUNCTION dl_claim(p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8,
+  OUT job dl_jobs, OUT backoffs int, OUT look_again boolean, OUT due_in float8) LANGUAGE plpgsql AS $$
+DECLARE
+  claim record;
+BEGIN
+  SELECT * INTO claim FROM dl_claim_itself(p_queue, p_worker, p_backend_start, p_backoff_sec);
+  job := claim.job;
+  backoffs := claim.backoffs;
+  look_again := claim.look_again;
+  due_in := claim.due_in;
+  PERFORM pg_advisory_xact_lock_shared(8, 8);
+END
+$$
+"""
+
+
+def test_d8_a_notification_that_comes_during_a_claim_is_not_lost(farm: Farm) -> None:
+    """It arrives with the claim's answer, in the driver's backlog, where no select sees it."""
+    farm.conn.execute(SLOW_CLAIM)
+    farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
+    until(lambda: farm.rows(IDLE), "the worker to sleep")
+    with psycopg.connect(farm.dsn) as gate:
+        gate.execute("SELECT pg_advisory_xact_lock(8, 8)")
+        farm.conn.execute("NOTIFY dl_jobs, 'q'")
+        until(lambda: farm.rows(AT_THE_GATE), "a claim that has found nothing")
+        job = farm.enqueue("noop")
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+
+
+WORKERS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-worker%%'"
+IDLE = WORKERS + " AND state = 'idle' AND query LIKE '%%dl_claim%%'"
+AT_THE_GATE = WORKERS + " AND wait_event_type = 'Lock' AND wait_event = 'advisory'"

@@ -1,0 +1,333 @@
+"""Every order in which two workers and a third party can take their steps: whatever the order, the promises hold.
+
+After PostgreSQL's isolation tester. A script has a list of steps for each actor; each interleaving of the lists is
+played on two fresh jobs of one key. `begin+step` leaves its transaction open until `commit`, so that others block; a step
+that blocks stays in its thread, and whatever its actor would do next waits with it. Then everything is brought to its
+end, and the history is judged by the invariants that the tests' names cite (V2 one writer, V3 final is final, V4 attempts
+are starts, V5 one run a key, V6 no start too many, V9 a legal journal, V12 an acknowledged cancellation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hands import Worker, blocked, enqueue, journal, row, until
+from judge import illegal
+from test_transitions import attempts
+
+from dataloader import db, queue
+from dataloader.job import FINAL, TRANSITIONS, Job, Status
+
+ONE, TWO = "host:1:boot", "host:2:boot"
+MAX_ATTEMPTS = 2
+VERBS = ("succeed", "retry", "fail", "cancel", "hand_back")
+
+# Who changed which row from what to what, in the order of the changes; undone with its transaction.
+HISTORY = """
+CREATE TABLE history (step bigserial, who text, old dl_jobs, new dl_jobs);
+CREATE FUNCTION remember() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO history (who, old, new) VALUES (current_setting('application_name'), OLD, NEW);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER remember AFTER UPDATE ON dl_jobs FOR EACH ROW EXECUTE FUNCTION remember();
+"""
+CHANGES = """
+SELECT who, (new).job_id, (old).status::text, (old).attempt, (old).claimed_by,
+       (new).status::text, (new).attempt, (new).max_attempts FROM history ORDER BY step
+"""
+LIVE = """
+SELECT coalesce(max(n), 0) FROM (
+  SELECT count(*) n FROM dl_jobs WHERE status = 'running' AND lease_expires_at > now() GROUP BY lock_key) runs
+"""
+
+
+class Actor:
+    """One session with a list of steps; a worker remembers the job that it believes to be its own."""
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self.worker = Worker(dsn, name)
+        self.conn = self.worker.conn
+        self.name = name
+        self.job: Job | None = None
+        self.open = False
+        self.backlog: list[str] = []
+        self.busy: Future[Any] | None = None
+
+
+class Stage:
+    """The actors, two jobs of one key, and what was promised to whom."""
+
+    def __init__(self, dsn: str, conn: db.Connection, close: ExitStack) -> None:
+        self.conn = conn
+        conn.execute(HISTORY)
+        self.actors = [Actor(dsn, name) for name in (ONE, TWO, "third", "fourth")]
+        self.closer = Worker(dsn, "host:9:boot")
+        for worker in (*(actor.worker for actor in self.actors), self.closer):
+            close.callback(worker.conn.close)
+        self.threads = close.enter_context(ThreadPoolExecutor(len(self.actors)))
+        self.jobs: list[UUID] = []
+        self.promised: set[UUID] = set()
+        self.blockings = 0
+
+    def reset(self) -> None:
+        """Two jobs of one key, nothing held, nothing remembered."""
+        self.conn.execute("DELETE FROM dl_jobs")
+        self.conn.execute("DELETE FROM history")
+        self.jobs = [enqueue(self.conn, lock_key="k", priority=n, max_attempts=MAX_ATTEMPTS) for n in range(2)]
+        self.promised = set()
+        for actor in self.actors:
+            actor.job = None
+
+    def play(self, script: list[list[str]], order: tuple[int, ...]) -> None:
+        """Take the steps in this order; those of an actor that is blocked as soon as it is not."""
+        self.reset()
+        steps = [iter(each) for each in script]
+        for number in order:
+            self.actors[number].backlog.append(next(steps[number]))
+            self.advance()
+        while any(actor.backlog or actor.busy for actor in self.actors):
+            self.settle_down()
+            self.advance()
+
+    def advance(self) -> None:
+        """Let everybody do what he can until only the blocked have something left to do."""
+        ready = [actor for actor in self.actors if actor.backlog and not actor.busy]
+        while ready:
+            actor = ready[0]
+            step = actor.backlog.pop(0)
+            actor.busy = self.started(actor, step)
+            self.settle_down()
+            ready = [actor for actor in self.actors if actor.backlog and not actor.busy]
+
+    def started(self, actor: Actor, step: str) -> Future[Any] | None:
+        """Take a step: in a thread where it may meet an open transaction of another."""
+        if any(other.open for other in self.actors if other is not actor):
+            return self.threads.submit(take, self, actor, step)
+        take(self, actor, step)
+        return None
+
+    def settle_down(self) -> None:
+        """Wait until each step is done or blocked by another, and look at the rows."""
+        for actor in self.actors:
+            if future := actor.busy:
+                until(lambda a=actor, f=future: f.done() or self.is_blocked(a), "a step to end or block")
+                self.blockings += not future.done()
+                if future.done():
+                    actor.busy = None
+                    future.result()
+        live = self.conn.execute(LIVE).fetchone()
+        assert live is not None
+        assert live[0] <= 1, "V5: two runs of one key"
+
+    def is_blocked(self, actor: Actor) -> bool:
+        """By a transaction that is still open, that is: a lock just released may still be in the server's answer."""
+        held = any(other.open for other in self.actors if other is not actor and not other.busy)
+        return held and blocked(self.conn, actor.worker.pid)
+
+    def conclude(self) -> None:
+        """Everybody is gone and time passes: each job must come to an end."""
+        for actor in self.actors[:2]:
+            actor.conn.execute("SELECT pg_advisory_unlock_all()")
+        for _ in range(2 * (MAX_ATTEMPTS + 1)):
+            self.conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
+            while queue.reap(self.conn):
+                pass
+            self.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND blocked_on = 'time'")
+            if job := self.closer.claim().job:
+                self.closer.finish(job)
+            elif not self.conn.execute("SELECT FROM dl_jobs WHERE status IN ('queued', 'running')").fetchone():
+                return
+        raise AssertionError("V1: a job that never ends")
+
+
+def take(stage: Stage, actor: Actor, step: str) -> None:
+    """One step of one actor."""
+    if step.startswith("begin+"):
+        actor.conn.execute("BEGIN")
+        actor.open = True
+        step = step.removeprefix("begin+")
+    if step == "commit":
+        actor.conn.execute("COMMIT")
+        actor.open = False
+    elif step in VERBS:
+        if actor.job:
+            actor.worker.finish(actor.job, step, error="e")
+    else:
+        STEPS[step](stage, actor)
+
+
+def claim(stage: Stage, actor: Actor) -> None:
+    # Its backend is forgotten, so that a reap ends no session here: that costs 0.1 s, and test_reap tests it.
+    actor.job = actor.worker.claim().job
+    actor.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_by = %s", (actor.name,))
+
+
+def lose(stage: Stage, actor: Actor) -> None:
+    """The session is lost, and with it the key; the worker goes on."""
+    actor.conn.execute("SELECT pg_advisory_unlock_all()")
+
+
+def beat(stage: Stage, actor: Actor) -> None:
+    if actor.job:
+        queue.beat(actor.conn, actor.job, None, True)
+
+
+def keep(stage: Stage, actor: Actor) -> None:
+    if actor.job:
+        queue.keep(actor.conn, actor.job.job_id, actor.job.attempt, actor.job.claimed_by)
+
+
+def retake(stage: Stage, actor: Actor) -> None:
+    if actor.job:
+        queue.retake(actor.worker.session, actor.job)
+        actor.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_by = %s", (actor.name,))
+
+
+def request(stage: Stage, actor: Actor) -> None:
+    """Ask for the first job's end; what the answer says is a promise."""
+    found = queue.request_cancel(actor.conn, stage.jobs[0])
+    assert found is not None
+    if found["status"] not in FINAL or found["status"] == "canceled":
+        stage.promised.add(stage.jobs[0])
+
+
+def age(stage: Stage, actor: Actor) -> None:
+    actor.conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
+
+
+STEPS: dict[str, Callable[[Stage, Actor], Any]] = {
+    "claim": claim,
+    "lose": lose,
+    "beat": beat,
+    "keep": keep,
+    "retake": retake,
+    "request": request,
+    "age": age,
+    "reap": lambda stage, actor: queue.reap(actor.conn),
+    "crash": lambda stage, actor: queue.settle(actor.conn, ONE, "crash", "gone"),
+    "drain": lambda stage, actor: queue.settle(actor.conn, ONE, "drain", "gone"),
+    "timeout": lambda stage, actor: queue.settle(actor.conn, ONE, "timeout", "gone"),
+}
+
+
+def orders(counts: tuple[int, ...], prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every interleaving of so many steps of each actor."""
+    if not any(counts):
+        yield prefix
+    for actor, left in enumerate(counts):
+        if left:
+            yield from orders((*counts[:actor], left - 1, *counts[actor + 1 :]), (*prefix, actor))
+
+
+def judge_history(stage: Stage) -> None:
+    """V2, V3, V6: every change of a row, by whom it was made."""
+    for who, _, status, attempt, owner, new, counted, most in stage.conn.execute(CHANGES):
+        assert (status, new) in TRANSITIONS or status == new, f"{status} -> {new}"
+        assert Status(status) not in FINAL, "V3: a final row was written to"
+        if status == "running" and who in (ONE, TWO):
+            assert owner == who, "V2: written by one whose job it was not"
+        if (status, new) == ("queued", "running"):
+            assert attempt < most, "V6: a start too many"
+            assert counted == attempt + 1
+        elif status == new:
+            assert attempt == counted, "V4: an attempt counted without a start"
+
+
+def judge_ends(stage: Stage) -> None:
+    """V4, V9, V12: each job's end and journal."""
+    for job_id in stage.jobs:
+        found, story = row(stage.conn, job_id), journal(stage.conn, job_id)
+        assert illegal([kind for kind, _ in story], found["status"]) is None, f"V9: {story}"
+        assert found["attempt"] == attempts(story), "V4"
+        assert found["claims"] == sum(kind == "picked" for kind, _ in story)
+        assert job_id not in stage.promised or found["status"] == "canceled", "V12: acknowledged, and then not canceled"
+
+
+@pytest.fixture
+def stage(own_db: str) -> Iterator[Stage]:
+    """Four sessions on a database of their own, for it gets a trigger."""
+    with ExitStack() as close:
+        conn = close.enter_context(db.connect(own_db, name="test", schema="public"))
+        yield Stage(own_db, conn, close)
+
+
+def explore(stage: Stage, script: str) -> int:
+    """Play every order of a script, judge each, and return their number."""
+    lists = [part.split() for part in script.split("|")]
+    number = 0
+    for order in orders(tuple(map(len, lists))):
+        names = [lists[actor][order[:place].count(actor)] for place, actor in enumerate(order)]
+        told = " ".join(f"{actor + 1}:{name}" for actor, name in zip(order, names, strict=True))
+        try:
+            stage.play(lists, order)
+            stage.conclude()
+            judge_history(stage)
+            judge_ends(stage)
+        except AssertionError as error:
+            raise AssertionError(f"{told}: {error}") from error
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_v2_v3_a_worker_behind_its_lease_writes_nothing(stage: Stage, verb: str) -> None:
+    """Its session is lost, its lease runs out, its job is reaped, and another worker takes what there is."""
+    assert explore(stage, f"claim lose {verb} | claim | age reap") == 60
+
+
+def test_v5_v6_an_heir_that_ends_its_run_too(stage: Stage) -> None:
+    assert explore(stage, "claim lose retry | claim succeed | age reap") == 210
+
+
+def test_a2_a_beat_behind_the_lease_renews_nobody_elses(stage: Stage) -> None:
+    assert explore(stage, "claim beat beat | claim beat | age reap") == 210
+
+
+def test_b1_a_retake_is_refused_when_the_key_is_anothers(stage: Stage) -> None:
+    assert explore(stage, "claim lose retake succeed | claim succeed | age") == 105
+
+
+def test_the_keeper_renews_no_lease_that_is_over(stage: Stage) -> None:
+    assert explore(stage, "claim keep succeed | claim | age reap") == 60
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_v12_a_cancellation_among_claims_and_ends(stage: Stage, verb: str) -> None:
+    assert explore(stage, f"claim beat {verb} | claim succeed | request") == 60
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_j2_a_cancellation_that_meets_an_open_end(stage: Stage, verb: str) -> None:
+    assert explore(stage, f"claim begin+{verb} commit | | begin+request commit") == 10
+    assert stage.blockings
+
+
+@pytest.mark.parametrize("end", ["crash", "drain", "timeout"])
+def test_v2_a_settled_worker_that_lives_on_writes_nothing(stage: Stage, end: str) -> None:
+    assert explore(stage, f"claim beat retry | claim succeed | {end}") == 60
+
+
+def test_a3_a_reap_that_is_not_committed_yet(stage: Stage) -> None:
+    """Who beats or ends meanwhile waits for it, and then finds the job gone."""
+    assert explore(stage, "claim beat succeed | | age begin+reap commit") == 20
+    assert stage.blockings
+
+
+def test_a3_a_beat_or_cancellation_that_is_not_committed_yet(stage: Stage) -> None:
+    assert explore(stage, "claim begin+beat commit succeed | | begin+request commit | reap") == 105
+    assert stage.blockings
+
+
+def test_two_claims_at_once(stage: Stage) -> None:
+    """Each in a transaction: the second must neither take the row nor the key of the first."""
+    assert explore(stage, "begin+claim commit succeed | begin+claim commit fail") == 20
+
+
+def test_a_claim_beside_an_end_that_is_not_committed_yet(stage: Stage) -> None:
+    assert explore(stage, "claim begin+retry commit | claim succeed | request") == 60

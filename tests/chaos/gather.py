@@ -1,0 +1,31 @@
+"""What the database says of a chaos run: its rows, journals, signs of life, and what is written in the target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from .history import Event, History, Row, Sign, Written
+
+_ROWS = """
+SELECT job_id::text, idempotency_key, lock_key, task, status::text, attempt, max_attempts, claims, lease_ttl_sec
+  FROM dl_jobs ORDER BY created_at"""
+_EVENTS = """
+SELECT job_id::text, kind, extract(epoch FROM ts)::float8, (payload->>'attempt')::int, payload->>'reason'
+  FROM dl_job_events ORDER BY event_id"""
+_SIGNS = "SELECT job_id::text, claim, lock_key, pid, farm, what, at FROM runs ORDER BY at"
+_WRITTEN = "SELECT job_id::text, claim, saw FROM written ORDER BY n"
+
+
+def gather(dsn: str, history: History) -> None:
+    """Add what the database has to the history."""
+    with psycopg.connect(dsn) as conn:
+
+        def rows(statement: str) -> list[tuple[Any, ...]]:
+            return conn.execute(statement).fetchall()
+
+        history.rows += [Row(*row) for row in rows(_ROWS)]
+        history.events += [Event(*row) for row in rows(_EVENTS)]
+        history.signs += [Sign(*row) for row in rows(_SIGNS)]
+        history.written += [Written(job_id, claim, tuple(saw)) for job_id, claim, saw in rows(_WRITTEN)]

@@ -1,0 +1,250 @@
+"""The server and the programs of a chaos run, as real processes; whatever dies is started again.
+
+All processes of the run are our descendants, also those whose parents were killed (we are their subreaper), so that
+nothing can be left behind. Not for threads: a child of a thread would end with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from dataloader import embedded, migrations
+from dataloader.process import adopt_orphans, descendants
+
+from .pipelines import TABLES
+
+CHECKOUT = Path(__file__).parents[2]
+FARMS = ("farm-0", "farm-1")
+QUEUES = ("chaos.a", "chaos.b")
+WORKERS = 3  # of each farm in each queue
+SETTINGS = {
+    "DL_PIPELINES": "tests.chaos.pipelines",
+    "PYTHONPATH": str(CHECKOUT),
+    "WORKERS_JSON": json.dumps([{"queue": queue, "concurrency": WORKERS} for queue in QUEUES]),
+    "DL_HEARTBEAT_SEC": "1",
+    "DL_REAPER_PERIOD_SEC": "1",
+    "DL_KILL_GRACE_SEC": "1",
+    "DL_DRAIN_SEC": "3",
+    "DL_CLAIM_BACKOFF_SEC": "2",
+}
+RESTART_SEC = 1.0  # between two starts of a program
+STOP_SEC = 25.0  # a drain, the grace, the keeper's settling, and a slow machine
+
+
+class Program:
+    """One `dataloader` program, and its restarts."""
+
+    def __init__(self, farm: str, name: str, env: dict[str, str], log: Path) -> None:
+        self.farm, self.name, self.log = farm, name, log
+        self._env = env
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._started = time.monotonic()
+        with self.log.open("ab") as out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "dataloader", *self.name.split()],
+                env=self._env,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                cwd=self.log.parent,
+                start_new_session=True,  # Ctrl-C is ours
+                preexec_fn=embedded.dies_with_us(signal.SIGTERM),
+            )
+
+    def tend(self) -> None:
+        """Start it again if it has ended, as supervisord would."""
+        if self.process.poll() is not None and time.monotonic() > self._started + RESTART_SEC:
+            self.process = self._start()
+
+    def children(self, title: str) -> list[psutil.Process]:
+        """Its children whose process title contains `title`."""
+        with suppress(psutil.Error):
+            return [child for child in psutil.Process(self.process.pid).children() if title in title_of(child)]
+        return []
+
+
+class World:
+    """A server, two farms, one API; as a context manager it leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="dl-chaos-"))
+        self.root.chmod(0o711)  # as root the server runs as another user, who has to get through
+        self.mark = f"{100_000 + os.getpid()}"  # the seconds that pipelines' children sleep: by these they are known
+        self.programs: list[Program] = []
+        self.tenders: list[Callable[[], None]] = []  # what else is to be seen to while time passes
+        self.keep = False  # the files
+        self._logs = self.root / "logs"
+        self._logs.mkdir()
+        self.server: embedded.Server | None = None
+        adopt_orphans()
+
+    def __enter__(self) -> World:
+        try:
+            self.server = self._serve()
+            self.dsn = self.server.dsn
+            migrations.migrate(self.dsn, schema="public")
+            self.query(TABLES)
+            self.port = _free_port()
+            self._start_programs()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> embedded.Server:
+        given = os.environ.get("DL_PG_BIN")
+        return embedded.Server.start(self.root / "pg", {"max_connections": "200"}, Path(given) if given else None)
+
+    def _start_programs(self) -> None:
+        for farm in FARMS:
+            for name in ("workers", "reaper"):
+                self._add(farm, name, {"CHAOS_FARM": farm})
+        self._add("api", "api", {"APP_HOST": "127.0.0.1", "APP_PORT": str(self.port)})
+
+    def _add(self, farm: str, name: str, more: dict[str, str]) -> None:
+        ours = {"DL_DB_DSN": self.dsn, "DL_HOME": str(self.root / "home"), "CHAOS_MARK": self.mark}
+        env = os.environ | SETTINGS | ours | more
+        self.programs.append(Program(farm, name, env, self._logs / f"{farm}-{name}.log"))
+
+    def tend(self) -> None:
+        """Start what has ended, bury what was left to us, and see to the rest."""
+        for tend in self.tenders:
+            tend()
+        for program in self.programs:
+            program.tend()
+        ours = {program.process.pid for program in self.programs} | self._servers()
+        for child in psutil.Process().children():
+            if child.pid not in ours:
+                _bury(child)
+
+    def query(self, statement: str, *parameters: Any) -> list[Any]:
+        """The rows of a statement, over a connection of its own; raises psycopg.Error while the server is away."""
+        with psycopg.connect(self.dsn, autocommit=True, connect_timeout=3) as conn:
+            cursor = conn.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def restart_server(self, number: signal.Signals, away_sec: float) -> None:
+        """Stop the server by SIGINT (fast) or SIGQUIT (immediate), and start it again after so long."""
+        self.server.process.send_signal(number)
+        self.wait(20, lambda: self.server.process.poll() is not None)
+        self.server.stop()
+        self.wait(away_sec)
+        self.server = self._serve()
+
+    def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass, with all programs kept up, until it is `enough`; whether it was."""
+        until = time.monotonic() + seconds
+        while not enough():
+            if (left := until - time.monotonic()) <= 0:
+                return False
+            time.sleep(min(left, 0.1))
+            self.tend()
+        return True
+
+    def marked(self) -> list[int]:
+        """The children of pipelines that live."""
+        found = psutil.process_iter(["cmdline", "status"])
+        return [p.pid for p in found if (p.info["cmdline"] or [""])[-1] == self.mark and p.info["status"] != "zombie"]
+
+    def stop_programs(self) -> list[str]:
+        """End all programs as an operator would; what of them does not end well or at all, in words."""
+        for program in self.programs:
+            program.process.send_signal(signal.SIGTERM)
+        wrong = [text for program in self.programs for text in _ended(program)]
+        return wrong + [f"process {pid} outlived its program: {title}" for pid, title in self._left()]
+
+    def _left(self) -> list[tuple[int, str]]:
+        until = time.monotonic() + 5
+        while left := self._others():
+            if time.monotonic() > until:
+                return left
+            time.sleep(0.1)
+        return []
+
+    def _others(self) -> list[tuple[int, str]]:
+        """Our descendants that live, without the server's."""
+        servers = self._servers()
+        return [(p.pid, title_of(p)) for p in psutil.Process().children(True) if p.pid not in servers and not _bury(p)]
+
+    def _servers(self) -> set[int]:
+        pid = self.server.process.pid if self.server else None
+        return {pid, *descendants(pid)} if pid else set()
+
+    def mentions(self, text: str) -> list[str]:
+        """The programs' log lines that contain `text`."""
+        found = []
+        for log in sorted(self._logs.glob("*.log")):
+            lines = log.read_text("utf-8", errors="replace").splitlines()
+            found += [f"{log.stem} {line}" for line in lines if text in line]
+        return found
+
+    def close(self) -> None:
+        """Kill what is left of everything, and remove its files."""
+        for pid, _ in self._others():
+            _send(pid, signal.SIGKILL)
+        for program in self.programs:
+            program.process.wait()
+        for pid in self._servers():
+            _send(pid, signal.SIGCONT)
+        if self.server:
+            self.server.stop()
+        if not self.keep:
+            shutil.rmtree(self.root, ignore_errors=True)
+
+
+def title_of(process: psutil.Process) -> str:
+    """The title of a process, empty when it is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _ended(program: Program) -> list[str]:
+    try:
+        status = program.process.wait(STOP_SEC)
+    except subprocess.TimeoutExpired:
+        return [f"{program.farm} {program.name} did not end within {STOP_SEC:g} s of SIGTERM"]
+    return [f"{program.farm} {program.name} exited with {status} after SIGTERM"] if status else []
+
+
+def _bury(process: psutil.Process) -> bool:
+    """Take leave of a process that has ended; False when it lives."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return False
+        os.waitpid(process.pid, os.WNOHANG)
+    except (psutil.Error, ChildProcessError):
+        pass
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

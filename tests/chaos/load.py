@@ -179,7 +179,7 @@ class Load:
                     self._cancels.remove(due)
 
     def _ask_for_jobs(self, random: Random) -> None:
-        while not self._over.wait(0.05):
+        while not self._over.wait(0.2):
             known = list(self._unfinished)
             for job_id in random.sample(known, min(5, len(known))):
                 answer = self._ask("status", "GET", job_id)

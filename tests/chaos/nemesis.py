@@ -20,7 +20,7 @@ import psycopg
 from .history import Stop
 from .world import FARMS, Program, World
 
-PAUSE_SEC = (0.3, 2.0)  # between two faults
+PAUSE_SEC = (0.1, 1.2)  # between two faults
 SHORT_SEC = (0.3, 2.0)  # stops within a lease of 4 to 6 s
 LONG_SEC = (5.0, 9.0)  # and beyond
 _TERMINATE = """

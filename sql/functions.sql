@@ -457,6 +457,17 @@ END
 $$;
 
 
+-- Does this session hold the slot's advisory lock? A lock by one bigint stands in pg_locks as two halves.
+CREATE OR REPLACE FUNCTION dl_session_has_slot(p_pid int, p_backend_start timestamptz, p_slot bigint) RETURNS boolean
+LANGUAGE sql AS $$
+  SELECT EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start)
+     AND EXISTS (SELECT FROM pg_locks
+                  WHERE locktype = 'advisory' AND granted AND pid = p_pid AND objsubid = 1
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                    AND classid::bigint = (p_slot >> 32) & 4294967295 AND objid::bigint = p_slot & 4294967295)
+$$;
+
+
 -- After a reconnect: take the key again for this session and renew the claim. True when the run may go on; false
 -- when the claim or the key is somebody else's by now, and then nothing is held. Null when the run may go on, but its
 -- former session still has the key: it cannot end (its process is stopped, its disk hangs). Then try again later.
@@ -474,8 +485,7 @@ BEGIN
   -- The server may not have noticed that our old session is gone.
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
-    IF NOT EXISTS (SELECT FROM pg_stat_get_activity(held.claimed_pid)
-                    WHERE backend_start = held.claimed_backend_start) THEN
+    IF NOT dl_session_has_slot(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key)) THEN
       RETURN false;
     END IF;
     UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)

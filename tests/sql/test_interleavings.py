@@ -1,10 +1,10 @@
 """Every order in which two workers and a third party can take their steps: whatever the order, the promises hold.
 
 After PostgreSQL's isolation tester. A script has a list of steps for each actor; each interleaving of the lists is
-played on two fresh jobs of one key. `begin+step` leaves its transaction open until `commit`, so that others block; a step
-that blocks stays in its thread, and whatever its actor would do next waits with it. Then everything is brought to its
-end, and the history is judged by the invariants that the tests' names cite (V2 one writer, V3 final is final, V4 attempts
-are starts, V5 one run a key, V6 no start too many, V9 a legal journal, V12 an acknowledged cancellation).
+played on two fresh jobs of one key. `begin+step` leaves its transaction open until `commit`, so that others block; a
+step that blocks stays in its thread, and whatever its actor would do next waits with it. Then everything is brought
+to its end, and the history is judged by the invariants that the tests' names cite (V2 one writer, V3 final is final,
+V4 attempts are starts, V5 one run a key, V6 no start too many, V9 a legal journal, V12 an acknowledged cancellation).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,3 +258,34 @@ def waits_for_a_file(args: dict[str, Any], context: Context) -> Iterator[Progres
     while not go.exists():
         time.sleep(0.02)
         yield {"processed": 0}
+
+
+@register("breaks_the_heartbeat")
+def breaks_the_heartbeat(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """In the first run: break the worker's heartbeat, then go on and on; `methods` are those that raise."""
+    started(context).close()
+    if context.claim == 1:
+        _break_heartbeat(args["methods"])
+        while True:
+            time.sleep(0.02)
+            yield {"processed": 0}
+
+
+@register("breaks_the_heartbeat_silently")
+def breaks_the_heartbeat_silently(args: dict[str, Any], context: Context) -> None:
+    """The same without a safe point, for at most `sec` seconds."""
+    started(context).close()
+    if context.claim == 1:
+        _break_heartbeat(args["methods"])
+        time.sleep(args["sec"])
+
+
+def _break_heartbeat(methods: list[str]) -> None:
+    """From now on these methods of this worker's heartbeat raise."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("broken on purpose")
+
+    (heartbeat,) = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    for method in methods:
+        setattr(heartbeat, method, broken)

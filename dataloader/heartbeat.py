@@ -30,13 +30,15 @@ LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
 class Lease:
     """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
 
-    def __init__(self, job: Job, slot: Slot, wake: Callable[[], None]) -> None:
+    def __init__(self, job: Job, slot: Slot, wake: Callable[[], None], is_watched: Callable[[], bool]) -> None:
+        """`wake` calls the heartbeat, `is_watched` says whether there is one."""
         self.job = job
         self.slot = slot
         self.released = False  # the block that held it was left
         self.progress: dict[str, Any] | None = None  # not written yet
         self.progress_at = 0.0  # when progress may be written again
         self._wake = wake
+        self._is_watched = is_watched
         self.stop: End | None = None
         self.reason: str | None = None
 
@@ -58,6 +60,8 @@ class Lease:
         """Called at every safe point, so it costs next to nothing."""
         if self.stop in (None, End.CANCELED) and now() > self.slot.fence_at:
             self.give_up(End.HANDED_BACK, "the lease ran out")
+        if self.stop in (None, End.CANCELED) and not self._is_watched():
+            self.give_up(End.HANDED_BACK, "the heartbeat is dead")
         return self.stop is not None
 
     def report(self, progress: dict[str, Any]) -> None:
@@ -81,6 +85,7 @@ class Heartbeat(threading.Thread):
         self._heartbeat_sec = heartbeat_sec
         self._lease: Lease | None = None
         self._next_beat = 0.0
+        self._failed = False
         self._has_key = True  # else a former session has it, which cannot end
         self._turn = threading.Condition()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,8 +96,9 @@ class Heartbeat(threading.Thread):
         """Hold `job`, which the worker's slot shows, while the block runs.
 
         The thread owns `session` meanwhile; afterwards it is the caller's again, perhaps another one, or closed.
+        When it is not `is_sound` any more, there should be no other lease.
         """
-        lease = Lease(job, slot, self._wake)
+        lease = Lease(job, slot, self._wake, self.is_alive)
         with self._turn:
             self._lease = lease
             self._turn.notify()
@@ -103,8 +109,16 @@ class Heartbeat(threading.Thread):
             lease.released = True
             self._wake()
             with self._turn:
-                self._turn.wait_for(lambda: self._lease is None)
+                while self._lease is not None and self.is_alive():  # the dead do not notify
+                    self._turn.wait(1.0)
             self.session.conn.answer_within = patience
+            if not self.is_sound:
+                self.session.conn.close()  # it may have been in the middle of an exchange
+
+    @property
+    def is_sound(self) -> bool:
+        """False once something has failed that nobody had thought of."""
+        return self.is_alive() and not self._failed
 
     def run(self) -> None:
         """Hold one lease after the other, for the life of the worker."""
@@ -116,6 +130,7 @@ class Heartbeat(threading.Thread):
             try:
                 self._hold(lease)
             except BaseException as e:  # the run must not go on unwatched, whatever happened here
+                self._failed = True
                 self._log.exception("heartbeat.failed")
                 lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
                 self._wait_for_release(lease)

@@ -206,7 +206,8 @@ class Worker:
                     is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             self._jobs += 1
-            self.sound = outcome.worker_is_sound and is_alone and not self._is_worn_out()
+            is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound
+            self.sound = is_sound and not self._is_worn_out()
             self._finish(job, decide(job, replace(outcome, progress=log.masked(outcome.progress))), facts)
             duration_ms = round((now() - sent) * 1_000, 1)
             log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)

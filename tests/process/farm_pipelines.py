@@ -289,3 +289,14 @@ def _break_heartbeat(methods: list[str]) -> None:
     (heartbeat,) = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
     for method in methods:
         setattr(heartbeat, method, broken)
+
+
+@register("writes_after_a_wait")
+def writes_after_a_wait(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Wait until the file `go` exists; then a safe point, and a row that no fence guards."""
+    started(context).close()
+    while not Path(args["go"]).exists():
+        time.sleep(0.02)
+    yield {"processed": 1}
+    with psycopg.connect(os.environ["DL_DB_DSN"], autocommit=True) as conn:
+        conn.execute("INSERT INTO written VALUES (%s, %s)", (context.job_id, context.claim))

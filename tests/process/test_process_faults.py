@@ -5,13 +5,19 @@ Names begin with the fault: A ownership, E poison, I processes.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from uuid import UUID
 
 import psutil
 import pytest
 from farming import Farm, Program, until
 from judge import illegal
+
+from dataloader import queue
 
 NEVER = 600  # seconds
 
@@ -51,8 +57,202 @@ def test_a7_a_run_without_heartbeat_and_safe_points_is_ended(farm: Farm) -> None
 def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, methods: list[str]) -> None:
     """A plain function returns after its heartbeat has broken."""
     program = farm.ready(workers=1)
-    job = farm.enqueue("breaks_the_heartbeat_silently", args={"methods": methods, "sec": 2}, lease_ttl_sec=60)
+    job = farm.enqueue("breaks_the_heartbeat_silently", args={"methods": methods, "sec": 1.5})
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.story(job) == ["queued", "picked", "done"]
-    assert farm.wait(farm.enqueue("recorded", args={"sec": 1.5}), "succeeded")["attempt"] == 1
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
     assert program.stop() == 0
+
+
+# E4: the threshold -------------------------------------------------------------------------------------------
+
+
+def test_e4_ten_stuck_jobs_and_five_good_ones(farm: Farm) -> None:
+    """Ten workers, each with a loop that hears nothing: all are ended after their time, and what waited is done."""
+    farm.ready(workers=10)
+    stuck = [farm.enqueue("deaf", timeout_sec=2, max_attempts=1) for _ in range(10)]
+    until(lambda: farm.rows("SELECT count(*) FROM runs") == [(10,)], "all ten to be stuck")
+    good = [farm.enqueue("noop") for _ in range(5)]
+    assert {farm.job(job)["status"] for job in good} == {"queued"}
+    for job in good:
+        assert farm.wait(job, "succeeded", patience=60)["attempt"] == 1
+    for job in stuck:
+        assert farm.wait(job, "failed", patience=60)["error"].startswith("timeout: the run took too long")
+        assert is_legal(farm, job)
+
+
+# I14: reapers ------------------------------------------------------------------------------------------------
+
+LOST = """
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, claimed_by, started_at, heartbeat_at,
+                     lease_expires_at)
+SELECT gen_random_uuid(), 'lost', 'noop', 'lost-' || n, 'running', 1, 'a machine that is gone', now(), now(),
+       now() - interval '1 s'
+  FROM generate_series(1, %s) n RETURNING job_id
+"""
+REQUEUES = "SELECT count(*) FROM dl_job_events WHERE job_id = ANY(%s) AND kind = 'requeue'"
+
+
+def lose(farm: Farm, number: int) -> list[UUID]:
+    """So many jobs whose machine is gone and whose lease is over; no worker serves their queue."""
+    return [job for (job,) in farm.rows(LOST, number)]
+
+
+def come_back_once(farm: Farm, jobs: list[UUID]) -> None:
+    """Each of these jobs is queued again, once."""
+    left = "SELECT FROM dl_jobs WHERE job_id = ANY(%s) AND status <> 'queued'"
+    until(lambda: not farm.rows(left, jobs), "the jobs to come back")
+    assert farm.rows(REQUEUES, jobs) == [(len(jobs),)]
+
+
+def test_i14_several_reapers_are_safe_and_one_of_them_is_enough(farm: Farm) -> None:
+    """Three at once; then one stopped and one killed; then the stopped one goes on; then one started anew."""
+    reapers = [farm.start("reaper", dl_reaper_period_sec=0.1) for _ in range(3)]
+    for reaper in reapers:
+        until(lambda reaper=reaper: reaper.events("reaper.started"), "the reapers to start")
+    first = lose(farm, 300)
+    come_back_once(farm, first)
+    psutil.Process(reapers[0].process.pid).suspend()
+    reapers[1].process.kill()
+    come_back_once(farm, lose(farm, 50))
+    psutil.Process(reapers[0].process.pid).resume()
+    assert reapers[2].stop() == 0
+    come_back_once(farm, lose(farm, 50))
+    assert reapers[0].stop() == 0
+    late = lose(farm, 5)
+    farm.start("reaper")
+    come_back_once(farm, late)
+    assert farm.rows(REQUEUES, first) == [(300,)]
+
+
+# I15: mixed versions -----------------------------------------------------------------------------------------
+
+
+def test_i15_an_unknown_task_waits_for_a_farm_that_knows_it(farm: Farm) -> None:
+    """It is an error like any other, which says what is known."""
+    old = farm.ready(workers=1, dl_pipelines="host_pipelines")
+    job = farm.enqueue("recorded")
+    until(lambda: farm.story(job) == ["queued", "picked", "requeue"], "the error")
+    assert farm.job(job)["error"].startswith("no pipeline 'recorded' is registered here; known: diary, ")
+    assert old.stop() == 0
+    farm.ready(workers=1)
+    farm.rows("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s RETURNING 1", job)  # not in 30 s
+    assert farm.wait(job, "succeeded")["attempt"] == 2
+    assert is_legal(farm, job)
+
+
+def test_i15_a_column_that_the_code_does_not_know_is_no_problem(farm: Farm) -> None:
+    """It comes and goes under a working farm: a run goes on, and nobody needs a new session."""
+    program = farm.ready(workers=2, dl_claim_backoff_sec=NEVER)
+    reaper = farm.start("reaper")
+    for _ in range(12):  # statements are prepared by now
+        farm.wait(farm.enqueue("recorded"), "succeeded")
+    job = farm.enqueue("recorded", args={"sec": 3})
+    farm.wait(job, "running")
+    farm.conn.execute("ALTER TABLE dl_jobs ADD COLUMN extra jsonb NOT NULL DEFAULT '{}'")
+    use_everything(farm)
+    farm.conn.execute("ALTER TABLE dl_jobs DROP COLUMN extra")
+    use_everything(farm)
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert not program.events("worker.session.lost")
+    assert not program.events("session.lost")
+    assert not program.events("keeper.session.lost")
+    assert not reaper.events("reaper.session.lost")
+
+
+def use_everything(farm: Farm) -> None:
+    """A success, an error, a cancellation, a crash, a lost machine."""
+    good, bad = farm.enqueue("recorded"), farm.enqueue("errs", args={"permanent": True})
+    assert farm.wait(good, "succeeded")["attempt"] == 1
+    assert farm.wait(bad, "failed")["error"] == "no use"
+    endless = farm.enqueue("recorded", args={"sec": 600})
+    farm.wait(endless, "running")
+    queue.request_cancel(farm.conn, endless)
+    farm.wait(endless, "canceled")
+    crash = farm.enqueue("kills_itself", args={"times": 1})
+    assert farm.wait(crash, "succeeded")["attempt"] == 2
+    come_back_once(farm, lose(farm, 1))
+
+
+# I16: process 1 ----------------------------------------------------------------------------------------------
+
+UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def why_no_pid_namespace() -> str | None:
+    """What keeps us from being process 1 here; None when nothing does."""
+    if not (shutil.which("unshare") and shutil.which("nsenter")):
+        return "pid namespaces need unshare and nsenter (util-linux)"
+    tried = subprocess.run([*UNSHARE, "true"], check=False, capture_output=True, text=True)
+    return f"no pid namespaces here: {tried.stderr.strip()}" if tried.returncode else None
+
+
+class Contained(Program):
+    """`dataloader workers` as process 1 of a pid namespace."""
+
+    def __init__(self, farm: Farm) -> None:
+        self.log = farm.folder / "contained.log"
+        env = os.environ | {"DL_DB_DSN": farm.dsn, "DL_HOME": str(farm.folder), "WORKERS_JSON": '[{"queue": "q"}]'}
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [*UNSHARE, sys.executable, "-m", "dataloader", "workers"], env=env, stdout=out, stderr=out
+            )
+        farm.programs.append(self)
+        until(lambda: self.events("worker.started"), "a worker to start")
+        (self.first,) = psutil.Process(self.process.pid).children()
+
+    def leave_an_orphan(self) -> psutil.Process:
+        """A process whose parent in the namespace has left it to process 1."""
+        inside = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount"]
+        subprocess.run([*inside, "sh", "-c", "sleep 0.5 >/dev/null 2>&1 &"], check=True)
+        return until(lambda: next((p for p in self.first.children() if p.name() == "sleep"), None), "the orphan")
+
+
+def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> None:
+    if why := why_no_pid_namespace():
+        pytest.skip(why)
+    program = Contained(farm)
+    orphan = program.leave_an_orphan()
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    until(lambda: not psutil.pid_exists(orphan.pid), "the orphan to be buried")
+    running = farm.enqueue("noop", args={"sleep1": 1})
+    farm.wait(running, "running")
+    program.first.terminate()
+    assert program.process.wait(30) == 0
+    assert farm.job(running)["status"] == "succeeded"
+    assert program.events("supervisor.stopped")[0]["exit_status"] == 0
+
+
+# I18: a suspended host ---------------------------------------------------------------------------------------
+
+
+def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tmp_path: Path) -> None:
+    """For longer than the lease, while its job runs elsewhere; its runs end at their first safe point."""
+    farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
+    suspended = farm.ready(workers=1)
+    go = tmp_path / "go"
+    job = farm.enqueue("writes_after_a_wait", args={"go": str(go)}, lease_ttl_sec=2, lock_key="k")
+    until(lambda: farm.rows("SELECT FROM runs"), "the run to begin")
+    family = [psutil.Process(suspended.process.pid), *psutil.Process(suspended.process.pid).children(recursive=True)]
+    for process in family:
+        process.suspend()
+    farm.start("reaper")
+    farm.ready(workers=1)
+    until(lambda: farm.job(job)["attempt"] == 2, "the job to run elsewhere")
+    go.touch()
+    assert farm.wait(job, "succeeded")["attempt"] == 2
+    for process in family:
+        process.resume()
+    until(lambda: is_rid_of_it(suspended), "the suspended run to end")
+    assert farm.rows("SELECT claim FROM written") == [(2,)]
+    assert [kind for kind, _ in farm.journal(job) if kind != "heartbeat"] == STORY_OF_TWO
+    assert farm.job(job)["status"] == "succeeded"
+    assert suspended.stop() == 0
+
+
+STORY_OF_TWO = ["queued", "picked", "requeue", "picked", "done"]
+
+
+def is_rid_of_it(program: Program) -> bool:
+    """True once its worker has learnt that the job is not its, or was ended for it."""
+    return bool(program.events("worker.ownership.lost") or program.events("supervisor.worker.exited"))

@@ -2,9 +2,10 @@
 
 After PostgreSQL's isolation tester. A script has a list of steps for each actor; each interleaving of the lists is
 played on two fresh jobs of one key. `begin+step` leaves its transaction open until `commit`, so that others block; a
-step that blocks stays in its thread, and whatever its actor would do next waits with it. Then everything is brought
-to its end, and the history is judged by the invariants that the tests' names cite (V2 one writer, V3 final is final,
-V4 attempts are starts, V5 one run a key, V6 no start too many, V9 a legal journal, V12 an acknowledged cancellation).
+step that blocks stays in its thread, and whatever its actor would do next waits with it. Then everything is brought to
+its end, and the history is judged by the invariants that the failures name: V1 every job ends, V2 one writer, V3 final
+is final, V4 attempts are starts, V5 one run a key, V6 no start too many, V9 a legal journal, V12 an acknowledged
+cancellation ends canceled.
 """
 
 from __future__ import annotations

@@ -1,0 +1,65 @@
+"""`python -m tests.mutation [-j N] [text ...]`: try the mutants whose names have one of the texts, or all.
+
+Prints which test caught each; exits with 1 when one is uncaught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+
+from tests.conftest import URL, started
+
+from .mutants import MUTANTS, Mutant
+from .trial import Verdict, try_out
+
+
+@contextmanager
+def server() -> Iterator[None]:
+    """One PostgreSQL for all the runs, unless one is given."""
+    if URL in os.environ:
+        yield
+        return
+    made = started()
+    os.environ[URL] = made.dsn
+    try:
+        yield
+    finally:
+        made.stop()
+        shutil.rmtree(made.root, ignore_errors=True)
+
+
+def shown(verdict: Verdict) -> str:
+    """A line of the table."""
+    if verdict.broken:
+        word = f"BROKEN: {verdict.broken}"
+    elif verdict.mutant.equivalent:
+        word = f"EQUIVALENT, BUT CAUGHT BY {verdict.caught_by}" if verdict.caught_by else "equivalent"
+    else:
+        word = verdict.caught_by or "UNCAUGHT"
+    return f"{verdict.mutant!s:55} {word}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try, print, count."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation")
+    parser.add_argument("-j", type=int, default=2, help="runs at a time")
+    parser.add_argument("texts", nargs="*", default=[""])
+    given = parser.parse_args(arguments)
+    chosen: list[Mutant] = [mutant for mutant in MUTANTS if any(text in str(mutant) for text in given.texts or [""])]
+    bad = 0
+    with server(), ThreadPoolExecutor(given.j) as pool:
+        for done in as_completed([pool.submit(try_out, mutant) for mutant in chosen]):
+            print(shown(done.result()), flush=True)
+            bad += not done.result().is_good
+    print(f"{len(chosen)} mutants, {bad} to look at")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,375 @@
+"""The guards of the SQL, and how each is taken away.
+
+An entry names a file, a place in it (a text that begins the statement, function or trigger; it occurs once), the old
+text (once in that place) and the new one. A guard that no test can miss says why in `equivalent`: then nothing must go
+red, and when something does the reason is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+QUEUE, FUNCTIONS, TARGET = "queue.sql", "functions.sql", "target.sql"
+CLAIMS, INDEXES, JOURNAL = (f"migrations/{name}.sql" for name in ("0002_claims", "0003_claim_indexes", "0004_journal"))
+_BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One guard, and the SQL without it."""
+
+    file: str
+    place: str
+    name: str
+    old: str
+    new: str = ""
+    equivalent: str | None = None
+
+    def __str__(self) -> str:
+        words = self.place.split("(")[0].removesuffix(" BEFORE").split()
+        return f"{words[-1]}: {self.name}"
+
+
+class Gone(Exception):
+    """The SQL has changed, and the list has not."""
+
+
+def mutated(text: str, mutant: Mutant) -> str:
+    """The file's text with this guard taken away; raises Gone unless it is there exactly once."""
+    if text.count(mutant.place) != 1:
+        raise Gone(f"{mutant.file}: {mutant.place!r} is not there any more, or not once")
+    start = text.index(mutant.place)
+    following = _BEGIN.search(text, start + len(mutant.place))
+    end = following.start() if following else len(text)
+    if text.count(mutant.old, start, end) != 1:
+        raise Gone(f"{mutant}: this guard is not there any more, or not once: {mutant.old!r}")
+    return text[:start] + text[start:end].replace(mutant.old, mutant.new) + text[end:]
+
+
+def apply(folder: Path, mutant: Mutant) -> None:
+    """Take the guard away in this copy of the sql folder."""
+    path = folder / mutant.file
+    path.write_text(mutated(path.read_text("utf-8"), mutant), "utf-8")
+
+
+def _in(file: str, place: str, *changes: tuple[str, ...]) -> list[Mutant]:
+    return [Mutant(file, place, *change) for change in changes]
+
+
+def _statement(name: str, *changes: tuple[str, ...]) -> list[Mutant]:
+    return _in(QUEUE, f"-- name: {name}\n", *changes)
+
+
+def _function(name: str, *changes: tuple[str, ...]) -> list[Mutant]:
+    return _in(FUNCTIONS, f"FUNCTION {name}(", *changes)
+
+
+def _of_the_claim(name: str) -> list[Mutant]:
+    return _statement(
+        name,
+        ("any attempt", "attempt = %(attempt)s AND "),
+        ("any worker", "claimed_by = %(claimed_by)s AND "),
+        ("any status", " AND status = 'running'\n", "\n"),
+    )
+
+
+def _end(name: str) -> list[Mutant]:
+    return _statement(
+        name,
+        ("keeps the key", "pg_advisory_unlock_all()", "NULL"),
+        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+        ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
+    )
+
+
+def _forgets_cancellation(name: str, end: str) -> list[Mutant]:
+    case = f"CASE WHEN cancel_requested THEN 'canceled' ELSE '{end}' END::dl_status"
+    return _statement(name, ("forgets the cancellation", case, f"'{end}'::dl_status"))
+
+
+ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
+# No test can step in between two statements of a function that wait for nothing. Were it missing, a row that has just
+# left the queue would get a mark or a time that mean nothing there.
+WITHIN = "a row would have to leave within the microseconds between the look and the lock, and no harm would come of it"
+COSTS = "the function finds that there is nothing to do; the condition saves the call"
+LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
+WAIT = "FOR NO KEY UPDATE"
+
+MUTANTS: list[Mutant] = [
+    *_statement(
+        "enqueue",
+        ("not counted as journaled", "%(consumer_group)s, 1)", "%(consumer_group)s, 0)"),
+        ("fails on a twin", "ON CONFLICT (idempotency_key) DO NOTHING\n"),
+    ),
+    *_statement(
+        "request_cancel",
+        ("any status", "status = 'running'\n         AND (NOT", "status <> 'queued'\n         AND (NOT"),
+        ("not of a queued job", "(status = 'queued' OR status", "(status"),
+        ("asks twice", "NOT cancel_requested OR %(force)s AND NOT cancel_forced", "true"),
+        ("cannot force later", " OR %(force)s AND NOT cancel_forced"),
+        ("forces twice", "%(force)s AND NOT cancel_forced", "%(force)s"),
+        ("forgets an earlier force", "cancel_forced OR %(force)s", "%(force)s"),
+        (
+            "leaves a queued job queued",
+            "CASE status WHEN 'queued' THEN 'canceled' ELSE status END,\n         f",
+            "status, f",
+        ),
+        ("no word to a running job", "SELECT pg_notify('dl_cancel', job_id::text)", "SELECT NULL"),
+        ("word of a queued job", "FROM asked WHERE status = 'running'", "FROM asked"),
+        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+    ),
+    *(mutant for name in ("beat", *ENDS, "keep") for mutant in _of_the_claim(name)),
+    *_statement("keep", ("revives a lease", "   AND lease_expires_at > now()")),
+    *(mutant for name in ENDS for mutant in _end(name)),
+    *_forgets_cancellation("succeed", "succeeded"),
+    *_forgets_cancellation("retry", "queued"),
+    *_forgets_cancellation("fail", "failed"),
+    *_forgets_cancellation("hand_back", "queued"),
+    *_statement("beat", ("journals every renewal", " WHERE %(journal)s")),
+    *_statement("hand_back", ("counts the attempt", "attempt = attempt - 1, ")),
+    *_statement(
+        "cancellations",
+        ("any status", "status = 'running' AND "),
+        ("not asked", " AND cancel_requested"),
+    ),
+    *_statement("reap", ("a row of nulls", " WHERE job_id IS NOT NULL")),
+    *_function(
+        "dl_slot_is_busy",
+        ("any status", "status = 'running' AND "),
+        ("a lease that is over", " AND lease_expires_at > now()"),
+    ),
+    *_function(
+        "dl_take_slot",
+        ("no lock", "pg_try_advisory_lock(p_slot)", "true"),
+        ("no second look", "IF NOT dl_slot_is_busy(p_slot)", "IF true"),
+        ("keeps a busy slot's lock", "PERFORM pg_advisory_unlock(p_slot)", "NULL"),
+        ("no look at whose lock it is", "    END IF;\n    IF dl_slot_is_busy(p_slot)", "    END IF;\n    IF false"),
+        ("no patience", "ARRAY[0.001, 0.005, 0.025, 0]", "ARRAY[0]"),
+    ),
+    *_function(
+        "dl_end_session",
+        ("its own session", "p_pid <> pg_backend_pid()\n     AND ", ""),
+        ("any backend of that number", " WHERE backend_start = p_backend_start"),
+        ("does not wait", "pg_terminate_backend(p_pid, 2000)", "pg_terminate_backend(p_pid)"),
+        ("another role's session is an error", "EXCEPTION WHEN insufficient_privilege THEN\n  NULL;\n"),
+    ),
+    *_function(
+        "dl_wake",
+        ("every queue", "queue = p_queue AND "),
+        ("any status", "status = 'queued' AND ", "", "the trigger blocks queued rows only; it names the index"),
+        ("not blocked", "blocked_on = 'time' AND "),
+        ("too early", " AND available_at <= now()"),
+        ("waits for a locked row", LOCK, WAIT),
+        ("tells nobody", "PERFORM pg_notify('dl_jobs', p_queue)", "NULL"),
+        ("tells of nothing", "IF woken > 0", "IF true"),
+    ),
+    *_function(
+        "dl_near_of_slot",
+        ("every slot's cold rows", "       WHERE hashtext(lock_key) = p_slot\n"),
+        ("every slot's hot rows", " AND hot AND hashtext(lock_key) = p_slot", " AND hot"),
+        ("waits for a locked row", LOCK, WAIT),
+        ("a row that has left", "\n       AND status::text = 'queued' AND blocked_on IS NULL", "", WITHIN),
+    ),
+    *_function(
+        "dl_try",
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f" {LOCK}"),
+        ("any status", "job.status IS DISTINCT FROM 'queued' OR "),
+        ("a blocked row", " OR job.blocked_on IS NOT NULL"),
+        ("too early", "job.available_at > clock_timestamp()", "false"),
+        ("a canceled row", "job.cancel_requested OR job.attempt", "job.attempt"),
+        ("spent attempts", " OR job.attempt >= greatest(job.max_attempts, 1)"),
+        ("no run for max_attempts 0", "greatest(job.max_attempts, 1)", "job.max_attempts"),
+        ("no key", "outcome := dl_take_slot(hashtext(job.lock_key))", "outcome := 'taken'"),
+        ("no mark on a busy row", "SET hot = true", "SET hot = hot"),
+        ("back-offs go on after a start", "backoffs = 0,", "backoffs = backoffs,"),
+        ("no token", "claims = claims + 1", "claims = claims"),
+        ("an end not counted as journaled", "journaled = journaled + 1, finished_at", "finished_at"),
+        (
+            "a start not counted as journaled",
+            "           journaled = journaled + 1,\n           started_at",
+            "started_at",
+        ),
+        ("one row a refusal", "dl_near_of_slot(job.queue, hashtext(job.lock_key)) || job.job_id", "ARRAY[job.job_id]"),
+        ("no bound of the back-off", "least(p_backoff_sec, 0.1 * 2.0 ^ least(backoffs, 20))", "0.1 * 2.0 ^ backoffs"),
+    ),
+    *_function(
+        "dl_claim",
+        ("wakes nobody", "woken := dl_wake(p_queue, 100)", "NULL"),
+        (
+            "tries hot rows of busy keys",
+            "           WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = slots.slot\n"
+            "                     AND r.lease_expires_at > now() LIMIT 1) IS NULL),\n        first_cold",
+            "           WHERE true),\n        first_cold",
+        ),
+        ("tells nobody of its marks", "IF marks THEN", "IF false THEN"),
+        ("goes on with a refused slot", "        EXIT;  -- most", "        NULL;  -- most"),
+        ("busy rows are no marks", "        marks := true;", "        NULL;"),
+        ("never looks again", "    look_again := changed;", "    look_again := false;"),
+        ("leaves after a change", "    CONTINUE WHEN changed;\n"),
+        ("marks wait for a locked row", f"(near) {LOCK}", f"(near) {WAIT}"),
+        ("marks a row that has left", " AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot;", ";", WITHIN),
+        (
+            "marks nothing",
+            "UPDATE dl_jobs SET hot = true\n     WHERE",
+            "UPDATE dl_jobs SET hot = true\n     WHERE false AND",
+        ),
+        ("marks are not told of", "marks := marks OR marked > 0;", "NULL;"),
+        ("leaves after a thousand", "      look_again := true;\n      RETURN;", "      RETURN;"),
+        ("holds no running row", "         FOR SHARE OF r SKIP LOCKED"),
+        ("waits for a running row", "FOR SHARE OF r SKIP LOCKED", "FOR SHARE OF r"),
+        ("holds it against its key's readers", "FOR SHARE OF r SKIP LOCKED", "FOR UPDATE OF r SKIP LOCKED"),
+        ("counts a lease that is over", " AND r.lease_expires_at > now()\n         FOR SHARE", "\n         FOR SHARE"),
+        (
+            "counts rows that do not run",
+            "r.status = 'running' AND hashtext(r.lock_key) = ANY",
+            "hashtext(r.lock_key) = ANY",
+        ),
+        ("leaves without an account", "EXIT WHEN waiting <@ held;", "EXIT;"),
+        ("no word of a contention", "contended := look = 10;", "NULL;"),
+        ("no word of more due rows", " OR woken = 100"),
+        ("plans as statistics say", "SET enable_sort = off "),
+    ),
+    *_function(
+        "dl_lose",
+        (
+            "forgets the cancellation",
+            "CASE WHEN job.cancel_requested THEN 'canceled'\n                     WHEN",
+            "CASE WHEN",
+        ),
+        ("for ever", "job.attempt < job.max_attempts OR p_end = 'drain'", "true"),
+        ("a drain may end it", " OR p_end = 'drain' THEN 'queued'", " THEN 'queued'"),
+        ("a drain counts", "job.attempt := greatest(job.attempt - 1, 0)", "NULL"),
+        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+        ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
+    ),
+    *_function(
+        "dl_settle",
+        ("any status", "status = 'running' AND claimed_by", "claimed_by", "looked at again under the lock"),
+        ("any worker", " AND claimed_by = p_worker LOOP", " LOOP"),
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f" {LOCK}"),
+        ("no second look at the status", "held.status <> 'running' OR ", ""),
+        ("no second look at the worker", " OR held.claimed_by IS DISTINCT FROM p_worker"),
+        ("leaves the session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
+        ("hides a locked row", "    RETURN NEXT;", "    IF FOUND THEN RETURN NEXT; END IF;"),
+    ),
+    *_function(
+        "dl_reap",
+        ("any status", "status = 'running'\n     AND ", ""),
+        ("a live lease", "\n         < now()\n", "\n         < 'infinity'\n"),
+        (
+            "not without a lease",
+            "coalesce(lease_expires_at, coalesce(heartbeat_at, started_at, created_at)"
+            " + make_interval(secs => lease_ttl_sec))",
+            "lease_expires_at",
+        ),
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f" {LOCK}"),
+        ("leaves the session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
+    ),
+    *_function(
+        "dl_retake",
+        ("any attempt", "attempt = p_attempt AND "),
+        ("any worker", "claimed_by = p_worker AND "),
+        ("any status", " AND status = 'running'\n     FOR", "\n     FOR"),
+        ("no row lock", "\n     FOR NO KEY UPDATE"),
+        ("leaves the old session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
+        ("no key", "IF NOT pg_try_advisory_lock(hashtext(held.lock_key))", "IF false"),
+        ("no look at the running rows", "IF EXISTS (", "IF false AND EXISTS ("),
+        ("a lease that is over", "lease_expires_at > now() AND "),
+        ("is in its own way", " AND job_id <> p_job_id"),
+        ("keeps a refused key", "PERFORM pg_advisory_unlock(hashtext(held.lock_key))", "NULL"),
+    ),
+    *_in(
+        TARGET,
+        "-- name: raise\n",
+        ("lowers the fence", " WHERE f.claim <= excluded.claim"),
+        ("once a claim", "f.claim <= excluded.claim", "f.claim < excluded.claim"),
+    ),
+    *_in(
+        TARGET,
+        "-- name: end_older\n",
+        ("its own sessions too", "::bigint < %(claim)s", "::bigint <= %(claim)s"),
+        ("leaves them", "pg_terminate_backend(pid, 2000)", "NULL"),
+        ("does not wait", "pg_terminate_backend(pid, 2000)", "pg_terminate_backend(pid)"),
+        ("another role's are an error", "usename = current_user AND "),
+    ),
+    *_in(
+        TARGET,
+        "-- name: hold\n",
+        ("any claim", " AND claim = %(claim)s"),
+        ("any job", "job_id = %(job_id)s AND "),
+        ("no row lock", " FOR SHARE"),
+        (
+            "a stopped commit holds for ever",
+            ", set_config('idle_in_transaction_session_timeout', '5s', true)",
+            ", NULL",
+        ),
+    ),
+    *_in(
+        TARGET,
+        "-- name: forget\n",
+        ("young ones", " WHERE raised_at < now() - interval '30 days'"),
+        ("waits for a locked row", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
+    ),
+    *_in(
+        CLAIMS,
+        "CREATE FUNCTION dl_jobs_place()",
+        ("blocks rows of any status", "NEW.status = 'queued' AND "),
+        ("blocks nothing", "NEW.status = 'queued' AND NEW.available_at > now()", "false"),
+        ("keeps the claim's name", "NEW.status <> 'running'", "false"),
+    ),
+    *_in(CLAIMS, "CREATE TRIGGER dl_jobs_place", ("no look at the time", "OF status, available_at", "OF status")),
+    *_in(
+        CLAIMS, "CREATE TRIGGER dl_jobs_place", ("no look at the status", "OF status, available_at", "OF available_at")
+    ),
+    *_in(
+        CLAIMS,
+        "CREATE OR REPLACE FUNCTION notify_job_ready()",
+        ("tells of every row", "NEW.status = 'queued'", "true"),
+        ("tells nobody", "PERFORM pg_notify('dl_jobs', NEW.queue)", "NULL"),
+    ),
+    *_in(
+        CLAIMS,
+        "CREATE TRIGGER dl_jobs_notify_upd",
+        ("no look at the time", "OF status, available_at", "OF status"),
+        ("no look at the status", "OF status, available_at", "OF available_at"),
+        ("calls for every row", "WHEN (NEW.status = 'queued') ", "", COSTS),
+    ),
+    *_in(
+        CLAIMS,
+        "CREATE TRIGGER dl_jobs_notify_key",
+        ("after any step", "OLD.status = 'running' AND "),
+        ("after a start", " AND NEW.status <> 'running'"),
+    ),
+    *_in(
+        INDEXES,
+        "FUNCTION dl_jobs_notify_key()",
+        ("any slot", " AND hashtext(lock_key) = hashtext(NEW.lock_key)"),
+        ("tells nobody", "PERFORM pg_notify('dl_jobs', waiting)", "NULL"),
+        ("in the caller's search_path", " SET search_path FROM CURRENT"),
+    ),
+    *_in(
+        JOURNAL,
+        "CREATE FUNCTION dl_jobs_journal()",
+        ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
+        ("a deleted job", "FROM %1$I.dl_jobs WHERE job_id = $1", "FROM (SELECT $1 job_id, '' queue) j WHERE true"),
+        ("repeats what a service told", "AND NOT EXISTS (", "AND (true OR EXISTS ("),
+        ("no look at the instant", "e.ts = now() OR "),
+        ("no look at the transaction", " OR e.xmin = pg_current_xact_id()::xid"),
+    ),
+    *_in(
+        JOURNAL,
+        "CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins",
+        ("our own inserts too", "WHEN (NEW.journaled = 0) ", "", COSTS),
+    ),
+    *_in(
+        JOURNAL,
+        "CREATE CONSTRAINT TRIGGER dl_jobs_journal_upd",
+        ("steps that are none", "NEW.status <> OLD.status AND "),
+        ("our own steps too", " AND NEW.journaled = OLD.journaled", "", COSTS),
+    ),
+]

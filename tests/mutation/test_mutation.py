@@ -1,0 +1,54 @@
+"""The list of guards fits the SQL, and the tests catch who takes one away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dataloader import db
+
+from .mutants import MUTANTS, Gone, Mutant, mutated
+from .trial import try_out
+
+# One of a statement, one of a function, one of a trigger, and the tests in which each is caught.
+CHOSEN = {
+    "succeed: any worker": "lease",
+    "dl_reap: a live lease": "reap",
+    "dl_jobs_place: keeps the claim's name": "ends",
+}
+BY_NAME = {str(mutant): mutant for mutant in MUTANTS}
+
+
+def sql(mutant: Mutant) -> str:
+    """The file that a mutant changes."""
+    return (db.sql_folder() / mutant.file).read_text("utf-8")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_the_guard_is_in_the_sql_once(mutant: Mutant) -> None:
+    assert mutated(sql(mutant), mutant) != sql(mutant)
+
+
+def test_no_two_have_one_name() -> None:
+    assert [name for name, times in Counter(map(str, MUTANTS)).items() if times > 1] == []
+
+
+def test_a_guard_that_is_gone_is_said_to_be_gone() -> None:
+    (mutant, *_) = MUTANTS
+    with pytest.raises(Gone, match="not there any more"):
+        mutated(mutated(sql(mutant), mutant), mutant)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_three_are_caught(name: str) -> None:
+    verdict = try_out(BY_NAME[name], [CHOSEN[name]])
+    assert verdict.caught_by, verdict
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7_200)
+def test_all_are_caught() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        assert [verdict for verdict in pool.map(try_out, MUTANTS) if not verdict.is_good] == []

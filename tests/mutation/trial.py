@@ -1,0 +1,111 @@
+"""Try a mutant: a copy of the checkout with one guard less, and the tests of the SQL on it up to the first failure."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .mutants import Mutant, apply
+
+ROOT = Path(__file__).parent.parent.parent
+# Not test_migrations, to which any change is one; the long ones last.
+TESTS = [
+    *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "idempotency", "foreign_journal"),
+    *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
+]
+# Where to look first, so that most runs are short.
+FIRST = {
+    "dl_slot_is_busy": "lock",
+    "dl_take_slot": "lock",
+    "dl_end_session": "reap lease",
+    "dl_wake": "wake",
+    "dl_near_of_slot": "guards lock",
+    "dl_try": "claim lock",
+    "dl_claim": "guards claim wake lock",
+    "dl_lose": "settle reap",
+    "dl_settle": "settle guards",
+    "dl_reap": "reap",
+    "dl_retake": "lease lock",
+    "dl_jobs_place": "notify wake claim lease",
+    "notify_job_ready": "notify",
+    "dl_jobs_notify_upd": "notify",
+    "dl_jobs_notify_key": "notify lock",
+    "dl_jobs_journal": "foreign_journal",
+    "dl_jobs_journal_ins": "foreign_journal guards",
+    "dl_jobs_journal_upd": "foreign_journal guards",
+    "enqueue": "guards idempotency",
+    "request_cancel": "cancel guards",
+    "raise": "target",
+    "hold": "target guards",
+    "forget": "target guards",
+    "end_older": "target guards",
+}
+OPTIONS = [
+    "-x",
+    "-q",
+    "-rfE",
+    "--no-header",
+    "--tb=line",
+    "-p",
+    "no:randomly",
+    "-p",
+    "no:cacheprovider",
+    "--timeout=40",
+]
+PATIENCE = 600.0  # seconds for one mutant; a test that hangs is ended much earlier
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a mutant: the test that caught it, None for uncaught, or words of what else went wrong."""
+
+    mutant: Mutant
+    caught_by: str | None
+    broken: str | None = None
+
+    @property
+    def is_good(self) -> bool:
+        """Caught, or rightly said to make no difference."""
+        return self.broken is None and (self.caught_by is None) == (self.mutant.equivalent is not None)
+
+
+def try_out(mutant: Mutant, tests: Sequence[str] = TESTS) -> Verdict:
+    """Run these files of tests/sql without this guard."""
+    with tempfile.TemporaryDirectory(prefix="dl-mutant-") as name:
+        copy = Path(name)
+        copy_checkout(copy)
+        apply(copy / "dataloader" / "sql", mutant)
+        first = FIRST.get(str(mutant).split(":")[0], "").split()
+        return _judged(mutant, _run(copy, sorted(tests, key=lambda test: (test not in first, tests.index(test)))))
+
+
+def copy_checkout(copy: Path) -> None:
+    """What the tests of the SQL need. The SQL lies inside the package, as it does where that is installed."""
+    ignore = shutil.ignore_patterns("data", "mutation")
+    for folder, where in (("dataloader", "dataloader"), ("sql", "dataloader/sql"), ("tests", "tests")):
+        shutil.copytree(ROOT / folder, copy / where, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+
+
+def _run(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    # Neither this run's coverage nor its xdist is the copy's business.
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST", "DL_TEST_RUN"))}
+    there = [f"tests/sql/test_{test}.py" for test in tests]
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *there]
+    return subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def _judged(mutant: Mutant, run: subprocess.CompletedProcess[str]) -> Verdict:
+    if run.returncode == 0:
+        return Verdict(mutant, None)
+    found = re.search(r"^(?:FAILED|ERROR) tests/sql/(\S+)", run.stdout, re.MULTILINE)
+    if run.returncode == 1 and found:
+        return Verdict(mutant, found[1])
+    return Verdict(mutant, None, (run.stdout + run.stderr)[-400:])

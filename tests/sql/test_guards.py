@@ -1,0 +1,274 @@
+"""Guards that no other test would miss; see tests/mutation, which takes each away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from foreign import Foreign
+from hands import Worker, enqueue, expire, heard, keys_held, kinds, plain, row, started, value
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dataloader import db, queue, target
+
+Workers = Callable[[], Worker]
+
+
+@pytest.fixture
+def role(conn: db.Connection) -> Iterator[str]:
+    """A role that may log in and see what sessions there are, and has no right to end them."""
+    name = "dl_other_" + uuid4().hex[:8]
+    conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'p' IN ROLE pg_read_all_stats").format(sql.Identifier(name)))
+    yield name
+    conn.execute("RESET ROLE")
+    conn.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+# --- statements ---
+
+
+def test_our_own_inserts_say_that_they_are_journaled(conn: db.Connection) -> None:
+    """Else the trigger looks for the journal's row at the commit; it finds it, but that costs."""
+    assert row(conn, enqueue(conn))["journaled"] == 1
+
+
+def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    worker.take()
+    told = []
+    for force in (False, True, True, False):
+        queue.request_cancel(conn, job_id, force)
+        told.append((row(conn, job_id)["cancel_forced"], len(heard(worker.conn, "dl_cancel"))))
+    assert told == [(False, 1), (True, 1), (True, 0), (True, 0)]
+    assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "cancel_requested"]
+
+
+def test_a_request_without_force_takes_no_force_back(conn: db.Connection) -> None:
+    """Another service put the job back that was forced to end."""
+    job_id = enqueue(conn)
+    conn.execute("UPDATE dl_jobs SET cancel_requested = true, cancel_forced = true")
+    queue.request_cancel(conn, job_id)
+    found = row(conn, job_id)
+    assert (found["status"], found["cancel_forced"]) == ("canceled", True)
+
+
+def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
+    conn: db.Connection, workers: Workers
+) -> None:
+    asked, forced, other = (enqueue(conn, priority=priority) for priority in range(3))
+    for _ in range(3):
+        workers().take()
+    queue.request_cancel(conn, asked)
+    queue.request_cancel(conn, forced, force=True)
+    ended = plain(conn, status="succeeded", cancel_requested=True)
+    assert queue.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
+
+
+# --- keys ---
+
+
+def slot(conn: db.Connection, key: str = "k") -> str:
+    """What becomes of an attempt to take this key's slot."""
+    return value(conn, "SELECT dl_take_slot(hashtext(%s))", key)
+
+
+def test_a_slot_whose_job_lost_its_session_is_busy_and_not_kept(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn, lock_key="k")
+    worker.take()
+    worker.conn.execute("SELECT pg_advisory_unlock_all()")
+    assert slot(conn) == "busy"
+    assert keys_held(conn) == []
+    expire(conn, job_id)
+    assert slot(conn) == "taken"
+    assert keys_held(conn) == [conn.info.backend_pid]
+
+
+def test_a_slot_that_a_session_holds_is_busy_while_a_job_says_why(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn, lock_key="k")
+    worker.take()
+    assert slot(conn) == "busy"
+    expire(conn, job_id)
+    assert slot(conn) == "refused"
+
+
+def test_a_job_that_another_service_ended_with_its_lease_left_holds_no_key(
+    conn: db.Connection, worker: Worker, foreign: Foreign
+) -> None:
+    plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
+    taken = foreign.claim()
+    assert taken is not None
+    foreign.finish(*taken)
+    assert worker.take().lock_key == "k"
+
+
+def test_a_refusal_leaves_the_hot_rows_of_other_keys_alone(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
+    refused, free = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="l", priority=1)
+    conn.execute("UPDATE dl_jobs SET hot = true")
+    claim = one.claim()
+    assert claim.job is not None
+    assert (claim.job.job_id, claim.backoffs) == (free, 1)
+    assert row(conn, free)["backoffs"] == 0
+    assert row(conn, refused)["backoffs"] == 1
+    assert two.claim().job is None
+
+
+def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
+    refused, locked = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
+    with two.conn.transaction():
+        two.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
+        with started(one.claim, None, conn) as claim:
+            assert claim.result(timeout=5).job is None
+    assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
+
+
+def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    plain(conn, lock_key="k", priority=0)
+    stale = plain(conn, lock_key="k", priority=1)
+    job = one.take()
+    conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() WHERE job_id = %s", (stale,))
+    session = queue.Session(two.conn, one.name, two.session.backend_pid, two.session.backend_start)
+    assert queue.retake(session, job)
+
+
+# --- rows that leave while somebody looks at them ---
+
+
+@pytest.mark.parametrize("status", ["running", "succeeded", "canceled"])
+def test_a_candidate_that_is_not_queued_any_more_is_left_alone(conn: db.Connection, status: str) -> None:
+    assert tried(conn, plain(conn, status=status)) is None
+
+
+def test_a_candidate_that_waits_for_its_time_by_now_is_left_alone(conn: db.Connection) -> None:
+    assert tried(conn, plain(conn, in_sec=60)) is None
+
+
+def tried(conn: db.Connection, job_id: UUID) -> str | None:
+    """What becomes of a claim's candidate."""
+    return value(conn, "SELECT outcome FROM dl_try(%s, 'w', now(), 1)", job_id)
+
+
+def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    with worker.conn.transaction():
+        queue.beat(worker.conn, job, None, False)
+        assert queue.settle(conn, worker.name, "crash", "gone") == [queue.Settled(job_id, None)]
+    assert [found.status for found in queue.settle(conn, worker.name, "crash", "gone")] == ["queued"]
+
+
+# The first row that a settler changes is held up until this lock is free.
+HOLD_UP = """
+CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF current_setting('application_name') = 'settler' THEN
+    PERFORM pg_advisory_xact_lock_shared(5000000000);
+  END IF;
+  RETURN NEW;
+END $$;
+CREATE TRIGGER hold_up BEFORE UPDATE ON dl_jobs FOR EACH ROW EXECUTE FUNCTION hold_up();
+"""
+
+
+@pytest.mark.parametrize("change", ["status = 'succeeded', claimed_by = 'w'", "claimed_by = 'another'"])
+def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db: str, change: str) -> None:
+    with db.connect(own_db, name="test", schema="public") as conn:
+        conn.execute(HOLD_UP)
+        plain(conn), plain(conn)
+        conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1")
+        conn.execute("UPDATE dl_jobs SET claimed_by = 'w'")
+        settler = Worker(own_db, "settler")
+        conn.execute("SELECT pg_advisory_lock(5000000000)")
+        with started(lambda: queue.settle(settler.conn, "w", "crash", "gone"), settler.pid, conn) as settle:
+            changed = value(
+                conn,
+                f"UPDATE dl_jobs SET {change} WHERE job_id = (SELECT job_id FROM dl_jobs WHERE status = 'running'"
+                " LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING job_id",
+            )
+            before = row(conn, changed) | {"now": None}
+            conn.execute("SELECT pg_advisory_unlock(5000000000)")
+            assert changed not in [found.job_id for found in settle.result()]
+        assert row(conn, changed) | {"now": None} == before
+        settler.conn.close()
+
+
+# --- sessions ---
+
+
+def test_nobody_ends_his_own_session(conn: db.Connection, worker: Worker) -> None:
+    queue.end_session(worker.conn, worker.pid, worker.session.backend_start)
+    assert value(worker.conn, "SELECT 1") == 1
+
+
+def test_a_session_that_one_may_not_end_is_let_be(conn: db.Connection, worker: Worker, role: str) -> None:
+    conn.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+    queue.end_session(conn, worker.pid, worker.session.backend_start)
+    conn.execute("RESET ROLE")
+    assert value(worker.conn, "SELECT 1") == 1
+
+
+def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, dsn: str, role: str) -> None:
+    job = uuid4()
+    theirs = make_conninfo(dsn, user=role, password="p", application_name=f"dl-job:{job}:1")
+    with psycopg.connect(theirs, autocommit=True) as other:
+        with target.transaction(dsn, "public", job, 2):
+            pass
+        assert value(other, "SELECT 1") == 1
+
+
+def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(conn: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    with target.transaction(dsn, "public", job, 1):
+        pass
+    hold = sql.SQL(db.statements("target.sql")["hold"]).format(schema=sql.Identifier("public"))
+    with conn.transaction():
+        conn.execute(hold, {"job_id": job, "claim": 1})
+        assert value(conn, "SHOW idle_in_transaction_session_timeout") == "5s"
+
+
+def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Connection, dsn: str) -> None:
+    with target.transaction(dsn, "public", uuid4(), 1):
+        pass
+    conn.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
+
+    def begin() -> bool:
+        with target.transaction(dsn, "public", uuid4(), 1):
+            return True
+
+    with psycopg.connect(dsn) as holder:
+        holder.execute("SELECT FROM dl_fence FOR UPDATE")
+        with started(begin, None, conn) as transaction:
+            try:
+                assert transaction.result(timeout=5)
+            finally:
+                holder.rollback()
+
+
+# --- notifications ---
+
+
+def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: Workers) -> None:
+    """A request to a running job, and the end of a queued one."""
+    one, two, ear = workers(), workers(), workers()
+    running, queued = enqueue(conn, queue="a", lock_key="k"), enqueue(conn, queue="c", lock_key="k")
+    one.take("a")
+    enqueue(conn, queue="b", lock_key="k")
+    assert two.claim("b").job is None
+    ear.notes()
+    queue.request_cancel(conn, running)
+    queue.request_cancel(conn, queued)
+    assert ear.notes() == []
+
+
+def test_a_row_that_comes_back_by_its_status_alone_is_told_of(conn: db.Connection, worker: Worker) -> None:
+    plain(conn, status="running", attempt=1)
+    worker.notes()
+    conn.execute("UPDATE dl_jobs SET status = 'queued'")
+    assert worker.notes() == ["q"]

@@ -6,6 +6,7 @@ From its own server to the verdict, each module importing only those below it:
     nemesis      the faults, from one seeded random generator
     load         the jobs, triggered and cancelled over HTTP, and what the API answered
     world        the server and the programs as real processes, restarted when they die
+    link         the way from a farm to the server, which can be cut
     gather       what the database says in the end
     checker      from the history to its violations; pure
     history      what is known of a run: plain values

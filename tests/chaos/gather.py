@@ -15,7 +15,7 @@ _EVENTS = """
 SELECT job_id::text, kind, extract(epoch FROM ts)::float8, (payload->>'attempt')::int, payload->>'reason'
   FROM dl_job_events ORDER BY event_id"""
 _SIGNS = "SELECT job_id::text, claim, lock_key, pid, farm, what, at FROM runs ORDER BY at"
-_WRITTEN = "SELECT job_id::text, claim, saw FROM written ORDER BY n"
+_WRITTEN = "SELECT job_id::text, claim, older FROM written ORDER BY n"
 
 
 def gather(dsn: str, history: History) -> None:
@@ -28,4 +28,4 @@ def gather(dsn: str, history: History) -> None:
         history.rows += [Row(*row) for row in rows(_ROWS)]
         history.events += [Event(*row) for row in rows(_EVENTS)]
         history.signs += [Sign(*row) for row in rows(_SIGNS)]
-        history.written += [Written(job_id, claim, tuple(saw)) for job_id, claim, saw in rows(_WRITTEN)]
+        history.written += [Written(*row) for row in rows(_WRITTEN)]

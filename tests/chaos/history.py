@@ -22,7 +22,7 @@ class Trigger:
     key: str
     kind: str
     may_end: frozenset[str]
-    writes: bool = False  # a success has left exactly one row in `written`
+    writes: int = 0  # the rows that a success leaves in `written`
     not_before: float = 0.0
     job_id: str | None = None
 
@@ -79,11 +79,11 @@ class Sign:
 
 @dataclass(frozen=True)
 class Written:
-    """A committed row in the target: by which claim, and which claims' rows it found there."""
+    """A committed row in the target: by which claim, and how many rows of older claims it found there."""
 
     job_id: str
     claim: int
-    saw: tuple[int, ...] = ()
+    older: int = 0
 
 
 @dataclass(frozen=True)

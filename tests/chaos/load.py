@@ -50,6 +50,7 @@ KINDS = (
     Kind("plain", 8, ("plain",), (0.5, 4)),
     Kind("gil", 6, ("holds_the_gil",), (1, 6)),
     Kind("writes", 20, ("writes",), (0, 5)),
+    Kind("writes often", 10, ("writes_often",), args=lambda random: {"rows": random.randint(1, 40)}),
     Kind("parent", 5, ("parent",), (0, 2), args=lambda random: {"daemon": random.random() < 0.5}),
     Kind("delayed", 5, ("steps",), delay=(1, 4)),
     Kind("errs", 5, ("errs",), may_end=frozenset({"failed", "lost"}), max_attempts=(1, 3)),
@@ -145,7 +146,7 @@ class Load:
     def _give(self, kind: Kind, key: str, random: Random) -> None:
         """Trigger one job, sometimes twice at the same time or one after the other."""
         body, not_before = _body(kind, key, random)
-        writes = body["task"] == "chaos.writes"
+        writes = {"chaos.writes": 1, "chaos.writes_often": body["args"].get("rows", 0)}.get(body["task"], 0)
         expected = Trigger(key, kind.name, kind.may_end, writes, not_before)
         twin = threading.Thread(target=self._send, args=(expected, body), daemon=True)
         manner = random.choices(["once", "together", "again"], [90, 5, 5])[0]

@@ -51,6 +51,7 @@ class Nemesis:
         self._world = world
         self._random = random
         self._stopped: list[Stopped] = []
+        self._cuts: dict[str, float] = {}  # farms that are cut off, until when
         world.tenders.append(self.tend)
         self._faults: dict[str, tuple[int, Callable[[], bool]]] = {
             "kill worker": (12, lambda: self._kill("worker")),
@@ -67,12 +68,14 @@ class Nemesis:
             "stop reaper long": (1, lambda: self._stop("reaper", LONG_SEC)),
             "stop farm": (2, lambda: self._stop("farm", SHORT_SEC)),
             "stop farm long": (2, lambda: self._stop("farm", LONG_SEC)),
+            "cut link": (3, lambda: self._cut(SHORT_SEC)),
+            "cut link long": (4, lambda: self._cut(LONG_SEC)),
             "end sessions": (6, self._end_sessions),
             "stop backend": (2, self._stop_backend),
             "kill backend": (1, self._kill_backend),
             "restart fast": (2, lambda: self._restart(signal.SIGINT)),
             "restart immediate": (2, lambda: self._restart(signal.SIGQUIT)),
-            "drain farm": (2, lambda: self._order(signal.SIGTERM)),
+            "drain farm": (3, lambda: self._order(signal.SIGTERM)),
             "quit farm": (1, lambda: self._order(signal.SIGQUIT)),
             "drain worker": (2, lambda: self._signal("worker", signal.SIGTERM)),
             "reload farm": (3, lambda: self._order(signal.SIGHUP)),
@@ -93,11 +96,15 @@ class Nemesis:
         """Let those go on whose time has come."""
         for stopped in [stopped for stopped in self._stopped if stopped.until <= time.time()]:
             self._resume(stopped)
+        for farm in [farm for farm, until in self._cuts.items() if until <= time.time()]:
+            self._heal_link(farm)
 
     def heal(self) -> None:
         """Let all go on."""
         for stopped in list(self._stopped):
             self._resume(stopped)
+        for farm in list(self._cuts):
+            self._heal_link(farm)
 
     # --- whom ---
 
@@ -150,6 +157,18 @@ class Nemesis:
         with suppress(psutil.Error):
             stopped.process.resume()
         self.stops.append(Stop(stopped.farm, stopped.role, stopped.process.pid, stopped.since, time.time()))
+
+    def _cut(self, sec: tuple[float, float]) -> bool:
+        """A farm and the server do not hear each other; its pipelines still reach their target."""
+        until = time.time() + self._random.uniform(*sec)
+        farm = self._random.choice(FARMS)
+        self._cuts[farm] = max(until, self._cuts.get(farm, 0.0))
+        self._world.links[farm].cut()
+        return True
+
+    def _heal_link(self, farm: str) -> None:
+        del self._cuts[farm]
+        self._world.links[farm].heal()
 
     def _end_sessions(self) -> bool:
         name = self._random.choice(["dl-worker%", "dl-worker%", "dl-keeper%", "dl-reaper%", "dl-job%", "dl-api%"])

@@ -1,7 +1,8 @@
 """What the jobs of a chaos run do. Each run leaves signs of life, by which overlaps are seen.
 
 A sign carries the instant at which this process ran, by the machine's clock, which all farms of the run share. It is
-kept until the database takes it: a run goes on, and may be a zombie, while the database is away.
+kept until the database takes it: a run goes on, and may be a zombie, while the database is away. Signs, and what is
+written in the target, do not go by the farm's link, so that a farm which is cut off is seen to go on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ CREATE TABLE runs (
   job_id uuid NOT NULL, claim int NOT NULL, attempt int NOT NULL, lock_key text NOT NULL, pid int NOT NULL,
   farm text NOT NULL, what text NOT NULL, at float8 NOT NULL, noted timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE TABLE written (
-  n bigserial PRIMARY KEY, job_id uuid NOT NULL, claim int NOT NULL, saw int[] NOT NULL,
+  n bigserial PRIMARY KEY, job_id uuid NOT NULL, claim int NOT NULL, older int NOT NULL,
   at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE INDEX ON written (job_id);
 """
@@ -34,6 +35,9 @@ AGAIN_SEC = 0.3  # after a failure, until the database is asked again
 _NOTE = (
     "INSERT INTO runs (job_id, claim, attempt, lock_key, pid, farm, what, at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
 )
+_WRITE = """
+INSERT INTO written (job_id, claim, older)
+SELECT %(job_id)s, %(claim)s, count(*) FROM written WHERE job_id = %(job_id)s AND claim < %(claim)s"""
 
 
 class Diary:
@@ -60,7 +64,7 @@ class Diary:
         if self._conn is None:
             # A lost sign is lost evidence and no more: not worth a flush to the disk.
             self._conn = psycopg.connect(
-                os.environ["DL_DB_DSN"], autocommit=True, connect_timeout=2, options="-c synchronous_commit=off"
+                os.environ["CHAOS_DSN"], autocommit=True, connect_timeout=2, options="-c synchronous_commit=off"
             )
         while self._unwritten:
             self._conn.execute(_NOTE, self._unwritten[0])
@@ -146,18 +150,25 @@ def dies(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 
 @register("chaos.writes")
 def writes(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Write a row into the target that says which rows of older runs were there, and commit `sec` seconds later."""
+    """Write a row into the target that says how many rows of older runs were there, and commit `sec` seconds later."""
     with closing(Diary(context)) as diary:
         with context.transaction() as conn:
-            older = conn.execute(
-                "SELECT coalesce(array_agg(claim), '{}') FROM written WHERE job_id = %s", (context.job_id,)
-            )
-            conn.execute(
-                "INSERT INTO written (job_id, claim, saw) VALUES (%s, %s, %s)",
-                (context.job_id, context.claim, older.fetchone()[0]),
-            )
+            conn.execute(_WRITE, {"job_id": context.job_id, "claim": context.claim})
             yield from _steps(diary, args["sec"])
         diary.note("committed")
+
+
+@register("chaos.writes_often")
+def writes_often(args: dict[str, Any], context: Context) -> None:
+    """Write `rows` such rows, each in a transaction of its own, without a safe point: a zombie would write more."""
+    with closing(Diary(context)) as diary:
+        diary.note("start")
+        for _ in range(args["rows"]):
+            with context.transaction() as conn:
+                conn.execute(_WRITE, {"job_id": context.job_id, "claim": context.claim})
+            diary.note()
+            time.sleep(SIGN_SEC)
+        diary.note("end")
 
 
 @register("chaos.parent")

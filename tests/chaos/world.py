@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import embedded, migrations
+from dataloader import db, embedded, migrations
 from dataloader.process import adopt_orphans, descendants
 
+from .link import Link
 from .pipelines import TABLES
 
 CHECKOUT = Path(__file__).parents[2]
@@ -88,6 +89,7 @@ class World:
         self.root.chmod(0o711)  # as root the server runs as another user, who has to get through
         self.mark = f"{100_000 + os.getpid()}"  # the seconds that pipelines' children sleep: by these they are known
         self.programs: list[Program] = []
+        self.links: dict[str, Link] = {}  # by farm
         self.tenders: list[Callable[[], None]] = []  # what else is to be seen to while time passes
         self.keep = False  # the files
         self._logs = self.root / "logs"
@@ -99,6 +101,7 @@ class World:
         try:
             self.server = self._serve()
             self.dsn = self.server.dsn
+            self._socket = Path(str(conninfo_to_dict(self.dsn)["host"]))
             migrations.migrate(self.dsn, schema="public")
             self.query(TABLES)
             self.port = _free_port()
@@ -117,12 +120,19 @@ class World:
 
     def _start_programs(self) -> None:
         for farm in FARMS:
+            self.links[farm] = Link(self.root / farm, self._socket)
+            linked = make_conninfo(self.dsn, host=str(self.root / farm))
             for name in ("workers", "reaper"):
-                self._add(farm, name, {"CHAOS_FARM": farm})
+                self._add(farm, name, {"CHAOS_FARM": farm, "DL_DB_DSN": linked, "DL_TARGET_DSN": self.dsn})
         self._add("api", "api", {"APP_HOST": "127.0.0.1", "APP_PORT": str(self.port)})
 
     def _add(self, farm: str, name: str, more: dict[str, str]) -> None:
-        ours = {"DL_DB_DSN": self.dsn, "DL_HOME": str(self.root / "home"), "CHAOS_MARK": self.mark}
+        ours = {
+            "DL_DB_DSN": self.dsn,
+            "CHAOS_DSN": self.dsn,
+            "DL_HOME": str(self.root / "home"),
+            "CHAOS_MARK": self.mark,
+        }
         env = os.environ | SETTINGS | ours | more
         self.programs.append(Program(farm, name, env, self._logs / f"{farm}-{name}.log"))
 
@@ -138,8 +148,9 @@ class World:
                 _bury(child)
 
     def query(self, statement: str, *parameters: Any) -> list[Any]:
-        """The rows of a statement, over a connection of its own; raises psycopg.Error while the server is away."""
-        with psycopg.connect(self.dsn, autocommit=True, connect_timeout=3) as conn:
+        """The rows of a statement, over a connection of its own; psycopg.Error while the server is away or silent."""
+        # It may wait for a backend that we have stopped, and that only we let go on.
+        with db.connect(self.dsn, name="chaos", schema="public", connect_timeout=3, answer_within=3) as conn:
             cursor = conn.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -206,6 +217,8 @@ class World:
             program.process.wait()
         for pid in self._servers():
             _send(pid, signal.SIGCONT)
+        for link in self.links.values():
+            link.close()
         if self.server:
             self.server.stop()
         if not self.keep:

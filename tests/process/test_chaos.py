@@ -45,7 +45,7 @@ def job(number: str, claim_at: float = 10.0, key: str = "k") -> History:
         Sign(number, 1, key, 100, "farm-0", what, claim_at + n) for n, what in enumerate(["start", "alive", "end"])
     ]
     return History(
-        triggers=[Trigger(row.key, "writes", SUCCEEDS, writes=True, job_id=number)],
+        triggers=[Trigger(row.key, "writes", SUCCEEDS, writes=1, job_id=number)],
         answers=[Answer(number, "status", claim_at + 3, "succeeded")],
         rows=[row],
         events=[
@@ -196,7 +196,7 @@ def test_a_zombies_row_is_seen() -> None:
     history.events[-2:] = [replace(event, attempt=2) for event in history.events[-2:]]
     history.written = [Written("a", 2)]
     assert rules(history) == set()
-    history.written = [Written("a", 1), Written("a", 2, saw=(1,))]  # committed, then its worker died
+    history.written = [Written("a", 1), Written("a", 2, older=1)]  # committed, then its worker died
     assert rules(history) == set()
     history.written = [Written("a", 1), Written("a", 2)]
     assert rules(history) == {"A8 target"}

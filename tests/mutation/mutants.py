@@ -200,7 +200,8 @@ MUTANTS: list[Mutant] = [
         ("wakes nobody", "woken := dl_wake(p_queue, 100)", "NULL"),
         (
             "tries hot rows of busy keys",
-            "           WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = slots.slot\n"
+            "           WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running'"
+            " AND hashtext(r.lock_key) = slots.slot\n"
             "                     AND r.lease_expires_at > now() LIMIT 1) IS NULL),\n        first_cold",
             "           WHERE true),\n        first_cold",
         ),
@@ -259,10 +260,14 @@ MUTANTS: list[Mutant] = [
     *_function(
         "dl_reap",
         ("any status", "status = 'running'\n     AND ", ""),
-        ("a live lease", "\n         < now()\n", "\n         < 'infinity'\n"),
+        (
+            "a live lease",
+            "make_interval(secs => lease_ttl_sec)) < now()",
+            "make_interval(secs => lease_ttl_sec)) < 'infinity'",
+        ),
         (
             "not without a lease",
-            "coalesce(lease_expires_at, coalesce(heartbeat_at, started_at, created_at)"
+            "coalesce(lease_expires_at,\n                  coalesce(heartbeat_at, started_at, created_at)"
             " + make_interval(secs => lease_ttl_sec))",
             "lease_expires_at",
         ),
@@ -282,6 +287,16 @@ MUTANTS: list[Mutant] = [
         ("a lease that is over", "lease_expires_at > now() AND "),
         ("is in its own way", " AND job_id <> p_job_id"),
         ("keeps a refused key", "PERFORM pg_advisory_unlock(hashtext(held.lock_key))", "NULL"),
+        (
+            "believes that the old session has it",
+            "IF NOT dl_session_has_slot(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key))",
+            "IF false",
+        ),
+    ),
+    *_function(
+        "dl_session_has_slot",
+        ("any key", "AND classid::bigint = (p_slot >> 32) & 4294967295 AND objid::bigint = p_slot & 4294967295"),
+        ("any session", "AND pid = p_pid "),
     ),
     *_in(
         TARGET,
@@ -316,9 +331,13 @@ MUTANTS: list[Mutant] = [
         ("waits for a locked row", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     ),
     *_in(
-        CLAIMS,
-        "CREATE FUNCTION dl_jobs_place()",
-        ("blocks rows of any status", "NEW.status = 'queued' AND "),
+        "migrations/0006_put_back.sql",
+        "CREATE OR REPLACE FUNCTION dl_jobs_place()",
+        ("no fresh budget", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "NEW.attempt"),
+        ("a fresh budget whatever is said", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "0"),
+        ("stays cancelled", "NEW.cancel_requested AND NOT OLD.cancel_requested", "NEW.cancel_requested"),
+        ("a fresh budget for those that ran", "NOT IN ('queued', 'running')", "NOT IN ('queued')"),
+        ("blocks rows of any status", "CASE WHEN NEW.status = 'queued' AND ", "CASE WHEN "),
         ("blocks nothing", "NEW.status = 'queued' AND NEW.available_at > now()", "false"),
         ("keeps the claim's name", "NEW.status <> 'running'", "false"),
     ),

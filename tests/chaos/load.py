@@ -50,7 +50,7 @@ KINDS = (
     Kind("plain", 8, ("plain",), (0.5, 4)),
     Kind("gil", 6, ("holds_the_gil",), (1, 6)),
     Kind("writes", 20, ("writes",), (0, 5)),
-    Kind("writes often", 10, ("writes_often",), args=lambda random: {"rows": random.randint(1, 40)}),
+    Kind("writes often", 14, ("writes_often",), args=lambda random: {"rows": random.randint(5, 60)}),
     Kind("parent", 5, ("parent",), (0, 2), args=lambda random: {"daemon": random.random() < 0.5}),
     Kind("delayed", 5, ("steps",), delay=(1, 4)),
     Kind("errs", 5, ("errs",), may_end=frozenset({"failed", "lost"}), max_attempts=(1, 3)),
@@ -82,7 +82,14 @@ KINDS = (
         cancel="forced",
     ),
     Kind("canceled early", 4, ("steps",), delay=(0.5, 2), cancel="asked", cancel_after=(0, 2)),
-    Kind("canceled perhaps", 4, ("steps", "writes"), (0, 3), cancel="asked", cancel_after=(0, 3)),
+    Kind(
+        "canceled perhaps",
+        6,
+        ("steps", "writes", "plain", "holds_the_gil"),
+        (0, 3),
+        cancel="asked",
+        cancel_after=(0, 3),
+    ),
 )
 
 

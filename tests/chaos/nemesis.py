@@ -18,7 +18,7 @@ import psutil
 import psycopg
 
 from .history import Stop
-from .world import FARMS, Program, World
+from .world import FARMS, Program, World, title_of
 
 PAUSE_SEC = (0.1, 1.2)  # between two faults
 SHORT_SEC = (0.3, 2.0)  # stops within a lease of 4 to 6 s
@@ -29,6 +29,10 @@ SELECT pg_terminate_backend(pid) FROM (
 _BACKEND = """
 SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND backend_type = 'client backend'
  ORDER BY random() LIMIT 1"""
+
+_WRITER = """
+SELECT r.pid, r.farm FROM runs r JOIN dl_jobs j USING (job_id)
+ WHERE j.status = 'running' AND j.task = 'chaos.writes_often' AND r.claim = j.claims ORDER BY r.at DESC LIMIT 1"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Nemesis:
             "kill api": (1, lambda: self._kill("api")),
             "stop worker": (6, lambda: self._stop("worker", SHORT_SEC)),
             "stop worker long": (5, lambda: self._stop("worker", LONG_SEC)),
+            "stop writer long": (4, self._stop_writer),
             "stop keeper": (2, lambda: self._stop("keeper", SHORT_SEC)),
             "stop keeper long": (2, lambda: self._stop("keeper", LONG_SEC)),
             "stop supervisor": (2, lambda: self._stop("supervisor", SHORT_SEC)),
@@ -144,6 +149,16 @@ class Nemesis:
         for name, farm, process in victims:
             self._suspend(process, farm, name, until)
         return bool(victims)
+
+    def _stop_writer(self) -> bool:
+        """Stop a worker in the middle of a transaction in the target, for longer than its claim lasts."""
+        until = time.time() + self._random.uniform(*LONG_SEC)
+        for pid, farm in self._world.query(_WRITER):
+            process = psutil.Process(pid)
+            if "dataloader: worker" in title_of(process):
+                self._suspend(process, farm, "worker", until)
+                return True
+        return False
 
     def _suspend(self, process: psutil.Process, farm: str, role: str, until: float) -> None:
         if any(stopped.process == process for stopped in self._stopped):

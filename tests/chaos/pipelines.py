@@ -166,8 +166,8 @@ def writes_often(args: dict[str, Any], context: Context) -> None:
         for _ in range(args["rows"]):
             with context.transaction() as conn:
                 conn.execute(_WRITE, {"job_id": context.job_id, "claim": context.claim})
-            diary.note()
-            time.sleep(SIGN_SEC)
+                diary.note()
+                time.sleep(SIGN_SEC)  # before the commit: with that a process begins which was stopped here
         diary.note("end")
 
 

@@ -24,7 +24,7 @@ import psutil
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import db, embedded, migrations
-from dataloader.process import adopt_orphans, descendants
+from dataloader.process import adopt_orphans, children, descendants
 
 from .link import Link
 from .pipelines import TABLES
@@ -143,9 +143,9 @@ class World:
         for program in self.programs:
             program.tend()
         ours = {program.process.pid for program in self.programs} | self._servers()
-        for child in psutil.Process().children():
-            if child.pid not in ours:
-                _bury(child)
+        for pid in set(children(os.getpid())) - ours:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
     def query(self, statement: str, *parameters: Any) -> list[Any]:
         """The rows of a statement, over a connection of its own; psycopg.Error while the server is away or silent."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,11 +45,18 @@ def test_a7_a_run_without_a_heartbeat_is_stopped_and_handed_back(farm: Farm, met
     assert program.stop() == 0
 
 
-def test_a7_a_run_without_heartbeat_and_safe_points_is_ended(farm: Farm) -> None:
-    """Before its lease is over, by the process's end; it runs again."""
-    farm.ready(workers=1)
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a7_a_run_without_heartbeat_and_safe_points_is_ended(farm: Farm, by_itself: bool) -> None:
+    """Before its lease is over, by the supervisor or, when that is slow, by itself; it runs again, uncounted."""
+    program = farm.ready(workers=1)
     job = farm.enqueue("breaks_the_heartbeat_silently", args={"methods": RAISES, "sec": 600}, lease_ttl_sec=4)
+    if by_itself:
+        until(lambda: farm.rows("SELECT FROM runs"), "the run to begin")
+        program.signal(signal.SIGSTOP)
+        until(lambda: program.events("worker.fenced"), "the worker to end itself")
+        program.signal(signal.SIGCONT)
     assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.journal(job)[2][1]["reason"] == "the lease ran out"
     assert is_legal(farm, job)
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
 

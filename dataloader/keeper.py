@@ -20,6 +20,7 @@ from dataloader.config import Settings
 from dataloader.job import beat_interval
 from dataloader.process import (
     EXIT_CANNOT_START,
+    EXIT_FENCED,
     EXIT_OK,
     Pipes,
     Signals,
@@ -122,7 +123,7 @@ class Keeper:
             if slot.session:
                 # First of all: a claim under way would commit after we have looked, and nobody would run it.
                 queue.end_session(self._connection(), *slot.session)
-            end = _ENDS.get(Why(slot.fields.why), "crash")
+            end = _ENDS.get(why_of_death(slot), "crash")
             settled = queue.settle(self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot))
         for job in settled:
             if job.status is None:
@@ -227,6 +228,12 @@ _REASONS = {
 }
 
 
+def why_of_death(slot: Slot) -> Why:
+    """Why the slot's worker ended; one that gave its claim up and left by itself was fenced as well."""
+    has_left = slot.fields.exit_status == EXIT_FENCED and slot.fields.fence_by
+    return Why.FENCED if has_left else Why(slot.fields.why)
+
+
 def reason_of_death(slot: Slot) -> str:
     """What a person should know of how the slot's worker ended."""
     fields = slot.fields
@@ -234,7 +241,7 @@ def reason_of_death(slot: Slot) -> str:
         used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
         return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
     how = f"killed by signal {-fields.exit_status}" if fields.exit_status < 0 else f"exited with {fields.exit_status}"
-    return _REASONS.get(Why(fields.why), f"worker {how}")
+    return _REASONS.get(why_of_death(slot), f"worker {how}")
 
 
 def facts_of_death(slot: Slot) -> dict[str, float]:

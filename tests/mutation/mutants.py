@@ -204,7 +204,12 @@ MUTANTS: list[Mutant] = [
             "false LIMIT 1) IS NULL)",
         ),
         ("tells nobody of its marks", "IF marks THEN", "IF false THEN"),
-        ("goes on with a refused slot", "        EXIT;  -- most", "        NULL;  -- most"),
+        (
+            "goes on with a refused slot",
+            "        EXIT;  -- most",
+            "        NULL;  -- most",
+            "the rows that were backed off with it are passed over one by one: looking anew saves that, no more",
+        ),
         ("busy rows are no marks", "        marks := true;", "        NULL;"),
         ("never looks again", "    look_again := changed;", "    look_again := false;"),
         ("leaves after a change", "    CONTINUE WHEN changed;\n"),
@@ -247,7 +252,7 @@ MUTANTS: list[Mutant] = [
     *_function(
         "dl_settle",
         ("any status", "status = 'running' AND claimed_by", "claimed_by", "looked at again under the lock"),
-        ("any worker", " AND claimed_by = p_worker LOOP", " LOOP"),
+        ("any worker", " AND claimed_by = p_worker LOOP", " LOOP", "looked at again under the lock"),
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f" {LOCK}"),
         ("no second look at the status", "held.status <> 'running' OR ", ""),

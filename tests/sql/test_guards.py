@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from dataloader import db, queue, target
+from dataloader.job import Status
 
 Workers = Callable[[], Worker]
 
@@ -67,6 +68,14 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
     assert queue.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
 
 
+def test_a_start_has_a_token_that_grows_though_its_attempt_is_given_back(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn)
+    for claim in (1, 2, 3):
+        job = worker.take()
+        assert (job.claim, job.attempt) == (claim, 1)
+        worker.finish(job, "hand_back")
+
+
 # --- keys ---
 
 
@@ -104,11 +113,12 @@ def test_a_job_that_another_service_ended_with_its_lease_left_holds_no_key(
     assert worker.take().lock_key == "k"
 
 
-def test_a_refusal_leaves_the_hot_rows_of_other_keys_alone(conn: db.Connection, workers: Workers) -> None:
+@pytest.mark.parametrize("hot", [True, False])
+def test_a_refusal_leaves_the_rows_of_other_keys_alone(conn: db.Connection, workers: Workers, hot: bool) -> None:
     one, two = workers(), workers()
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     refused, free = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="l", priority=1)
-    conn.execute("UPDATE dl_jobs SET hot = true")
+    conn.execute("UPDATE dl_jobs SET hot = %s", (hot,))
     claim = one.claim()
     assert claim.job is not None
     assert (claim.job.job_id, claim.backoffs) == (free, 1)
@@ -164,6 +174,41 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Conne
     assert [found.status for found in queue.settle(conn, worker.name, "crash", "gone")] == ["queued"]
 
 
+def test_a_drain_ends_no_job_however_many_attempts_it_has_had(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn, max_attempts=0)
+    worker.take()
+    assert queue.settle(conn, worker.name, "drain", "drain") == [queue.Settled(job_id, Status.QUEUED)]
+
+
+@pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
+def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_back_for(
+    conn: db.Connection, workers: Workers, status: str, lease: str
+) -> None:
+    """A lease that is over, or was left behind by another service, says nothing of the key."""
+    one, two = workers(), workers()
+    plain(conn, lock_key="k", status=status)
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
+    waiting = plain(conn, lock_key="k")
+    conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (waiting,))
+    with one.conn.transaction(force_rollback=True):
+        assert one.take().job_id == waiting
+        claim = two.claim()
+        assert claim.job is None
+        assert claim.due_in is not None
+        assert claim.due_in <= 0.1
+
+
+def test_idle_claims_do_not_contend_with_each_other(conn: db.Connection, workers: Workers) -> None:
+    """Each holds the running rows of what it waits for, and both may."""
+    one, two, three = workers(), workers(), workers()
+    plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
+    one.take()
+    with two.conn.transaction():
+        assert two.claim().job is None
+        claim = three.claim()
+        assert (claim.job, claim.due_in, claim.look_again) == (None, None, False)
+
+
 # The first row that a settler changes is held up until this lock is free.
 HOLD_UP = """
 CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -177,7 +222,7 @@ CREATE TRIGGER hold_up BEFORE UPDATE ON dl_jobs FOR EACH ROW EXECUTE FUNCTION ho
 """
 
 
-@pytest.mark.parametrize("change", ["status = 'succeeded', claimed_by = 'w'", "claimed_by = 'another'"])
+@pytest.mark.parametrize("change", ["status = 'succeeded'", "claimed_by = 'another'"])
 def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db: str, change: str) -> None:
     with db.connect(own_db, name="test", schema="public") as conn:
         conn.execute(HOLD_UP)
@@ -192,6 +237,8 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
                 f"UPDATE dl_jobs SET {change} WHERE job_id = (SELECT job_id FROM dl_jobs WHERE status = 'running'"
                 " LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING job_id",
             )
+            if "status" in change:  # even where the claim's name still stands in the row
+                conn.execute("UPDATE dl_jobs SET claimed_by = 'w' WHERE job_id = %s", (changed,))
             before = row(conn, changed) | {"now": None}
             conn.execute("SELECT pg_advisory_unlock(5000000000)")
             assert changed not in [found.job_id for found in settle.result()]

@@ -10,7 +10,7 @@ _NEXT: dict[str | None, set[str]] = {
     "queued": {"picked", "canceled", "requeue"},
     "picked": {"heartbeat", "done", "requeue", "failed", "canceled", "lost", "cancel_requested"},
     "heartbeat": {"heartbeat", "done", "requeue", "failed", "canceled", "lost", "cancel_requested"},
-    "cancel_requested": {"heartbeat", "done", "requeue", "canceled", "lost"},
+    "cancel_requested": {"cancel_requested", "heartbeat", "done", "requeue", "canceled", "lost"},
     "requeue": {"picked", "canceled", "requeue", "lost"},
     "done": set(),
     "failed": set(),

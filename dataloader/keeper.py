@@ -249,8 +249,7 @@ def facts_of_death(slot: Slot) -> dict[str, float]:
     status = slot.fields.exit_status
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
     if slot.fields.peak_memory:
-        facts["cpu_sec"] = round(slot.fields.cpu - slot.fields.cpu_before, 3)
-        facts["peak_mb"] = round(slot.fields.peak_memory / 2**20, 1)
+        facts |= slot.cost(slot.fields.cpu, slot.fields.peak_memory)
     return facts
 
 

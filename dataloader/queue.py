@@ -76,8 +76,8 @@ class Settled:
 
 def open_session(conn: db.Connection, worker: str) -> Session:
     """LISTEN for jobs and cancellations, and learn what identifies this session for dl_end_session."""
-    for channel in (JOBS_CHANNEL, CANCEL_CHANNEL):
-        conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+    conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(JOBS_CHANNEL)))
+    listen_for_cancellations(conn)
     row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
     assert row is not None  # noqa: S101  a session always finds itself
     return Session(conn, worker, conn.info.backend_pid, row[0])

@@ -169,6 +169,10 @@ class Slot:
         self.fields.cpu = usage.ru_utime + usage.ru_stime
         self.fields.peak_memory = usage.ru_maxrss * 1024
 
+    def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
+        """What the run has cost, for the journal, when its process has used so much (seconds, bytes)."""
+        return {"cpu_sec": round(cpu - self.fields.cpu_before, 3), "peak_mb": round(peak_memory / 2**20, 1)}
+
     def end(self) -> None:
         """By the worker: it runs no job any more."""
         self.fields.state = State.AWAKE

@@ -202,7 +202,7 @@ class Worker:
                 try:
                     outcome = self._run(job, lease)
                 finally:
-                    facts = self._facts()
+                    facts = self.slot.cost(cpu_used(), peak_memory())
                     is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             self._jobs += 1
@@ -213,11 +213,6 @@ class Worker:
             log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)
         self._title("idle")
         return True
-
-    def _facts(self) -> dict[str, float]:
-        """What the run has cost so far, for the journal."""
-        cpu_sec = cpu_used() - self.slot.fields.cpu_before
-        return {"cpu_sec": round(cpu_sec, 3), "peak_mb": round(peak_memory() / 2**20, 1)}
 
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""

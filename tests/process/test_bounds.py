@@ -198,7 +198,7 @@ def test_a8_what_a_zombie_writes_late_does_not_stand(farm: Farm) -> None:
     """A stopped worker's job runs elsewhere; when it goes on, its transaction in the target is refused."""
     farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
     zombies = farm.ready(workers=1)
-    job = running(farm, "writes_late", args={"sec": 1}, lease_ttl_sec=2)
+    job = running(farm, "writes_late", args={"sec": 1}, lease_ttl_sec=4)  # a loaded machine must keep it
     zombies.signal(signal.SIGSTOP)
     family = zombies.children()
     for process in family:

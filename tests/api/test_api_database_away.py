@@ -72,13 +72,13 @@ def trigger_until_it_works(client: FlaskClient) -> None:
 
 @POOLS
 @pytest.mark.parametrize("call", CALLS, ids=["trigger", "status", "cancel"])
-def test_nobody_listens(refused: Refused, pool: bool, call: dict[str, Any]) -> None:
+def test_j11_nobody_listens(refused: Refused, pool: bool, call: dict[str, Any]) -> None:
     with running("postgresql://nobody@127.0.0.1:1/none", pg_use_pool=pool) as app:
         away(app.test_client(), refused, call)
 
 
 @POOLS
-def test_somebody_listens_and_says_nothing(refused: Refused, silent_port: int, pool: bool) -> None:
+def test_j11_somebody_listens_and_says_nothing(refused: Refused, silent_port: int, pool: bool) -> None:
     dsn = f"postgresql://nobody@localhost,127.0.0.1:{silent_port}/none?connect_timeout=4"
     with running(dsn, pg_use_pool=pool) as app:
         away(app.test_client(), refused)
@@ -140,7 +140,7 @@ def test_sessions_that_were_ended_are_replaced(dsn: str, conn: db.Connection, po
     assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (3,)
 
 
-def test_a_session_lost_in_a_request_confirms_nothing(
+def test_j11_a_session_lost_in_a_request_confirms_nothing(
     dsn: str, conn: db.Connection, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue = queue.enqueue
@@ -162,7 +162,7 @@ def test_a_session_lost_in_a_request_confirms_nothing(
 
 
 @POOLS
-def test_a_statement_that_waits_is_given_up_and_undone(
+def test_j11_a_statement_that_waits_is_given_up_and_undone(
     dsn: str, conn: db.Connection, refused: Refused, pool: bool
 ) -> None:
     with running(dsn, pg_use_pool=pool) as app:
@@ -182,7 +182,7 @@ def test_the_command_timeout_is_kept_when_it_is_shorter(dsn: str, conn: db.Conne
             refused(app.test_client().post(TRIGGER, json=MINIMAL), 503, "unavailable")
 
 
-def test_no_session_is_free(dsn: str, refused: Refused) -> None:
+def test_e6_no_session_is_free(dsn: str, refused: Refused) -> None:
     with running(dsn, pg_pool_size=1, pg_max_overflow=0) as app, app.extensions["sessions"].borrow():
         away(app.test_client(), refused)
 

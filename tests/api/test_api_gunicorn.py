@@ -86,7 +86,7 @@ def test_the_path_of_a_job(port: int, conn: db.Connection) -> None:
     http.close()
 
 
-def test_chunked_bodies_are_refused_and_not_cut(port: int, conn: db.Connection) -> None:
+def test_j6_chunked_bodies_are_refused_and_not_cut(port: int, conn: db.Connection) -> None:
     chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     long = b"%x\r\n%b\r\n0\r\n\r\n" % (400_000, BODY.ljust(400_000))
     for body in (chunked, long):
@@ -112,7 +112,7 @@ def test_a_body_that_is_cut_off_makes_no_job(port: int, conn: db.Connection) -> 
     assert jobs(conn) == 0
 
 
-def test_a_declared_length_over_the_limit_is_413_at_once(port: int) -> None:
+def test_j6_a_declared_length_over_the_limit_is_413_at_once(port: int) -> None:
     length = "Content-Length: 1000000000000"
     answer, text = say(port, f"POST {TRIGGER} HTTP/1.1", JSON, length, body=b"{", hang_up=True)
     assert (answer.status, json.loads(text)["type"]) == (413, "/problems/too-large")

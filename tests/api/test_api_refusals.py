@@ -169,13 +169,13 @@ def test_a_wrong_method_is_405_and_names_the_right_ones(
     assert set(answer.allow) == allowed
 
 
-def test_a_body_over_the_limit_is_413(client: FlaskClient, refused: Refused) -> None:
+def test_j6_a_body_over_the_limit_is_413(client: FlaskClient, refused: Refused) -> None:
     body = json.dumps(MINIMAL | {"args": {"text": "x" * 256 * 1024}})
     refused(client.post(TRIGGER, data=body, content_type="application/json"), 413, "too-large")
     refused(client.post(JOB + "/cancel", data=body, content_type="application/json"), 413, "too-large")
 
 
-def test_a_chunked_body_is_411(client: FlaskClient, refused: Refused) -> None:
+def test_j6_a_chunked_body_is_411(client: FlaskClient, refused: Refused) -> None:
     body = BytesIO(json.dumps(MINIMAL).encode())
     chunked = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
     for path in (TRIGGER, JOB + "/cancel"):

@@ -308,7 +308,7 @@ TAKES_OUR_OPTIONS = "ignore_startup_parameters=options,extra_float_digits"
 
 @pytest.mark.parametrize("more", [[], ["server_round_robin=1"], ["default_pool_size=1"]])
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
-def test_a_pooler_in_transaction_mode_is_refused(check: Check, dsn: str, mode: str, more: list[str]) -> None:
+def test_b2_d10_a_pooler_in_transaction_mode_is_refused(check: Check, dsn: str, mode: str, more: list[str]) -> None:
     with pooler(dsn, mode, TAKES_OUR_OPTIONS, *more) as through:
         found = check(dl_db_dsn=through)
         assert found.of("error") == [("session", probe.POOLED, probe.DIRECT)]
@@ -328,7 +328,7 @@ def test_a_pooler_in_session_mode_will_do(check: Check, dsn: str) -> None:
             probe.require_session(conn, through)
 
 
-def test_a_pooler_that_refuses_our_options(check: Check, dsn: str) -> None:
+def test_h8_a_pooler_that_refuses_our_options(check: Check, dsn: str) -> None:
     with pooler(dsn, "transaction") as through:
         ((about, what, advice),) = check(dl_db_dsn=through).of("error")
     # From 1.20 on PgBouncer takes them.

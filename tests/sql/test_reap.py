@@ -202,3 +202,15 @@ def test_c5_reaping_beside_a_bulk_cancel_is_no_deadlock(conn: db.Connection, wor
     while queue.reap(conn):
         total += 1
     assert total == 300
+
+
+def test_b10_a_recovered_job_keeps_its_priority(conn: db.Connection, worker: Worker) -> None:
+    """It comes before all that is less urgent, however long that has waited."""
+    urgent = enqueue(conn, priority=1)
+    worker.take()
+    worker.conn.execute("SELECT pg_advisory_unlock_all()")
+    expire(conn, urgent)
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
+    enqueue(conn, priority=2)
+    assert queue.reap(conn)
+    assert worker.take().job_id == urgent

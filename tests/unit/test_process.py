@@ -123,7 +123,7 @@ def test_a_drained_pipe_tells_whether_a_writer_is_left(closed: bool) -> None:
         os.close(write)
 
 
-def test_i6_a_supervisor_with_a_thread_refuses_to_start() -> None:
+def test_i6_i7_a_supervisor_with_a_thread_refuses_to_start() -> None:
     import threading
 
     from dataloader import config, supervisor

@@ -1,0 +1,64 @@
+"""Clocks lie: a host's clock is hours ahead, or jumps while a job runs. All times are the database's (faults F1, F2)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farming import Farm, until
+
+from dataloader import queue
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+pytestmark = pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed (Debian: apt-get install faketime)")
+
+
+def lied_to(**settings: Any) -> dict[str, Any]:
+    """Settings of a program whose wall clock is what FAKETIME says; its monotonic clock is left alone."""
+    return {"ld_preload": LIBRARIES[0], "faketime_dont_fake_monotonic": 1, "faketime_no_cache": 1, **settings}
+
+
+@pytest.mark.parametrize("ahead", ["+2h", "-2h"])
+def test_f1_a_host_whose_clock_is_wrong_neither_takes_nor_delays_jobs(farm: Farm, ahead: str) -> None:
+    """A live lease is not reaped, a job of the future does not start early, stamps are the database's."""
+    farm.ready(workers=1)
+    reaper = farm.start("reaper", **lied_to(faketime=ahead))
+    held = farm.enqueue("recorded", args={"sec": 4}, lease_ttl_sec=3)
+    farm.wait(held, "running")
+    farm.ready(workers=1, queue="lied_to", **lied_to(faketime=ahead))
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    later = farm.enqueue("recorded", "lied_to", available_at=due)
+    farm.wait(later, "succeeded")
+    assert farm.wait(held, "succeeded")["attempt"] == 1
+    [(early, late)] = farm.rows(
+        "SELECT started_at - available_at, clock_timestamp() - started_at FROM dl_jobs WHERE job_id = %s", later
+    )
+    assert 0 <= early.total_seconds() < 60
+    assert 0 <= late.total_seconds() < 60
+    assert reaper.stop() == 0
+
+
+def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, tmp_path: Path) -> None:
+    """Hours forwards, then backwards, in farm and reaper: leases, timeouts, drains and sleeps go by another clock."""
+    offset = tmp_path / "offset"
+    offset.write_text("+0\n")
+    program = farm.ready(workers=2, **lied_to(faketime_timestamp_file=offset))
+    farm.start("reaper", **lied_to(faketime_timestamp_file=offset))
+    job = farm.enqueue("recorded", args={"sec": 6}, lease_ttl_sec=3, timeout_sec=60)
+    farm.wait(job, "running")
+    for jump in ("+5h", "-5h"):
+        offset.write_text(f"{jump}\n")
+        assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+        before = beats(farm)
+        until(lambda before=before: beats(farm) > before, "a heartbeat behind the jump")
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.story(job) == ["queued", "picked", "done"]
+    assert queue.reap(farm.conn) is None
+    assert program.stop() == 0
+
+
+def beats(farm: Farm) -> Any:
+    """The latest sign of life of a running job."""
+    return farm.rows("SELECT max(heartbeat_at) FROM dl_jobs WHERE status = 'running'")[0][0]

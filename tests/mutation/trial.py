@@ -31,7 +31,7 @@ FIRST = {
     "dl_wake": "wake",
     "dl_near_of_slot": "guards",
     "dl_try": "claim guards",
-    "dl_claim": "claim guards",
+    "dl_claim": "guards claim lock",
     "dl_lose": "settle reap",
     "dl_settle": "settle guards",
     "dl_reap": "reap",

@@ -138,6 +138,16 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
 
 
+def test_a_claim_that_was_refused_ten_keys_asks_for_another_look(conn: db.Connection, worker: Worker) -> None:
+    """It does not go on for ever, and says that there is more to look at."""
+    keys = [row(conn, enqueue(conn))["lock_key"] for _ in range(12)]
+    conn.execute("SELECT pg_advisory_lock(hashtext(key)) FROM unnest(%s::text[]) key", (keys[:11],))
+    first, second = worker.claim(), worker.claim()
+    assert (first.job, first.backoffs, first.look_again) == (None, 10, True)
+    assert second.job is not None
+    assert (second.job.lock_key, second.backoffs) == (keys[11], 1)
+
+
 def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)

@@ -1,4 +1,4 @@
-"""Clocks lie: a host's clock is hours ahead, or jumps while a job runs. All times are the database's (faults F1, F2)."""
+"""Clocks lie: a host's is hours ahead, or jumps while a job runs. All times are the database's (faults F1, F2)."""
 
 from __future__ import annotations
 

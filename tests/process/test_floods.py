@@ -13,9 +13,7 @@ def test_d3_a_flood_of_notifications_stops_no_session(farm: Farm) -> None:
     farm.ready(workers=2)
     running = farm.enqueue("recorded", args={"sec": 5})
     farm.wait(running, "running")
-    farm.rows(
-        "SELECT pg_notify('dl_jobs', rpad(n::text, %s, 'x')) FROM generate_series(1, %s) n", PAYLOAD, PAYLOADS
-    )
+    farm.rows("SELECT pg_notify('dl_jobs', rpad(n::text, %s, 'x')) FROM generate_series(1, %s) n", PAYLOAD, PAYLOADS)
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
     until(lambda: not held_up(farm), "every session to have read what it was sent")
     assert farm.wait(running, "succeeded")["attempt"] == 1
@@ -25,7 +23,8 @@ def test_d3_a_flood_of_notifications_stops_no_session(farm: Farm) -> None:
 def held_up(farm: Farm) -> list[tuple[str]]:
     """The farm's sessions that wait for their client to read."""
     return farm.rows(
-        "SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'ClientWrite'"
+        "SELECT application_name FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event = 'ClientWrite'"
     )
 
 

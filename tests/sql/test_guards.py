@@ -147,6 +147,27 @@ def test_a_claim_that_was_refused_ten_keys_asks_for_another_look(conn: db.Connec
     assert until(lambda: worker.claim().job, "the free key").lock_key == keys[11]
 
 
+def test_a_session_has_the_slots_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:
+    holder, other = workers(), workers()
+    slots = [-(2**31), -1, 0, 2**31 - 1]
+    for slot in slots:
+        holder.conn.execute("SELECT pg_advisory_lock(%s::int)", (slot,))
+        held = [
+            (session, asked)
+            for session in (holder, other)
+            for asked in slots
+            if value(
+                conn,
+                "SELECT dl_session_has_slot(%s, %s, %s::int)",
+                session.pid,
+                session.session.backend_start,
+                asked,
+            )
+        ]
+        assert held == [(holder, slot)]
+        holder.conn.execute("SELECT pg_advisory_unlock_all()")
+
+
 def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)

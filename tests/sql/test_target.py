@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
-from uuid import uuid4
+from contextlib import suppress
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -100,6 +103,33 @@ def test_a_newer_run_waits_for_a_commit_under_way(table: db.Connection, dsn: str
         committing.result(PATIENCE)
         assert seen.result(PATIENCE) == [0]
         holder.rollback()
+
+
+def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: db.Connection, dsn: str) -> None:
+    """So it finds no locks of it on the target's rows."""
+    job = uuid4()
+    with suppress(psycopg.OperationalError), target.transaction(dsn, "public", job, 1) as older:
+        backend = older.info.backend_pid
+        os.kill(backend, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            newer = pool.submit(lambda: run(dsn, job, 2))
+            try:
+                until(lambda: "BackendTermination" in events(table, f"dl-job:{job}:2"), "the newer run to wait for it")
+            finally:
+                os.kill(backend, signal.SIGCONT)
+            newer.result(PATIENCE)
+
+
+def run(dsn: str, job: UUID, claim: int) -> None:
+    with target.transaction(dsn, "public", job, claim):
+        pass
+
+
+def events(conn: db.Connection, name: str) -> list[str]:
+    return [
+        event
+        for (event,) in conn.execute("SELECT wait_event FROM pg_stat_activity WHERE application_name = %s", (name,))
+    ]
 
 
 def waiting(conn: db.Connection, name: str) -> int:

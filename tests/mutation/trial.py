@@ -17,7 +17,19 @@ from .mutants import Mutant, apply
 ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
-    *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "idempotency", "foreign_journal"),
+    *(
+        "lease",
+        "ends",
+        "cancel",
+        "settle",
+        "reap",
+        "wake",
+        "notify",
+        "claim",
+        "idempotency",
+        "foreign_journal",
+        "schemas",
+    ),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
@@ -39,7 +51,7 @@ FIRST = {
     "dl_jobs_place": "lease wake",
     "notify_job_ready": "notify",
     "dl_jobs_notify_upd": "notify guards",
-    "dl_jobs_notify_key": "notify guards",
+    "dl_jobs_notify_key": "notify schemas guards",
     "dl_jobs_journal": "foreign_journal",
     "dl_jobs_journal_ins": "foreign_journal",
     "dl_jobs_journal_upd": "foreign_journal",

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
-from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 from foreign import CONTRACT, CONTRACT_TRIGGERS
-from hands import PATIENCE, Worker, blocked, enqueue, heard, plain, row, state, until, value
+from hands import PATIENCE, Worker, blocked, enqueue, plain, row, state, until, value
 from psycopg import sql
 
 from dataloader import db, migrations
@@ -339,42 +338,3 @@ def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrate
         migrations.check(conn)
     with session(own_db, "missing") as conn, pytest.raises(SchemaError, match="no dataloader schema"):
         migrations.check(conn)
-
-
-def test_producers_and_foreign_workers_need_no_search_path(empty_db: str) -> None:
-    """A plain insert, claim and finish by the table's full name from elsewhere: the triggers find their way."""
-    migrations.migrate(empty_db, "Queue")
-    ours = Worker(empty_db, "host:1:boot", "Queue")
-    with ours.conn, psycopg.connect(empty_db, autocommit=True) as elsewhere:
-        elsewhere.execute("CREATE TABLE decoy (x int)")
-
-        def insert(queue: str, wait: str = "0") -> UUID:
-            job_id = uuid4()
-            elsewhere.execute(
-                'INSERT INTO "Queue".dl_jobs (job_id, queue, task, lock_key, available_at)'
-                " VALUES (%s, %s, 't', 'k', now() + %s::interval)",
-                (job_id, queue, wait),
-            )
-            return job_id
-
-        theirs, waits, later = insert("a"), insert("b"), insert("c", "1 hour")
-        assert sorted(ours.notes()) == ["a", "b", "c"]
-        assert row(ours.conn, later)["blocked_on"] == "time"
-        change = sql.SQL('UPDATE "Queue".dl_jobs SET status = {} WHERE job_id = %s')
-        elsewhere.execute(change.format("running"), (theirs,))
-        elsewhere.execute("UPDATE \"Queue\".dl_jobs SET lease_expires_at = now() + '1 h'")
-        assert ours.claim("b").job is None
-        ours.notes()
-        elsewhere.execute(change.format("succeeded"), (theirs,))
-        assert heard(ours.conn) == ["b"]
-        assert ours.take("b").job_id == waits
-
-
-def test_two_queues_in_two_schemas_of_one_database_do_not_mix(empty_db: str) -> None:
-    for schema in ("one", "two"):
-        migrations.migrate(empty_db, schema)
-    one, two = Worker(empty_db, "host:1:boot", "one"), Worker(empty_db, "host:2:boot", "two")
-    with one.conn, two.conn:
-        enqueue(one.conn)
-        assert two.claim().job is None
-        assert one.take()

@@ -41,12 +41,13 @@ class ConfigError(Exception):
 
 
 class WorkerSpec(BaseModel):
-    """One entry of WORKERS_JSON: so many worker processes for one queue."""
+    """One entry of WORKERS_JSON: so many processes for one queue, each claiming up to `prefetch` jobs at once."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     queue: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
     concurrency: int = Field(default=1, ge=1, le=1024)
+    prefetch: int = Field(default=1, ge=1, le=1000)
 
 
 def _zone(name: str) -> str:

@@ -1,27 +1,35 @@
-"""The heartbeat: a thread that has the worker's connection while the pipeline runs.
+"""The heartbeat: a thread that has the worker's connection while pipelines run.
 
 It renews the lease, writes progress, hears cancellations, and survives the loss of the session; when the claim
 cannot be held it stops the run. A beat goes over the session that holds the key's advisory lock, so it proves
-both. May import `db`, `queue`, `job`, `process`.
+both. Of jobs that were claimed ahead it sees to it that none waits behind a long run, and no end for its batch.
+
+Nobody tells the thread of a run that is over in less than TICK_SEC: it looks that often while there are runs, so that a
+short job costs no switch between threads. May import `db`, `queue`, `job`, `process`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import structlog
 from psycopg import errors
 
 from dataloader import db, log, queue
-from dataloader.job import End, Job, beat_interval, to_json
+from dataloader.job import End, Finish, Job, Status, beat_interval, to_json
 from dataloader.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.slots import Slot
 
+TICK_SEC = 0.05  # how long a run is not looked at, an end may wait for its batch, and a job behind another's run
+REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
 RETAKE_SEC = 5.0  # how long taking the key again may last: the old session is given 2 s to end
 LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
@@ -34,7 +42,8 @@ class Lease:
         """`wake` calls the heartbeat, `is_watched` says whether there is one."""
         self.job = job
         self.slot = slot
-        self.released = False  # the block that held it was left
+        self.began = now()
+        self.released = False  # the run is over
         self.progress: dict[str, Any] | None = None  # not written yet
         self.progress_at = 0.0  # when progress may be written again
         self._wake = wake
@@ -72,48 +81,108 @@ class Lease:
             self._wake()
 
 
+class Hold:
+    """What a worker holds besides the run under way: jobs that it has claimed ahead, ends that are not written yet.
+
+    Shared by the worker's thread, which takes from one and adds to the other, and the heartbeat, which empties both.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Job] = deque()
+        self.ends: deque[queue.Ended] = deque()
+        self.ended_at = 0.0  # when the oldest of the ends was added
+
+    def next(self) -> Job | None:
+        """Take the best of the jobs that wait; None when there is none left."""
+        try:
+            return self.waiting.popleft()
+        except IndexError:
+            return None
+
+    def add(self, end: queue.Ended) -> None:
+        """Keep an end to be written."""
+        if not self.ends:
+            self.ended_at = now()
+        self.ends.append(end)
+
+    def hand_back(self, reason: str) -> None:
+        """Give up what waits, the last first: nobody has begun it, so it is not counted."""
+        while self.waiting:
+            try:
+                self.add(queue.Ended(self.waiting.pop(), Finish("hand_back", reason)))
+            except IndexError:
+                return  # the other thread has taken it
+
+
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
     def __init__(
-        self, session: queue.Session, reconnect: Callable[[float], queue.Session], heartbeat_sec: float
+        self,
+        session: queue.Session,
+        reconnect: Callable[[float], queue.Session],
+        heartbeat_sec: float,
+        written: Callable[[Sequence[queue.Ended], Mapping[UUID, Status]], None],
     ) -> None:
-        """`reconnect` opens a new session within the seconds given, or raises a passing error."""
+        """`reconnect` opens a new session within the seconds given, or raises a passing error.
+
+        `written` hears of the ends that the thread has written, and what became of those that were still ours.
+        """
         super().__init__(name="heartbeat", daemon=True)
         self.session = session
+        self.hold = Hold()
+        self._written = written
         self._reconnect = reconnect
         self._heartbeat_sec = heartbeat_sec
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
         self._has_key = True  # else a former session has it, which cannot end
-        self._turn = threading.Condition()
+        self._is_ours = False  # the connection: runs are under way
+        self._busy = threading.Lock()  # held while the thread uses the connection
+        self._sleeps_until = math.inf
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log = structlog.get_logger("heartbeat")
 
     @contextmanager
-    def holding(self, job: Job, slot: Slot) -> Iterator[Lease]:
-        """Hold `job`, which the worker's slot shows, while the block runs.
+    def holding(self) -> Iterator[None]:
+        """Lend `session` to the thread while the block runs, and look after `run` and `hold`.
 
-        The thread owns `session` meanwhile; afterwards it is the caller's again, perhaps another one, or closed.
-        When it is not `is_sound` any more, there should be no other lease.
+        Afterwards it is the caller's again, perhaps another one, or closed. When it is not `is_sound` any more, there
+        should be no other such block.
         """
-        lease = Lease(job, slot, self._wake, self.is_alive)
-        with self._turn:
-            self._lease = lease
-            self._turn.notify()
         patience = self.session.conn.answer_within
+        self._is_ours = True
+        try:
+            yield
+        finally:
+            self._is_ours = False
+            self._take_back()
+            self.session.conn.answer_within = patience
+            if not self.is_sound:
+                self.session.conn.close()  # it may have been in the middle of an exchange
+
+    @contextmanager
+    def run_of(self, job: Job, slot: Slot) -> Iterator[Lease]:
+        """Hold `job`, which the worker's slot shows, while the block runs; within `holding`."""
+        lease = Lease(job, slot, self._wake, self.is_alive)
+        self._lease = lease
+        if self._sleeps_until > lease.began + TICK_SEC:
+            self._wake()
         try:
             yield lease
         finally:
             lease.released = True
-            self._wake()
-            with self._turn:
-                while self._lease is not None and self.is_alive():  # the dead do not notify
-                    self._turn.wait(1.0)
-            self.session.conn.answer_within = patience
-            if not self.is_sound:
-                self.session.conn.close()  # it may have been in the middle of an exchange
+            self._lease = None
+            if self._busy.locked():
+                self._wake()  # it may wait for just this
+
+    def _take_back(self) -> None:
+        """Wait until the thread does not use the connection, nor will."""
+        while not self._busy.acquire(timeout=1.0):
+            if not self.is_alive():
+                return
+        self._busy.release()
 
     @property
     def is_sound(self) -> bool:
@@ -121,28 +190,36 @@ class Heartbeat(threading.Thread):
         return self.is_alive() and not self._failed
 
     def run(self) -> None:
-        """Hold one lease after the other, for the life of the worker."""
+        """Look after one run after the other, for the life of the worker."""
+        seen = now()
         while True:
-            with self._turn:
-                self._turn.wait_for(lambda: self._lease is not None)
+            self._rest(now() - seen > REST_SEC)
+            with self._busy:
                 lease = self._lease
-            assert lease is not None  # noqa: S101  what wait_for waited for
-            try:
-                self._hold(lease)
-            except BaseException as e:  # the run must not go on unwatched, whatever happened here
-                self._failed = True
-                self._log.exception("heartbeat.failed")
-                lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
-                self._wait_for_release(lease)
-            with self._turn:
-                self._lease = None
-                self._turn.notify()
+                if lease is not None and self._is_ours:
+                    self._look_after(lease)
+                    seen = now()
+
+    def _rest(self, is_idle: bool) -> None:
+        """Until the next look at the runs, or until called."""
+        self._sleeps_until = math.inf if is_idle else now() + TICK_SEC
+        if self._lease is None or not is_idle:  # else it has just begun, and its thread saw us awake
+            self._pause(self._sleeps_until - now())
+
+    def _look_after(self, lease: Lease) -> None:
+        try:
+            self._keep(lease)
+        except BaseException as e:  # the run must not go on unwatched, whatever happened here
+            self._failed = True
+            self._log.exception("heartbeat.failed")
+            lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
+            self._wait_for_release(lease)
 
     def _wake(self) -> None:
         os.write(self._write, b".")
 
-    def _hold(self, lease: Lease) -> None:
-        """Beat until the block is left."""
+    def _keep(self, lease: Lease) -> None:
+        """Beat until the run is over."""
         interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
         self.session.conn.answer_within = max(1.0, interval)
         self._has_key = True
@@ -172,7 +249,7 @@ class Heartbeat(threading.Thread):
         due = now() >= self._next_beat
         progress = self._progress_to_write(lease)
         if not (due or asked or progress):
-            return False
+            return self._unburden(lease)
         if due and not self._has_key and not self._regain(lease):
             return True
         self._beat(lease, progress, journal=due)
@@ -180,9 +257,27 @@ class Heartbeat(threading.Thread):
             self._next_beat = now() + interval
         return True
 
+    def _unburden(self, lease: Lease) -> bool:
+        """Write ends that have waited for their batch, hand back what waits behind a long run; False: nothing did."""
+        late = now() - TICK_SEC
+        if lease.began < late:
+            self.hold.hand_back("not started: another job took longer")
+        if not self.hold.ends or min(self.hold.ended_at, lease.began) > late:
+            return False
+        ends = [self.hold.ends.popleft() for _ in range(len(self.hold.ends))]
+        try:
+            ended = queue.finish_some(self.session.conn, self.session.worker, ends)
+        except BaseException:
+            self.hold.ends.extendleft(reversed(ends))
+            raise
+        self._written(ends, ended)
+        return True
+
     def _sleep(self, lease: Lease) -> None:
         """Until something is to be done: a beat, progress, a word from the server or from the pipeline's thread."""
         until = self._next_beat if lease.progress is None else min(self._next_beat, lease.progress_at)
+        if self.hold.ends or self.hold.waiting:
+            until = min(until, now() + TICK_SEC)
         sources = [self._read]
         if not self.session.conn.closed:
             sources.append(self.session.conn.fileno())
@@ -232,6 +327,7 @@ class Heartbeat(threading.Thread):
     def _retake(self, lease: Lease) -> bool:
         try:
             self.session = self._reconnect(max(1.0, lease.slot.fence_at - now()))
+            self.hold.hand_back("not started: the session was lost")
             if self._regain(lease):
                 self._log.info("session.back", job_id=str(lease.job.job_id))
             return True
@@ -268,5 +364,5 @@ class Heartbeat(threading.Thread):
                 os._exit(EXIT_FENCED)
 
     def _pause(self, seconds: float) -> None:
-        if readable([self._read], seconds):
+        if readable([self._read], min(seconds, 3600.0)):
             drain_pipe(self._read)

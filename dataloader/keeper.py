@@ -124,7 +124,9 @@ class Keeper:
                 # First of all: a claim under way would commit after we have looked, and nobody would run it.
                 queue.end_session(self._connection(), *slot.session)
             end = _ENDS.get(why_of_death(slot), "crash")
-            settled = queue.settle(self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot))
+            settled = queue.settle(
+                self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot), slot.begun_last
+            )
         for job in settled:
             if job.status is None:
                 continue  # somebody has it locked: at the next tick

@@ -148,15 +148,24 @@ def cpu_used() -> float:
     return time.process_time() + used.children_user + used.children_system
 
 
-def peak_memory() -> int:
-    """The most memory (bytes) that this process has used since `forget_peak`."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+class Peak:
+    """The most memory that this process has used, counted anew for each run; also what wait4 tells of it."""
 
+    SLACK = 2**20  # bytes; to count anew costs as much as a short run, so not for less
 
-def forget_peak() -> None:
-    """Let `peak_memory`, and what wait4 tells of this process, count from now on (Linux: proc(5), clear_refs)."""
-    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
+    def __init__(self) -> None:
+        self._before: int | None = None
+
+    def bytes(self) -> int:
+        """The most memory used since `forget`, within SLACK."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def forget(self) -> None:
+        """Count from now on (Linux: proc(5), clear_refs), unless nothing worth it has happened since the last time."""
+        if self._before is None or self.bytes() > self._before + self.SLACK:
+            with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+                file.write("5")
+            self._before = self.bytes()
 
 
 def adopt_orphans() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -23,7 +23,20 @@ from dataloader.job import Finish, Job, Status
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
 
+# For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
+_PLANS = (
+    "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
+    " SET enable_hashjoin = off; SET enable_mergejoin = off"
+)
+
 _SQL = db.statements("queue.sql")
+_STATUS = {
+    "succeed": Status.SUCCEEDED,
+    "retry": Status.QUEUED,
+    "fail": Status.FAILED,
+    "cancel": Status.CANCELED,
+    "hand_back": Status.QUEUED,
+}
 Conn = psycopg.Connection[Any]
 
 
@@ -57,13 +70,31 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """What a look into the queue came to: a job, or how long (seconds) nothing will be due; None: unknown."""
+class Ended:
+    """A run that is over: what is to be written of its job, and the facts that join its row in the journal."""
 
-    job: Job | None
+    job: Job
+    finish: Finish
+    facts: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a look into the queue came to: jobs, the best first, or for how long (seconds) nothing will be due.
+
+    `ended` is what became of the runs that were to be ended; without those that were not ours any more.
+    """
+
+    jobs: list[Job]
+    ended: Mapping[UUID, Status]
     backoffs: int
     look_again: bool
     due_in: float | None
+
+    @property
+    def job(self) -> Job | None:
+        """The best of the jobs."""
+        return self.jobs[0] if self.jobs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +107,7 @@ class Settled:
 
 def open_session(conn: db.Connection, worker: str) -> Session:
     """LISTEN for jobs and cancellations, and learn what identifies this session for dl_end_session."""
+    conn.execute(_PLANS)
     conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(JOBS_CHANNEL)))
     listen_for_cancellations(conn)
     row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
@@ -116,18 +148,28 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False) -> dict[str, A
     return status(conn, job_id)
 
 
-def claim(session: Session, queue: str, backoff_sec: float) -> Claim:
-    """Claim the best job of `queue` that may run now, holding its key for this session."""
+def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] = ()) -> Step:
+    """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
+
+    All other keys of the session are let go. One transaction, one round trip. Raises psycopg.DataError, having changed
+    nothing, for an end that PostgreSQL cannot store; `finish` can.
+    """
     parameters = {
         "queue": queue,
         "worker": session.worker,
         "backend_start": session.backend_start,
         "backoff_sec": backoff_sec,
+        "most": most,
+        "ends": _as_json(ends),
     }
-    row = session.conn.execute(_SQL["claim"], parameters).fetchone()
-    assert row is not None  # noqa: S101  the function always answers
-    *fields, backoffs, look_again, due_in = row
-    return Claim(Job(*fields) if fields[0] else None, backoffs, look_again, due_in)
+    *rows, last = session.conn.execute(_SQL["step"], parameters, prepare=True).fetchall()
+    jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
+    return Step(jobs, _ended(ends, *last[11:13]), *last[13:])
+
+
+def claim(session: Session, queue: str, backoff_sec: float) -> Step:
+    """Claim the best job of `queue` that may run now, holding its key for this session."""
+    return step(session, queue, backoff_sec, 1)
 
 
 def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
@@ -147,21 +189,60 @@ def retake(session: Session, job: Job) -> bool | None:
     return held
 
 
-def finish(conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None) -> Status | None:
-    """Write how the run ended and let go of its key; the new status, or None when the job was no longer ours.
+def finish(
+    conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None, let_go: bool = True
+) -> Status | None:
+    """Write how a run has ended and let go of its key, or of all of the session's; None when it is no longer ours.
 
-    `facts` of the process join the journal's row. When the error or the progress cannot be stored, the end is written
-    without them: it must not fail on them.
+    What PostgreSQL cannot store of it is left out rather than keep the job from ending.
     """
-    parameters = _claim_of(job) | {"error": end.error, "progress": end.progress, "delay_sec": end.delay_sec}
-    parameters["facts"] = Jsonb(facts or {})
     try:
-        row = conn.execute(_SQL[end.verb], parameters).fetchone()
+        ended = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
     except psycopg.DataError:
         plain = (end.error or "").encode("ascii", "backslashreplace").decode()
-        bare = parameters | {"error": plain.replace("\x00", "") or None, "progress": None}
-        row = conn.execute(_SQL[end.verb], bare).fetchone()
-    return Status(row[0]) if row and row[0] else None
+        bare = replace(end, error=plain.replace("\x00", "") or None, progress=None)
+        ended = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
+    return ended.get(job.job_id)
+
+
+def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Mapping[UUID, Status]:
+    """Write how runs of `worker` ended, let go of their keys; what became of those still its own."""
+    try:
+        return _finish(conn, worker, ends, let_go=False)
+    except psycopg.DataError:
+        each = {e.job.job_id: finish(conn, e.job, e.finish, e.facts, let_go=False) for e in ends}
+        return {job_id: status for job_id, status in each.items() if status}
+
+
+def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Mapping[UUID, Status]:
+    parameters = {"worker": worker, "ends": _as_json(ends), "let_go": let_go}
+    row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
+    assert row is not None  # noqa: S101  the function always answers
+    return _ended(ends, *row)
+
+
+def _ended(ends: Collection[Ended], unfinished: Any, canceled: Any) -> Mapping[UUID, Status]:
+    statuses = {e.job.job_id: _STATUS[e.finish.verb] for e in ends}
+    statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
+    for job_id in unfinished or ():
+        del statuses[job_id]
+    return statuses
+
+
+def _as_json(ends: Collection[Ended]) -> str | None:
+    """As dl_finish reads them. Progress is JSON already."""
+    if not ends:
+        return None
+    return "[" + ",".join(map(_end_as_json, ends)) + "]"
+
+
+def _end_as_json(ended: Ended) -> str:
+    job, end = ended.job, ended.finish
+    error = "null" if end.error is None else json.dumps(end.error)
+    return (
+        f'{{"job_id":"{job.job_id}","attempt":{job.attempt},"verb":"{end.verb}","error":{error},'
+        f'"delay_sec":{end.delay_sec},"progress":{end.progress or "null"},"facts":{json.dumps(ended.facts or {})}}}'
+    )
 
 
 def has_ended(conn: Conn, job: Job) -> bool:
@@ -186,9 +267,14 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
     return dict(conn.execute(_SQL["cancellations"], {"job_ids": list(job_ids)}).fetchall())
 
 
-def settle(conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None) -> list[Settled]:
-    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose in functions.sql)."""
-    parameters = {"worker": worker, "end": end, "reason": reason, "facts": Jsonb(facts or {})}
+def settle(
+    conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None, running: UUID | None = None
+) -> list[Settled]:
+    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose in functions.sql).
+
+    It is said of `running`, the job that the worker had begun last; others are handed back uncounted. None: of all.
+    """
+    parameters = {"worker": worker, "running": running, "end": end, "reason": reason, "facts": Jsonb(facts or {})}
     rows = conn.execute(_SQL["settle"], parameters).fetchall()
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 

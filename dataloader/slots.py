@@ -177,6 +177,12 @@ class Slot:
         """By the worker: it runs no job any more."""
         self.fields.state = State.AWAKE
 
+    @property
+    def begun_last(self) -> UUID | None:
+        """The last job that the worker began to run, whether that is over or not; None while there was none."""
+        job = bytes(self.fields.job)
+        return UUID(bytes=job) if any(job) else None
+
     def held(self) -> Held | None:
         """The claim as a whole, or None when there is none or it is being changed."""
         before = self.fields.generation

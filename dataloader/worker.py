@@ -5,45 +5,42 @@ Forked by the supervisor, or run alone. May import `db`, `queue`, `job`, `heartb
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import random
 import signal
 import socket
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import db, log, migrations, pipelines, probe, queue, target
+from dataloader import db, log, migrations, pipelines, probe, queue
 from dataloader.config import ConfigError, Settings
-from dataloader.heartbeat import Heartbeat, Lease
-from dataloader.job import End, Finish, Job, Outcome, decide
-from dataloader.pipelines import PermanentError, Stopped, UnknownTask
+from dataloader.heartbeat import TICK_SEC, Heartbeat
+from dataloader.job import Finish, Job, Status, decide
 from dataloader.process import (
     EXIT_CANNOT_START,
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RECYCLE,
+    Peak,
     Pipes,
     Signals,
     adopt_orphans,
     cpu_used,
     end_children,
-    forget_peak,
     now,
-    peak_memory,
     unblock_signals,
 )
-from dataloader.slots import READY, Farm, Limits, Slot, State, Why
+from dataloader.queue import Ended, Step
+from dataloader.run import Runner, described
+from dataloader.slots import READY, Farm, Slot, State
 
 HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until a worker gives itself up with them
@@ -58,7 +55,7 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
     try:
         pipelines.load(settings.pipeline_modules)
     except BaseException as e:
-        worker.log.error("worker.pipelines.failed", error=_described(e))
+        worker.log.error("worker.pipelines.failed", error=described(e))
         return EXIT_CANNOT_START
     try:
         return worker.work()
@@ -95,9 +92,11 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=queue_name)
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
-        self._limits = Limits()
-        self._interruptible: Lease | None = None  # the run of a plain function
-        signal.signal(signal.SIGUSR1, self._interrupt)
+        self._prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue_name), default=1)
+        self._seconds_each: float | None = None  # of the jobs claimed last
+        self._peak = Peak()
+        self.runner = Runner(settings, dsn, slot, lambda: self._stop_at)
+        signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         adopt_orphans()
 
     # --- life ---
@@ -109,8 +108,10 @@ class Worker:
                 if self._heartbeat is None or self.session.conn.closed:
                     self._connect()
                 self._take_place()
-                while self.sound and not self.stopping and not self._may_leave() and self.work_one():
+                while self.sound and not self.stopping and not self._may_leave() and self.work_some():
                     pass
+                if self.heartbeat.hold.ends:
+                    self._step(0)
                 if not self.sound:
                     return EXIT_RECYCLE
                 if self.slot.state is State.LEAVING:
@@ -134,13 +135,6 @@ class Worker:
             self._retiring = True
         else:
             self.drain()
-
-    def _interrupt(self, _number: int, _frame: object) -> None:
-        """In the signal handler: the one place that raises, into a plain function, for it has no safe point."""
-        lease = self._interruptible
-        if lease is not None and self._must_stop(lease):
-            self._interruptible = None
-            raise Stopped
 
     def _may_leave(self) -> bool:
         """Where a newer generation is to take over: try to be the one that may leave now."""
@@ -181,38 +175,58 @@ class Worker:
 
     # --- the path of a job ---
 
-    def work_one(self) -> bool:
-        """Claim a job, run it, write its end. True: look again at once; False: nothing to do now."""
+    def work_some(self) -> bool:
+        """Write the ends of earlier runs, claim jobs, run them. True: look again at once; False: nothing is there."""
         sent = now()
-        claim = queue.claim(self.session, self.queue, self.settings.dl_claim_backoff_sec)
-        if claim.backoffs:
-            self.log.info("worker.claim.backoff", keys=claim.backoffs)
-        if claim.job is None:
-            self._due_in = claim.due_in
-            return claim.look_again
-        job = claim.job
-        if self.stopping:
-            self._finish(job, Finish("hand_back", "drain"))  # the signal came while the claim was under way
-            return False
-        forget_peak()
+        step = self._step(self._appetite())
+        if not step.jobs:
+            self._due_in = step.due_in
+            return step.look_again
+        hold = self.heartbeat.hold
+        hold.waiting.extend(step.jobs)
+        with self.heartbeat.holding():
+            while self.sound and not self.stopping and (job := hold.next()):
+                self._run(job, sent)
+        hold.hand_back("drain" if self.stopping else "not started: the worker is replaced")
+        self._seconds_each = (now() - sent) / len(step.jobs)
+        self._title("idle")
+        return True
+
+    def _appetite(self) -> int:
+        """How many jobs to claim at once: as many as took TICK_SEC last time, so that none waits for long."""
+        if self._prefetch == 1 or self._seconds_each is None:
+            return 1
+        return max(1, min(self._prefetch, int(TICK_SEC / self._seconds_each)))
+
+    def _run(self, job: Job, sent: float) -> None:
+        """Run a job that was claimed at `sent`; its end is kept, to be written with the next claim."""
+        began = now()
         self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
+        if began > self.slot.fence_at:
+            self.slot.end()
+            self.heartbeat.hold.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
+            return
+        self._peak.forget()
         self._title(f"job={job.job_id} attempt={job.attempt}")
-        with log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt):
-            with self.heartbeat.holding(job, self.slot) as lease:
+        with _named(job):
+            with self.heartbeat.run_of(job, self.slot) as lease:
                 try:
-                    outcome = self._run(job, lease)
+                    outcome = self.runner.run(job, lease)
                 finally:
-                    facts = self.slot.cost(cpu_used(), peak_memory())
+                    facts = self.slot.cost(cpu_used(), self._peak.bytes())
                     is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             self._jobs += 1
             is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound
             self.sound = is_sound and not self._is_worn_out()
-            self._finish(job, decide(job, replace(outcome, progress=log.masked(outcome.progress))), facts)
-            duration_ms = round((now() - sent) * 1_000, 1)
-            log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)
-        self._title("idle")
-        return True
+            end = decide(job, replace(outcome, progress=log.masked(outcome.progress) if outcome.progress else None))
+            duration_ms = round((now() - began) * 1_000, 1)
+            if self._prefetch == 1:
+                log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)
+            if end is None:
+                self.log.warning("worker.ownership.lost")
+            else:
+                self.heartbeat.hold.add(Ended(job, end, facts))
 
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
@@ -223,69 +237,67 @@ class Worker:
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
         return worn_out
 
-    def _run(self, job: Job, lease: Lease) -> Outcome:
-        """Resolve and step the pipeline; whatever it raises is an outcome."""
-        progress: dict[str, Any] | None = None
+    # --- ends ---
+
+    def _step(self, most: int) -> Step:
+        """Write what has ended and claim up to `most` jobs; over as many reconnects as the ends take."""
+        ends = list(self.heartbeat.hold.ends)
         try:
-            pipeline = pipelines.resolve(job.task)
-            self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
-            self.slot.limit(self._limits)
-            steps = pipelines.steps(pipeline, _args_of(job), self._context(job, lease))
-            while True:
-                item = self._next(steps, None if pipeline.has_safe_points else lease)
-                if isinstance(item, dict):
-                    progress = item
-                    lease.report(item)
-                if self._must_stop(lease):
-                    steps.close()
-                    return _stopped(lease, progress)
-        except StopIteration as e:
-            return Outcome(End.DONE, progress=e.value if isinstance(e.value, dict) else progress)
-        except BaseException as e:
-            if lease.stop is not None:
-                return _stopped(lease, progress)
-            return _failed(e, progress)
+            step = queue.step(self.session, self.queue, self.settings.dl_claim_backoff_sec, most, ends)
+        except psycopg.Error as e:
+            if not ends or not (db.is_passing(e) or isinstance(e, psycopg.DataError)):
+                raise
+            self._write_one_by_one(ends, e)
+            return Step([], {}, 0, True, None)
+        self.heartbeat.hold.ends.clear()
+        self._written(ends, step.ended)
+        if step.backoffs:
+            self.log.info("worker.claim.backoff", keys=step.backoffs)
+        return step
 
-    def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
-        """The next step; where `interruptible`, Stopped may be raised into it at any time."""
-        self._interruptible = interruptible
-        try:
-            return next(steps)
-        finally:
-            self._interruptible = None
+    def _write_one_by_one(self, ends: Sequence[Ended], error: psycopg.Error) -> None:
+        """What could not be written together: work that is done must not be done again."""
+        if not isinstance(error, psycopg.DataError):
+            self._finish_failed(error)
+        before = self.session
+        for ended in ends:
+            self._finish(ended)
+        self.heartbeat.hold.ends.clear()
+        if self.session is not before:
+            self._give_back_unheard(before, self.session)
 
-    def _must_stop(self, lease: Lease) -> bool:
-        if self._stop_at is not None and now() > self._stop_at:
-            lease.end(End.HANDED_BACK, "drain")
-        if (stop := self.slot.stop) and now() > stop[0]:
-            if stop[1] is Why.TIMEOUT:
-                lease.end(End.TIMEOUT, f"timeout: the run took more than {self._limits.timeout_sec:g} s")
-            else:
-                lease.end(End.CANCELED, "canceled by force")
-        return lease.must_stop()
+    def _finish(self, ended: Ended) -> None:
+        job = ended.job
 
-    def _finish(self, job: Job, end: Finish | None, facts: dict[str, float] | None = None) -> None:
-        """Write the end, over as many reconnects as it takes: work that is done must not be done again."""
-        if end is None:
-            self.log.warning("worker.ownership.lost")
-            if not self.session.conn.closed:
-                self.session.conn.execute("SELECT pg_advisory_unlock_all()")
-            return
-
-        def write() -> object:
+        def write() -> Status | bool | None:
             again = self.session.conn.closed
             if again:
                 self.heartbeat.session = self._open(self.settings.pg_connect_timeout)
-            status = queue.finish(self.session.conn, job, end, facts)
+            status = queue.finish(self.session.conn, job, ended.finish, ended.facts)
             # The first try may have been committed and only its answer lost.
-            return status or (again and queue.has_ended(self.session.conn, job) and "as written before") or None
+            return status or (again and queue.has_ended(self.session.conn, job))
 
         try:
             status = db.patiently(write, sleep=self._sleep, give_up=self._is_overdue, on_error=self._finish_failed)
         except psycopg.Error as e:
             raise Unwritten(f"the end of job {job.job_id} could not be written: {str(e).strip()}") from e
-        event = "worker.job.finished" if status else "worker.ownership.lost"
-        self.log.info(event, verb=end.verb, status=status, error=end.error and end.error.splitlines()[0])
+        if status is not True:  # else the first try has committed, and its word on the status is lost
+            self._written([ended], {job.job_id: status} if status else {})
+
+    def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status]) -> None:
+        """Say what was written; of a batch in one line."""
+        for end in ends:
+            if end.job.job_id not in ended:
+                self.log.warning("worker.ownership.lost", job_id=str(end.job.job_id))
+            elif self._prefetch == 1:
+                with _named(end.job):
+                    error = end.finish.error and end.finish.error.splitlines()[0]
+                    status = ended[end.job.job_id]
+                    self.log.info("worker.job.finished", verb=end.finish.verb, status=status, error=error)
+        if self._prefetch > 1 and ended:
+            counts = Counter(status.value for status in ended.values())
+            self.log.info("worker.jobs.finished", **counts)
+            log.metric("job.runs", queue=self.queue, **counts)
 
     def _is_overdue(self) -> bool:
         return self._stop_at is not None and now() > self._stop_at + self.settings.dl_kill_grace_sec
@@ -293,34 +305,6 @@ class Worker:
     def _finish_failed(self, error: BaseException) -> None:
         self.session.conn.close()
         self.log.warning("worker.complete.failed", error=str(error).strip())
-
-    def _context(self, job: Job, lease: Lease) -> pipelines.Context:
-        return pipelines.Context(
-            job_id=job.job_id,
-            attempt=job.attempt,
-            lock_key=job.lock_key,
-            partition_key=job.partition_key,
-            idempotency_key=job.idempotency_key,
-            logger=logging.getLogger(f"pipeline.{job.task}"),
-            data_dir=self.settings.data_dir,
-            _stop_asked=lambda: self._must_stop(lease),
-            _report=lease.report,
-            _transaction=lambda dsn: self._transaction(dsn, job, lease),
-            claim=job.claim,
-        )
-
-    @contextmanager
-    def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction in the target database, not committed once the run should end."""
-        where = dsn or self.settings.target_dsn or self._dsn
-        try:
-            with target.transaction(where, self.settings.pg_schema, job.job_id, job.claim) as conn:
-                yield conn
-                if self._must_stop(lease):
-                    raise Stopped
-        except target.Overtaken:
-            lease.give_up(End.GONE, "a newer run of the job has begun")
-            raise Stopped from None
 
     # --- waiting ---
 
@@ -394,20 +378,20 @@ class Worker:
             on_error=lambda e: self.log.warning("worker.connect.failed", error=str(e).strip()),
         )
         if self._heartbeat is None:
-            self._heartbeat = Heartbeat(session, self._open, self.settings.dl_heartbeat_sec)
+            self._heartbeat = Heartbeat(session, self._open, self.settings.dl_heartbeat_sec, self._written)
             self._heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         else:
-            self._give_back_unheard(session)
+            self._give_back_unheard(self.session, session)
         self.heartbeat.session = session
         self._due_in = None
 
-    def _give_back_unheard(self, session: queue.Session) -> None:
-        """A claim whose answer was lost with the session: its job was never started here, so it is not counted.
+    def _give_back_unheard(self, lost: queue.Session, session: queue.Session) -> None:
+        """A claim whose answer was lost with the session: its jobs were never started here, so they are not counted.
 
         The old backend may still be at it, so that is ended first.
         """
-        queue.end_session(session.conn, self.session.backend_pid, self.session.backend_start)
+        queue.end_session(session.conn, lost.backend_pid, lost.backend_start)
         for job in queue.settle(session.conn, self.name, "drain", "the claim's answer was lost"):
             self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
 
@@ -419,38 +403,6 @@ class Worker:
             self._pause(random.uniform(0.1, 1.0))  # noqa: S311  jitter; the error may last
 
 
-def _args_of(job: Job) -> dict[str, Any]:
-    args = json.loads(job.args_json)
-    if not isinstance(args, dict):
-        raise PermanentError("args should be a JSON object")
-    log.learn_job(args)
-    return args
-
-
-def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
-    assert lease.stop is not None  # noqa: S101  the caller has seen it
-    return Outcome(lease.stop, lease.reason, progress)
-
-
-def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
-    if isinstance(error, PermanentError | UnknownTask):
-        end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
-        return Outcome(end, log.masked(_message(error)), progress)
-    sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
-    return Outcome(End.ERROR, log.masked(_described(error)), progress, worker_is_sound=sound)
-
-
-def _described(error: BaseException) -> str:
-    """Type, message and stack, whatever the exception's own methods do."""
-    try:
-        head = traceback.format_exception_only(error)[-1].strip()
-        return head + "\n\n" + "".join(traceback.format_exception(error))
-    except Exception:
-        return type(error).__name__
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return type(error).__name__
+def _named(job: Job) -> AbstractContextManager[None]:
+    """Each line in the block says whose it is."""
+    return log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt)

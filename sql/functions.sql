@@ -102,6 +102,25 @@ END
 $$;
 
 
+-- The keys of these slots became free: tell the queues in which hot rows of them wait. What the trigger
+-- dl_jobs_notify_key does for one end, for many.
+CREATE OR REPLACE FUNCTION dl_tell_waiters(p_slots int[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  waiting text;
+BEGIN
+  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+  WHILE waiting IS NOT NULL LOOP
+    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = ANY (p_slots)
+                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+      PERFORM pg_notify('dl_jobs', waiting);
+    END IF;
+    SELECT min(queue) INTO waiting FROM dl_jobs
+     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
+  END LOOP;
+END
+$$;
+
+
 -- The nearest claimable rows of one slot, locked: all that a refusal of its key concerns. At most 1,000 of each place.
 CREATE OR REPLACE FUNCTION dl_near_of_slot(p_queue text, p_slot int) RETURNS uuid[] LANGUAGE sql AS $$
   SELECT ARRAY(
@@ -120,6 +139,39 @@ CREATE OR REPLACE FUNCTION dl_near_of_slot(p_queue text, p_slot int) RETURNS uui
 $$;
 
 
+-- Start those of these queued jobs that may still run and that nobody is at; this session holds their keys. Returns
+-- what a worker needs to know of them, the best first.
+CREATE OR REPLACE FUNCTION dl_start(p_job_ids uuid[], p_worker text, p_backend_start timestamptz)
+RETURNS TABLE (
+  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+  WITH free AS MATERIALIZED (
+    SELECT job_id AS free_id, clock_timestamp() AS started FROM dl_jobs
+     WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' AND blocked_on IS NULL
+       AND available_at <= clock_timestamp() AND NOT cancel_requested AND attempt < greatest(max_attempts, 1)
+       FOR NO KEY UPDATE SKIP LOCKED),
+  started AS (
+    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, claims = claims + 1, backoffs = 0,
+           journaled = journaled + 1,
+           started_at = coalesce(started_at, started), finished_at = NULL, heartbeat_at = started,
+           lease_expires_at = started + make_interval(secs => lease_ttl_sec),
+           claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
+      FROM free WHERE job_id = free_id
+    RETURNING job_id, queue, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts,
+              lease_ttl_sec, timeout_sec, claims, priority, created_at),
+  journal AS (
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    SELECT job_id, queue, 'picked', jsonb_build_object('attempt', attempt, 'worker', p_worker) FROM started)
+  SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+         timeout_sec, claims FROM started ORDER BY priority, created_at;
+END
+$$;
+
+
 -- Try to start one candidate of a claim: null when another session is at it, else what became of it:
 -- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy'
 -- (marked hot) or 'refused' (blocked on time, longer with every refusal in a row).
@@ -129,7 +181,6 @@ CREATE OR REPLACE FUNCTION dl_try(
   p_job_id uuid, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, OUT outcome text, OUT job dl_jobs)
 LANGUAGE plpgsql AS $$
 DECLARE
-  started timestamptz;
   refused uuid[];
 BEGIN
   -- By job_id alone: a condition on the state would let the planner take a partial index for this, and with stale
@@ -160,16 +211,9 @@ BEGIN
   END IF;
 
   outcome := dl_take_slot(hashtext(job.lock_key));
-  started := clock_timestamp();
   IF outcome = 'taken' THEN
-    UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, claims = claims + 1, backoffs = 0,
-           journaled = journaled + 1,
-           started_at = coalesce(started_at, started), finished_at = NULL, heartbeat_at = started,
-           lease_expires_at = started + make_interval(secs => lease_ttl_sec),
-           claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
-     WHERE job_id = job.job_id RETURNING * INTO job;
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
-    VALUES (job.job_id, job.queue, 'picked', jsonb_build_object('attempt', job.attempt, 'worker', p_worker));
+    PERFORM dl_start(ARRAY[p_job_id], p_worker, p_backend_start);
+    SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
     outcome := 'started';
   ELSIF outcome = 'busy' THEN
     UPDATE dl_jobs SET hot = true WHERE job_id = job.job_id;
@@ -360,6 +404,188 @@ END
 $$;
 
 
+-- Take for this session the keys of up to p_most jobs of the queue that may run now, the best first, one job of each
+-- key; returns the jobs and the slots taken. For the normal case, in which the first rows of the queue may start: no row
+-- is locked or marked, and a key that is not free at once is passed over. Nothing taken says nothing: then dl_claim looks
+-- more closely.
+CREATE OR REPLACE FUNCTION dl_take_keys(p_queue text, p_most int, OUT job_ids uuid[], OUT slots int[])
+LANGUAGE plpgsql AS $$
+DECLARE
+  candidates refcursor;
+  candidate record;
+  busy int[];
+BEGIN
+  IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+       ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
+    OPEN candidates FOR
+      SELECT * FROM (
+        (SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts, priority, created_at
+           FROM dl_jobs
+          WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+          ORDER BY priority, created_at LIMIT 2 * p_most + 16)
+        UNION ALL
+        SELECT first_hot.* FROM unnest(dl_hot_slots(p_queue)) AS hot (slot) CROSS JOIN LATERAL (
+          SELECT job_id, hot.slot, cancel_requested, attempt, max_attempts, priority, created_at FROM dl_jobs
+           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot AND hashtext(lock_key) = hot.slot
+           ORDER BY priority, created_at LIMIT 1) first_hot) near
+       ORDER BY priority, created_at;
+  ELSE
+    OPEN candidates FOR
+      SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts FROM dl_jobs
+       WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+       ORDER BY priority, created_at LIMIT 2 * p_most + 16;  -- more than asked for: others may be at the first
+  END IF;
+  LOOP
+    FETCH candidates INTO candidate;
+    EXIT WHEN NOT FOUND;
+    -- To be ended on the way, by dl_claim.
+    EXIT WHEN candidate.cancel_requested OR candidate.attempt >= greatest(candidate.max_attempts, 1);
+    CONTINUE WHEN candidate.slot = ANY (slots);  -- its own lock would not refuse it
+    IF pg_try_advisory_lock(candidate.slot) THEN
+      job_ids := job_ids || candidate.job_id;
+      slots := slots || candidate.slot;
+      EXIT WHEN cardinality(slots) = p_most;
+    END IF;
+  END LOOP;
+  CLOSE candidates;
+
+  -- The look behind the lock, with a fresh snapshot: see dl_take_slot.
+  busy := ARRAY(SELECT hashtext(lock_key) FROM dl_jobs
+                 WHERE status = 'running' AND hashtext(lock_key) = ANY (slots) AND lease_expires_at > now());
+  IF cardinality(busy) > 0 THEN
+    PERFORM pg_advisory_unlock(slot) FROM unnest(busy) slot;
+    SELECT array_agg(job_id), array_agg(slot) INTO job_ids, slots
+      FROM unnest(job_ids, slots) AS taken (job_id, slot) WHERE slot <> ALL (busy);
+  END IF;
+END
+$$;
+
+
+-- Write how runs of this worker have ended. p_ends is a list of objects:
+--   job_id, attempt   the claim
+--   verb              succeed; retry (again after delay_sec); fail; cancel (the run stopped for it); hand_back (again at
+--                     once, uncounted)
+--   error             the error's text; for hand_back the reason
+--   progress, facts   the last progress; what joins the journal's row; may be missing
+-- A job that was asked to cancel ends canceled, whatever came of its run: that is never tried again.
+--
+-- `unfinished` are those that are not this worker's any more, `canceled` those that ended so unasked by their verb; null
+-- when there are none. The jobs' keys are let go, and with p_let_go all that the session holds.
+CREATE OR REPLACE FUNCTION dl_finish(
+  p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[])
+LANGUAGE plpgsql SET dataloader.tells = 'waiters' AS $$
+DECLARE
+  slots int[];
+  ended uuid[];
+BEGIN
+  WITH ended AS (
+    UPDATE dl_jobs j SET
+           status = CASE WHEN cancel_requested THEN 'canceled' ELSE CASE verb
+                      WHEN 'succeed' THEN 'succeeded' WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'canceled'
+                      ELSE 'queued' END END::dl_status,
+           journaled = journaled + 1,
+           attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
+           available_at = CASE verb WHEN 'retry' THEN now() + make_interval(secs => delay_sec)
+                                    WHEN 'hand_back' THEN now() ELSE available_at END,
+           finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back') THEN now() END,
+           lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
+           progress = coalesce(e.progress, j.progress),
+           error = CASE verb WHEN 'hand_back' THEN j.error
+                             WHEN 'succeed' THEN CASE WHEN cancel_requested THEN
+                               'canceled when the pipeline had finished: its work stands' END
+                             ELSE e.error END
+      FROM json_to_recordset(p_ends) AS e (
+             job_id uuid, attempt int, verb text, error text, delay_sec float8, progress jsonb, facts jsonb)
+     WHERE j.job_id = e.job_id AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
+    RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, delay_sec, facts,
+              CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
+  journal AS (
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    SELECT job_id, queue,
+           CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
+           jsonb_strip_nulls(jsonb_build_object(
+             'attempt', attempt, 'worker', p_worker,
+             'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
+             'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
+             'delay_sec', CASE verb WHEN 'retry' THEN delay_sec END)) || coalesce(facts, '{}') FROM ended)
+  SELECT array_agg(job_id), array_agg(hashtext(lock_key)),
+         array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel')
+    INTO ended, slots, canceled FROM ended;
+  IF p_let_go THEN
+    PERFORM pg_advisory_unlock_all();
+  ELSE
+    PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot;
+  END IF;
+  PERFORM dl_tell_waiters(slots);
+  IF cardinality(ended) IS DISTINCT FROM json_array_length(p_ends) THEN
+    unfinished := ARRAY(SELECT (e ->> 'job_id')::uuid FROM json_array_elements(p_ends) e
+                         WHERE (e ->> 'job_id')::uuid <> ALL (coalesce(ended, '{}')));
+  END IF;
+END
+$$;
+
+
+-- Finish what has ended and claim the next, in one round trip.
+--
+-- p_ends   as for dl_finish, null for none
+-- p_most   how many jobs to claim at most; the other parameters as for dl_claim
+--
+-- Returns a row for each claimed job, as dl_start does, then one without a job, with what dl_finish and dl_claim say
+-- besides. All keys of the session are let go but those of the claimed jobs.
+--
+-- The caller's session has the settings of dl_claim: to set them at each call would cost as much as a statement.
+CREATE OR REPLACE FUNCTION dl_step(
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json)
+RETURNS TABLE (
+  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
+  unfinished uuid[], canceled uuid[], backoffs int, look_again boolean, due_in float8)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  taken record;
+  looked record;
+  started int := 0;
+BEGIN
+  backoffs := 0;
+  look_again := false;
+  IF p_ends IS NOT NULL THEN
+    SELECT f.unfinished, f.canceled INTO unfinished, canceled FROM dl_finish(p_worker, p_ends, true) f;
+  ELSE
+    PERFORM pg_advisory_unlock_all();
+  END IF;
+
+  IF p_most > 0 THEN
+    IF (SELECT available_at FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
+         ORDER BY queue, available_at LIMIT 1) <= now() THEN
+      PERFORM dl_wake(p_queue, 100);
+    END IF;
+    SELECT * INTO taken FROM dl_take_keys(p_queue, p_most);
+    IF taken.job_ids IS NOT NULL THEN
+      RETURN QUERY SELECT s.*, NULL::uuid[], NULL::uuid[], 0, false, NULL::float8
+                     FROM dl_start(taken.job_ids, p_worker, p_backend_start) s;
+      GET DIAGNOSTICS started = ROW_COUNT;
+      IF started < cardinality(taken.slots) THEN
+        PERFORM pg_advisory_unlock(slot) FROM unnest(taken.slots) slot
+          WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = slot
+                               AND claimed_by = p_worker);
+      END IF;
+    END IF;
+    IF started = 0 THEN
+      SELECT * INTO looked FROM dl_claim(p_queue, p_worker, p_backend_start, p_backoff_sec);
+      backoffs := looked.backoffs;
+      look_again := looked.look_again;
+      due_in := looked.due_in;
+      RETURN QUERY SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
+                          lease_ttl_sec, timeout_sec, claims, NULL::uuid[], NULL::uuid[], 0, false, NULL::float8
+                     FROM dl_jobs WHERE job_id = (looked.job).job_id;
+    END IF;
+  END IF;
+  RETURN NEXT;
+END
+$$;
+
+
 -- Seconds until a job whose worker died may start again: at once the first time, then 5, 25, 125 ... up to 600.
 CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_attempt <= 1 THEN 0 ELSE least(600, 5.0 ^ least(p_attempt - 1, 10)) END::float8
@@ -405,9 +631,11 @@ $$;
 
 
 -- Settle what a dead worker held, at once: called by the keeper, which saw it die; p_end, p_reason and p_facts as for
--- dl_lose. The worker's session is ended first, so that its advisory lock is gone when the job is claimed again. Returns
--- each job settled and its new status; a null status for one that somebody has locked, to be tried again.
-CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
+-- dl_lose. They are for p_running, the last job that it had begun to run; whatever else it had claimed is handed back
+-- uncounted. Null: it is not known, so all count. The worker's session is ended first, so that its advisory locks are
+-- gone when the jobs are claimed again. Returns each job settled and its new status; a null status for one that somebody
+-- has locked, to be tried again.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid, p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -421,12 +649,24 @@ BEGIN
     CONTINUE WHEN FOUND AND (held.status <> 'running' OR held.claimed_by IS DISTINCT FROM p_worker);
     IF FOUND THEN
       PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-      status := dl_lose(
-        claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END, p_facts);
+      IF claimed <> p_running THEN
+        status := dl_lose(claimed, 'drain', 'not started: ' || p_reason, '{}');
+      ELSE
+        status := dl_lose(
+          claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END,
+          p_facts);
+      END IF;
     END IF;
     RETURN NEXT;
   END LOOP;
 END
+$$;
+
+
+-- The same, as called by farms of before.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
+RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_settle(p_worker, NULL, p_end, p_reason, p_facts)
 $$;
 
 

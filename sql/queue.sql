@@ -54,12 +54,9 @@ journal AS (
                                               'force', CASE WHEN %(force)s THEN true END)) FROM asked)
 SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 
--- name: claim
--- queued -> running; see dl_claim. due_in and look_again speak when nothing was claimed.
-SELECT (c.job).job_id, (c.job).queue, (c.job).task, (c.job).args::text AS args_json, (c.job).idempotency_key,
-       (c.job).lock_key, (c.job).partition_key, (c.job).attempt, (c.job).max_attempts, (c.job).lease_ttl_sec,
-       (c.job).timeout_sec, (c.job).claims, (c.job).claimed_by, c.backoffs, c.look_again, c.due_in
-  FROM dl_claim(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s) c;
+-- name: step
+-- running -> wherever the runs have ended, and queued -> running; see dl_step.
+SELECT * FROM dl_step(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(ends)s::json);
 
 -- name: beat
 -- running -> running: the lease is renewed, progress written where there is any, the journal only at a regular
@@ -79,81 +76,9 @@ SELECT cancel_requested FROM renewed;
 -- running -> running after a reconnect; see dl_retake.
 SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
 
--- name: succeed
--- running -> succeeded, or canceled where that was acknowledged before. Like every end it unlocks all that the session
--- holds, whether the job was still ours or not.
-WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'succeeded' END::dl_status,
-         journaled = journaled + 1, finished_at = now(), lease_expires_at = NULL,
-         progress = coalesce(%(progress)s::jsonb, progress),
-         error = CASE WHEN cancel_requested THEN 'canceled when the pipeline had finished: its work stands' END
-   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-  RETURNING job_id, queue, status, attempt, error),
-journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, CASE status WHEN 'succeeded' THEN 'done' ELSE 'canceled' END,
-         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', error))
-         || %(facts)s FROM ended)
-SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
-
--- name: retry
--- running -> queued after delay_sec, or canceled where that was asked for: a cancelled job is never tried again.
-WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
-         journaled = journaled + 1, available_at = now() + make_interval(secs => %(delay_sec)s),
-         lease_expires_at = NULL, finished_at = CASE WHEN cancel_requested THEN now() END,
-         error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
-   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-  RETURNING job_id, queue, status, attempt),
-journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
-         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', 'error',
-                            'error', %(error)s::text, 'delay_sec', %(delay_sec)s::float8) || %(facts)s FROM ended)
-SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
-
--- name: fail
--- running -> failed for good, or canceled where that was asked for.
-WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
-         journaled = journaled + 1, finished_at = now(), lease_expires_at = NULL, error = %(error)s,
-         progress = coalesce(%(progress)s::jsonb, progress)
-   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-  RETURNING job_id, queue, status, attempt),
-journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, status::text,
-         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'error', %(error)s::text)
-         || %(facts)s FROM ended)
-SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
-
--- name: cancel
--- running -> canceled: the pipeline stopped at a safe point.
-WITH ended AS (
-  UPDATE dl_jobs SET status = 'canceled', journaled = journaled + 1, finished_at = now(), lease_expires_at = NULL,
-         error = %(error)s, progress = coalesce(%(progress)s::jsonb, progress)
-   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-  RETURNING job_id, queue, status, attempt),
-journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text) || %(facts)s
-    FROM ended)
-SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
-
--- name: hand_back
--- running -> queued, due now, the attempt given back: a drain, or a key that could not be held.
-WITH ended AS (
-  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'queued' END::dl_status,
-         journaled = journaled + 1, attempt = attempt - 1, available_at = now(), lease_expires_at = NULL,
-         finished_at = CASE WHEN cancel_requested THEN now() END, progress = coalesce(%(progress)s::jsonb, progress)
-   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-  RETURNING job_id, queue, status, attempt),
-journal AS (
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE 'canceled' END,
-         jsonb_build_object('attempt', attempt, 'worker', %(claimed_by)s::text, 'reason', %(error)s::text)
-         || %(facts)s FROM ended)
-SELECT (SELECT status::text FROM ended) AS status, pg_advisory_unlock_all();
+-- name: finish
+-- running -> wherever the runs have ended; see dl_finish.
+SELECT * FROM dl_finish(%(worker)s, %(ends)s::json, %(let_go)s);
 
 -- name: ended
 -- Has this claim's end been committed, though its answer was lost? The worker's last word on the job says so.
@@ -178,7 +103,7 @@ SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND s
 
 -- name: settle
 -- running -> queued, lost, failed or canceled: the job of a worker that died; see dl_settle.
-SELECT job_id, status::text FROM dl_settle(%(worker)s, %(end)s, %(reason)s, %(facts)s);
+SELECT job_id, status::text FROM dl_settle(%(worker)s, %(running)s, %(end)s, %(reason)s, %(facts)s);
 
 -- name: reap
 -- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.

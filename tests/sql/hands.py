@@ -19,7 +19,7 @@ from psycopg.rows import dict_row
 
 from dataloader import db, queue
 from dataloader.job import Finish, Job, Status
-from dataloader.queue import Claim, NewJob
+from dataloader.queue import NewJob, Step
 
 PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
 BACKOFF_SEC = 15.0
@@ -39,7 +39,7 @@ class Worker:
         """The session's backend."""
         return self.conn.info.backend_pid
 
-    def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Claim:
+    def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
         """One look into the queue."""
         return queue.claim(self.session, queue_name, backoff_sec)
 

@@ -233,6 +233,7 @@ def test_idle_claims_do_not_contend_with_each_other(conn: db.Connection, workers
     one, two, three = workers(), workers(), workers()
     plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
     one.take()
+    assert two.claim().job is None  # and the other row is marked hot
     with two.conn.transaction():
         assert two.claim().job is None
         claim = three.claim()

@@ -331,6 +331,22 @@ def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Wo
     assert early.take("b")
 
 
+def test_a_claim_that_gives_up_on_rows_that_it_has_marked_tells_of_them(conn: db.Connection, workers: Workers) -> None:
+    """Who came while it marked them has left, trusting it; it comes back itself, but takes one of them only."""
+    one, late, early = workers(), workers(), workers()
+    plain(conn, queue="a", lock_key="k")
+    plain(conn, queue="b", lock_key="k"), plain(conn, queue="b", lock_key="k")
+    end = one.take("a")
+    early.notes()
+    with one.conn.transaction():
+        one.finish(end)
+        claim = late.claim("b")
+        assert (claim.job, claim.due_in) == (None, 0.1)
+        assert early.notes() == ["b"]
+        assert late.claim("b").due_in == 0.1
+        assert early.notes() == []  # once: else the idle would wake each other without end
+
+
 def test_a_claim_that_leaves_while_another_marks_the_rows_before_it_is_told(
     conn: db.Connection, workers: Workers
 ) -> None:

@@ -35,6 +35,7 @@ from dataloader.process import (
     kill_group,
     now,
     readable,
+    share_memory,
 )
 from dataloader.slots import READY, Farm, Slot, State
 
@@ -154,6 +155,7 @@ class Supervisor:
         leave, self._leave = _pipe()
         self._pipes = Pipes(life, calls, leave)
         self._log.info("supervisor.started", workers=dict(self._wish))
+        share_memory()
         while not self._tick():
             self.signals.wait(self._pause())
         self._log.info("supervisor.stopped", exit_status=self.exit_status)

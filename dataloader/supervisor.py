@@ -295,7 +295,7 @@ class Supervisor:
         slot = self._farm.free()
         if slot is None:
             return  # all wait to be settled; the database is away
-        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)))
+        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)), self._generation)
         stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 

@@ -91,6 +91,8 @@ CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
   WHERE status = 'queued' AND blocked_on = 'time';
 -- Slots that are taken, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
+-- Retention: finished jobs, the oldest end first.
+CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
 
 -- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
 CREATE TABLE dl_job_events (

@@ -21,8 +21,9 @@ from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now
 
 WAKE_BATCH = 1_000
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
-PRUNE_SEC = 0.1  # how long it should take: a job of hours has thousands of heartbeats in its journal
-PRUNE_SHARE = 0.5  # of a round: its longest pruning
+PRUNE_SEC = 0.02  # how long it should take: a job of hours has thousands of heartbeats in its journal
+PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the disk before any claim's commit
+PRUNE_SHARE = 0.8  # of a round: its longest pruning
 DAY_SEC = 86_400
 
 
@@ -76,7 +77,7 @@ def prune(
 ) -> None:
     """Delete jobs that ended so long ago: batch by batch until a monotonic instant, or a signal.
 
-    After each there is a pause as long as itself, so half of the time at least is everybody else's.
+    The pauses between are longer than the batches, so that most of the time is everybody else's.
     """
     started, pruned = now(), 0
     since, size = "-infinity", PRUNE_BATCH[1]
@@ -88,7 +89,7 @@ def prune(
         if found < size:
             break
         size = fitting(size, took)
-        signals.wait(took)
+        signals.wait(PRUNE_PAUSE * took)
     if pruned:
         log.info("reaper.pruned", count=pruned)
         logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))

@@ -473,6 +473,7 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET jit = off AS
 DECLARE
   old uuid[];
 BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);  -- after a crash of the server it is done once more
   SELECT coalesce(array_agg(job_id), '{}'), coalesce(max(finished_at), p_since) INTO old, reached FROM (
     SELECT job_id, finished_at FROM dl_jobs
      WHERE finished_at >= p_since AND finished_at < now() - make_interval(secs => p_older_than_sec)

@@ -50,7 +50,7 @@ def test_c7_without_the_setting_everything_is_kept(farm: Farm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "took", "next_size"), [(500, 0.01, 500), (500, 0.2, 250), (20, 0.05, 40), (20, 9.0, 10), (10, 0.0, 500)]
+    ("size", "took", "next_size"), [(500, 0.01, 500), (500, 0.04, 250), (20, 0.01, 40), (20, 9.0, 10), (10, 0.0, 200)]
 )
 def test_c7_a_batch_is_as_large_as_fits_its_time(size: int, took: float, next_size: int) -> None:
     assert fitting(size, took) == next_size

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 import psycopg
 
-from dataloader import config, db, embedded, keeper, log, migrations, probe, reaper, supervisor, worker
+from dataloader import config, db, embedded, keeper, log, migrations, pipelines, probe, reaper, supervisor, worker
 from dataloader.config import Settings
 from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Pipes
 from dataloader.slots import Farm, Slot
@@ -222,6 +222,9 @@ def _missing(dsn: str, schema: str) -> list[str]:
 
 
 def _preload(settings: Settings) -> None:
+    """Import what all workers need before they are forked, so that they share its memory."""
+    pipelines.load(())
+    importlib.import_module("encodings.idna")  # what looking up a host's name imports
     for name in settings.preload_modules:
         try:
             importlib.import_module(name)

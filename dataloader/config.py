@@ -112,6 +112,7 @@ def default_home() -> Path:
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Lease = Annotated[int, Field(ge=1, le=86_400)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
@@ -187,6 +188,11 @@ class Settings(BaseSettings):
     )
     dl_default_lease_ttl_sec: Lease = Field(default=60, description="Lease of a job that names none, in seconds.")
     dl_reaper_period_sec: Seconds = Field(default=10, description="Seconds between rounds of the reaper.")
+    dl_retention_days: Days | None = Field(
+        default=None,
+        description="The reaper deletes jobs, with their journal, so many days after their end; `0.5` is twelve hours. "
+        "By default they are kept.",
+    )
     dl_claim_backoff_sec: Seconds = Field(
         default=15, description="Longest back-off of a busy key, and how often an idle worker looks, in seconds."
     )

@@ -6,6 +6,7 @@ May import `log`.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import select
@@ -110,6 +111,16 @@ def readable(fds: Iterable[int], timeout: float) -> list[int]:
     for fd in fds:
         poll.register(fd, select.POLLIN)
     return [fd for fd, _ in poll.poll(max(0.0, timeout) * 1000)]
+
+
+def share_memory() -> None:
+    """Before the first fork: what is in memory by now stays one copy, shared with the children.
+
+    A garbage collection writes into every object that it looks at, and what a child writes to becomes its own page: so
+    collectors pass over all that is here.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def fork(main: Callable[[], int]) -> int:

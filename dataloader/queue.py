@@ -291,6 +291,17 @@ def wake(conn: Conn, limit: int) -> int:
     return row[0] if row else 0
 
 
+def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
+    """Delete up to `limit` jobs that ended more than so many seconds ago, with their journal, the oldest first.
+
+    Returns their number and where to go on: `since` (at first "-infinity") of the next call. Fewer than `limit`: there
+    are no more, or others hold them.
+    """
+    row = conn.execute(_SQL["prune"], {"older_than_sec": older_than_sec, "since": since, "limit": limit}).fetchone()
+    assert row is not None  # noqa: S101  the function always answers
+    return row[0], row[1]
+
+
 def _claim_of(job: Job) -> dict[str, Any]:
     return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
 

@@ -1,7 +1,7 @@
-"""PROCESS: the reaper, for all that is due or lost in the cluster. Any number may run, none leads.
+"""PROCESS: the reaper, for all that is due, lost or old in the cluster. Any number may run, none leads.
 
-Returns jobs whose lease has run out (their whole VM is gone) and wakes due rows of queues that nobody claims from. May
-import `db`, `queue`, `process`.
+Returns jobs whose lease has run out (their whole VM is gone), wakes due rows of queues that nobody claims from, and
+deletes what has been finished for DL_RETENTION_DAYS. May import `db`, `queue`, `process`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from dataloader.config import Settings
 from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now
 
 WAKE_BATCH = 1_000
+PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
+PRUNE_SEC = 0.02  # how long it should take: a job of hours has thousands of heartbeats in its journal
+PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the disk before any claim's commit
+PRUNE_SHARE = 0.8  # of a round: its longest pruning
+DAY_SEC = 86_400
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -36,6 +41,9 @@ def main(settings: Settings, dsn: str) -> int:
                 log.info("reaper.started")
             started = now()
             reap(conn, log)
+            if settings.dl_retention_days is not None:
+                until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
+                prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
             signals.wait(settings.dl_reaper_period_sec - (now() - started))
         except migrations.SchemaError as e:
             log.error("reaper.schema.refused", error=str(e))
@@ -62,6 +70,35 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
         log.warning("reaper.requeued", count=taken.total(), **taken)
     while queue.wake(conn, WAKE_BATCH) >= WAKE_BATCH:
         pass
+
+
+def prune(
+    conn: db.Connection, log: structlog.stdlib.BoundLogger, older_than_sec: float, until: float, signals: Signals
+) -> None:
+    """Delete jobs that ended so long ago: batch by batch until a monotonic instant, or a signal.
+
+    The pauses between are longer than the batches, so that most of the time is everybody else's.
+    """
+    started, pruned = now(), 0
+    since, size = "-infinity", PRUNE_BATCH[1]
+    while now() < until and not signals.received:
+        sent = now()
+        found, since = queue.prune(conn, older_than_sec, since, size)
+        took = now() - sent
+        pruned += found
+        if found < size:
+            break
+        size = fitting(size, took)
+        signals.wait(PRUNE_PAUSE * took)
+    if pruned:
+        log.info("reaper.pruned", count=pruned)
+        logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))
+
+
+def fitting(size: int, took: float) -> int:
+    """How many jobs to delete at once, when so many took so long (seconds)."""
+    least, most = PRUNE_BATCH
+    return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
 
 
 def _connect(settings: Settings, dsn: str) -> db.Connection:

@@ -7,6 +7,7 @@ it; the supervisor how it died. Each field has one writer. No SQL. May import `p
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import resource
@@ -64,6 +65,9 @@ class _Fields(ctypes.Structure):
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
         ("queue", ctypes.c_int32),  # the number that the supervisor gives the queue
+        ("reload", ctypes.c_int32),  # and the settings that the process was started with
+        ("looked_at", ctypes.c_double),  # when the worker's last claim that found nothing was sent
+        ("due_at", ctypes.c_double),  # when the next row is due, as it was told by that; written before looked_at
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
         ("session", ctypes.c_char * 64),  # its backend in PostgreSQL: pid and start
@@ -109,10 +113,11 @@ class Slot:
         """The identity that the worker writes to claimed_by."""
         return bytes(self.fields.worker).decode()
 
-    def take(self, queue: int) -> None:
-        """For a process about to be forked; `queue` is a number that its farm gives the queue."""
+    def take(self, queue: int, reload: int = 0) -> None:
+        """For a process about to be forked; its farm gives the queue a number, and the settings it is started with."""
         ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
         self.fields.queue = queue
+        self.fields.reload = reload
         self.fields.state = State.STARTING
 
     @property
@@ -172,6 +177,11 @@ class Slot:
     def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
         """What the run has cost, for the journal, when its process has used so much (seconds, bytes)."""
         return {"cpu_sec": round(cpu - self.fields.cpu_before, 3), "peak_mb": round(peak_memory / 2**20, 1)}
+
+    def left_empty_handed(self, sent: float, due_in: float | None) -> None:
+        """By the worker: a claim that was sent then found nothing; the next row is due in so many seconds, if any."""
+        self.fields.due_at = math.inf if due_in is None else now() + due_in
+        self.fields.looked_at = sent
 
     def end(self) -> None:
         """By the worker: it runs no job any more."""
@@ -259,11 +269,23 @@ class Farm:
         """A slot for a new process."""
         return next((slot for slot in self.slots if slot.state is State.FREE), None)
 
-    def first_idle(self, slot: Slot) -> bool:
-        """True when no idle worker of the same queue stands before `slot`: it answers a notification at once."""
-        return not any(
+    def idle_before(self, slot: Slot) -> int:
+        """How many idle workers of the same queue stand before `slot`: the first answers a notification at once."""
+        return sum(
             other.state is State.IDLE and other.fields.queue == slot.fields.queue for other in self.slots[: slot.index]
         )
+
+    def looked_for(self, slot: Slot, since: float) -> float | None:
+        """When the next row of the slot's queue is due, if a claim of a sibling since then has found nothing.
+
+        Such a claim has seen all that a notification heard at `since` may have been about, so it need not be repeated.
+        Siblings have the same settings: others may look into another database. None: nobody has left empty-handed.
+        """
+        kin = (slot.fields.queue, slot.fields.reload)
+        for other in self.slots:
+            if (other.fields.queue, other.fields.reload) == kin and other.fields.looked_at >= since:
+                return float(other.fields.due_at)
+        return None
 
 
 def fence_margin(lease_ttl_sec: float) -> float:

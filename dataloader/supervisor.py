@@ -35,6 +35,7 @@ from dataloader.process import (
     kill_group,
     now,
     readable,
+    share_memory,
 )
 from dataloader.slots import READY, Farm, Slot, State
 
@@ -154,6 +155,7 @@ class Supervisor:
         leave, self._leave = _pipe()
         self._pipes = Pipes(life, calls, leave)
         self._log.info("supervisor.started", workers=dict(self._wish))
+        share_memory()
         while not self._tick():
             self.signals.wait(self._pause())
         self._log.info("supervisor.stopped", exit_status=self.exit_status)
@@ -293,7 +295,7 @@ class Supervisor:
         slot = self._farm.free()
         if slot is None:
             return  # all wait to be settled; the database is away
-        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)))
+        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)), self._generation)
         stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 

@@ -5,6 +5,7 @@ Forked by the supervisor, or run alone. May import `db`, `queue`, `job`, `heartb
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -42,7 +43,7 @@ from dataloader.queue import Ended, Step
 from dataloader.run import Runner, described
 from dataloader.slots import READY, Farm, Slot, State
 
-HERD_SEC = (0.002, 0.010)  # how long all but one idle worker of a farm wait before they answer a notification
+HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until a worker gives itself up with them
 PLACE_SEC = 0.05  # between looks for a place: how late a job may start because its worker was replaced
 
@@ -181,6 +182,8 @@ class Worker:
         step = self._step(self._appetite())
         if not step.jobs:
             self._due_in = step.due_in
+            if not step.look_again:
+                self.slot.left_empty_handed(sent, step.due_in)
             return step.look_again
         hold = self.heartbeat.hold
         hold.waiting.extend(step.jobs)
@@ -309,23 +312,37 @@ class Worker:
     # --- waiting ---
 
     def _wait(self) -> None:
-        """Until a notification for this queue, the next due row, the idle poll or a signal."""
+        """Until something may be claimable that no sibling has looked for, the idle poll or a signal."""
         self.slot.state = State.IDLE
-        poll = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
-        until = now() + (poll if self._due_in is None else min(poll, self._due_in + 0.001))
-        # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
+        poll_at = now() + self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
+        due_at = math.inf if self._due_in is None else now() + self._due_in
         leave = [self._pipes.leave] if self._retiring else []
-        while not self._notified() and now() < until and not self.stopping and self._retiring == bool(leave):
-            if self._pipes.leave in self._pause(until - now(), self.session.conn.fileno(), *leave):
+        # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
+        while now() < poll_at and not self.stopping and self._retiring == bool(leave):
+            if self._notified() or now() > due_at:
+                if (due := self._looked_for_by_sibling()) is None:
+                    break
+                due_at = due
+            elif self._pipes.leave in self._pause(
+                min(poll_at, due_at + 0.001) - now(), self.session.conn.fileno(), *leave
+            ):
                 break
         self.slot.state = State.AWAKE
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))
-        mine = any(n.channel == queue.JOBS_CHANNEL and n.payload == self.queue for n in notes)
-        if mine and not self.farm.first_idle(self.slot):
-            self._pause(random.uniform(*HERD_SEC))  # noqa: S311  jitter
-        return mine
+        return any(n.channel == queue.JOBS_CHANNEL and n.payload == self.queue for n in notes)
+
+    def _looked_for_by_sibling(self) -> float | None:
+        """When the next row is due, if a sibling looks for what called us now, and leaves empty-handed; else None.
+
+        One after the other in growing groups (0, 1, 2-3, 4-7 ...): as many claim as there are jobs, and one that finds
+        no more. Nobody relies on another to do so: who has seen no such claim by his turn makes one, so nothing is lost
+        when a sibling dies, is stopped, or takes a job and leaves others.
+        """
+        called = now()
+        self._pause(HERD_SEC * self.farm.idle_before(self.slot).bit_length())
+        return self.farm.looked_for(self.slot, called)
 
     def _pause(self, seconds: float, *others: int) -> list[int]:
         """Wait for the time, a signal, one of the file descriptors `others`, or the supervisor's end: then drain.

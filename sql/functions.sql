@@ -703,6 +703,35 @@ END
 $$;
 
 
+-- Delete up to p_limit jobs, and their journal, that ended at or after p_since and more than p_older_than_sec ago, the
+-- oldest first. One call, one short transaction; called by the reaper until it returns fewer than p_limit.
+--
+-- pruned    how many were deleted
+-- reached   the latest end among them: where the next call goes on, p_since when there was none. So no call reads again
+--           what those before it deleted, which stays in the index while any old transaction may see it
+--
+-- Rows that somebody holds are skipped: they are being put back, or get a word in the journal. FOR UPDATE looks at the
+-- newest version, so a job that came back to life is left alone. The arrays, like the settings, keep the plans what they
+-- should be whatever the statistics say: each row is found by an index. Served by ix_dl_jobs_finished.
+CREATE OR REPLACE FUNCTION dl_prune(
+  p_older_than_sec float8, p_since timestamptz, p_limit int, OUT pruned int, OUT reached timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
+DECLARE
+  old uuid[];
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);  -- after a crash of the server it is done once more
+  SELECT coalesce(array_agg(job_id), '{}'), coalesce(max(finished_at), p_since) INTO old, reached FROM (
+    SELECT job_id, finished_at FROM dl_jobs
+     WHERE finished_at >= p_since AND finished_at < now() - make_interval(secs => p_older_than_sec)
+       AND status::text IN ('succeeded', 'failed', 'canceled', 'lost')
+     ORDER BY finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED) finished;
+  DELETE FROM dl_job_events WHERE job_id = ANY (old);
+  DELETE FROM dl_jobs WHERE job_id = ANY (old);
+  pruned := cardinality(old);
+END
+$$;
+
+
 -- Does this session hold the slot's advisory lock? A lock by one bigint stands in pg_locks as two halves.
 CREATE OR REPLACE FUNCTION dl_session_has_slot(p_pid int, p_backend_start timestamptz, p_slot bigint) RETURNS boolean
 LANGUAGE sql AS $$

@@ -112,3 +112,8 @@ SELECT job_id, queue, status::text FROM dl_reap() WHERE job_id IS NOT NULL;
 -- name: wake
 -- queued -> queued: rows of every queue whose time has come become claimable; see dl_wake.
 SELECT dl_wake_all(%(limit)s);
+
+-- name: prune
+-- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python does
+-- not know all of them.
+SELECT pruned, reached::text FROM dl_prune(%(older_than_sec)s, %(since)s::timestamptz, %(limit)s);

@@ -65,7 +65,12 @@ CREATE TABLE dl_jobs (
   timeout_sec int,                                   -- how long one run may take; null: as its pipeline says
   cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
   claims int NOT NULL DEFAULT 0                      -- starts, also those given back: a token that only grows
-) WITH (fillfactor = 70);                            -- room for heartbeats on the row's own page
+) WITH (
+  fillfactor = 70,                                   -- room for heartbeats on the row's own page
+  -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
+  autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
+  autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
+);
 COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
 COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
 COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
@@ -79,8 +84,6 @@ COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at, priority, created_at) WHERE status = 'queued';
--- Counts by state.
-CREATE INDEX ix_dl_jobs_status_queue ON dl_jobs (status, queue);
 -- Our claim: cold rows in its order; hot rows by slot, so that the first of each slot is one probe.
 CREATE INDEX ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
   WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;
@@ -91,16 +94,18 @@ CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
   WHERE status = 'queued' AND blocked_on = 'time';
 -- Slots that are taken, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
+-- Retention: finished jobs, the oldest end first.
+CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
 
 -- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
 CREATE TABLE dl_job_events (
   event_id bigserial PRIMARY KEY,
-  job_id uuid NOT NULL REFERENCES dl_jobs (job_id) ON DELETE CASCADE,
+  job_id uuid NOT NULL,                              -- no foreign key: dl_jobs_forget does what it would
   queue text NOT NULL,
   ts timestamptz NOT NULL DEFAULT now(),
   kind text NOT NULL,
   payload jsonb
-);
+) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 
 -- Which migrations were applied, and the oldest code that may use the result; number 0 is functions.sql.
@@ -136,10 +141,12 @@ END
 $$;
 
 -- Something may be claimable now or will be at a known time: tell the sleepers of its queue. Future rows are
--- told as well, so that whoever sleeps learns of an earlier due time.
+-- told as well, so that whoever sleeps learns of an earlier due time. Inserts once a statement, updates once a row.
 CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  IF NEW.status = 'queued' THEN
+  IF TG_LEVEL = 'STATEMENT' THEN
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM added WHERE status = 'queued') told;
+  ELSIF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
   RETURN NULL;
@@ -191,14 +198,34 @@ BEGIN
 END
 $$;
 
-CREATE TRIGGER dl_jobs_place BEFORE INSERT OR UPDATE OF status, available_at ON dl_jobs
-  FOR EACH ROW EXECUTE FUNCTION dl_jobs_place();
+-- What a deleted job's journal rows would be to a foreign key, without its cost for each row of the journal: with the
+-- owner's rights, as a cascade has them.
+CREATE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  EXECUTE format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', TG_TABLE_SCHEMA);
+  RETURN NULL;
+END
+$$;
+
+-- The conditions keep the triggers from firing where they would have nothing to do: at each start and end of a job.
+CREATE TRIGGER dl_jobs_place BEFORE UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW WHEN (NEW.status = 'queued' OR NEW.blocked_on IS NOT NULL
+                     OR NEW.status <> 'running' AND NEW.claimed_by IS NOT NULL)
+  EXECUTE FUNCTION dl_jobs_place();
+CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
+  FOR EACH ROW WHEN (NEW.status = 'queued' AND NEW.available_at > now()) EXECUTE FUNCTION dl_jobs_place();
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
-  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+  REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
 CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
+-- Not for dl_finish, which tells the waiters of all its ends at once.
 CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
-  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running') EXECUTE FUNCTION dl_jobs_notify_key();
+  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running'
+                     AND current_setting('dataloader.tells', true) IS DISTINCT FROM 'waiters')
+  EXECUTE FUNCTION dl_jobs_notify_key();
+CREATE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
+  REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_forget();
 CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins AFTER INSERT ON dl_jobs DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = 0) EXECUTE FUNCTION dl_jobs_journal();
 CREATE CONSTRAINT TRIGGER dl_jobs_journal_upd AFTER UPDATE OF status ON dl_jobs DEFERRABLE INITIALLY DEFERRED

@@ -24,7 +24,7 @@ $$;
 CREATE OR REPLACE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
 
--- Not for dl_step, which tells the waiters of all its ends at once.
+-- Not for dl_finish, which tells the waiters of all its ends at once.
 CREATE OR REPLACE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
   FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running'
                      AND current_setting('dataloader.tells', true) IS DISTINCT FROM 'waiters')

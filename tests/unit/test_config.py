@@ -28,7 +28,7 @@ def test_the_contracts_defaults() -> None:
     assert (settings.dl_claim_backoff_sec, settings.dl_drain_sec, settings.dl_kill_grace_sec) == (15, 30, 5)
     assert settings.dl_stall_sec == 900
     assert (settings.log_path, settings.log_file_name, settings.log_rotation) == (None, "dataloader.log", "10 MB")
-    assert (settings.dl_max_jobs, settings.dl_max_rss_mb) == (None, None)
+    assert (settings.dl_max_jobs, settings.dl_max_rss_mb, settings.dl_retention_days) == (None, None, None)
     assert [spec.queue for spec in settings.workers] == ["etl.default"]
     assert settings.queue_dsn is None
 
@@ -51,6 +51,8 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("APP_PORT", "70000", "APP_PORT: Input should be less than or equal to 65535"),
         ("TIMEZONE", "s3cret", "TIMEZONE: should be a time zone such as Europe/Moscow"),
         ("DL_HEARTBEAT_SEC", "nan", "DL_HEARTBEAT_SEC: "),
+        ("DL_RETENTION_DAYS", "0", "DL_RETENTION_DAYS: Input should be greater than 0"),
+        ("DL_RETENTION_DAYS", "inf", "DL_RETENTION_DAYS: "),
         ("DL_DRAIN_SEC", "-1", "DL_DRAIN_SEC: Input should be greater than or equal to 0"),
         ("DL_DB_DSN", "s3cret s3cret", "DL_DB_DSN: should be postgresql://"),
         (

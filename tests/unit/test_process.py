@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -89,8 +90,10 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
     slot = Farm(1).slots[0]
     slot.occupy("host:1:a")
     slot.drain_until(10.0)
+    slot.left_empty_handed(5.0, None)
     slot.take(2)
     assert (slot.worker, slot.fields.drain_by, slot.state, slot.fields.queue) == ("", 0, State.STARTING, 2)
+    assert slot.fields.looked_at == 0
 
 
 def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
@@ -98,9 +101,37 @@ def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
     for index, slot in enumerate(farm.slots):
         slot.take(index % 2)
         slot.state = State.IDLE
-    assert [farm.first_idle(slot) for slot in farm.slots] == [True, True, False, False]
+    assert [farm.idle_before(slot) for slot in farm.slots] == [0, 0, 1, 1]
     farm.slots[0].state = State.BUSY
-    assert [farm.first_idle(slot) for slot in farm.slots] == [True, True, True, False]
+    assert [farm.idle_before(slot) for slot in farm.slots] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kin", "sent", "due_in", "answer"),
+    [
+        ((1, 2), 5.0, None, math.inf),
+        ((1, 2), 4.9, None, None),
+        ((0, 2), 5.0, None, None),
+        ((1, 1), 5.0, None, None),
+    ],
+)
+def test_d6_a_siblings_empty_look_counts_when_it_began_after_the_call(
+    kin: tuple[int, int], sent: float, due_in: float | None, answer: float | None
+) -> None:
+    farm = Farm(2)
+    farm.slots[0].take(*kin)
+    farm.slots[1].take(1, 2)
+    farm.slots[0].left_empty_handed(sent, due_in)
+    assert farm.looked_for(farm.slots[1], 5.0) == answer
+
+
+def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
+    farm = Farm(2)
+    before = now()
+    farm.slots[0].left_empty_handed(before, 3.0)
+    due = farm.looked_for(farm.slots[1], before)
+    assert due is not None
+    assert before + 3 <= due <= now() + 3
 
 
 def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:

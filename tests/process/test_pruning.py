@@ -1,0 +1,56 @@
+"""The reaper deletes what ended long ago, where DL_RETENTION_DAYS says so."""
+
+from __future__ import annotations
+
+import pytest
+from farming import Farm, until
+
+from dataloader.reaper import fitting
+
+
+def finished(farm: Farm, number: int, hours_ago: int) -> None:
+    """Jobs that ended so long ago, each with a row in the journal."""
+    farm.conn.execute(
+        "WITH made AS (INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at, journaled)"
+        "  SELECT gen_random_uuid(), 'q', 't', i::text, 'succeeded', now() - make_interval(hours => %s), 1"
+        "    FROM generate_series(1, %s) i RETURNING job_id)"
+        " INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, 'q', 'done' FROM made",
+        (hours_ago, number),
+    )
+
+
+def rows(farm: Farm) -> tuple[int, int]:
+    """How many jobs and journal rows there are."""
+    jobs, events = farm.rows("SELECT (SELECT count(*) FROM dl_jobs), (SELECT count(*) FROM dl_job_events)")[0]
+    return jobs, events
+
+
+def test_c7_the_reaper_deletes_over_several_batches_and_says_how_many(farm: Farm) -> None:
+    finished(farm, 1_200, hours_ago=13)
+    finished(farm, 3, hours_ago=11)
+    reaper = farm.start("reaper", dl_retention_days=0.5)
+    until(lambda: rows(farm) == (3, 3), "the old ones to go")
+    # A round is half a second: one that may be short of time leaves the rest to the next.
+    until(lambda: sum(line["count"] for line in reaper.events("reaper.pruned")) == 1_200, "the log")
+    assert sum(line["count"] for line in reaper.events("jobs.pruned")) == 1_200
+    assert reaper.stop() == 0
+
+
+def test_c7_without_the_setting_everything_is_kept(farm: Farm) -> None:
+    finished(farm, 3, hours_ago=100_000)
+    reaper = farm.start("reaper")
+    farm.conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at)"
+        " VALUES (gen_random_uuid(), 'q', 't', 'k', 'running', 1, now() - interval '1 hour')"
+    )
+    until(lambda: reaper.events("reaper.requeued"), "a round of the reaper")
+    assert reaper.stop() == 0
+    assert rows(farm)[0] == 4
+    assert not reaper.events("reaper.pruned")
+
+
+@pytest.mark.parametrize(
+    ("size", "took", "next_size"), [(500, 0.01, 500), (500, 0.04, 250), (20, 0.01, 40), (20, 9.0, 10), (10, 0.0, 200)]
+)
+def test_c7_a_batch_is_as_large_as_fits_its_time(size: int, took: float, next_size: int) -> None:
+    assert fitting(size, took) == next_size

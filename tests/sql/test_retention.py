@@ -1,0 +1,177 @@
+"""Jobs that ended long ago are deleted with their journal, in small batches, beside everybody's work (fault C7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from uuid import UUID
+
+import pytest
+from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, state, value
+
+from dataloader import db, queue
+
+Workers = Callable[[], Worker]
+DAY = 86_400.0
+
+
+def ended(conn: db.Connection, days_ago: float, status: str = "succeeded") -> UUID:
+    """A job with a journal that ended so long ago."""
+    job_id = enqueue(conn)
+    conn.execute("UPDATE dl_jobs SET status = %s, finished_at = now() WHERE job_id = %s", (status, job_id))
+    age(conn, job_id, "finished_at", days_ago * DAY)
+    return job_id
+
+
+def many_ended(conn: db.Connection, number: int, days_ago: float, events: int = 1) -> None:
+    """Jobs that ended within a second, each with so many rows in the journal."""
+    many(conn, number, "k%s")
+    with quietly(conn):
+        conn.execute(
+            "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - make_interval(days => 0, secs => %s)"
+            " + (created_at - now()) / 3600 WHERE status = 'queued'",
+            (days_ago * DAY,),
+        )
+        conn.execute(
+            "INSERT INTO dl_job_events (job_id, queue, kind)"
+            " SELECT job_id, queue, 'done' FROM dl_jobs, generate_series(1, %s) WHERE finished_at IS NOT NULL",
+            (events,),
+        )
+
+
+def prune(conn: db.Connection, days: float = 7, limit: int = 500, since: str = "-infinity") -> int:
+    """One batch; the number of jobs deleted."""
+    return queue.prune(conn, days * DAY, since, limit)[0]
+
+
+def left(conn: db.Connection) -> set[UUID]:
+    """The jobs that are there."""
+    return {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
+def test_c7_what_ended_long_ago_goes_with_its_journal(conn: db.Connection, status: str) -> None:
+    old, young = ended(conn, 7.01, status), ended(conn, 6.99, status)
+    assert kinds(conn, old)
+    assert prune(conn) == 1
+    assert left(conn) == {young}
+    assert (journal(conn, old), bool(journal(conn, young))) == ([], True)
+
+
+def test_c7_fractions_of_a_day_count(conn: db.Connection) -> None:
+    ended(conn, 0.6)
+    younger = ended(conn, 0.4)
+    assert prune(conn, 0.5) == 1
+    assert left(conn) == {younger}
+
+
+def test_c7_the_living_keep_their_journal_however_old(conn: db.Connection, worker: Worker) -> None:
+    """Also where a plain service has left the end of an earlier run in the row."""
+    running = enqueue(conn)
+    worker.take()
+    queued, future = enqueue(conn), plain(conn, in_sec=DAY)
+    for column in ("created_at", "started_at", "finished_at"):
+        conn.execute(f"UPDATE dl_jobs SET {column} = now() - interval '1 year'")
+    assert prune(conn) == 0
+    assert left(conn) == {running, queued, future}
+    assert kinds(conn, running) == ["queued", "picked"]
+    assert worker.take().job_id == queued
+
+
+def test_c7_batches_are_bounded_and_go_on_where_the_last_one_was(conn: db.Connection) -> None:
+    oldest, middle, newest = (ended(conn, days) for days in (30, 20, 10))
+    young = ended(conn, 1)
+    found, since = queue.prune(conn, 7 * DAY, "-infinity", 2)
+    assert (found, left(conn)) == (2, {newest, young})
+    late = ended(conn, 40)
+    assert queue.prune(conn, 7 * DAY, since, 2)[0] == 1
+    assert left(conn) == {late, young}
+    found, since = queue.prune(conn, 7 * DAY, "-infinity", 2)
+    assert (found, queue.prune(conn, 7 * DAY, since, 2)) == (1, (0, since))
+    assert {oldest, middle}.isdisjoint(left(conn))
+
+
+@pytest.mark.parametrize("end", ["-infinity", "4000-01-01 BC"])
+def test_c7_an_end_that_python_cannot_read_is_no_obstacle(conn: db.Connection, end: str) -> None:
+    job_id = ended(conn, 30)
+    ended(conn, 10)
+    conn.execute("UPDATE dl_jobs SET finished_at = %s WHERE job_id = %s", (end, job_id))
+    found, since = queue.prune(conn, 7 * DAY, "-infinity", 1)
+    assert (found, queue.prune(conn, 7 * DAY, since, 1)[0]) == (1, 1)
+    assert left(conn) == set()
+
+
+@pytest.mark.parametrize("strength", ["KEY SHARE", "UPDATE"])
+def test_c7_a_row_that_somebody_holds_is_skipped_and_taken_later(
+    conn: db.Connection, worker: Worker, strength: str
+) -> None:
+    held, other = ended(conn, 30), ended(conn, 20)
+    with worker.conn.transaction():
+        worker.conn.execute(f"SELECT FROM dl_jobs WHERE job_id = %s FOR {strength}", (held,))
+        assert prune(conn) == 1
+        assert left(conn) == {held}
+        assert kinds(conn, other) == []
+    assert prune(conn) == 1
+
+
+def test_c7_a_job_that_is_put_back_is_left_alone(conn: db.Connection, worker: Worker) -> None:
+    job_id = ended(conn, 30)
+    with worker.conn.transaction():
+        worker.conn.execute("UPDATE dl_jobs SET status = 'queued', available_at = now()")
+        assert prune(conn) == 0
+    assert prune(conn) == 0
+    assert state(conn, job_id) == ("queued", 0)
+    assert kinds(conn, job_id)[-1] == "requeue"
+    assert worker.take().job_id == job_id
+
+
+def test_c7_nobody_waits_for_a_batch(conn: db.Connection, worker: Worker) -> None:
+    """Producers, claims, beats and ends go on beside an uncommitted batch of the same queue."""
+    old = [ended(conn, 30) for _ in range(5)]
+    mine = enqueue(conn)
+    worker.conn.execute("SET lock_timeout = '100ms'")
+    with conn.transaction():
+        assert prune(conn) == 5
+        job = worker.take()
+        assert (job.job_id, queue.beat(worker.conn, job, None, True)) == (mine, False)
+        added = enqueue(worker.conn)
+        assert worker.finish(job) == "succeeded"
+        assert worker.take().job_id == added
+        assert prune(worker.conn) == 0
+    assert left(conn).isdisjoint(old)
+
+
+def test_c7_reapers_side_by_side_delete_each_job_once(conn: db.Connection, workers: Workers) -> None:
+    many_ended(conn, 2_000, days_ago=30)
+    young = ended(conn, 1)
+
+    def pruned(one: Worker) -> int:
+        total, found, since = 0, 50, "-infinity"
+        while found:
+            found, since = queue.prune(one.conn, 7 * DAY, since, 50)
+            total += found
+        return total
+
+    with ThreadPoolExecutor(4) as pool:
+        total = sum(pool.map(pruned, [workers() for _ in range(4)]))
+    assert total + prune(conn, limit=2_000) == 2_000
+    assert left(conn) == {young}
+    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE job_id <> %s", young) == 0
+
+
+def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(conn: db.Connection) -> None:
+    call = "SELECT * FROM dl_prune(%s, '-infinity', %s)"
+    many_ended(conn, 10_000, days_ago=1, events=3)  # never analysed
+    buffers(conn, call, 7 * DAY, 10)
+    assert buffers(conn, call, 7 * DAY, 10) < 20
+    many_ended(conn, 100, days_ago=30)
+    with conn.transaction(force_rollback=True):
+        assert buffers(conn, call, 7 * DAY, 10) < 10 * 30
+
+
+def test_c7_a_key_is_free_again_when_its_job_is_gone(conn: db.Connection) -> None:
+    job_id = enqueue(conn, idempotency_key="once")
+    assert enqueue(conn, idempotency_key="once") == job_id
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - interval '30 days'")
+    assert prune(conn) == 1
+    assert enqueue(conn, idempotency_key="once") != job_id

@@ -7,14 +7,20 @@ psycopg.Error; `db.is_passing` tells whether a new connection heals it. May impo
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+import os
+import struct
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from dataloader import db
@@ -22,6 +28,8 @@ from dataloader.job import Finish, Job, Status
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
+
+BATCH = 10_000  # jobs that enqueue_many adds in one statement
 
 _SQL = db.statements("queue.sql")
 Conn = psycopg.Connection[Any]
@@ -44,6 +52,12 @@ class NewJob:
     timeout_sec: int | None = None
     producer: str | None = None
     consumer_group: str | None = None
+
+
+Columns = dict[str, list[Any]]
+_FIELDS = tuple(field.name for field in fields(NewJob) if field.name != "args")
+_fields_of = attrgetter(*_FIELDS)
+as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,108 @@ def enqueue(conn: Conn, new: NewJob) -> tuple[UUID, str]:
         if row:
             return row[0], row[1]
         # The job that had the key was deleted between the two: the key is free again.
+
+
+def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
+    """Add jobs, all or none; for each, in the order of the list, what `enqueue` returns.
+
+    Jobs of equal priority run in the order of the list. A key may stand in the list twice. Any connection will do: one
+    in a transaction stays in it, one without autocommit is left in one; `schema` is the queue's where the connection's
+    search_path does not lead to it. Lists of more than BATCH jobs take several statements.
+    """
+    return enqueue_columns(conn, columns(jobs), schema)
+
+
+def columns(jobs: Sequence[NewJob]) -> Columns:
+    """Jobs as enqueue_columns takes them."""
+    values = zip(*map(_fields_of, jobs), strict=True) if jobs else [()] * len(_FIELDS)
+    found = {name: merged(list(column)) for name, column in zip(_FIELDS, values, strict=True)}
+    return found | {"args": [as_json(job.args) for job in jobs]}
+
+
+def merged(values: list[Any]) -> list[Any]:
+    """One value in place of many that are the same."""
+    if values and values.count(values[0]) == len(values) and len(set(map(type, values))) == 1:
+        return values[:1]
+    return values
+
+
+def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> list[tuple[UUID, str]]:
+    """What enqueue_many does, for jobs whose fields are in lists: `args` as JSON, one for each job; of the others each
+
+    has a value per job or one for all of them.
+    """
+    count = len(columns["args"])
+    results = [(job_id, "queued") for job_id in _new_ids(count)]
+    left: Sequence[int] = range(count)
+    long, keys = count > BATCH, columns["idempotency_key"]
+    if long and len(keys) == count:
+        # The order of the keys, over all statements, is what keeps two lists with the same keys from a deadlock.
+        left = sorted(left, key=lambda place: keys[place] or "")
+    with _in_one_transaction(conn):
+        since = _now(conn) if long else None
+        while left:
+            batch, left = left[:BATCH], left[BATCH:]
+            sent = columns if len(batch) == count else {name: _some(column, batch) for name, column in columns.items()}
+            ids = [results[place][0] for place in batch]
+            places = [place + 1 for place in batch] if long else None
+            gone = []
+            for nth, job_id, status in _send(conn, sent, ids, places, since, schema):
+                if job_id:
+                    results[batch[nth - 1]] = UUID(job_id), status
+                else:
+                    gone.append(batch[nth - 1])
+            # The job that had the key was deleted while we looked: the key is free again.
+            left = [*left, *gone] if gone else left
+    return results
+
+
+def _some(column: list[Any], places: Sequence[int]) -> list[Any]:
+    return [column[place] for place in places] if len(column) > 1 else column
+
+
+def _send(
+    conn: Conn, columns: Columns, ids: list[UUID], places: list[int] | None, since: str | None, schema: str | None
+) -> list[tuple[Any, ...]]:
+    """Add a batch; a row for each job that was not: its number in the batch, and the id and status of its twin."""
+    more = {"args": f"[{','.join(columns['args'])}]", "job_id": ids, "place": places, "since": since}
+    return _rows(conn, _in_schema(_SQL["enqueue_many"], schema), columns | more)
+
+
+def _rows(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Tuples from any connection, whatever its owner has made its cursors and rows."""
+    return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters).fetchall()
+
+
+def _in_schema(statement: str, schema: str | None) -> str:
+    """The statement with the function that it calls named in full."""
+    if schema is None:
+        return statement
+    name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
+    return statement.replace("FROM dl_", f"FROM {name}.dl_")
+
+
+def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:
+    """A transaction of our own where the caller has none; his is not ours to end."""
+    idle = conn.info.transaction_status == TransactionStatus.IDLE
+    return conn.transaction() if conn.autocommit and idle else nullcontext()
+
+
+def _now(conn: Conn) -> Any:
+    return _rows(conn, "SELECT clock_timestamp()::text", {})[0][0]
+
+
+def _new_ids(count: int) -> list[UUID]:
+    """Time-ordered UUIDs (version 7, RFC 9562), a microsecond apart: an index takes them at its right edge."""
+    first = time.time_ns() // 1_000
+    noise = struct.unpack(f">{count}Q", os.urandom(8 * count))
+    return [UUID(int=_time_of(at) | random >> 2) for at, random in enumerate(noise, first)]
+
+
+def _time_of(microseconds: int) -> int:
+    """The bits of such a UUID that are not random: milliseconds, version, parts of 4,096 of the last one, variant."""
+    milliseconds, rest = divmod(microseconds, 1_000)
+    return milliseconds << 80 | (0x7000 | rest * 4_096 // 1_000) << 64 | 1 << 63
 
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:

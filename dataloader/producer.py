@@ -27,6 +27,7 @@ INT4_MAX = 2_147_483_647
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 HORIZON = timedelta(days=3_653)  # ten years: Python cannot read back what PostgreSQL holds beyond year 9999
 FAULTS_SHOWN = 20
+_NESTING = (dict, list)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(\\\\)*\\u0000")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
@@ -189,27 +190,31 @@ def _checked(columns: Columns) -> Columns:
 
 def _unfit(columns: Columns) -> list[str]:
     """The columns that hold what PostgreSQL or a worker could not: what the API's guards on JSON refuse as well."""
-    found = [name for name, values in columns.items() if not _are_storable(values)]
+    found = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
     if any(text.count("{") + text.count("[") >= DEPTH_LIMIT and is_deep(json.loads(text)) for text in columns["args"]):
         found.append("args")
     return found
 
 
-def _are_storable(values: Sequence[object]) -> bool:
+def _are_storable(values: Sequence[object], is_json: bool) -> bool:
     text = "".join(value for value in values if isinstance(value, str))
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return "\0" not in text and not ("\\u0000" in text and _NUL_IN_JSON.search(text))
+    return "\0" not in text and not (is_json and "\\u0000" in text and _NUL_IN_JSON.search(text))
 
 
 def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
     """True when objects and arrays are nested deeper than `room` in it, itself included."""
-    if not isinstance(value, dict | list):
+    if not isinstance(value, _NESTING):
         return False
-    items = value.values() if isinstance(value, dict) else value
-    return room == 0 or any(is_deep(item, room - 1) for item in items)
+    if room == 0:
+        return True
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, _NESTING) and is_deep(item, room - 1):
+            return True
+    return False
 
 
 def _complaints(jobs: Sequence[NewJob]) -> list[str]:

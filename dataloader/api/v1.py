@@ -42,7 +42,7 @@ def batch() -> Response:
     """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body."""
     request.max_content_length = schemas.BATCH_LIMIT
     default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
-    columns = schemas.new_jobs(_body(), default_lease)
+    columns = schemas.new_jobs(_body(depth=schemas.BATCH_DEPTH), default_lease)
     with _sessions().borrow() as conn:
         added = queue.enqueue_columns(conn, columns)
     g.changed = {"jobs": len(added)}
@@ -84,7 +84,7 @@ def _found(job: dict[str, Any] | None) -> dict[str, Any]:
     return job
 
 
-def _body(*, may_be_empty: bool = False) -> dict[str, Any]:
+def _body(*, may_be_empty: bool = False, depth: int = schemas.DEPTH_LIMIT) -> dict[str, Any]:
     """The request's JSON object; {} for a body that is empty and may be."""
     # A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken.
     if "Transfer-Encoding" in request.headers:
@@ -96,7 +96,7 @@ def _body(*, may_be_empty: bool = False) -> dict[str, Any]:
         return {}
     if request.mimetype != "application/json" or _charset() != "utf-8":
         raise invalid("", "content_type", "Content-Type should be application/json")
-    return schemas.document(raw)
+    return schemas.document(raw, depth)
 
 
 def _charset() -> str:

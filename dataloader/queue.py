@@ -29,7 +29,7 @@ from dataloader.job import Finish, Job, Status
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
 
-BATCH = 10_000  # jobs that enqueue_many adds in one statement
+STEP = 1_000  # jobs that enqueue_many adds in one statement
 
 _SQL = db.statements("queue.sql")
 Conn = psycopg.Connection[Any]
@@ -119,7 +119,7 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
     Jobs of equal priority run in the order of the list. A key may stand in the list twice. Any connection will do: one
     in a transaction stays in it, one without autocommit is left in one; `schema` is the queue's where the connection's
-    search_path does not lead to it. Lists of more than BATCH jobs take several statements.
+    search_path does not lead to it. Lists of more than STEP jobs take several statements, sent without waiting.
     """
     return enqueue_columns(conn, columns(jobs), schema)
 
@@ -139,50 +139,68 @@ def merged(values: list[Any]) -> list[Any]:
 
 
 def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> list[tuple[UUID, str]]:
-    """What enqueue_many does, for jobs whose fields are in lists: `args` as JSON, one for each job; of the others each
+    """What enqueue_many does, for jobs whose fields are in lists.
 
-    has a value per job or one for all of them.
+    `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them.
     """
     count = len(columns["args"])
     results = [(job_id, "queued") for job_id in _new_ids(count)]
-    left: Sequence[int] = range(count)
-    long, keys = count > BATCH, columns["idempotency_key"]
-    if long and len(keys) == count:
-        # The order of the keys, over all statements, is what keeps two lists with the same keys from a deadlock.
-        left = sorted(left, key=lambda place: keys[place] or "")
+    left = _fixed_order(columns["idempotency_key"], count)
     with _in_one_transaction(conn):
-        since = _now(conn) if long else None
+        since = _now(conn) if count > STEP else None
         while left:
-            batch, left = left[:BATCH], left[BATCH:]
-            sent = columns if len(batch) == count else {name: _some(column, batch) for name, column in columns.items()}
-            ids = [results[place][0] for place in batch]
-            places = [place + 1 for place in batch] if long else None
-            gone = []
-            for nth, job_id, status in _send(conn, sent, ids, places, since, schema):
-                if job_id:
-                    results[batch[nth - 1]] = UUID(job_id), status
-                else:
-                    gone.append(batch[nth - 1])
-            # The job that had the key was deleted while we looked: the key is free again.
-            left = [*left, *gone] if gone else left
+            left = _add(conn, columns, results, left, since, schema)
     return results
 
 
-def _some(column: list[Any], places: Sequence[int]) -> list[Any]:
-    return [column[place] for place in places] if len(column) > 1 else column
+def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
+    """The order of the keys: over all statements it keeps two lists with the same keys from a deadlock."""
+    if len(keys) < count or count <= STEP:  # within a statement the function sees to it
+        return range(count)
+    return sorted(range(count), key=lambda number: keys[number] or "")
 
 
-def _send(
-    conn: Conn, columns: Columns, ids: list[UUID], places: list[int] | None, since: str | None, schema: str | None
-) -> list[tuple[Any, ...]]:
-    """Add a batch; a row for each job that was not: its number in the batch, and the id and status of its twin."""
-    more = {"args": f"[{','.join(columns['args'])}]", "job_id": ids, "place": places, "since": since}
-    return _rows(conn, _in_schema(_SQL["enqueue_many"], schema), columns | more)
+def _add(
+    conn: Conn,
+    columns: Columns,
+    results: list[tuple[UUID, str]],
+    wanted: Sequence[int],
+    since: str | None,
+    schema: str | None,
+) -> list[int]:
+    """Add the jobs of these numbers; `results` learn of those that have another's key.
+
+    Returns the numbers of those whose key's job was deleted while we looked: the key is free again.
+    """
+    statement = _in_schema(_SQL["enqueue_many"], schema)
+    steps = [wanted[start : start + STEP] for start in range(0, len(wanted), STEP)]
+    gone = []
+    # While the server adds some, the next are made ready here.
+    with conn.pipeline() if len(steps) > 1 else nullcontext():
+        sent = [_execute(conn, statement, _step(columns, results, step, since)) for step in steps]
+        for step, cursor in zip(steps, sent, strict=True):
+            for nth, job_id, status in cursor:
+                if job_id:
+                    results[step[nth - 1]] = UUID(job_id), status
+                else:
+                    gone.append(step[nth - 1])
+    return gone
 
 
-def _rows(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def _step(
+    columns: Columns, results: list[tuple[UUID, str]], numbers: Sequence[int], since: str | None
+) -> dict[str, Any]:
+    """The parameters of one statement: these jobs, with the ids that their results foresee."""
+    found: dict[str, Any] = {}
+    for name, values in columns.items():
+        found[name] = [values[number] for number in numbers] if len(values) > len(numbers) else values
+    found["job_id"] = [results[number][0] for number in numbers]
+    return found | {"since": since, "place": [number + 1 for number in numbers] if since else None}
+
+
+def _execute(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[tuple[Any, ...]]:
     """Tuples from any connection, whatever its owner has made its cursors and rows."""
-    return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters).fetchall()
+    return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters)
 
 
 def _in_schema(statement: str, schema: str | None) -> str:
@@ -200,7 +218,7 @@ def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:
 
 
 def _now(conn: Conn) -> Any:
-    return _rows(conn, "SELECT clock_timestamp()::text", {})[0][0]
+    return _execute(conn, "SELECT clock_timestamp()::text", {}).fetchall()[0][0]
 
 
 def _new_ids(count: int) -> list[UUID]:

@@ -513,7 +513,7 @@ $$;
 
 -- Add a batch: one row and one journal row per job, or nothing. The job ids are the caller's, one per job, growing, so
 -- that the keys of both tables' indexes are inserted at their right edge. Each other array has one value per job or one
--- for all; p_args is a JSON array of objects. Returns the jobs that were not added: their place in the arrays (from 1),
+-- for all, but p_args (JSON) has one per job. Returns the jobs that were not added: their place in the arrays (from 1),
 -- and the id and status of the job that has their idempotency key; nulls when that job was deleted meanwhile.
 --
 -- now() is the same all over a transaction, and jobs of one created_at run in no order. So each job is created a
@@ -522,7 +522,7 @@ $$;
 -- Keys are inserted in the order of their bytes: two batches that share keys wait for each other and never in a circle.
 -- Bound to this schema, for producers have a search_path of their own.
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
-  p_job_id uuid[], p_queue text[], p_task text[], p_args json, p_idempotency_key text[], p_lock_key text[],
+  p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
   p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
   p_timeout_sec int[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -539,18 +539,22 @@ BEGIN
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
            max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
            since + coalesce(n.place, nth) * interval '1 microsecond', 1
-      FROM ROWS FROM (
-             unnest(p_job_id, dl_spread(p_queue, size), dl_spread(p_task, size), dl_spread(p_lock_key, size),
-                    dl_spread(p_partition_key, size), dl_spread(p_priority, size), dl_spread(p_available_at, size),
-                    dl_spread(p_max_attempts, size), dl_spread(p_lease_ttl_sec, size), dl_spread(p_timeout_sec, size),
-                    dl_spread(p_producer, size), dl_spread(p_consumer_group, size), p_place),
-             json_array_elements(p_args))
-           WITH ORDINALITY AS n (job_id, queue, task, lock_key, partition_key, priority, available_at, max_attempts,
-                                 lease_ttl_sec, timeout_sec, producer, consumer_group, place, args, nth);
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(dl_spread(p_queue, size)) AS queue,
+                   unnest(dl_spread(p_task, size)) AS task, unnest(dl_spread(p_lock_key, size)) AS lock_key,
+                   unnest(dl_spread(p_partition_key, size)) AS partition_key,
+                   unnest(dl_spread(p_priority, size)) AS priority,
+                   unnest(dl_spread(p_available_at, size)) AS available_at,
+                   unnest(dl_spread(p_max_attempts, size)) AS max_attempts,
+                   unnest(dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
+                   unnest(dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(dl_spread(p_producer, size)) AS producer,
+                   unnest(dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+                   unnest(p_place) AS place, generate_series(1, size) AS nth) n;
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
            CASE WHEN producer IS NULL THEN '{}' ELSE jsonb_build_object('producer', producer) END
-      FROM unnest(p_job_id, dl_spread(p_queue, size), dl_spread(p_producer, size)) AS n (job_id, queue, producer);
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(dl_spread(p_queue, size)) AS queue,
+                   unnest(dl_spread(p_producer, size)) AS producer) n;
     RETURN;
   END IF;
 
@@ -560,15 +564,19 @@ BEGIN
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
            coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
            since + coalesce(n.place, nth) * interval '1 microsecond', 1
-      FROM ROWS FROM (
-             unnest(p_job_id, dl_spread(p_queue, size), dl_spread(p_task, size), dl_spread(p_idempotency_key, size),
-                    dl_spread(p_lock_key, size), dl_spread(p_partition_key, size), dl_spread(p_priority, size),
-                    dl_spread(p_available_at, size), dl_spread(p_max_attempts, size), dl_spread(p_lease_ttl_sec, size),
-                    dl_spread(p_timeout_sec, size), dl_spread(p_producer, size), dl_spread(p_consumer_group, size),
-                    p_place),
-             json_array_elements(p_args))
-           WITH ORDINALITY AS n (job_id, queue, task, idempotency_key, lock_key, partition_key, priority, available_at,
-                                 max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, place, args, nth)
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(dl_spread(p_queue, size)) AS queue,
+                   unnest(dl_spread(p_task, size)) AS task,
+                   unnest(dl_spread(p_idempotency_key, size)) AS idempotency_key,
+                   unnest(dl_spread(p_lock_key, size)) AS lock_key,
+                   unnest(dl_spread(p_partition_key, size)) AS partition_key,
+                   unnest(dl_spread(p_priority, size)) AS priority,
+                   unnest(dl_spread(p_available_at, size)) AS available_at,
+                   unnest(dl_spread(p_max_attempts, size)) AS max_attempts,
+                   unnest(dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
+                   unnest(dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(dl_spread(p_producer, size)) AS producer,
+                   unnest(dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+                   unnest(p_place) AS place, generate_series(1, size) AS nth) n
      ORDER BY idempotency_key COLLATE "C", nth
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING job_id, queue, producer)

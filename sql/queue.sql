@@ -22,7 +22,7 @@ SELECT job_id, status::text FROM added;
 -- name: enqueue_many
 -- none -> queued, for each job of a batch; a row for each that was not added (see functions.sql).
 SELECT place, job_id::text, status FROM dl_enqueue_many(
-  %(job_id)b::uuid[], %(queue)b::text[], %(task)b::text[], %(args)s::json, %(idempotency_key)b::text[],
+  %(job_id)b::uuid[], %(queue)b::text[], %(task)b::text[], %(args)b::text[], %(idempotency_key)b::text[],
   %(lock_key)b::text[], %(partition_key)b::text[], %(priority)b::int[], %(available_at)b::timestamptz[],
   %(max_attempts)b::int[], %(lease_ttl_sec)b::int[], %(timeout_sec)b::int[], %(producer)b::text[],
   %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz);

@@ -18,11 +18,13 @@ from pydantic_core import ErrorDetails
 
 from dataloader.api.problems import Fault, Problem, invalid
 from dataloader.producer import DEPTH_LIMIT, FAULTS_SHOWN, Trigger, columns_of, is_deep
-from dataloader.queue import BATCH, Columns, NewJob
+from dataloader.queue import Columns, NewJob
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
+BATCH_JOBS = 10_000
 BATCH_LIMIT = 16 * 1024 * 1024  # bytes
-BATCH_DEPTH = DEPTH_LIMIT + 2  # each job is as free as a trigger's body, whose depth DEPTH_LIMIT counts
+TRIGGER_DEPTH = DEPTH_LIMIT  # objects and arrays within each other, the body itself being the first
+BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
 DIGITS_LIMIT = 4_300  # what Python reads as one integer, and so what a worker can
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
@@ -35,7 +37,7 @@ class Batch(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
-    jobs: list[Any] = Field(max_length=BATCH)
+    jobs: list[Any] = Field(max_length=BATCH_JOBS)
 
 
 class Cancel(BaseModel):
@@ -86,7 +88,7 @@ def job_id(text: str) -> UUID:
     return UUID(text)
 
 
-def document(raw: bytes, depth: int = DEPTH_LIMIT) -> dict[str, Any]:
+def document(raw: bytes, depth: int = TRIGGER_DEPTH) -> dict[str, Any]:
     """The JSON object in `raw`, holding only what PostgreSQL can store and a worker can read.
 
     Raises a 400 Problem for anything else: bytes that are not UTF-8, no object, a key twice in one object,

@@ -84,7 +84,7 @@ def _found(job: dict[str, Any] | None) -> dict[str, Any]:
     return job
 
 
-def _body(*, may_be_empty: bool = False, depth: int = schemas.DEPTH_LIMIT) -> dict[str, Any]:
+def _body(*, may_be_empty: bool = False, depth: int = schemas.TRIGGER_DEPTH) -> dict[str, Any]:
     """The request's JSON object; {} for a body that is empty and may be."""
     # A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken.
     if "Transfer-Encoding" in request.headers:

@@ -42,7 +42,7 @@ def order(conn: db.Connection) -> list[Any]:
 
 @pytest.fixture
 def batches_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "BATCH", 3)
+    monkeypatch.setattr(queue, "STEP", 3)
 
 
 EVERYTHING = {

@@ -13,6 +13,7 @@ lets `job.py` decide and `queue.py` write the end.
     db              connections, named statements                    -
     migrations      the schema's versions                            db
     queue           every statement in the life of one job           db job
+    producer        PURE rules of a new job; jobs from Python        queue
     process         signals, exit codes, children                    -
     slots           what a farm's processes show each other          process
     pipelines       registry, context, the built-in ones             job
@@ -22,13 +23,33 @@ lets `job.py` decide and `queue.py` write the end.
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations
     supervisor      PROCESS forks and ends; no SQL                   process slots
-    api             PROCESS (gunicorn) HTTP                          db queue job migrations
+    api             PROCESS (gunicorn) HTTP                          db queue job migrations producer
     embedded        a PostgreSQL of our own                          -
     probe           is a session direct, does it hear a NOTIFY       db
     check           what keeps a farm from working, reported         check_database db pipelines
     check_database  the same for the databases                       db migrations probe
     settings_doc    docs/settings.md and .env.example                -
 
+Other programs import `NewJob`, `enqueue` and `enqueue_many` from here (docs/producers.md).
+
 Only `db` opens connections; only `queue` and `migrations` execute SQL on the queue's tables; only `api` imports
 flask; no process imports another.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataloader.producer import enqueue, enqueue_many
+    from dataloader.queue import NewJob
+
+__all__ = ["NewJob", "enqueue", "enqueue_many"]
+
+
+def __getattr__(name: str) -> Any:
+    # On first use, for every process of a farm imports this package and few of them need pydantic or a driver.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("dataloader.producer"), name)

@@ -7,14 +7,20 @@ psycopg.Error; `db.is_passing` tells whether a new connection heals it. May impo
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import os
+import struct
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 import psycopg
-from psycopg.rows import dict_row
+from psycopg.pq import TransactionStatus
+from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb
 
 from dataloader import db
@@ -28,6 +34,7 @@ _PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off"
 )
+STEP = 1_000  # jobs that enqueue_many adds in one statement
 
 _SQL = db.statements("queue.sql")
 _STATUS = {
@@ -57,6 +64,12 @@ class NewJob:
     timeout_sec: int | None = None
     producer: str | None = None
     consumer_group: str | None = None
+
+
+Columns = dict[str, list[Any]]
+_FIELDS = tuple(field.name for field in fields(NewJob) if field.name != "args")
+_fields_of = attrgetter(*_FIELDS)
+as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +143,126 @@ def enqueue(conn: Conn, new: NewJob) -> tuple[UUID, str]:
         if row:
             return row[0], row[1]
         # The job that had the key was deleted between the two: the key is free again.
+
+
+def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
+    """Add jobs, all or none; for each, in the order of the list, what `enqueue` returns.
+
+    Jobs of equal priority run in the order of the list. A key may stand in the list twice. Any connection will do: one
+    in a transaction stays in it, one without autocommit is left in one; `schema` is the queue's where the connection's
+    search_path does not lead to it. Lists of more than STEP jobs take several statements, sent without waiting.
+    """
+    return enqueue_columns(conn, columns(jobs), schema)
+
+
+def columns(jobs: Sequence[NewJob]) -> Columns:
+    """Jobs as enqueue_columns takes them."""
+    values = zip(*map(_fields_of, jobs), strict=True) if jobs else [()] * len(_FIELDS)
+    found = {name: merged(list(column)) for name, column in zip(_FIELDS, values, strict=True)}
+    return found | {"args": [as_json(job.args) for job in jobs]}
+
+
+def merged(values: list[Any]) -> list[Any]:
+    """One value in place of many that are the same."""
+    if values and values.count(values[0]) == len(values) and len(set(map(type, values))) == 1:
+        return values[:1]
+    return values
+
+
+def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> list[tuple[UUID, str]]:
+    """What enqueue_many does, for jobs whose fields are in lists.
+
+    `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them.
+    """
+    count = len(columns["args"])
+    results = [(job_id, "queued") for job_id in _new_ids(count)]
+    left = _fixed_order(columns["idempotency_key"], count)
+    with _in_one_transaction(conn):
+        since = _now(conn) if count > STEP else None
+        while left:
+            left = _add(conn, columns, results, left, since, schema)
+    return results
+
+
+def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
+    """The order of the keys: over all statements it keeps two lists with the same keys from a deadlock."""
+    if len(keys) < count or count <= STEP:  # within a statement the function sees to it
+        return range(count)
+    return sorted(range(count), key=lambda number: keys[number] or "")
+
+
+def _add(
+    conn: Conn,
+    columns: Columns,
+    results: list[tuple[UUID, str]],
+    wanted: Sequence[int],
+    since: str | None,
+    schema: str | None,
+) -> list[int]:
+    """Add the jobs of these numbers; `results` learn of those that have another's key.
+
+    Returns the numbers of those whose key's job was deleted while we looked: the key is free again.
+    """
+    statement = _in_schema(_SQL["enqueue_many"], schema)
+    steps = [wanted[start : start + STEP] for start in range(0, len(wanted), STEP)]
+    gone = []
+    # While the server adds some, the next are made ready here.
+    with conn.pipeline() if len(steps) > 1 else nullcontext():
+        sent = [_execute(conn, statement, _step(columns, results, step, since)) for step in steps]
+        for step, cursor in zip(steps, sent, strict=True):
+            for nth, job_id, status in cursor:
+                if job_id:
+                    results[step[nth - 1]] = UUID(job_id), status
+                else:
+                    gone.append(step[nth - 1])
+    return gone
+
+
+def _step(
+    columns: Columns, results: list[tuple[UUID, str]], numbers: Sequence[int], since: str | None
+) -> dict[str, Any]:
+    """The parameters of one statement: these jobs, with the ids that their results foresee."""
+    found: dict[str, Any] = {}
+    for name, values in columns.items():
+        found[name] = [values[number] for number in numbers] if len(values) > len(numbers) else values
+    found["job_id"] = [results[number][0] for number in numbers]
+    return found | {"since": since, "place": [number + 1 for number in numbers] if since else None}
+
+
+def _execute(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Tuples from any connection, whatever its owner has made its cursors and rows."""
+    return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters)
+
+
+def _in_schema(statement: str, schema: str | None) -> str:
+    """The statement with the function that it calls named in full."""
+    if schema is None:
+        return statement
+    name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
+    return statement.replace("FROM dl_", f"FROM {name}.dl_")
+
+
+def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:
+    """A transaction of our own where the caller has none; his is not ours to end."""
+    idle = conn.info.transaction_status == TransactionStatus.IDLE
+    return conn.transaction() if conn.autocommit and idle else nullcontext()
+
+
+def _now(conn: Conn) -> Any:
+    return _execute(conn, "SELECT clock_timestamp()::text", {}).fetchall()[0][0]
+
+
+def _new_ids(count: int) -> list[UUID]:
+    """Time-ordered UUIDs (version 7, RFC 9562), a microsecond apart: an index takes them at its right edge."""
+    first = time.time_ns() // 1_000
+    noise = struct.unpack(f">{count}Q", os.urandom(8 * count))
+    return [UUID(int=_time_of(at) | random >> 2) for at, random in enumerate(noise, first)]
+
+
+def _time_of(microseconds: int) -> int:
+    """The bits of such a UUID that are not random: milliseconds, version, parts of 4,096 of the last one, variant."""
+    milliseconds, rest = divmod(microseconds, 1_000)
+    return milliseconds << 80 | (0x7000 | rest * 4_096 // 1_000) << 64 | 1 << 63
 
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:

@@ -5,18 +5,27 @@
 
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
+-- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                       max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, journaled)
+                       max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
   VALUES (gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
           %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(timeout_sec)s,
-          %(producer)s, %(consumer_group)s, 1)
+          %(producer)s, %(consumer_group)s, clock_timestamp(), 1)
   ON CONFLICT (idempotency_key) DO NOTHING
   RETURNING job_id, queue, status),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, 'queued', jsonb_strip_nulls(jsonb_build_object('producer', %(producer)s::text)) FROM added)
 SELECT job_id, status::text FROM added;
+
+-- name: enqueue_many
+-- none -> queued, for each job of a batch; a row for each that was not added (see functions.sql).
+SELECT place, job_id::text, status FROM dl_enqueue_many(
+  %(job_id)b::uuid[], %(queue)b::text[], %(task)b::text[], %(args)b::text[], %(idempotency_key)b::text[],
+  %(lock_key)b::text[], %(partition_key)b::text[], %(priority)b::int[], %(available_at)b::timestamptz[],
+  %(max_attempts)b::int[], %(lease_ttl_sec)b::int[], %(timeout_sec)b::int[], %(producer)b::text[],
+  %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz);
 
 -- name: find
 -- The job of an idempotency key.

@@ -78,7 +78,10 @@ def _route() -> tuple[str, str]:
 
 
 def _changed(response: Response) -> dict[str, Any]:
-    """Which job a request has changed, if it has changed one."""
+    """Which job a request has changed, if it has changed one; of a batch what `g.changed` says."""
+    if "changed" in g:
+        changed: dict[str, Any] = g.changed
+        return changed
     if request.method != "POST" or response.status_code != 200:
         return {}
     answer = response.get_json(silent=True)

@@ -50,7 +50,7 @@ def test_what_is_left_out_gets_the_defaults(client: FlaskClient, conn: db.Connec
     defaults = {"args": {}, "idempotency_key": None, "partition_key": "", "priority": 100, "max_attempts": 5}
     defaults |= {"lease_ttl_sec": 60, "producer": None, "consumer_group": None, "attempt": 0}
     assert {name: row[name] for name in defaults} == defaults
-    assert row["available_at"] == row["created_at"]
+    assert row["created_at"] - timedelta(seconds=9) < row["available_at"] <= row["created_at"]
 
 
 def test_the_default_lease_is_a_setting(dsn: str, conn: db.Connection) -> None:

@@ -100,7 +100,8 @@ WAIT = "FOR NO KEY UPDATE"
 MUTANTS: list[Mutant] = [
     *_statement(
         "enqueue",
-        ("not counted as journaled", "%(consumer_group)s, 1)", "%(consumer_group)s, 0)"),
+        ("not counted as journaled", "clock_timestamp(), 1)", "clock_timestamp(), 0)"),
+        ("all of a transaction at one time", "clock_timestamp(), 1)", "now(), 1)"),
         ("fails on a twin", "ON CONFLICT (idempotency_key) DO NOTHING\n"),
     ),
     *_statement(

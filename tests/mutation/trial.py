@@ -17,24 +17,13 @@ from .mutants import Mutant, apply
 ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
-    *(
-        "lease",
-        "ends",
-        "cancel",
-        "settle",
-        "reap",
-        "wake",
-        "notify",
-        "claim",
-        "idempotency",
-        "foreign_journal",
-        "schemas",
-    ),
+    *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "idempotency", "enqueue_many"),
+    *("foreign_journal", "schemas"),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
-    "enqueue": "guards idempotency",
+    "enqueue": "guards idempotency enqueue_many",
     "request_cancel": "cancel guards",
     "cancellations": "guards",
     "dl_slot_is_busy": "guards",

@@ -1,0 +1,187 @@
+"""POST /api/v1/jobs/batch: many jobs, all or none, in order, each held to the rules of a single one."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from typing import Any
+from uuid import UUID
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused, running
+from flask.testing import FlaskClient
+from psycopg.rows import dict_row
+from test_api_audit import Lines, lines  # noqa: F401
+from test_api_refusals import CANARY, DOCUMENTS, FIELDS, WITHOUT
+from test_api_trigger import EVERYTHING
+
+from dataloader import db
+
+BATCH = "/api/v1/jobs/batch"
+MIB = 1024 * 1024
+
+
+def batch(client: FlaskClient, *jobs: Any) -> Any:
+    return client.post(BATCH, json={"jobs": jobs})
+
+
+def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [MINIMAL | {"args": {"n": n}} | more for n in range(count)]
+
+
+def rows(conn: db.Connection) -> list[dict[str, Any]]:
+    return conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs ORDER BY created_at").fetchall()
+
+
+def test_the_jobs_are_committed_in_their_order(client: FlaskClient, conn: db.Connection) -> None:
+    answer = batch(client, *numbered(3))
+    assert (answer.status_code, answer.mimetype) == (200, "application/json")
+    stored = rows(conn)
+    assert answer.json == {"jobs": [{"job_id": str(row["job_id"]), "status": "queued"} for row in stored]}
+    assert [row["args"]["n"] for row in stored] == [0, 1, 2]
+    assert conn.execute("SELECT kind FROM dl_job_events").fetchall() == [("queued",)] * 3
+
+
+def test_each_job_is_stored_as_a_trigger_stores_it(client: FlaskClient, conn: db.Connection) -> None:
+    client.post(TRIGGER, json=MINIMAL)
+    client.post(TRIGGER, json=EVERYTHING)
+    batch(client, MINIMAL, EVERYTHING | {"idempotency_key": "other"})
+    one, all_fields, *many = (
+        {name: row[name] for name in row if name not in ("job_id", "created_at", "available_at", "idempotency_key")}
+        for row in rows(conn)
+    )
+    assert many == [one, all_fields]
+    at = conn.execute("SELECT DISTINCT available_at FROM dl_jobs WHERE idempotency_key IS NOT NULL").fetchall()
+    assert len(at) == 1
+
+
+def test_the_default_lease_is_a_setting(dsn: str, conn: db.Connection) -> None:
+    with running(dsn, dl_default_lease_ttl_sec=7) as app:
+        batch(app.test_client(), MINIMAL, MINIMAL | {"lease_ttl_sec": 8})
+    assert [row["lease_ttl_sec"] for row in rows(conn)] == [7, 8]
+
+
+def test_an_empty_batch_is_an_empty_answer(client: FlaskClient) -> None:
+    answer = batch(client)
+    assert (answer.status_code, answer.json) == (200, {"jobs": []})
+
+
+@pytest.mark.parametrize("end", ["queued", "running", "succeeded", "lost"])
+def test_a_known_key_answers_with_its_job(client: FlaskClient, conn: db.Connection, end: str) -> None:
+    first = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "a"}).json["job_id"]
+    conn.execute("UPDATE dl_jobs SET status = %s, lease_expires_at = now() + '1 min'", (end,))
+    again = [MINIMAL | {"idempotency_key": key} for key in ("b", "a", "b")]
+    answers = [batch(client, *again).json["jobs"] for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert answers[0][1] == {"job_id": first, "status": end}
+    assert answers[0][0] == answers[0][2] != answers[0][1]
+    assert len(rows(conn)) == 2
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS)
+def test_a_field_that_a_trigger_refuses_is_pointed_at(
+    client: FlaskClient, conn: db.Connection, refused: Refused, field: str, value: Any
+) -> None:
+    bad = {name: item for name, item in (MINIMAL | {field: value}).items() if item is not WITHOUT}
+    alone = refused(client.post(TRIGGER, json=bad), 400, "invalid-input")["errors"]
+    together = refused(batch(client, MINIMAL, MINIMAL, MINIMAL, bad), 400, "invalid-input", f"/jobs/3/{field}")
+    assert together["errors"] == [fault | {"pointer": "/jobs/3" + fault["pointer"]} for fault in alone]
+    assert rows(conn) == []
+
+
+@pytest.mark.parametrize(("raw", "pointer"), [(raw, at) for raw, at in DOCUMENTS if at])
+def test_a_document_that_a_trigger_refuses_is_pointed_at(
+    client: FlaskClient, conn: db.Connection, refused: Refused, raw: bytes, pointer: str
+) -> None:
+    body = b'{"jobs": [%s, %s]}' % (json.dumps(MINIMAL).encode(), raw)
+    refused(client.post(BATCH, data=body, content_type="application/json"), 400, "invalid-input", "/jobs/1" + pointer)
+    assert rows(conn) == []
+
+
+def test_args_may_be_nested_as_deep_as_in_a_trigger(client: FlaskClient) -> None:
+    args = json.loads('{"a":' * 62 + "{}" + "}" * 62)
+    assert batch(client, MINIMAL | {"args": args}).status_code == 200
+    assert batch(client, MINIMAL | {"args": {"a": args}}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/jobs"),
+        ({"jobs": None}, "/jobs"),
+        ({"jobs": {}}, "/jobs"),
+        ({"jobs": [], "queue": "q"}, "/queue"),
+        ({"jobs": [MINIMAL, []]}, "/jobs/1"),
+        ({"jobs": [MINIMAL, "job"]}, "/jobs/1"),
+        ({"jobs": [None]}, "/jobs/0"),
+        ({"jobs": [1] * 10_001}, "/jobs"),
+        (MINIMAL, "/jobs"),
+    ],
+)
+def test_a_bad_frame_is_pointed_at(client: FlaskClient, refused: Refused, body: Any, pointer: str) -> None:
+    refused(client.post(BATCH, json=body), 400, "invalid-input", pointer)
+
+
+def test_all_wrong_fields_are_named_but_the_answer_stays_small(client: FlaskClient, refused: Refused) -> None:
+    bad = [MINIMAL, MINIMAL | {"priority": [CANARY]}, {"queue": "q", "task": "t"}, MINIMAL | {"color": CANARY}]
+    answer = batch(client, *bad)
+    pointers = [fault["pointer"] for fault in refused(answer, 400, "invalid-input")["errors"]]
+    assert pointers == ["/jobs/1/priority", "/jobs/2/lock_key", "/jobs/3/color"]
+    assert CANARY not in answer.text
+    many = batch(client, *[{"x" * 1_000: 1}] * 1_000)
+    assert len(refused(many, 400, "invalid-input")["errors"]) == 20
+    assert len(many.data) < 20_000
+
+
+def test_ten_thousand_jobs_are_taken_and_one_more_is_not(
+    client: FlaskClient, conn: db.Connection, refused: Refused
+) -> None:
+    answer = batch(client, *numbered(10_000))
+    assert answer.status_code == 200
+    assert len({UUID(job["job_id"]) for job in answer.json["jobs"]}) == 10_000
+    assert [row["args"]["n"] for row in rows(conn)] == list(range(10_000))
+    refused(batch(client, *[MINIMAL] * 10_001), 400, "invalid-input", "/jobs")
+
+
+def test_j6_the_body_may_have_16_mib_and_each_args_what_a_trigger_has(
+    client: FlaskClient, conn: db.Connection, refused: Refused
+) -> None:
+    large = MINIMAL | {"args": {"text": "ж" * (128 * 1024 - 20)}}
+    assert batch(client, *[large] * 20).status_code == 200
+    small = large | {"args": {"text": "x"}}
+    too_large = MINIMAL | {"args": {"text": "ж" * 128 * 1024}}
+    refused(batch(client, small, too_large), 413, "too-large", "/jobs/1/args")
+    body = json.dumps({"jobs": numbered(1, args={"text": "x" * 16 * MIB})})
+    refused(client.post(BATCH, data=body, content_type="application/json"), 413, "too-large")
+    assert len(rows(conn)) == 20
+
+
+def test_j6_a_chunked_body_is_411(client: FlaskClient, refused: Refused) -> None:
+    chunked = {"Transfer-Encoding": "chunked", "Content-Type": "application/json"}
+    refused(client.post(BATCH, input_stream=BytesIO(b'{"jobs": []}'), headers=chunked), 411, "length-required")
+
+
+def test_j11_without_a_database_it_is_503_and_bad_input_400_all_the_same(refused: Refused) -> None:
+    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+        client = app.test_client()
+        refused(batch(client, MINIMAL), 503, "unavailable")
+        refused(batch(client, {}), 400, "invalid-input", "/jobs/0/queue")
+
+
+def test_a_statement_that_waits_is_given_up_and_undone(dsn: str, conn: db.Connection, refused: Refused) -> None:
+    with running(dsn, pg_command_timeout=0.3) as app:
+        client = app.test_client()
+        with conn.transaction():
+            conn.execute("LOCK TABLE dl_job_events IN EXCLUSIVE MODE")
+            refused(batch(client, *numbered(3, idempotency_key="k")), 503, "unavailable")
+        assert rows(conn) == []
+        assert batch(client, *numbered(3, idempotency_key="k")).status_code == 200
+
+
+def test_the_audit_says_how_many_and_which(client: FlaskClient, lines: Lines) -> None:  # noqa: F811
+    jobs = batch(client, *numbered(3)).json["jobs"]
+    batch(client, {})
+    _, done, _, refused = lines("audit")
+    said = {"jobs": 3, "first_job_id": jobs[0]["job_id"], "last_job_id": jobs[2]["job_id"], "status": 200}
+    assert said.items() <= done.items()
+    assert "jobs" not in refused

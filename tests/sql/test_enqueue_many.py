@@ -1,0 +1,416 @@
+"""Jobs by the batch: in order, all or none, one per key under any concurrency, on any producer's connection."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from threading import Barrier
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hands import Worker, journal, row, value
+from psycopg import errors
+from psycopg.rows import dict_row
+
+import dataloader
+from dataloader import db, migrations, queue
+from dataloader.queue import NewJob
+
+Workers = Callable[[], Worker]
+
+
+def jobs(number: int, **more: Any) -> list[NewJob]:
+    return [NewJob("q", "t", f"key-{i}", {"n": i}, **more) for i in range(number)]
+
+
+def keyed(*keys: str | None) -> list[NewJob]:
+    return [NewJob("q", "t", f"key-{i}", {"n": i}, idempotency_key=key) for i, key in enumerate(keys)]
+
+
+def order(conn: db.Connection) -> list[Any]:
+    """What the jobs' args say, in the order in which claims take them."""
+    rows = conn.execute("SELECT args -> 'n' FROM dl_jobs ORDER BY priority, created_at").fetchall()
+    assert value(conn, "SELECT count(*) = count(DISTINCT created_at) FROM dl_jobs")
+    return [found for (found,) in rows]
+
+
+@pytest.fixture
+def batches_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "STEP", 3)
+
+
+EVERYTHING = {
+    "queue": "load.cbr",
+    "task": "cbr",
+    "lock_key": "ключ, \"'{}\\",
+    "args": {"city": "Хабаровск", "n": [1, 2.5, None, 10**30, {"deep": '🚀"\\,{}'}]},
+    "partition_key": "2026-01",
+    "priority": 7,
+    "available_at": datetime(2026, 1, 31, 3, 30, 0, 123456, UTC),
+    "max_attempts": 1,
+    "lease_ttl_sec": 86_400,
+    "timeout_sec": 3_600,
+    "producer": "billing",
+    "consumer_group": "etl",
+}
+
+
+@pytest.mark.parametrize("key", [None, "once"])
+@pytest.mark.parametrize("beside", [[], [NewJob("other", "other", "")], [NewJob("", "", "", idempotency_key="k")]])
+def test_every_field_is_stored(conn: db.Connection, key: str | None, beside: list[NewJob]) -> None:
+    new = NewJob(**EVERYTHING, idempotency_key=key)
+    *_, (job_id, status) = queue.enqueue_many(conn, [*beside, new])
+    stored = row(conn, job_id)
+    assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
+    assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 1)
+    assert journal(conn, job_id) == [("queued", {"producer": "billing"})]
+
+
+@pytest.mark.parametrize("keys", [[None] * 3, ["a", "b", "c"], ["a", None, "c"]])
+def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str | None]) -> None:
+    differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
+    one = row(conn, queue.enqueue(conn, NewJob("q", "t", "key"))[0])
+    for job_id, _ in queue.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
+        many = row(conn, job_id)
+        assert {name: many[name] for name in many if name not in differ} == {
+            name: one[name] for name in one if name not in differ
+        }
+        assert many["available_at"] <= many["created_at"]
+        assert journal(conn, job_id) == [("queued", {})]
+
+
+def test_no_jobs_are_no_rows(conn: db.Connection) -> None:
+    assert queue.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+
+
+def test_a_future_job_waits(conn: db.Connection, worker: Worker) -> None:
+    later = NewJob("q", "t", "a", available_at=datetime(2099, 1, 1, tzinfo=UTC))
+    ids = [job_id for job_id, _ in queue.enqueue_many(conn, [later, NewJob("q", "t", "b")])]
+    assert row(conn, ids[0])["blocked_on"] == "time"
+    assert worker.take().job_id == ids[1]
+    assert worker.claim().job is None
+
+
+def test_the_sleepers_are_told(conn: db.Connection, worker: Worker) -> None:
+    queue.enqueue_many(conn, jobs(3))
+    assert set(worker.notes()) == {"q"}
+
+
+@pytest.mark.parametrize("shuffled", [False, True], ids=["no keys", "keys"])
+def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
+    conn: db.Connection, worker: Worker, shuffled: bool
+) -> None:
+    keys = random.Random(1).sample(range(1_000), 60) if shuffled else [None] * 60
+    new = keyed(*(key and f"i{key}" for key in keys))
+    with conn.transaction():
+        results = queue.enqueue_many(conn, new[:20])
+        results += [queue.enqueue(conn, job) for job in new[20:40]]
+        results += queue.enqueue_many(conn, new[40:])
+    assert order(conn) == list(range(60))
+    taken = []
+    for _ in new:
+        job = worker.take()
+        taken.append(job.job_id)
+        worker.finish(job)
+    assert taken == [job_id for job_id, _ in results]
+
+
+def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Connection, batches_of_three: None) -> None:
+    keys = [None, "m", "z", "a", "b", None, "z", "y", "a", "c", None]
+    results = queue.enqueue_many(conn, keyed(*keys))
+    assert [results[6], results[8]] == [results[2], results[3]]
+    assert len(set(results)) == 9
+    assert order(conn) == [0, 1, 2, 3, 4, 5, 7, 9, 10]
+    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'queued'") == 9
+    stored = dict(conn.execute("SELECT (args -> 'n')::int, job_id FROM dl_jobs").fetchall())
+    assert all(results[n][0] == job_id for n, job_id in stored.items())
+
+
+def test_ten_thousand_and_one(conn: db.Connection) -> None:
+    results = queue.enqueue_many(conn, jobs(10_001))
+    assert len(set(results)) == value(conn, "SELECT count(*) FROM dl_jobs") == 10_001
+    assert order(conn) == list(range(10_001))
+
+
+def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
+    ids = [job_id for _ in range(3) for job_id, _ in queue.enqueue_many(conn, jobs(50))]
+    assert ids == sorted(ids)
+    assert {job_id.version for job_id in ids} == {7}
+
+
+# One key, one job.
+
+
+def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -> None:
+    first, _ = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
+    worker.finish(worker.take())
+    results = queue.enqueue_many(conn, keyed("new", "done", None, "new"))
+    assert results[1] == (first, "succeeded")
+    assert results[3] == results[0]
+    assert [status for _, status in results] == ["queued", "succeeded", "queued", "queued"]
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
+    assert queue.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
+    assert len(journal(conn, results[0][0])) == 1
+
+
+def test_a_key_whose_job_is_removed_meanwhile_is_free_again(conn: db.Connection) -> None:
+    old, _ = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
+    conn.execute("""
+        CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN DELETE FROM dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
+        CREATE TRIGGER remove AFTER INSERT ON dl_job_events EXECUTE FUNCTION public.remove()""")
+    try:
+        results = queue.enqueue_many(conn, keyed("a", "b", "c"))
+    finally:
+        conn.execute("DROP FUNCTION public.remove CASCADE")
+    assert old not in [job_id for job_id, _ in results]
+    assert [row(conn, job_id)["idempotency_key"] for job_id, _ in results] == ["a", "b", "c"]
+    assert value(conn, "SELECT count(*) FROM dl_job_events") == 3
+
+
+def test_lists_with_the_same_keys_at_once_are_one_list(
+    conn: db.Connection, workers: Workers, batches_of_three: None
+) -> None:
+    crew = [workers() for _ in range(4)]
+    gate = Barrier(4)
+
+    def add(worker: Worker, seed: int) -> list[dict[str, UUID]]:
+        found = []
+        for number in range(30):
+            keys = [f"{number}-{i}" for i in range(10)]
+            random.Random(seed * 100 + number).shuffle(keys)
+            gate.wait(20)
+            results = queue.enqueue_many(worker.conn, keyed(*keys))
+            found.append({key: job_id for key, (job_id, _) in zip(keys, results, strict=True)})
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(add, crew, range(4)))
+    assert all(answer == answers[0] for answer in answers)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 300
+    assert value(conn, "SELECT count(*) FROM dl_job_events") == 300
+
+
+# All or none, in the producer's transaction.
+
+
+@pytest.mark.parametrize("bad", [0, 4])
+def test_one_bad_job_and_there_is_none(conn: db.Connection, batches_of_three: None, bad: int) -> None:
+    new = jobs(5)
+    new[bad] = NewJob("q", "t", "k", priority=-1)
+    with pytest.raises(errors.CheckViolation):
+        queue.enqueue_many(conn, new)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(*) FROM dl_job_events") == 0
+
+
+@pytest.fixture
+def elsewhere(conn: db.Connection) -> str:
+    """The name of a schema with a queue of its own, odd to quote."""
+    name = 'Ferme "50%"'
+    migrations.migrate(conn.info.dsn, schema=name)
+    return name
+
+
+@pytest.fixture(params=["bare", "rows", "prepared", "pipeline"])
+def producer(request: pytest.FixtureRequest, dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection as other programs make them: no autocommit, another search_path, rows of their own kind."""
+    with psycopg.connect(dsn, options="-c search_path=pg_catalog") as conn:
+        if request.param == "rows":
+            conn.row_factory = dict_row
+            conn.cursor_factory = psycopg.ClientCursor
+        if request.param == "prepared":
+            conn.prepare_threshold = 0
+        if request.param == "pipeline":
+            with conn.pipeline():
+                yield conn
+        else:
+            yield conn
+
+
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+def test_the_transaction_stays_the_producers(
+    conn: db.Connection, producer: psycopg.Connection[Any], ends: str, batches_of_three: None
+) -> None:
+    one = dataloader.enqueue(producer, queue="q", task="t", lock_key="k", args={"n": 0}, schema="public")
+    many = dataloader.enqueue_many(producer, keyed("a", None, "b", "a"), schema="public")
+    assert len({one, *many}) == 4
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+    getattr(producer, ends)()
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if ends == "commit" else 0)
+
+
+def test_a_block_of_the_producers_is_joined(conn: db.Connection) -> None:
+    with conn.transaction(force_rollback=True):
+        dataloader.enqueue_many(conn, jobs(3), schema="public")
+        assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+
+
+def test_autocommit_commits(dsn: str, conn: db.Connection) -> None:
+    with psycopg.connect(dsn, autocommit=True) as producer:
+        dataloader.enqueue_many(producer, jobs(3), schema="public")
+        assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
+
+
+def test_another_schema(conn: db.Connection, elsewhere: str) -> None:
+    job_id, _ = dataloader.enqueue(conn, queue="q", task="t", lock_key="k", schema=elsewhere)
+    dataloader.enqueue_many(conn, keyed("a", "b", "a"), schema=elsewhere)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+    with db.connect(conn.info.dsn, name="test", schema=elsewhere) as there:
+        assert row(there, job_id)["queue"] == "q"
+        assert value(there, "SELECT count(*) FROM dl_job_events") == 3
+
+
+def test_the_configured_schema_is_the_default(conn: db.Connection, dsn: str) -> None:
+    migrations.migrate(dsn, schema="farm")
+    script = "import sys, psycopg, dataloader; conn = psycopg.connect(sys.argv[1], autocommit=True);"
+    script += "dataloader.enqueue(conn, queue='q', task='t', lock_key='k')"
+    subprocess.run([sys.executable, "-c", script, dsn], env={"PG_SCHEMA_QUEUE": "farm"}, check=True, timeout=60)
+    assert value(conn, "SELECT count(*) FROM farm.dl_jobs") == 1
+
+
+class Untouchable:
+    """What any use of would fail."""
+
+
+NOBODY: Any = Untouchable()
+GOOD: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        *((name, bad) for name in GOOD for bad in ("", None, 1, True, "a\0b", "\ud800")),
+        *(("queue", bad) for bad in ("q" * 129, "a\nb")),
+        ("task", "t" * 201),
+        ("lock_key", "k" * 513),
+        *(("idempotency_key", bad) for bad in ("", "k" * 256, 7, "a\0")),
+        *((name, "p" * 256) for name in ("partition_key", "producer", "consumer_group")),
+        *(("priority", bad) for bad in (-1, 2**31, "7", 7.0, True, None)),
+        *(("max_attempts", bad) for bad in (0, 5.0, None)),
+        *(("lease_ttl_sec", bad) for bad in (0, 86_401, None)),
+        *(("timeout_sec", bad) for bad in (0, 30 * 86_400 + 1)),
+        ("available_at", datetime(2026, 1, 1)),  # noqa: DTZ001
+        ("available_at", datetime(1999, 1, 1, tzinfo=UTC)),
+        ("available_at", datetime(9999, 1, 1, tzinfo=UTC)),
+        ("available_at", 7),
+        *(("args", bad) for bad in ([], "{}", {"a": {1}}, {"a": float("nan")}, {"a": "\0"}, {"\ud800": 1})),
+        ("args", {"a": 10**5_000}),
+    ],
+)
+def test_a_bad_field_is_named_and_nothing_touched(field: str, bad: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^{field}: "):
+        dataloader.enqueue(NOBODY, **(GOOD | {field: bad}))
+    with pytest.raises(ValueError, match=rf"^jobs\[1\]\.{field}: ") as caught:
+        dataloader.enqueue_many(NOBODY, [NewJob(**GOOD), NewJob(**(GOOD | {field: bad}))])
+    assert "jobs[0]" not in str(caught.value)
+
+
+def test_every_bad_field_is_named_up_to_twenty() -> None:
+    with pytest.raises(ValueError, match=r"^queue: .*; priority: .*; producer: "):
+        dataloader.enqueue(NOBODY, queue="", task="t", lock_key="k", priority=-1, producer="p" * 256)
+    with pytest.raises(ValueError, match=r"jobs\[19\]\.queue: .*; and more$") as caught:
+        dataloader.enqueue_many(NOBODY, [NewJob("", "t", "k")] * 50)
+    assert "jobs[20]" not in str(caught.value)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth > 1 else {}
+
+
+def test_args_may_be_nested_as_deep_as_over_http(conn: db.Connection) -> None:
+    dataloader.enqueue(conn, **GOOD, args=nested(63), schema="public")
+    dataloader.enqueue(conn, **GOOD, args={"flat": [{}] * 200}, schema="public")
+    with pytest.raises(ValueError, match=r"^args: .*64 deep"):
+        dataloader.enqueue(NOBODY, **GOOD, args=nested(64))
+    with pytest.raises(ValueError, match=r"^args: "):
+        dataloader.enqueue(NOBODY, **GOOD, args=nested(900))
+
+
+@pytest.mark.parametrize("text", ["\\u0000", '"\\\\u0000', "\\\\ud800", "🚀"])
+def test_texts_that_only_look_unstorable_are_stored(conn: db.Connection, text: str) -> None:
+    job_id, _ = dataloader.enqueue(conn, **(GOOD | {"lock_key": text}), args={"text": text}, schema="public")
+    stored = row(conn, job_id)
+    assert (stored["lock_key"], stored["args"]) == (text, {"text": text})
+
+
+# The function for everyone else.
+
+
+def test_dl_enqueue_needs_three_fields(conn: db.Connection, worker: Worker) -> None:
+    job_id = value(conn, "SELECT dl_enqueue(queue => 'q', task => 't', lock_key => 'k')")
+    plain = row(conn, queue.enqueue(conn, NewJob("q", "t", "k"))[0])
+    differ = {"job_id", "created_at", "available_at", "journaled", "now"}
+    stored = row(conn, job_id)
+    assert {name for name in stored if stored[name] != plain[name]} <= differ
+    assert [kind for kind, _ in journal(conn, job_id)] == ["queued"]
+    assert worker.take().job_id == job_id
+
+
+def test_dl_enqueue_takes_every_field_from_any_search_path(conn: db.Connection) -> None:
+    given = EVERYTHING | {"args": psycopg.types.json.Jsonb(EVERYTHING["args"]), "idempotency_key": "once"}
+    call = ", ".join(f"{name} => %({name})s" for name in given)
+    conn.execute("SET search_path = pg_catalog")
+    cursor = conn.execute(f"SELECT public.dl_enqueue({call})", given)  # type: ignore[arg-type]
+    job_id = cursor.fetchone()[0]  # type: ignore[index]
+    conn.execute("SET search_path = public")
+    stored = row(conn, job_id)
+    assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
+
+
+def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: db.Connection) -> None:
+    call = "SELECT dl_enqueue('q', 't', 'k', args => jsonb_build_object('n', %s::int), idempotency_key => %s)"
+    with conn.transaction():
+        ids = [value(conn, call, n, f"i{n % 7}") for n in range(10)]
+    assert ids[7:] == ids[:3]
+    assert order(conn) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("field", "bad"),
+    [
+        *((name, bad) for name in GOOD for bad in (None, "", "k" * 513)),
+        ("queue", "a\nb"),
+        ("queue", "a\x9f"),
+        ("args", "[]"),
+        ("idempotency_key", ""),
+        ("partition_key", "p" * 256),
+        ("priority", -1),
+        ("available_at", "infinity"),
+        ("available_at", "1999-12-31"),
+        ("max_attempts", 0),
+        ("lease_ttl_sec", 86_401),
+        ("timeout_sec", 0),
+        ("producer", "p" * 256),
+        ("consumer_group", "p" * 256),
+    ],
+)
+def test_dl_enqueue_names_what_is_wrong(conn: db.Connection, field: str, bad: Any) -> None:
+    given = GOOD | {field: bad}
+    call = ", ".join(f"{name} => %({name})s" for name in given)
+    with pytest.raises(errors.InvalidParameterValue, match=rf"^dl_enqueue: {field} should be "):
+        conn.execute(f"SELECT dl_enqueue({call})", given)  # type: ignore[arg-type]
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+
+
+def test_dl_enqueue_needs_no_right_on_the_journal(conn: db.Connection) -> None:
+    role = f"producer_{uuid4().hex}"
+    conn.execute(f"CREATE ROLE {role}; GRANT INSERT, SELECT ON dl_jobs TO {role}; SET ROLE {role}")  # type: ignore
+    try:
+        job_id = value(conn, "SELECT dl_enqueue('q', 't', 'k')")
+    finally:
+        conn.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")  # type: ignore[arg-type]
+    assert [kind for kind, _ in journal(conn, job_id)] == ["queued"]
+
+
+def test_importing_the_package_stays_light() -> None:
+    script = "import sys, dataloader; assert not {'pydantic', 'psycopg'} & set(sys.modules);"
+    script += "import dataloader.worker; assert 'dataloader.producer' not in sys.modules; dataloader.enqueue"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -123,6 +123,46 @@ def check(as_json: bool) -> None:
     sys.exit(0 if report.is_good else EXIT_CANNOT_START)
 
 
+@main.command()
+@click.argument("figures", nargs=-1)
+@click.option(
+    "--rounds", type=click.IntRange(1, 1_000), default=5, show_default=True, help="of which medians are taken"
+)
+@click.option(
+    "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="of all sizes"
+)
+@click.option("--prefetch", type=click.IntRange(2, 1_000), default=50, show_default=True, help="for drains in batches")
+@click.option(
+    "--bare",
+    type=click.Choice(["plain", "contract", "lean"]),
+    default="plain",
+    show_default=True,
+    help="pgbench's tables: the contract's; with its notify triggers; without its indexes",
+)
+@click.option("--json", "json_path", metavar="FILE", help="write the result as JSON too; - is stdout")
+@click.option("--dsn", help="a database to measure in; default: the configured one, or an embedded PostgreSQL")
+def bench(
+    figures: tuple[str, ...],
+    rounds: int,
+    scale: float,
+    prefetch: int,
+    bare: str,
+    json_path: str | None,
+    dsn: str | None,
+) -> None:
+    """Measure a farm beside its database's bare limit; all FIGURES, or those named.
+
+    Everything happens in schemas of its own, which are dropped at the end.
+    """
+    from dataloader.bench import program
+    from dataloader.bench.place import Wish
+
+    if unknown := [name for name in figures if name not in program.FIGURES]:
+        raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
+    wish = Wish(rounds, scale, prefetch, bare)
+    sys.exit(program.run(_settings(), figures, wish, dsn, json_path))
+
+
 @main.command(name="dsn")
 @click.option("--show-password", is_flag=True, help="with the password, if the DSN has one")
 def dsn_command(show_password: bool) -> None:

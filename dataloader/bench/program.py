@@ -1,0 +1,114 @@
+"""Which figures are measured, where, and what is said of them: what the command `bench` runs."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dataloader import db, embedded
+from dataloader.bench import drain, latency, pgbench, report
+from dataloader.bench.line import Line
+from dataloader.bench.place import BenchError, Place, Wish, machine
+from dataloader.config import Settings
+from dataloader.process import EXIT_FAILED, EXIT_OK
+
+Measure = Callable[[Place], Iterator[Line]]
+FIGURES: dict[str, Measure] = {
+    "drain": drain.measure,
+    "latency": latency.measure,
+}
+INTERRUPTED = 130
+
+
+def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None, json_path: str | None) -> int:
+    """Measure these figures (all, when none is named) and show them; the exit status.
+
+    `dsn` wins over the settings' database; without either a PostgreSQL of our own is started in DL_HOME. `json_path`
+    is a file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was
+    measured until then is shown.
+    """
+    out, err = Console(), Console(stderr=True)
+    status, lines, about = EXIT_OK, list[Line](), dict[str, Any]()
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        with _place(settings, wish, dsn, err) as place:
+            about = _about(place)
+            for name in figures or FIGURES:
+                lines += _measured(name, place)
+    except KeyboardInterrupt:
+        err.print("dataloader bench: interrupted", style="red")
+        status = INTERRUPTED
+    except (BenchError, embedded.EmbeddedError, db.Error, OSError) as error:
+        err.print(f"dataloader bench: {str(error).strip()}", style="red", markup=False, highlight=False)
+        status = EXIT_FAILED
+    if lines:
+        (err if json_path == "-" else out).print(report.table(lines, _title(about)))
+    if about and json_path == "-":
+        out.file.write(report.document(lines, about))
+    elif about and json_path:
+        Path(json_path).write_text(report.document(lines, about), "utf-8")
+    return status
+
+
+def _measured(name: str, place: Place) -> Iterator[Line]:
+    for line in FIGURES[name](place):
+        place.progress.console.print(f"{line.figure}: {line.name}", style="dim", highlight=False)
+        yield line
+
+
+@contextmanager
+def _place(settings: Settings, wish: Wish, dsn: str | None, console: Console) -> Iterator[Place]:
+    """The database, a folder, progress bars; all of it gone at the end of the block."""
+    with ExitStack() as cleanup:
+        folder = settings.dl_home / f"bench-{time.time_ns()}"
+        folder.mkdir(parents=True)
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        where = dsn or settings.queue_dsn
+        if where is None:
+            server = embedded.Server.start(folder / "postgres", pg_bin=settings.dl_pg_bin)
+            where = cleanup.enter_context(server).dsn
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        progress = Progress(*columns, console=console, transient=True)
+        place = Place(where, folder, wish, pgbench.find(settings.dl_pg_bin), progress)
+        cleanup.callback(place.drop)
+        cleanup.enter_context(progress)
+        yield place
+
+
+def _about(place: Place) -> dict[str, Any]:
+    with place.connect("public") as conn:
+        facts = machine(conn)
+    return {
+        "dataloader": version("dataloader"),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rounds": place.wish.rounds,
+        "scale": place.wish.scale,
+        "prefetch": place.wish.prefetch,
+        "bare_tables": place.wish.bare,
+        "pgbench": str(place.pgbench) if place.pgbench else None,
+        "machine": facts,
+    }
+
+
+def _title(about: dict[str, Any]) -> str:
+    facts = about["machine"]
+    server = facts["postgresql"]
+    return (
+        f"{facts['cores']} cores, {facts['cpu']}; PostgreSQL {server['server_version']}, fsync {server['fsync']}, "
+        f"synchronous_commit {server['synchronous_commit']}; medians of {about['rounds']}"
+    )
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -5,7 +5,7 @@ command line, and psycopg itself: a bare limit goes around our connections. Its 
 those below it:
 
     program     which figures are measured, where, and what is said of them
-    drain keys claim latency cpu enqueue idle memory      a figure each: `measure(place)` yields its lines
+    drain keys claim latency handover cpu enqueue idle memory    a figure each: `measure(place)` yields its lines
     farm        real programs: workers and the API, on the bench's schema
     bare        PROCESS the bare counterparts: a LISTEN loop, a loop that burns CPU
     pgbench     pgbench on the contract's tables

@@ -29,7 +29,7 @@ STOP_WITHIN = 30.0
 WARM_JOBS = 100  # for each worker, before anything is measured
 
 KNOWS_PREFETCH = "prefetch" in WorkerSpec.model_fields
-NO_PREFETCH = "this version's WORKERS_JSON knows no prefetch"
+NO_PREFETCH = "no prefetch in this version"
 
 
 class Program:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dataloader import db, embedded
-from dataloader.bench import drain, latency, pgbench, report
+from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, pgbench, report
 from dataloader.bench.line import Line
 from dataloader.bench.place import BenchError, Place, Wish, machine
 from dataloader.config import Settings
@@ -26,9 +26,17 @@ from dataloader.process import EXIT_FAILED, EXIT_OK
 Measure = Callable[[Place], Iterator[Line]]
 FIGURES: dict[str, Measure] = {
     "drain": drain.measure,
+    "keys": keys.measure,
+    "claim": claim.measure,
     "latency": latency.measure,
+    "handover": handover.measure,
+    "cpu": cpu.measure,
+    "enqueue": enqueue.measure,
+    "idle": idle.measure,
+    "memory": memory.measure,
 }
 INTERRUPTED = 130
+FILE_WIDTH = 160  # of the table where it does not go to a terminal
 
 
 def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None, json_path: str | None) -> int:
@@ -38,14 +46,19 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None,
     is a file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was
     measured until then is shown.
     """
-    out, err = Console(), Console(stderr=True)
+    out, err = (Console(stderr=stderr) for stderr in (False, True))
+    for console in (out, err):
+        if not console.is_terminal:
+            console.width = FILE_WIDTH
     status, lines, about = EXIT_OK, list[Line](), dict[str, Any]()
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         with _place(settings, wish, dsn, err) as place:
             about = _about(place)
             for name in figures or FIGURES:
-                lines += _measured(name, place)
+                for line in FIGURES[name](place):
+                    lines.append(line)
+                    place.progress.console.print(f"{line.figure}: {line.name}", style="dim", highlight=False)
     except KeyboardInterrupt:
         err.print("dataloader bench: interrupted", style="red")
         status = INTERRUPTED
@@ -59,12 +72,6 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None,
     elif about and json_path:
         Path(json_path).write_text(report.document(lines, about), "utf-8")
     return status
-
-
-def _measured(name: str, place: Place) -> Iterator[Line]:
-    for line in FIGURES[name](place):
-        place.progress.console.print(f"{line.figure}: {line.name}", style="dim", highlight=False)
-        yield line
 
 
 @contextmanager

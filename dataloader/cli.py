@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -159,8 +160,15 @@ def bench(
 
     if unknown := [name for name in figures if name not in program.FIGURES]:
         raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
-    wish = Wish(rounds, scale, prefetch, bare)
-    sys.exit(program.run(_settings(), figures, wish, dsn, json_path))
+    folder = Path(json_path or ".").absolute().parent
+    if not os.access(folder, os.W_OK):
+        raise click.BadParameter(f"{folder} should be a folder that can be written to", param_hint="--json")
+    settings = _settings()
+    try:
+        settings = config.load(dl_db_dsn=dsn) if dsn else settings
+    except config.ConfigError as e:
+        raise click.BadParameter(str(e).partition(": ")[2], param_hint="--dsn") from None
+    sys.exit(program.run(settings, figures, Wish(rounds, scale, prefetch, bare), json_path))
 
 
 @main.command(name="dsn")

@@ -36,7 +36,7 @@ SELECT count(*), extract(epoch FROM max(finished_at) - min(started_at))::float8
   FROM dl_jobs WHERE queue = 'bench' AND status = 'succeeded';
 
 -- name: clear
-TRUNCATE dl_jobs CASCADE;
+TRUNCATE dl_jobs, dl_job_events;
 
 -- name: bare_index
 -- The index that the bare claim is served by, in its order.
@@ -105,7 +105,7 @@ SELECT count(*) FROM pg_stat_activity
    AND application_name NOT LIKE 'dl-worker:bench:%%' AND application_name NOT LIKE 'dl-keeper%%';
 
 -- name: machine
-SELECT name, setting || coalesce(unit, '') FROM pg_settings
+SELECT name, current_setting(name) FROM pg_settings
  WHERE name IN ('fsync', 'synchronous_commit', 'shared_buffers', 'full_page_writes', 'wal_level', 'max_wal_size',
                 'autovacuum', 'commit_delay', 'wal_sync_method', 'server_version')
  ORDER BY name;

@@ -39,12 +39,12 @@ INTERRUPTED = 130
 FILE_WIDTH = 160  # of the table where it does not go to a terminal
 
 
-def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None, json_path: str | None) -> int:
+def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str | None) -> int:
     """Measure these figures (all, when none is named) and show them; the exit status.
 
-    `dsn` wins over the settings' database; without either a PostgreSQL of our own is started in DL_HOME. `json_path`
-    is a file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was
-    measured until then is shown.
+    Measured is in the settings' database; without one a PostgreSQL of our own is started in DL_HOME. `json_path` is a
+    file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was measured until
+    then is shown.
     """
     out, err = (Console(stderr=stderr) for stderr in (False, True))
     for console in (out, err):
@@ -53,7 +53,7 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None,
     status, lines, about = EXIT_OK, list[Line](), dict[str, Any]()
     signal.signal(signal.SIGTERM, _interrupted)
     try:
-        with _place(settings, wish, dsn, err) as place:
+        with _place(settings, wish, err) as place:
             about = _about(place)
             for name in figures or FIGURES:
                 for line in FIGURES[name](place):
@@ -75,13 +75,13 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, dsn: str | None,
 
 
 @contextmanager
-def _place(settings: Settings, wish: Wish, dsn: str | None, console: Console) -> Iterator[Place]:
+def _place(settings: Settings, wish: Wish, console: Console) -> Iterator[Place]:
     """The database, a folder, progress bars; all of it gone at the end of the block."""
     with ExitStack() as cleanup:
         folder = settings.dl_home / f"bench-{time.time_ns()}"
         folder.mkdir(parents=True)
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        where = dsn or settings.queue_dsn
+        where = settings.queue_dsn
         if where is None:
             server = embedded.Server.start(folder / "postgres", pg_bin=settings.dl_pg_bin)
             where = cleanup.enter_context(server).dsn

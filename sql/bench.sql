@@ -73,12 +73,15 @@ UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at =
  WHERE job_id = CAST(:job_id AS uuid);
 
 -- name: bare_batch
--- Finish what this client claimed before, claim up to 50 more.
+-- Finish what this client claimed before, claim up to 50 more. In this order: SKIP LOCKED leaves a lock on rows that it
+-- found changed, and two clients that claimed first would then wait for each other in their finishes.
 WITH finished AS (
   UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL
-   WHERE job_id = ANY (CAST(:ids AS uuid[]))),
+   WHERE job_id = ANY (CAST(:ids AS uuid[]))
+  RETURNING 1),
 next AS (
   SELECT job_id FROM dl_jobs WHERE queue = 'bench' AND status = 'queued' AND available_at <= now()
+     AND (SELECT count(*) FROM finished) >= 0
    ORDER BY priority, created_at LIMIT 50 FOR UPDATE SKIP LOCKED),
 claimed AS (
   UPDATE dl_jobs j SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),

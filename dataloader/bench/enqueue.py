@@ -38,6 +38,7 @@ def measure(place: Place) -> Iterator[Line]:
     ):
         ways, missing = _ways(conn, api, jobs, singles)
         rates: dict[str, list[float]] = {name: [] for name in ways}
+        clear(bare_conn)
         for _ in range(place.wish.rounds):
             copied.append(_copy(bare_conn, jobs))
             for name, way in ways.items():

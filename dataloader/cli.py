@@ -153,16 +153,16 @@ def bench(
 ) -> None:
     """Measure a farm beside its database's bare limit; all FIGURES, or those named.
 
-    Everything happens in schemas of its own, which are dropped at the end.
+    They are drain, keys, claim, latency, handover, cpu, enqueue, idle and memory. Everything happens in schemas of
+    its own, which are dropped at the end.
     """
     from dataloader.bench import program
     from dataloader.bench.place import Wish
 
     if unknown := [name for name in figures if name not in program.FIGURES]:
         raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
-    folder = Path(json_path or ".").absolute().parent
-    if not os.access(folder, os.W_OK):
-        raise click.BadParameter(f"{folder} should be a folder that can be written to", param_hint="--json")
+    if json_path and json_path != "-" and not _can_be_written(Path(json_path).absolute()):
+        raise click.BadParameter(f"{json_path} should be a file that can be written", param_hint="--json")
     settings = _settings()
     try:
         settings = config.load(dl_db_dsn=dsn) if dsn else settings
@@ -222,6 +222,10 @@ def status(job_id: str, url: str | None) -> None:
 def cancel(job_id: str, force: bool, url: str | None) -> None:
     """Cancel a job: a queued one at once, a running one at its next safe point."""
     _call(url, "POST", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel", {"force": True} if force else None)
+
+
+def _can_be_written(path: Path) -> bool:
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 def _settings() -> Settings:

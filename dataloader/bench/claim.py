@@ -22,7 +22,7 @@ from dataloader.bench.place import SQL, BenchError, Place, seed
 from dataloader.job import Finish
 
 SAMPLES = 200
-BASE = 1_000
+CLAIMABLE = 1_000  # jobs in every case, beside what the case adds
 MANY = 1_000_000
 OF_ONE_KEY = 100_000
 _HOUR_SEC = 3_600.0
@@ -40,6 +40,7 @@ class Case:
     more: dict[str, Any]
 
 
+BASE = Case("base", 0, {})
 CASES = (
     Case("100,000 ready", 100_000, {"age_sec": -_HOUR_SEC}),
     Case("1,000,000 ready", MANY, {"age_sec": -_HOUR_SEC}),
@@ -94,35 +95,37 @@ class Claimer:
 
 def measure(place: Place) -> Iterator[Line]:
     """A line for each case and one for the marking of a busy key's jobs."""
-    samples = place.wish.scaled(SAMPLES, least=10)
-    with ExitStack() as stack, place.steps("claim: rows", len(CASES) + 1) as step:
-        base = _claimer(place, stack, Case("base", 0, {}))
-        step()
-        cases = {}
-        for case in CASES:
-            cases[case.name] = _claimer(place, stack, case)
-            step()
-        every = {"base": base} | cases
-        first = {name: claimer.until_claimed() for name, claimer in every.items()}
-        pages = {name: claimer.buffers() for name, claimer in every.items()}
-        times = _times(place, every, samples)
+    with ExitStack() as stack:
+        claimers = _claimers(place, stack)
+        first = {name: claimer.until_claimed() for name, claimer in claimers.items()}
+        pages = {name: claimer.buffers() for name, claimer in claimers.items()}
+        times = _times(place, claimers, place.wish.scaled(SAMPLES, least=10))
     for case in CASES:
-        rows = place.wish.scaled(case.rows)
-        facts: dict[str, Any] = {
-            "rows": rows,
-            "samples": samples,
-            "pages": pages[case.name],
-            "pages_base": pages["base"],
-        }
-        facts |= {f"p{percent}_ms": _over_rounds(times[case.name], percent) for percent in (50, 90, 99)}
-        ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, "base"))
-        note = f"pages {pages[case.name]}, at {BASE:,} {pages['base']}"
-        name = case.name if rows == case.rows else f"{case.name} (here {rows:,})"
-        yield Line("claim", name, "ms", ours, bare, _MUST, note, facts)
+        yield _line(place, case, times, pages)
     marking = first[CASES[-1].name]
-    marked = {"claims": len(marking), "total_ms": sum(marking)}
+    facts = {"claims": len(marking), "total_ms": sum(marking)}
     note = f"the longest of {len(marking)} claims, {sum(marking):,.0f} ms in all"
-    yield Line("claim", "marking the busy key's jobs", "ms", [max(marking)], note=note, facts=marked)
+    yield Line("claim", "marking the busy key's jobs", "ms", [max(marking)], note=note, facts=facts)
+
+
+def _line(place: Place, case: Case, times: dict[str, list[list[float]]], pages: dict[str, int]) -> Line:
+    rows = place.wish.scaled(case.rows)
+    facts: dict[str, Any] = {"rows": rows, "pages": pages[case.name], "pages_base": pages[BASE.name]}
+    facts |= {f"p{percent}_ms": _over_rounds(times[case.name], percent) for percent in (50, 90, 99)}
+    ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, BASE.name))
+    note = f"pages {pages[case.name]}, among {CLAIMABLE:,} jobs {pages[BASE.name]}"
+    name = case.name if rows == case.rows else f"{case.name} (here {rows:,})"
+    return Line("claim", name, "ms", ours, bare, _MUST, note, facts)
+
+
+def _claimers(place: Place, stack: ExitStack) -> dict[str, Claimer]:
+    """A session on each case, the base first."""
+    claimers = {}
+    with place.steps("claim: rows", len(CASES) + 1) as step:
+        for case in (BASE, *CASES):
+            claimers[case.name] = _claimer(place, stack, case)
+            step()
+    return claimers
 
 
 def _times(place: Place, claimers: dict[str, Claimer], samples: int) -> dict[str, list[list[float]]]:
@@ -146,7 +149,7 @@ def _claimer(place: Place, stack: ExitStack, case: Case) -> Claimer:
     conn = stack.enter_context(place.connect(place.queue(name)))
     quiet = [row[0] for row in conn.execute(SQL["quiet"]).fetchall()]
     _switch(conn, quiet, "DISABLE")
-    seed(conn, BASE)
+    seed(conn, CLAIMABLE)
     if case.rows:
         seed(conn, place.wish.scaled(case.rows), **case.more)
     _switch(conn, quiet, "ENABLE")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 from dataloader.bench import bare
 from dataloader.bench.farm import Farm
@@ -23,21 +24,13 @@ PROCESSES = 2
 def measure(place: Place) -> Iterator[Line]:
     """One line."""
     burn, jobs = rounds_for(JOB_SEC), place.wish.scaled(JOBS, least=20) // PROCESSES * PROCESSES
-    ours, others = [], []
-    with place.steps("cpu", place.wish.rounds) as step:
-        for number in range(place.wish.rounds):
-            if number % 2:
-                ours.append(jobs / _farm_time(place, burn, jobs))
-            others.append(jobs / _bare_time(burn, jobs))
-            if not number % 2:
-                ours.append(jobs / _farm_time(place, burn, jobs))
-            step()
+    ours, others = place.in_turns("cpu", partial(_farm_rate, place, burn, jobs), partial(_bare_rate, burn, jobs))
     facts = {"jobs": jobs, "workers": PROCESSES, "rounds_of_burn": burn}
     name = f"jobs of {JOB_SEC * 1_000:g} ms, {PROCESSES} workers"
     yield Line("cpu", name, "jobs/s", ours, others, Must(least=0.96, aim=0.99), facts=facts)
 
 
-def _farm_time(place: Place, burn: int, jobs: int) -> float:
+def _farm_rate(place: Place, burn: int, jobs: int) -> float:
     marks = place.folder / "cpu.marks"
     with Farm(place, PROCESSES, marks=marks) as farm, place.connect(farm.schema) as conn:
         farm.warm()
@@ -48,14 +41,14 @@ def _farm_time(place: Place, burn: int, jobs: int) -> float:
     found = read(marks)
     if len(found) != jobs:
         raise BenchError(f"{len(found)} of {jobs} jobs ran")
-    return max(mark.end for mark in found) - min(mark.start for mark in found)
+    return jobs / (max(mark.end for mark in found) - min(mark.start for mark in found))
 
 
-def _bare_time(burn: int, jobs: int) -> float:
+def _bare_rate(burn: int, jobs: int) -> float:
     with ExitStack() as stack:
         each = jobs // PROCESSES
         burning = [stack.enter_context(bare.process("burn", str(burn), str(each))) for _ in range(PROCESSES)]
         for process in burning:
             bare.order(process)
         times = [tuple(map(float, bare.answer(process).split())) for process in burning]
-    return max(end for _, end in times) - min(start for start, _ in times)
+    return jobs / (max(end for _, end in times) - min(start for start, _ in times))

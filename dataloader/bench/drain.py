@@ -7,6 +7,8 @@ the last `finished_at` in the rows, for pgbench too, which claims and finishes t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 
 from dataloader.bench import pgbench
 from dataloader.bench.farm import KNOWS_PREFETCH, NO_PREFETCH, Farm
@@ -14,23 +16,47 @@ from dataloader.bench.line import Line, Must
 from dataloader.bench.place import Place, await_drained, clear, drained, seed
 
 WORKERS = (1, 2, 4)
-ONE_BY_ONE = 5_000
-IN_BATCHES = 20_000
-_MUST = {
-    (1, False): Must(least=0.9, aim=1.2),
-    (4, False): Must(least=0.9, aim=1.2),
-    (2, True): Must(least=0.9, aim=1.3),
-}
-Rate = Callable[[Place, int, int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How jobs are taken, how many, and pgbench's way that is nearest to it."""
+
+    name: str
+    jobs: int
+    in_batches: bool
+    bare: Callable[[Place, int, int], float]  # of clients and jobs: jobs per second
+    must: dict[int, Must]  # by the number of workers
+
+
+WAYS = (
+    Way("one by one", 5_000, False, pgbench.one_by_one, dict.fromkeys((1, 4), Must(least=0.9, aim=1.2))),
+    Way("prefetch", 20_000, True, pgbench.in_batches, {2: Must(least=0.9, aim=1.3)}),
+)
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """A line for each number of workers and each way to take jobs."""
-    yield from _lines(place, "one by one", False, ONE_BY_ONE, pgbench.one_by_one)
-    yield from _lines(place, f"prefetch {place.wish.prefetch}", True, IN_BATCHES, pgbench.in_batches)
+    """A line for each way to take jobs and each number of workers."""
+    for way in WAYS:
+        for workers in WORKERS:
+            yield _line(place, way, workers)
 
 
-def farm_rate(place: Place, workers: int, prefetch: int, jobs: int) -> float:
+def _line(place: Place, way: Way, workers: int) -> Line:
+    jobs, prefetch = place.wish.scaled(way.jobs, least=100), place.wish.prefetch if way.in_batches else 1
+    has_farm = KNOWS_PREFETCH or not way.in_batches
+    name = f"{way.name}{f' {prefetch}' if way.in_batches else ''}, {workers} worker{'s' * (workers > 1)}"
+    ours, bare = place.in_turns(
+        f"drain: {name}",
+        partial(_farm_rate, place, workers, prefetch, jobs) if has_farm else None,
+        partial(way.bare, place, workers, jobs) if place.pgbench else None,
+    )
+    note = ", ".join(([] if has_farm else [NO_PREFETCH]) + ([] if place.pgbench else ["no pgbench was found"]))
+    facts = {"workers": workers, "prefetch": prefetch, "jobs": jobs, "tables": place.wish.bare}
+    return Line("drain", name, "jobs/s", ours, bare, way.must.get(workers) if ours and bare else None, note, facts)
+
+
+def _farm_rate(place: Place, workers: int, prefetch: int, jobs: int) -> float:
     """Jobs per second of a fresh, warmed farm."""
     with Farm(place, workers, prefetch) as farm, place.connect(farm.schema) as conn:
         farm.warm()
@@ -39,33 +65,3 @@ def farm_rate(place: Place, workers: int, prefetch: int, jobs: int) -> float:
         rate = jobs / drained(conn, jobs)
         clear(conn)
         return rate
-
-
-def _lines(place: Place, way: str, in_batches: bool, jobs: int, bare_rate: Rate) -> Iterator[Line]:
-    ours: dict[int, list[float]] = {workers: [] for workers in WORKERS}
-    bare: dict[int, list[float]] = {workers: [] for workers in WORKERS}
-    jobs = place.wish.scaled(jobs, least=100)
-    prefetch = place.wish.prefetch if in_batches else 1
-    has_farm = KNOWS_PREFETCH or not in_batches
-
-    def measure_ours(workers: int) -> None:
-        if has_farm:
-            ours[workers].append(farm_rate(place, workers, prefetch, jobs))
-
-    def measure_bare(workers: int) -> None:
-        if place.pgbench:
-            bare[workers].append(bare_rate(place, workers, jobs))
-
-    with place.steps(f"drain, {way}", place.wish.rounds * len(WORKERS)) as step:
-        for number in range(place.wish.rounds):
-            for workers in WORKERS:
-                # In turns, so that neither always has the warmer machine.
-                for measure_one in (measure_ours, measure_bare)[:: 1 if number % 2 else -1]:
-                    measure_one(workers)
-                step()
-    note = ", ".join(([] if has_farm else [NO_PREFETCH]) + ([] if place.pgbench else ["no pgbench was found"]))
-    for workers in WORKERS:
-        name = f"{way}, {workers} worker{'s' * (workers > 1)}"
-        must = _MUST.get((workers, in_batches)) if ours[workers] and bare[workers] else None
-        facts = {"workers": workers, "prefetch": prefetch, "jobs": jobs, "tables": place.wish.bare}
-        yield Line("drain", name, "jobs/s", ours[workers], bare[workers], must, note, facts)

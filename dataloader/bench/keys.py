@@ -6,6 +6,7 @@ Afterwards it is checked, by what the jobs themselves noted, that those of a key
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from dataloader.bench.farm import KNOWS_PREFETCH, NO_PREFETCH, Farm
 from dataloader.bench.line import Line, Must, disorder
@@ -21,13 +22,8 @@ def measure(place: Place) -> Iterator[Line]:
     """One line; its bare limit are the same jobs without shared keys."""
     jobs = place.wish.scaled(JOBS, least=2 * KEYS)
     prefetch = place.wish.prefetch if KNOWS_PREFETCH else 1
-    shared: list[float] = []
-    own: list[float] = []
-    with place.steps("keys", 2 * place.wish.rounds) as step:
-        for number in range(place.wish.rounds):
-            for keys, rates in ((KEYS, shared), (0, own))[:: 1 if number % 2 else -1]:
-                rates.append(_rate(place, jobs, keys, prefetch))
-                step()
+    sides = [partial(_rate, place, jobs, keys, prefetch) for keys in (KEYS, 0)]
+    shared, own = place.in_turns("keys", *sides)
     note = "in order per key, none overlapped" + ("" if KNOWS_PREFETCH else f"; one by one: {NO_PREFETCH}")
     facts = {"jobs": jobs, "keys": KEYS, "workers": WORKERS, "prefetch": prefetch, "bare": "a key for each job"}
     yield Line("keys", f"{KEYS} keys, {WORKERS} workers", "jobs/s", shared, own, Must(least=0.7, aim=0.9), note, facts)

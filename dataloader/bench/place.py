@@ -25,6 +25,9 @@ PATIENCE = 120.0  # seconds without anything happening until a measurement is gi
 SWEEP_SEC = 0.02
 
 
+Side = Callable[[], float]
+
+
 class BenchError(Exception):
     """A measurement is not possible; the message says why and what to do."""
 
@@ -99,6 +102,20 @@ class Place:
         task = self.progress.add_task(what, total=total)
         yield lambda: self.progress.advance(task)
         self.progress.remove_task(task)
+
+    def in_turns(self, what: str, ours: Side | None, bare: Side | None) -> tuple[list[float], list[float]]:
+        """What both sides measure, a value for each round; who is first changes, so that neither always is.
+
+        A side that is None is left out: its sample is empty.
+        """
+        samples: tuple[list[float], list[float]] = [], []
+        sides = [(side, sample) for side, sample in zip((ours, bare), samples, strict=True) if side]
+        with self.steps(what, self.wish.rounds * len(sides)) as step:
+            for number in range(self.wish.rounds):
+                for side, sample in sides[:: -1 if number % 2 else 1]:
+                    sample.append(side())
+                    step()
+        return samples
 
 
 def seed(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, **more: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dataloader import db, embedded
+from dataloader import db, embedded, log, migrations
 from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, pgbench, report
 from dataloader.bench.line import Line
 from dataloader.bench.place import BenchError, Place, Wish, machine
@@ -46,32 +46,44 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str |
     file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was measured until
     then is shown.
     """
-    out, err = (Console(stderr=stderr) for stderr in (False, True))
-    for console in (out, err):
-        if not console.is_terminal:
-            console.width = FILE_WIDTH
-    status, lines, about = EXIT_OK, list[Line](), dict[str, Any]()
+    out, err = _console(to_stderr=False), _console(to_stderr=True)
+    lines, about = list[Line](), dict[str, Any]()
     signal.signal(signal.SIGTERM, _interrupted)
+    status = _measure(settings, figures or list(FIGURES), wish, err, lines, about)
+    if lines:
+        (err if json_path == "-" else out).print(report.table(lines, _title(about)))
+    if lines and json_path:
+        document = report.document(lines, about)
+        _ = out.file.write(document) if json_path == "-" else Path(json_path).write_text(document, "utf-8")
+    return status
+
+
+def _measure(
+    settings: Settings, figures: Sequence[str], wish: Wish, err: Console, lines: list[Line], about: dict[str, Any]
+) -> int:
+    """Add to `lines` and `about` what is measured, as long as it can be; the exit status."""
     try:
         with _place(settings, wish, err) as place:
-            about = _about(place)
-            for name in figures or FIGURES:
+            about |= _about(place)
+            for name in figures:
                 for line in FIGURES[name](place):
                     lines.append(line)
                     place.progress.console.print(f"{line.figure}: {line.name}", style="dim", highlight=False)
+        return EXIT_OK
     except KeyboardInterrupt:
         err.print("dataloader bench: interrupted", style="red")
-        status = INTERRUPTED
-    except (BenchError, embedded.EmbeddedError, db.Error, OSError) as error:
-        err.print(f"dataloader bench: {str(error).strip()}", style="red", markup=False, highlight=False)
-        status = EXIT_FAILED
-    if lines:
-        (err if json_path == "-" else out).print(report.table(lines, _title(about)))
-    if about and json_path == "-":
-        out.file.write(report.document(lines, about))
-    elif about and json_path:
-        Path(json_path).write_text(report.document(lines, about), "utf-8")
-    return status
+        return INTERRUPTED
+    except (BenchError, embedded.EmbeddedError, migrations.SchemaError, db.Error, OSError) as error:
+        message = log.masked(str(error).strip())
+        err.print(f"dataloader bench: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return EXIT_FAILED
+
+
+def _console(to_stderr: bool) -> Console:
+    console = Console(stderr=to_stderr)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
 
 
 @contextmanager

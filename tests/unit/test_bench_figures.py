@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.progress import Progress
 
-from dataloader.bench import marks, plot
+from dataloader import cli
+from dataloader.bench import marks, plot, program
 from dataloader.bench.line import Line, Must, disorder, gaps, median, paired_ratio, percentile
 from dataloader.bench.memory import pss_mb
-from dataloader.bench.place import Wish
+from dataloader.bench.place import Place, Wish
 
 SAMPLES = st.lists(st.floats(-1e9, 1e9), min_size=1)
 
@@ -106,6 +110,29 @@ def test_a_bound_reads_as_it_judges() -> None:
 
 def test_a_size_is_scaled_down_to_its_least() -> None:
     assert [Wish(scale=scale).scaled(1_000, least=50) for scale in (1, 0.1, 0.01)] == [1_000, 100, 50]
+
+
+def test_two_sides_take_turns_at_being_first() -> None:
+    place = Place("", Path(), Wish(rounds=3), None, Progress(disable=True))
+    called: list[str] = []
+
+    def side(name: str, value: float) -> float:
+        called.append(name)
+        return value + len(called)
+
+    samples = place.in_turns("test", lambda: side("ours", 10), lambda: side("bare", 20))
+    assert called == ["ours", "bare", "bare", "ours", "ours", "bare"]
+    assert samples == ([11, 14, 15], [22, 23, 26])
+
+
+def test_a_side_that_is_missing_has_no_sample() -> None:
+    place = Place("", Path(), Wish(rounds=2), None, Progress(disable=True))
+    assert place.in_turns("test", None, lambda: 1.0) == ([], [1.0, 1.0])
+
+
+def test_every_figure_is_in_the_help() -> None:
+    words = re.split(r"\W+", CliRunner().invoke(cli.main, ["bench", "--help"]).output)
+    assert set(program.FIGURES) <= set(words)
 
 
 def test_pss_is_read_from_a_rollup() -> None:

@@ -105,7 +105,7 @@ SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current
 -- Sessions of others in this database: what they do is counted in `transactions` as well.
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-   AND application_name NOT LIKE 'dl-worker:bench:%%' AND application_name NOT LIKE 'dl-keeper%%';
+   AND application_name NOT LIKE 'dl-worker:bench:%' AND application_name NOT LIKE 'dl-keeper%';
 
 -- name: machine
 SELECT name, current_setting(name) FROM pg_settings

@@ -126,7 +126,7 @@ class Farm(Program):
     def warm(self) -> None:
         """Let every worker do some jobs, so that it knows its statements, and empty the tables."""
         with self.place.connect(self.schema) as conn:
-            seed(conn, WARM_JOBS * self.workers)
+            seed(conn, self.place.wish.scaled(WARM_JOBS, least=10) * self.workers)
             await_drained(conn, self.check)
             clear(conn)
 

@@ -21,8 +21,8 @@ from rich.progress import Progress
 from dataloader import db, migrations
 
 SQL = db.statements("bench.sql")
-PATIENCE = 120.0  # seconds without anything happening until a measurement is given up
-SWEEP_SEC = 0.02
+PATIENCE = 30.0  # seconds in which nothing happens until a measurement is given up
+_LOOK_SEC = 0.02
 
 
 Side = Callable[[], float]
@@ -146,12 +146,16 @@ def await_drained(conn: db.Connection, check: Callable[[], None]) -> None:
 
     Looks at one row by its key while most are still to be done, so that the looking costs nothing.
     """
-    found = conn.execute(SQL["newest"]).fetchone()
-    deadline = time.monotonic() + PATIENCE
-    while found and not _answer(conn, "has_ended", {"job_id": found[0]}):
-        _pause(deadline, check)
-    while _answer(conn, "unfinished"):
-        _pause(deadline, check)
+    newest = {"job_id": _answer(conn, "newest")}
+    last_left, deadline = float("inf"), time.monotonic() + PATIENCE
+    while _answer(conn, "has_ended", newest) is False or _answer(conn, "unfinished"):
+        check()
+        if time.monotonic() > deadline:
+            left, deadline = _answer(conn, "unfinished"), time.monotonic() + PATIENCE
+            if left >= last_left:
+                raise BenchError(f"{left} jobs are left, and none was finished within {PATIENCE:g} s")
+            last_left = left
+        time.sleep(_LOOK_SEC)
 
 
 def drained(conn: db.Connection, jobs: int) -> float:
@@ -186,10 +190,3 @@ def _cpu() -> str:
 def _answer(conn: db.Connection, statement: str, parameters: dict[str, Any] | None = None) -> Any:
     row = conn.execute(SQL[statement], parameters).fetchone()
     return row[0] if row else None
-
-
-def _pause(deadline: float, check: Callable[[], None]) -> None:
-    check()
-    if time.monotonic() > deadline:
-        raise BenchError(f"the jobs were not done within {PATIENCE:g} s")
-    time.sleep(SWEEP_SEC)

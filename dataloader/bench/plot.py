@@ -1,7 +1,7 @@
 """Results as SVG and as a table in a page: `python -m dataloader.bench.plot results.json docs/`.
 
-Writes `performance-FIGURE.svg` for the figures that are best seen, and the table between the marks `<!-- results -->`
-and `<!-- /results -->` of `performance.md` there. May import `report`.
+Writes `performance-….svg` for the figures that are best seen, and the table between the marks `<!-- results -->` and
+`<!-- /results -->` of `performance.md` there. May import `report`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import Any
 from dataloader.bench.report import number
 
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
+# The file's name: figure, beginning of the lines' names, title, and what is ours and what is bare.
 PLOTS = {
-    "drain": ("Draining a queue of jobs that do nothing", "farm", "pgbench"),
-    "claim": ("One claim behind a backlog, median", "behind it", "behind 1,000 jobs"),
-    "latency": ("From the commit of a job to its start", "farm", "bare LISTEN loop"),
+    "drain": ("drain", "one by one", "Draining a queue of jobs that do nothing, one by one", "farm", "pgbench"),
+    "prefetch": ("drain", "prefetch", "Draining a queue of jobs that do nothing, with prefetch", "farm", "pgbench"),
+    "claim": ("claim", "", "One claim behind a backlog, median", "behind it", "among 1,000 jobs"),
+    "latency": ("latency", "", "From the commit of a job to its start", "farm", "bare LISTEN loop"),
 }
 _COLOURS = ("#2b6cb0", "#b0b7c3")
 _LEFT, _WIDTH, _RIGHT, _BAR = 230, 400, 130, 14
@@ -76,12 +78,12 @@ def plot(results: Doc, folder: Path) -> list[Path]:
     page = folder / "performance.md"
     page.write_text(filled(page.read_text("utf-8"), table(results)), "utf-8")
     written = [page]
-    for figure, (title, *series) in PLOTS.items():
-        lines = [line for line in results["lines"] if line["figure"] == figure and line["ours_median"]]
-        lines = [line for line in lines if line["bare_median"]] or lines
+    for name, (figure, beginning, title, *series) in PLOTS.items():
+        lines = [line for line in results["lines"] if line["figure"] == figure and line["bare_median"]]
+        lines = [line for line in lines if line["name"].startswith(beginning)]
         if lines:
             groups = [(line["name"], (line["ours_median"], line["bare_median"])) for line in lines]
-            written.append(folder / f"performance-{figure}.svg")
+            written.append(folder / f"performance-{name}.svg")
             written[-1].write_text(bars(title, series, groups, lines[0]["unit"]), "utf-8")
     return written
 

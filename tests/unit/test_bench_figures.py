@@ -188,7 +188,7 @@ def test_the_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
     page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
     file = tmp_path / "results.json"
     lines = [
-        Line("drain", "one | two", "jobs/s", [900.0, 1000.0], [1000.0, 1000.0], Must(least=0.9)),
+        Line("drain", "one by one | two", "jobs/s", [900.0, 1000.0], [1000.0, 1000.0], Must(least=0.9)),
         Line.skipped("enqueue", "bulk", "why"),
     ]
     file.write_text(json.dumps(results(*lines)))
@@ -197,7 +197,7 @@ def test_the_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
         text = page.read_text()
     assert text.startswith("before\n<!-- results -->\n")
     assert text.endswith("\n<!-- /results -->\nafter\n")
-    assert "| drain | one \\| two | 950 | 1,000 | jobs/s | 0.95 | ≥ 0.9 ✓ |  |" in text
+    assert "| drain | one by one \\| two | 950 | 1,000 | jobs/s | 0.95 | ≥ 0.9 ✓ |  |" in text
     assert "skipped: why" in text
     assert "old" not in text
     assert {path.name for path in tmp_path.glob("*.svg")} == {"performance-drain.svg"}

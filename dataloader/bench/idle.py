@@ -23,7 +23,7 @@ REPORTED_SEC = 11.0  # an idle session reports its numbers within 10 s
 
 def measure(place: Place) -> Iterator[Line]:
     """Statements of each worker, with its share of the keeper's, and CPU seconds of the whole farm."""
-    window = max(2.0, WINDOW_SEC * min(1.0, place.wish.scale))
+    window = max(0.5, WINDOW_SEC * min(1.0, place.wish.scale))
     statements, cpu, others = [], [], 0
     with (
         Farm(place, WORKERS) as farm,

@@ -21,7 +21,7 @@ from dataloader.bench import pgbench
 from dataloader.bench.program import FIGURES, INTERRUPTED
 from dataloader.config import Settings
 
-FEW = ("drain", "latency", "handover", "cpu", "enqueue", "memory")
+FEW = ("drain", "latency", "cpu", "enqueue", "memory")
 
 
 def environment(folder: Path, **given: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ lets `job.py` decide and `queue.py` write the end.
     module          what it is                                       may import (besides config, log)
     cli             the command line, one command per process        anything
     up              PROCESS everything on one machine                anything below cli
+    bench           PROCESS a farm beside its database's bare limit  anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
     job             PURE a job, its states, what becomes of it       -
@@ -33,7 +34,7 @@ lets `job.py` decide and `queue.py` write the end.
 Other programs import `NewJob`, `enqueue` and `enqueue_many` from here (docs/producers.md).
 
 Only `db` opens connections; only `queue` and `migrations` execute SQL on the queue's tables; only `api` imports
-flask; no process imports another.
+flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of its own.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -123,6 +124,53 @@ def check(as_json: bool) -> None:
     sys.exit(0 if report.is_good else EXIT_CANNOT_START)
 
 
+@main.command()
+@click.argument("figures", nargs=-1)
+@click.option(
+    "--rounds", type=click.IntRange(1, 1_000), default=5, show_default=True, help="of which medians are taken"
+)
+@click.option(
+    "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="of all sizes"
+)
+@click.option("--prefetch", type=click.IntRange(2, 1_000), default=50, show_default=True, help="for drains in batches")
+@click.option(
+    "--bare",
+    type=click.Choice(["plain", "contract", "lean"]),
+    default="plain",
+    show_default=True,
+    help="pgbench's tables: the contract's; with its notify triggers; without its indexes",
+)
+@click.option("--json", "json_path", metavar="FILE", help="write the result as JSON too; - is stdout")
+@click.option("--dsn", help="a database to measure in; default: the configured one, or an embedded PostgreSQL")
+def bench(
+    figures: tuple[str, ...],
+    rounds: int,
+    scale: float,
+    prefetch: int,
+    bare: str,
+    json_path: str | None,
+    dsn: str | None,
+) -> None:
+    """Measure a farm beside its database's bare limit; all FIGURES, or those named.
+
+    They are drain, keys, claim, latency, handover, cpu, enqueue, idle and memory. Everything happens in schemas of
+    its own, which are dropped at the end.
+    """
+    from dataloader.bench import program
+    from dataloader.bench.place import Wish
+
+    if unknown := [name for name in figures if name not in program.FIGURES]:
+        raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
+    if json_path and json_path != "-" and not _can_be_written(Path(json_path).absolute()):
+        raise click.BadParameter(f"{json_path} should be a file that can be written", param_hint="--json")
+    settings = _settings()
+    try:
+        settings = config.load(dl_db_dsn=dsn) if dsn else settings
+    except config.ConfigError as e:
+        raise click.BadParameter(str(e).partition(": ")[2], param_hint="--dsn") from None
+    sys.exit(program.run(settings, figures, Wish(rounds, scale, prefetch, bare), json_path))
+
+
 @main.command(name="dsn")
 @click.option("--show-password", is_flag=True, help="with the password, if the DSN has one")
 def dsn_command(show_password: bool) -> None:
@@ -174,6 +222,10 @@ def status(job_id: str, url: str | None) -> None:
 def cancel(job_id: str, force: bool, url: str | None) -> None:
     """Cancel a job: a queued one at once, a running one at its next safe point."""
     _call(url, "POST", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel", {"force": True} if force else None)
+
+
+def _can_be_written(path: Path) -> bool:
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 def _settings() -> Settings:

@@ -12,7 +12,7 @@ import dataloader
 
 ROOT = Path(dataloader.__file__).parent
 EVERYBODY = {"config", "log"}
-PROCESSES = {"worker", "keeper", "reaper", "supervisor", "api", "up"}
+PROCESSES = {"worker", "keeper", "reaper", "supervisor", "api", "up", "bench"}
 
 
 def rule() -> dict[str, set[str]]:
@@ -63,3 +63,19 @@ def test_every_module_is_in_the_map() -> None:
 def test_only_api_knows_flask(module: str) -> None:
     names = {name.split(".")[0] for name in imported(ROOT / module)}
     assert "flask" not in names or module.startswith("api/")
+
+
+@pytest.mark.parametrize("module", modules())
+def test_only_bench_knows_rich(module: str) -> None:
+    """It costs each worker some MB, and draws for people."""
+    names = {name.split(".")[0] for name in imported(ROOT / module)}
+    assert "rich" not in names or module.startswith("bench/")
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if not module.startswith("bench/")])
+def test_nobody_imports_bench_at_the_top(module: str) -> None:
+    """The command line does when the command is given."""
+    tree = ast.parse((ROOT / module).read_text("utf-8"))
+    top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+    assert "dataloader.bench" not in ast.unparse(top)
+    assert "from dataloader import bench" not in ast.unparse(top)

@@ -1,0 +1,168 @@
+"""claim: what one claim costs behind a backlog, against a queue of 1,000 jobs; timed in turns, each job then finished.
+
+Every case is a schema of its own with 1,000 claimable jobs and beside them: more of them, jobs for next week, finished
+ones, or jobs of one busy key in front. Those are marked hot first, in bunches, by the claims that meet them; what that
+takes is a line of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from dataloader import db, queue
+from dataloader.bench.line import Line, Must, median, percentile
+from dataloader.bench.place import SQL, BenchError, Place, seed
+from dataloader.job import Finish
+
+SAMPLES = 200
+CLAIMABLE = 1_000  # jobs in every case, beside what the case adds
+MANY = 1_000_000
+OF_ONE_KEY = 100_000
+_HOUR_SEC = 3_600.0
+_WEEK_SEC = 168 * _HOUR_SEC
+BACKOFF_SEC = 15.0
+_MUST = Must(most=1.2, aim=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So many rows of a kind beside those that the base has."""
+
+    name: str
+    rows: int
+    more: dict[str, Any]
+
+
+BASE = Case("base", 0, {})
+CASES = (
+    Case("100,000 ready", 100_000, {"age_sec": -_HOUR_SEC}),
+    Case("1,000,000 ready", MANY, {"age_sec": -_HOUR_SEC}),
+    Case("1,000,000 for next week", MANY, {"delay_sec": _WEEK_SEC}),
+    Case("1,000,000 finished", MANY, {"status": "succeeded"}),
+    Case("100,000 of one busy key", OF_ONE_KEY, {"keys": 1, "age_sec": _HOUR_SEC}),
+)
+
+
+class Claimer:
+    """A worker's session on one case, without a worker around it."""
+
+    def __init__(self, conn: db.Connection, name: str) -> None:
+        self.conn = conn
+        self.session = queue.open_session(conn, f"bench:{name}")
+
+    def claim(self) -> tuple[float, bool]:
+        """Milliseconds of one claim, and whether it got a job, which is then finished."""
+        start = time.perf_counter()
+        claim = queue.claim(self.session, "bench", BACKOFF_SEC)
+        took = (time.perf_counter() - start) * 1_000
+        if claim.job:
+            queue.finish(self.conn, claim.job, Finish("succeed"))
+        elif not claim.look_again:
+            raise BenchError("a claim found nothing where there are jobs")
+        return took, claim.job is not None
+
+    def until_claimed(self) -> list[float]:
+        """Milliseconds of each claim until one gets a job."""
+        times = []
+        while True:
+            took, has_job = self.claim()
+            times.append(took)
+            if has_job:
+                return times
+
+    def buffers(self) -> int:
+        """Pages that one claim looks at, by EXPLAIN; it is rolled back."""
+        parameters = {
+            "queue": "bench",
+            "worker": self.session.worker,
+            "backend_start": self.session.backend_start,
+            "backoff_sec": BACKOFF_SEC,
+        }
+        self.conn.execute("BEGIN")
+        explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["claim"]
+        row = self.conn.execute(explain.encode(), parameters).fetchone()
+        self.conn.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
+        plan = row[0][0]["Plan"] if row else {}
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def measure(place: Place) -> Iterator[Line]:
+    """A line for each case and one for the marking of a busy key's jobs."""
+    with ExitStack() as stack:
+        claimers = _claimers(place, stack)
+        first = {name: claimer.until_claimed() for name, claimer in claimers.items()}
+        pages = {name: claimer.buffers() for name, claimer in claimers.items()}
+        times = _times(place, claimers, place.wish.scaled(SAMPLES, least=10))
+    for case in CASES:
+        yield _line(place, case, times, pages)
+    marking = first[CASES[-1].name]
+    facts = {"claims": len(marking), "total_ms": sum(marking)}
+    note = f"the longest of {len(marking)} claims, {sum(marking):,.0f} ms in all"
+    yield Line("claim", "marking the busy key's jobs", "ms", [max(marking)], note=note, facts=facts)
+
+
+def _line(place: Place, case: Case, times: dict[str, list[list[float]]], pages: dict[str, int]) -> Line:
+    rows = place.wish.scaled(case.rows)
+    facts: dict[str, Any] = {"rows": rows, "pages": pages[case.name], "pages_base": pages[BASE.name]}
+    facts |= {f"p{percent}_ms": _over_rounds(times[case.name], percent) for percent in (50, 90, 99)}
+    ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, BASE.name))
+    note = f"pages {pages[case.name]}, among {CLAIMABLE:,} jobs {pages[BASE.name]}"
+    name = case.name if rows == case.rows else f"{case.name} (here {rows:,})"
+    return Line("claim", name, "ms", ours, bare, _MUST, note, facts)
+
+
+def _claimers(place: Place, stack: ExitStack) -> dict[str, Claimer]:
+    """A session on each case, the base first."""
+    claimers = {}
+    with place.steps("claim: rows", len(CASES) + 1) as step:
+        for case in (BASE, *CASES):
+            claimers[case.name] = _claimer(place, stack, case)
+            step()
+    return claimers
+
+
+def _times(place: Place, claimers: dict[str, Claimer], samples: int) -> dict[str, list[list[float]]]:
+    """Milliseconds of each claim, by case and round, all cases in turns."""
+    times: dict[str, list[list[float]]] = {name: [] for name in claimers}
+    with place.steps("claim", place.wish.rounds * samples) as step:
+        for _ in range(place.wish.rounds):
+            this: dict[str, list[float]] = {name: [] for name in claimers}
+            for _ in range(samples):
+                for name, claimer in claimers.items():
+                    this[name].append(claimer.until_claimed()[-1])
+                step()
+            for name, sample in this.items():
+                times[name].append(sample)
+                seed(claimers[name].conn, samples, age_sec=-2 * _HOUR_SEC)  # as many as before
+    return times
+
+
+def _claimer(place: Place, stack: ExitStack, case: Case) -> Claimer:
+    name = "claim_" + re.sub(r"\W", "_", case.name)
+    conn = stack.enter_context(place.connect(place.queue(name)))
+    quiet = [row[0] for row in conn.execute(SQL["quiet"]).fetchall()]
+    _switch(conn, quiet, "DISABLE")
+    seed(conn, CLAIMABLE)
+    if case.rows:
+        seed(conn, place.wish.scaled(case.rows), **case.more)
+    _switch(conn, quiet, "ENABLE")
+    if case.more.get("keys"):
+        conn.execute(SQL["hold"], {"key": "key-0"})
+    conn.execute("VACUUM (ANALYZE) dl_jobs")
+    return Claimer(conn, name)
+
+
+def _switch(conn: db.Connection, triggers: list[str], what: str) -> None:
+    for trigger in triggers:
+        conn.execute(sql.SQL("ALTER TABLE dl_jobs {} TRIGGER {}").format(sql.SQL(what), sql.Identifier(trigger)))
+
+
+def _over_rounds(rounds: list[list[float]], percent: float) -> float:
+    return median([percentile(sample, percent) for sample in rounds])

@@ -1,0 +1,43 @@
+"""keys: jobs over 64 keys against the same jobs with a key each, two workers with prefetch.
+
+Afterwards it is checked, by what the jobs themselves noted, that those of a key ran in order and never side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from dataloader.bench.farm import KNOWS_PREFETCH, NO_PREFETCH, Farm
+from dataloader.bench.line import Line, Must, disorder
+from dataloader.bench.marks import read
+from dataloader.bench.place import BenchError, Place, await_drained, clear, drained, seed
+
+JOBS = 10_000
+KEYS = 64
+WORKERS = 2
+
+
+def measure(place: Place) -> Iterator[Line]:
+    """One line; its bare limit are the same jobs without shared keys."""
+    jobs = place.wish.scaled(JOBS, least=2 * KEYS)
+    prefetch = place.wish.prefetch if KNOWS_PREFETCH else 1
+    sides = [partial(_rate, place, jobs, keys, prefetch) for keys in (KEYS, 0)]
+    shared, own = place.in_turns("keys", *sides)
+    note = "in order per key, none overlapped" + ("" if KNOWS_PREFETCH else f"; one by one: {NO_PREFETCH}")
+    facts = {"jobs": jobs, "keys": KEYS, "workers": WORKERS, "prefetch": prefetch, "bare": "a key for each job"}
+    yield Line("keys", f"{KEYS} keys, {WORKERS} workers", "jobs/s", shared, own, Must(least=0.7, aim=0.9), note, facts)
+
+
+def _rate(place: Place, jobs: int, keys: int, prefetch: int) -> float:
+    marks = place.folder / "keys.marks"
+    marks.write_bytes(b"")
+    with Farm(place, WORKERS, prefetch, marks) as farm, place.connect(farm.schema) as conn:
+        farm.warm()
+        seed(conn, jobs, task="bench.mark", keys=keys)
+        await_drained(conn, farm.check)
+        rate = jobs / drained(conn, jobs)
+        clear(conn)
+    if keys and (wrong := disorder([(mark.number % keys, *mark) for mark in read(marks)])):
+        raise BenchError(f"{len(wrong)} jobs ran out of order or side by side: {wrong[0]}")
+    return rate

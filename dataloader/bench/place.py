@@ -1,0 +1,192 @@
+"""Where a bench happens: a database, schemas of its own in it, a folder; and how much is measured, how often."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.types.json import Jsonb
+from rich.progress import Progress
+
+from dataloader import db, migrations
+
+SQL = db.statements("bench.sql")
+PATIENCE = 30.0  # seconds in which nothing happens until a measurement is given up
+_LOOK_SEC = 0.02
+
+
+Side = Callable[[], float]
+
+
+class BenchError(Exception):
+    """A measurement is not possible; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How much is measured: `rounds` of everything, sizes times `scale`, `prefetch` jobs at a time."""
+
+    rounds: int = 5
+    scale: float = 1.0
+    prefetch: int = 50
+    bare: str = "plain"  # the bare tables: plain, contract (with its notify triggers), lean (without its indexes)
+
+    def scaled(self, count: int, least: int = 1) -> int:
+        """A size for this run."""
+        return max(least, round(count * self.scale))
+
+
+@dataclass
+class Place:
+    """A database in which everything that has our prefix may be made and dropped."""
+
+    dsn: str
+    folder: Path
+    wish: Wish
+    pgbench: Path | None
+    progress: Progress
+    prefix: str = field(default_factory=lambda: f"dl_bench_{os.getpid()}_{uuid4().hex[:6]}")
+    _schemas: list[str] = field(default_factory=list)
+
+    def connect(self, schema: str) -> db.Connection:
+        """A session, as the package opens them, on one of our schemas."""
+        return db.connect(self.dsn, name="dl-bench", schema=schema, answer_within=3_600, idle_in_transaction_timeout=0)
+
+    def dsn_of(self, schema: str) -> str:
+        """The database's DSN, for programs that know no schema of their own."""
+        options = conninfo_to_dict(self.dsn).get("options") or ""
+        return make_conninfo(self.dsn, options=f"{options} -c search_path={schema}".strip())
+
+    def queue(self, name: str = "queue") -> str:
+        """A schema with the queue as `migrate` makes it; made once."""
+        schema = f"{self.prefix}_{name}"
+        if schema not in self._schemas:
+            self._schemas.append(schema)
+            migrations.migrate(self.dsn, schema)
+        return schema
+
+    def bare(self, kind: str | None = None) -> str:
+        """A schema with the contract's tables, by its own DDL, and the index for its claim; made once."""
+        kind = kind or self.wish.bare
+        schema = f"{self.prefix}_bare_{kind}"
+        if schema not in self._schemas:
+            self._schemas.append(schema)
+            with self.connect(schema) as conn, conn.transaction():
+                conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+                conn.execute(migrations.known()[0].text)
+                conn.execute(SQL["bare_index"])
+                for extra in {"contract": ["bare_triggers"], "lean": ["bare_lean"]}.get(kind, []):
+                    conn.execute(SQL[extra])
+        return schema
+
+    def drop(self) -> None:
+        """Remove every schema that was made here."""
+        with self.connect("public") as conn:
+            while self._schemas:
+                conn.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self._schemas[-1])))
+                self._schemas.pop()
+
+    @contextmanager
+    def steps(self, what: str, total: int) -> Iterator[Callable[[], None]]:
+        """A progress bar of so many steps; what it gives is to be called after each."""
+        task = self.progress.add_task(what, total=total)
+        yield lambda: self.progress.advance(task)
+        self.progress.remove_task(task)
+
+    def in_turns(self, what: str, ours: Side | None, bare: Side | None) -> tuple[list[float], list[float]]:
+        """What both sides measure, a value for each round; who is first changes, so that neither always is.
+
+        A side that is None is left out: its sample is empty.
+        """
+        samples: tuple[list[float], list[float]] = [], []
+        sides = [(side, sample) for side, sample in zip((ours, bare), samples, strict=True) if side]
+        with self.steps(what, self.wish.rounds * len(sides)) as step:
+            for number in range(self.wish.rounds):
+                for side, sample in sides[:: -1 if number % 2 else 1]:
+                    sample.append(side())
+                    step()
+        return samples
+
+
+def seed(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, **more: Any) -> None:
+    """Add jobs to the queue `bench`, with a key each or so many keys, in one transaction, and count them (ANALYZE).
+
+    `more`: args, queue, status, delay_sec until they are due, age_sec by which they are older.
+    """
+    given = {"queue": "bench", "args": {}, "status": "queued", "delay_sec": 0, "age_sec": 0} | more
+    with conn.transaction():
+        conn.execute(
+            SQL["seed"],
+            given | {"args": Jsonb(given["args"]), "task": task, "jobs": jobs, "keys": keys or 1_000_000_000},
+        )
+        conn.execute("ANALYZE dl_jobs")
+
+
+def clear(conn: db.Connection) -> None:
+    """Empty the tables; a checkpoint, where we may ask for one, so that none falls into the measurement."""
+    conn.execute(SQL["clear"])
+    try:
+        conn.execute("CHECKPOINT")
+    except psycopg.errors.InsufficientPrivilege:
+        return
+
+
+def await_drained(conn: db.Connection, check: Callable[[], None]) -> None:
+    """Return once no job of the queue `bench` is left; `check` raises when there is no use in waiting.
+
+    Looks at one row by its key while most are still to be done, so that the looking costs nothing.
+    """
+    newest = {"job_id": _answer(conn, "newest")}
+    last_left, deadline = float("inf"), time.monotonic() + PATIENCE
+    while _answer(conn, "has_ended", newest) is False or _answer(conn, "unfinished"):
+        check()
+        if time.monotonic() > deadline:
+            left, deadline = _answer(conn, "unfinished"), time.monotonic() + PATIENCE
+            if left >= last_left:
+                raise BenchError(f"{left} jobs are left, and none was finished within {PATIENCE:g} s")
+            last_left = left
+        time.sleep(_LOOK_SEC)
+
+
+def drained(conn: db.Connection, jobs: int) -> float:
+    """The seconds from the first start to the last end of these jobs; BenchError when not all have succeeded."""
+    row = conn.execute(SQL["drained"]).fetchone()
+    assert row is not None  # noqa: S101  an aggregate always answers
+    if row[0] != jobs:
+        raise BenchError(f"{row[0]} of {jobs} jobs succeeded")
+    return float(row[1])
+
+
+def machine(conn: db.Connection) -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "psycopg": psycopg.__version__,
+        "postgresql": dict(conn.execute(SQL["machine"]).fetchall()),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _answer(conn: db.Connection, statement: str, parameters: dict[str, Any] | None = None) -> Any:
+    row = conn.execute(SQL[statement], parameters).fetchone()
+    return row[0] if row else None

@@ -1,0 +1,145 @@
+"""Results as SVG and as a table in a page: `python -m dataloader.bench.plot results.json docs/`.
+
+Writes `performance-….svg` for the figures that are best seen, and the table between the marks `<!-- results -->` and
+`<!-- /results -->` of `performance.md` there. May import `report`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from dataloader.bench.report import number
+
+BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
+# The file's name: figure, beginning of the lines' names, title, and what is ours and what is bare.
+PLOTS = {
+    "drain": ("drain", "one by one", "Draining a queue of jobs that do nothing, one by one", "farm", "pgbench"),
+    "prefetch": ("drain", "prefetch", "Draining a queue of jobs that do nothing, with prefetch", "farm", "pgbench"),
+    "claim": ("claim", "", "One claim behind a backlog, median", "behind it", "among 1,000 jobs"),
+    "latency": ("latency", "", "From the commit of a job to its start", "farm", "bare LISTEN loop"),
+}
+_COLOURS = ("#2b6cb0", "#b0b7c3")
+_LEFT, _WIDTH, _RIGHT, _BAR = 230, 400, 130, 14
+Doc = dict[str, Any]
+
+
+class PlotError(Exception):
+    """The results or the page are not what they should be; the message says how."""
+
+
+def bars(title: str, series: Sequence[str], groups: Sequence[tuple[str, Sequence[float | None]]], unit: str) -> str:
+    """Horizontal bars as SVG: in each group one of each series, if it has a value; the longest fills the width."""
+    most = max((value for _, values in groups for value in values if value is not None), default=0) or 1
+    height = 56 + len(groups) * (len(series) * _BAR + 12)
+    parts = [_text(12, 22, title, size=15, weight="bold"), *_legend(series)]
+    y = 56
+    for label, values in groups:
+        parts.append(_text(_LEFT - 8, y + len(series) * _BAR / 2 + 4, label, anchor="end"))
+        for place, value in enumerate(values):
+            if value is not None:
+                parts += _bar(y + place * _BAR, value / most * _WIDTH, _COLOURS[place], f"{number(value)} {unit}")
+        y += len(series) * _BAR + 12
+    width = _LEFT + _WIDTH + _RIGHT
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    style = ' font-family="sans-serif" font-size="12" role="img">'
+    back = f'<title>{escape(title)}</title><rect width="{width}" height="{height}" fill="#ffffff"/>'
+    return "\n".join([head + style, back, *parts, "</svg>", ""])
+
+
+def table(results: Doc) -> str:
+    """The lines as Markdown."""
+    facts, server = results["machine"], results["machine"]["postgresql"]
+    head = (
+        f"{facts['cores']} cores of {facts['cpu']}, PostgreSQL {server['server_version'].split()[0]} (fsync "
+        f"{server['fsync']}, synchronous_commit {server['synchronous_commit']}, shared_buffers "
+        f"{server['shared_buffers']}), Python {facts['python']}; medians of {results['rounds']} rounds, "
+        f"{results['measured_at'][:10]}."
+    )
+    rows = ["| figure | what | ours | bare | unit | ratio | must | |", "|---|---|---:|---:|---|---:|---:|---|"]
+    return "\n".join([head, "", *rows, *(_row(line) for line in results["lines"]), ""])
+
+
+def filled(page: str, text: str) -> str:
+    """The page with `text` between its marks; PlotError when it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise PlotError(f"performance.md should have the lines {BEGIN.strip()} and {END}")
+    return before + begin + "\n" + text + "\n" + end + after
+
+
+def plot(results: Doc, folder: Path) -> list[Path]:
+    """Write what the results have figures for; the files."""
+    page = folder / "performance.md"
+    page.write_text(filled(page.read_text("utf-8"), table(results)), "utf-8")
+    written = [page]
+    for name, (figure, beginning, title, *series) in PLOTS.items():
+        lines = [line for line in results["lines"] if line["figure"] == figure and line["bare_median"]]
+        lines = [line for line in lines if line["name"].startswith(beginning)]
+        if lines:
+            groups = [(line["name"], (line["ours_median"], line["bare_median"])) for line in lines]
+            written.append(folder / f"performance-{name}.svg")
+            written[-1].write_text(bars(title, series, groups, lines[0]["unit"]), "utf-8")
+    return written
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Read the results named first, write into the folder named second."""
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m dataloader.bench.plot results.json docs/\n")
+        return 2
+    try:
+        for path in plot(_read(Path(arguments[0])), Path(arguments[1])):
+            sys.stdout.write(f"{path}\n")
+    except (OSError, PlotError) as error:
+        sys.stderr.write(f"dataloader.bench.plot: {error}\n")
+        return 1
+    return 0
+
+
+def _read(path: Path) -> Doc:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise PlotError(f"{path} should be what `dataloader bench --json` wrote: {error}") from None
+    if not isinstance(found, dict) or not {"lines", "machine", "rounds"} <= found.keys():
+        raise PlotError(f"{path} should be what `dataloader bench --json` wrote")
+    return found
+
+
+def _row(line: Doc) -> str:
+    must = line["must"] or {}
+    bound = f"≥ {must['least']:g}" if must.get("least") is not None else f"≤ {must['most']:g}" if must else ""
+    verdict = {True: " ✓", False: " ✗", None: ""}[line["is_met"]]
+    ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f}"
+    shown = ["" if line[side] is None else number(line[side]) for side in ("ours_median", "bare_median")]
+    cells = [line["figure"], line["name"], *shown, line["unit"], ratio, bound + verdict, line["note"]]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _legend(series: Sequence[str]) -> list[str]:
+    parts, x = [], _LEFT
+    for name, colour in zip(series, _COLOURS, strict=False):
+        parts.append(f'<rect x="{x}" y="34" width="10" height="10" fill="{colour}"/>')
+        parts.append(_text(x + 15, 43, name))
+        x += 30 + 7 * len(name)
+    return parts
+
+
+def _bar(y: float, length: float, colour: str, label: str) -> list[str]:
+    rect = f'<rect x="{_LEFT}" y="{y}" width="{max(1, length):.1f}" height="{_BAR - 2}" fill="{colour}"/>'
+    return [rect, _text(_LEFT + max(1, length) + 6, y + _BAR - 4, label)]
+
+
+def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "start", weight: str = "normal") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
+    return f'<text {place} fill="#1a202c">{escape(text)}</text>'
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""Which figures are measured, where, and what is said of them: what the command `bench` runs."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dataloader import db, embedded, log, migrations
+from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, pgbench, report
+from dataloader.bench.line import Line
+from dataloader.bench.place import BenchError, Place, Wish, machine
+from dataloader.config import Settings
+from dataloader.process import EXIT_FAILED, EXIT_OK
+
+Measure = Callable[[Place], Iterator[Line]]
+FIGURES: dict[str, Measure] = {
+    "drain": drain.measure,
+    "keys": keys.measure,
+    "claim": claim.measure,
+    "latency": latency.measure,
+    "handover": handover.measure,
+    "cpu": cpu.measure,
+    "enqueue": enqueue.measure,
+    "idle": idle.measure,
+    "memory": memory.measure,
+}
+INTERRUPTED = 130
+FILE_WIDTH = 160  # of the table where it does not go to a terminal
+
+
+def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str | None) -> int:
+    """Measure these figures (all, when none is named) and show them; the exit status.
+
+    Measured is in the settings' database; without one a PostgreSQL of our own is started in DL_HOME. `json_path` is a
+    file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was measured until
+    then is shown.
+    """
+    out, err = _console(to_stderr=False), _console(to_stderr=True)
+    lines, about = list[Line](), dict[str, Any]()
+    signal.signal(signal.SIGTERM, _interrupted)
+    status = _measure(settings, figures or list(FIGURES), wish, err, lines, about)
+    if lines:
+        (err if json_path == "-" else out).print(report.table(lines, _title(about)))
+    if lines and json_path:
+        document = report.document(lines, about)
+        _ = out.file.write(document) if json_path == "-" else Path(json_path).write_text(document, "utf-8")
+    return status
+
+
+def _measure(
+    settings: Settings, figures: Sequence[str], wish: Wish, err: Console, lines: list[Line], about: dict[str, Any]
+) -> int:
+    """Add to `lines` and `about` what is measured, as long as it can be; the exit status."""
+    try:
+        with _place(settings, wish, err) as place:
+            about |= _about(place)
+            for name in figures:
+                for line in FIGURES[name](place):
+                    lines.append(line)
+                    place.progress.console.print(f"{line.figure}: {line.name}", style="dim", highlight=False)
+        return EXIT_OK
+    except KeyboardInterrupt:
+        err.print("dataloader bench: interrupted", style="red")
+        return INTERRUPTED
+    except (BenchError, embedded.EmbeddedError, migrations.SchemaError, db.Error, OSError) as error:
+        message = log.masked(str(error).strip())
+        err.print(f"dataloader bench: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return EXIT_FAILED
+
+
+def _console(to_stderr: bool) -> Console:
+    console = Console(stderr=to_stderr)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
+    return console
+
+
+@contextmanager
+def _place(settings: Settings, wish: Wish, console: Console) -> Iterator[Place]:
+    """The database, a folder, progress bars; all of it gone at the end of the block."""
+    with ExitStack() as cleanup:
+        folder = settings.dl_home / f"bench-{time.time_ns()}"
+        folder.mkdir(parents=True)
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        where = settings.queue_dsn
+        if where is None:
+            server = embedded.Server.start(folder / "postgres", pg_bin=settings.dl_pg_bin)
+            where = cleanup.enter_context(server).dsn
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        progress = Progress(*columns, console=console, transient=True)
+        place = Place(where, folder, wish, pgbench.find(settings.dl_pg_bin), progress)
+        cleanup.callback(place.drop)
+        cleanup.enter_context(progress)
+        yield place
+
+
+def _about(place: Place) -> dict[str, Any]:
+    with place.connect("public") as conn:
+        facts = machine(conn)
+    return {
+        "dataloader": version("dataloader"),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rounds": place.wish.rounds,
+        "scale": place.wish.scale,
+        "prefetch": place.wish.prefetch,
+        "bare_tables": place.wish.bare,
+        "pgbench": str(place.pgbench) if place.pgbench else None,
+        "machine": facts,
+    }
+
+
+def _title(about: dict[str, Any]) -> str:
+    facts = about["machine"]
+    server = facts["postgresql"]
+    return (
+        f"{facts['cores']} cores, {facts['cpu']}; PostgreSQL {server['server_version']}, fsync {server['fsync']}, "
+        f"synchronous_commit {server['synchronous_commit']}; medians of {about['rounds']}"
+    )
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

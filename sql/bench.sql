@@ -1,0 +1,114 @@
+-- What `dataloader bench` needs in the schemas that it makes for itself; the queue's own statements are in queue.sql.
+-- First what is done to both sides alike, then the bare limit: the contract's tables, used by the shortest statements
+-- that claim and finish. A pgbench script is such a statement with \gset at its end; its variables have a colon.
+
+-- name: seed
+-- Jobs as a plain producer adds them, oldest first, in one transaction of the caller. Ours and the bare tables alike.
+INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, available_at, created_at, status, finished_at)
+SELECT gen_random_uuid(), %(queue)s, %(task)s, %(args)s::jsonb || jsonb_build_object('n', i),
+       'key-' || i %% %(keys)s::int, now() + make_interval(secs => %(delay_sec)s::float8),
+       now() - make_interval(secs => (%(jobs)s::int - i) * 0.0001 + %(age_sec)s::float8), %(status)s::dl_status,
+       CASE WHEN %(status)s NOT IN ('queued', 'running') THEN now() END
+  FROM generate_series(1, %(jobs)s::int) i;
+
+-- name: quiet
+-- The names of the triggers that only tell and write journals, which seeding a million rows can do without.
+SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal AND tgtype & 2 = 0;
+
+-- name: hold
+-- One running job of a key, with a lease that outlasts the measurement: the key is busy.
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at, heartbeat_at, started_at)
+VALUES (gen_random_uuid(), 'held', 'bench.noop', %(key)s, 'running', 1, now() + interval '1 day', now(), now());
+
+-- name: newest
+-- The last job in the order of the claim: once it has ended, few others have not.
+SELECT job_id FROM dl_jobs WHERE queue = 'bench' ORDER BY priority DESC, created_at DESC LIMIT 1;
+
+-- name: has_ended
+SELECT status IN ('succeeded', 'failed', 'canceled', 'lost') FROM dl_jobs WHERE job_id = %(job_id)s;
+
+-- name: unfinished
+SELECT count(*) FROM dl_jobs WHERE queue = 'bench' AND status IN ('queued', 'running');
+
+-- name: drained
+-- How many jobs succeeded, and the seconds from the first start to the last end, by the rows.
+SELECT count(*), extract(epoch FROM max(finished_at) - min(started_at))::float8
+  FROM dl_jobs WHERE queue = 'bench' AND status = 'succeeded';
+
+-- name: clear
+TRUNCATE dl_jobs, dl_job_events;
+
+-- name: bare_index
+-- The index that the bare claim is served by, in its order.
+CREATE INDEX ix_bare_claim ON dl_jobs (queue, priority, created_at) WHERE status = 'queued';
+
+-- name: bare_lean
+-- Without the contract's other indexes the bare side has less to write.
+DROP INDEX ix_dl_jobs_claim, ix_dl_jobs_running_lease, ix_dl_jobs_status_queue;
+
+-- name: bare_triggers
+-- The contract's notify triggers, as it describes them, on a channel that the farm does not listen to.
+CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF TG_OP = 'INSERT' OR NEW.status = 'queued' AND NEW.available_at <= now() THEN
+    PERFORM pg_notify('dl_bench', NEW.queue);
+  END IF;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
+  FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
+
+-- name: bare_claim
+-- The plain protocol's claim of one job, without its advisory lock.
+UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),
+       heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+ WHERE job_id = (SELECT job_id FROM dl_jobs WHERE queue = 'bench' AND status = 'queued' AND available_at <= now()
+                  ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING job_id;
+
+-- name: bare_finish
+UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL
+ WHERE job_id = CAST(:job_id AS uuid);
+
+-- name: bare_batch
+-- Finish what this client claimed before, claim up to 50 more. In this order: SKIP LOCKED leaves a lock on rows that it
+-- found changed, and two clients that claimed first would then wait for each other in their finishes.
+WITH finished AS (
+  UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), lease_expires_at = NULL
+   WHERE job_id = ANY (CAST(:ids AS uuid[]))
+  RETURNING 1),
+next AS (
+  SELECT job_id FROM dl_jobs WHERE queue = 'bench' AND status = 'queued' AND available_at <= now()
+     AND (SELECT count(*) FROM finished) >= 0
+   ORDER BY priority, created_at LIMIT 50 FOR UPDATE SKIP LOCKED),
+claimed AS (
+  UPDATE dl_jobs j SET status = 'running', attempt = attempt + 1, started_at = coalesce(started_at, now()),
+         heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+    FROM next WHERE j.job_id = next.job_id RETURNING j.job_id)
+SELECT coalesce(array_agg(job_id), '{}') AS ids FROM claimed;
+
+-- name: insert_one
+-- A plain producer's job, for the latency of both sides.
+INSERT INTO dl_jobs (job_id, queue, task, args, lock_key)
+VALUES (gen_random_uuid(), 'bench', 'bench.mark', jsonb_build_object('n', %(n)s::int), 'key-' || %(n)s::int);
+
+-- name: copy
+COPY dl_jobs (job_id, queue, task, args, lock_key) FROM STDIN;
+
+-- name: transactions
+-- All transactions that were ended in this database, as far as their sessions have reported them.
+SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database();
+
+-- name: neighbours
+-- Sessions of others in this database: what they do is counted in `transactions` as well.
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+   AND application_name NOT LIKE 'dl-worker:bench:%' AND application_name NOT LIKE 'dl-keeper%';
+
+-- name: machine
+SELECT name, current_setting(name) FROM pg_settings
+ WHERE name IN ('fsync', 'synchronous_commit', 'shared_buffers', 'full_page_writes', 'wal_level', 'max_wal_size',
+                'autovacuum', 'commit_delay', 'wal_sync_method', 'server_version')
+ ORDER BY name;

@@ -30,7 +30,7 @@ JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
 
 # For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
-_PLANS = (
+PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off"
 )
@@ -120,7 +120,7 @@ class Settled:
 
 def open_session(conn: db.Connection, worker: str) -> Session:
     """LISTEN for jobs and cancellations, and learn what identifies this session for dl_end_session."""
-    conn.execute(_PLANS)
+    conn.execute(PLANS)
     conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(JOBS_CHANNEL)))
     listen_for_cancellations(conn)
     row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()

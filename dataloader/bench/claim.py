@@ -84,9 +84,11 @@ class Claimer:
             "worker": self.session.worker,
             "backend_start": self.session.backend_start,
             "backoff_sec": BACKOFF_SEC,
+            "most": 1,
+            "ends": None,
         }
         self.conn.execute("BEGIN")
-        explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["claim"]
+        explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["step"]
         row = self.conn.execute(explain.encode(), parameters).fetchone()
         self.conn.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
         plan = row[0][0]["Plan"] if row else {}

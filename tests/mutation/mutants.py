@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, FUNCTIONS, TARGET = "queue.sql", "functions.sql", "target.sql"
-CLAIMS, INDEXES, JOURNAL = (f"migrations/{name}.sql" for name in ("0002_claims", "0003_claim_indexes", "0004_journal"))
+CLAIMS, INDEXES, JOURNAL, COSTS_LESS = (
+    f"migrations/{name}.sql" for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs")
+)
 _BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
 
 
@@ -28,7 +30,7 @@ class Mutant:
     equivalent: str | None = None
 
     def __str__(self) -> str:
-        words = self.place.split("(")[0].removesuffix(" BEFORE").split()
+        words = self.place.split("(")[0].removesuffix(" BEFORE").removesuffix(" AFTER").split()
         return f"{words[-1]}: {self.name}"
 
 
@@ -75,21 +77,6 @@ def _of_the_claim(name: str) -> list[Mutant]:
     )
 
 
-def _end(name: str) -> list[Mutant]:
-    return _statement(
-        name,
-        ("keeps the key", "pg_advisory_unlock_all()", "NULL"),
-        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
-        ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
-    )
-
-
-def _forgets_cancellation(name: str, end: str) -> list[Mutant]:
-    case = f"CASE WHEN cancel_requested THEN 'canceled' ELSE '{end}' END::dl_status"
-    return _statement(name, ("forgets the cancellation", case, f"'{end}'::dl_status"))
-
-
-ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
 # No test can step in between two statements of a function that wait for nothing. Were it missing, a row that has just
 # left the queue would get a mark or a time that mean nothing there.
 WITHIN = "a row would have to leave within the microseconds between the look and the lock, and no harm would come of it"
@@ -121,15 +108,9 @@ MUTANTS: list[Mutant] = [
         ("word of a queued job", "FROM asked WHERE status = 'running'", "FROM asked"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
     ),
-    *(mutant for name in ("beat", *ENDS, "keep") for mutant in _of_the_claim(name)),
+    *(mutant for name in ("beat", "keep") for mutant in _of_the_claim(name)),
     *_statement("keep", ("revives a lease", "   AND lease_expires_at > now()")),
-    *(mutant for name in ENDS for mutant in _end(name)),
-    *_forgets_cancellation("succeed", "succeeded"),
-    *_forgets_cancellation("retry", "queued"),
-    *_forgets_cancellation("fail", "failed"),
-    *_forgets_cancellation("hand_back", "queued"),
     *_statement("beat", ("journals every renewal", " WHERE %(journal)s")),
-    *_statement("hand_back", ("counts the attempt", "attempt = attempt - 1, ")),
     *_statement(
         "cancellations",
         ("any status", "status = 'running' AND "),
@@ -185,16 +166,81 @@ MUTANTS: list[Mutant] = [
         ("no run for max_attempts 0", "greatest(job.max_attempts, 1)", "job.max_attempts"),
         ("no key", "outcome := dl_take_slot(hashtext(job.lock_key))", "outcome := 'taken'"),
         ("no mark on a busy row", "SET hot = true", "SET hot = hot"),
-        ("back-offs go on after a start", "backoffs = 0,", "backoffs = backoffs,"),
-        ("no token", "claims = claims + 1", "claims = claims"),
         ("an end not counted as journaled", "journaled = journaled + 1, finished_at", "finished_at"),
-        (
-            "a start not counted as journaled",
-            "           journaled = journaled + 1,\n           started_at",
-            "started_at",
-        ),
         ("one row a refusal", "dl_near_of_slot(job.queue, hashtext(job.lock_key)) || job.job_id", "ARRAY[job.job_id]"),
         ("no bound of the back-off", "least(p_backoff_sec, 0.1 * 2.0 ^ least(backoffs, 20))", "0.1 * 2.0 ^ backoffs"),
+    ),
+    *_function(
+        "dl_start",
+        ("back-offs go on after a start", "backoffs = 0,", "backoffs = backoffs,"),
+        ("no token", "claims = claims + 1", "claims = claims"),
+        ("not counted as journaled", "           journaled = journaled + 1,\n", ""),
+        ("any status", "status::text = 'queued' AND blocked_on", "blocked_on"),
+        ("a blocked row", " AND blocked_on IS NULL", "", WITHIN),
+        ("too early", "       AND available_at <= clock_timestamp() AND NOT", "       AND NOT"),
+        ("a canceled row", " AND NOT cancel_requested", "", WITHIN),
+        ("spent attempts", " AND attempt < greatest(max_attempts, 1)", "", WITHIN),
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f"\n       {LOCK}"),
+    ),
+    *_function(
+        "dl_take_keys",
+        ("no key", "pg_try_advisory_lock(candidate.slot)", "true"),
+        ("a key twice", "CONTINUE WHEN candidate.slot = ANY (slots);", ""),
+        ("passes over a canceled row", "candidate.cancel_requested OR "),
+        ("passes over a spent one", " OR candidate.attempt >= greatest(candidate.max_attempts, 1)"),
+        ("no run for max_attempts 0", "greatest(candidate.max_attempts, 1)", "candidate.max_attempts"),
+        ("no look behind the lock", "IF cardinality(busy) > 0", "IF false"),
+        ("a lease that is over", " AND lease_expires_at > now());", ");"),
+        ("any status", "status = 'running' AND "),
+        ("keeps a busy slot's lock", "PERFORM pg_advisory_unlock(slot) FROM unnest(busy) slot;", ""),
+        ("no hot rows", "IF (SELECT true FROM dl_jobs", "IF (SELECT false FROM dl_jobs"),
+        ("more than asked for", "EXIT WHEN cardinality(slots) = p_most;", ""),
+    ),
+    *_function(
+        "dl_finish",
+        ("any attempt", " AND j.attempt = e.attempt"),
+        ("any worker", " AND claimed_by = p_worker"),
+        ("any status", " AND status::text = 'running'\n", "\n"),
+        ("forgets the cancellation", "status = CASE WHEN cancel_requested", "status = CASE WHEN false"),
+        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+        ("counts a hand-back", "j.attempt - 1 ELSE", "j.attempt ELSE"),
+        ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
+        ("keeps the keys", "PERFORM pg_advisory_unlock_all()", "NULL"),
+        ("keeps its key", "PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot", "NULL"),
+        ("lets go of all keys", "IF p_let_go", "IF true"),
+        ("tells no waiters", "PERFORM dl_tell_waiters(slots)", "NULL"),
+        (
+            "tells waiters twice",
+            "SET dataloader.tells = 'waiters' ",
+            "",
+            "the server folds equal notifications of a commit",
+        ),
+        (
+            "no word of what is not ours",
+            "IF cardinality(ended) IS DISTINCT FROM",
+            "IF false AND cardinality(ended) IS DISTINCT FROM",
+        ),
+        (
+            "no word of a cancellation",
+            "FILTER (WHERE status = 'canceled' AND verb <> 'cancel')",
+            "FILTER (WHERE false)",
+        ),
+    ),
+    *_function(
+        "dl_tell_waiters",
+        ("any key", "hashtext(lock_key) = ANY (p_slots)", "true"),
+        ("tells nobody", "PERFORM pg_notify('dl_jobs', waiting)", "NULL"),
+        ("rows of other queues too", "queue = waiting AND hashtext", "hashtext"),
+    ),
+    *_function(
+        "dl_step",
+        ("keeps what the session holds", "PERFORM pg_advisory_unlock_all()", "NULL"),
+        ("wakes nobody", "PERFORM dl_wake(p_queue, 100)", "NULL"),
+        ("keeps the key of a row that did not start", "IF started < cardinality(taken.slots)", "IF false"),
+        ("lets go of the keys of those that did", "AND claimed_by = p_worker);", "AND claimed_by = 'nobody');"),
+        ("never looks more closely", "IF started = 0", "IF false"),
+        ("never says to look again", "look_again := looked.look_again;", ""),
     ),
     *_function(
         "dl_claim",
@@ -256,8 +302,9 @@ MUTANTS: list[Mutant] = [
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
         ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
     ),
-    *_function(
-        "dl_settle",
+    *_in(
+        FUNCTIONS,
+        "FUNCTION dl_settle(p_worker text, p_running",
         ("any status", "status = 'running' AND claimed_by", "claimed_by", "looked at again under the lock"),
         ("any worker", " AND claimed_by = p_worker LOOP", " LOOP", "looked at again under the lock"),
         ("waits for a locked row", LOCK, WAIT),
@@ -265,6 +312,8 @@ MUTANTS: list[Mutant] = [
         ("no second look at the status", "held.status <> 'running' OR ", ""),
         ("no second look at the worker", " OR held.claimed_by IS DISTINCT FROM p_worker"),
         ("leaves the session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
+        ("what was not begun counts", "IF claimed <> p_running", "IF false"),
+        ("what ran does not count", "IF claimed <> p_running", "IF true"),
         ("hides a locked row", "    RETURN NEXT;", "    IF FOUND THEN RETURN NEXT; END IF;"),
     ),
     *_function(
@@ -351,15 +400,34 @@ MUTANTS: list[Mutant] = [
         ("blocks nothing", "NEW.status = 'queued' AND NEW.available_at > now()", "false"),
         ("keeps the claim's name", "NEW.status <> 'running'", "false"),
     ),
-    *_in(CLAIMS, "CREATE TRIGGER dl_jobs_place", ("no look at the time", "OF status, available_at", "OF status")),
     *_in(
-        CLAIMS, "CREATE TRIGGER dl_jobs_place", ("no look at the status", "OF status, available_at", "OF available_at")
+        COSTS_LESS,
+        "TRIGGER dl_jobs_place BEFORE",
+        ("no look at the time", "OF status, available_at", "OF status"),
+        ("no look at the status", "OF status, available_at", "OF available_at"),
+        ("nothing for a row that comes back", "NEW.status = 'queued' OR "),
+        ("leaves a canceled row blocked", "NEW.blocked_on IS NOT NULL", "false"),
+        ("leaves an ended row its claim", "NEW.status <> 'running' AND NEW.claimed_by IS NOT NULL", "false"),
     ),
     *_in(
-        CLAIMS,
+        COSTS_LESS,
+        "TRIGGER dl_jobs_place_ins",
+        ("no look at the time", "NEW.available_at > now()", "false"),
+        ("calls for every row", "WHEN (NEW.status = 'queued' AND NEW.available_at > now()) ", "", COSTS),
+    ),
+    *_in(
+        COSTS_LESS,
         "CREATE OR REPLACE FUNCTION notify_job_ready()",
-        ("tells of every row", "NEW.status = 'queued'", "true"),
+        ("tells of every row", "NEW.status = 'queued'", "true", COSTS),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', NEW.queue)", "NULL"),
+        ("tells of every new row", " WHERE status = 'queued'"),
+        ("tells nobody of new rows", "PERFORM pg_notify('dl_jobs', queue) FROM", "PERFORM FROM"),
+    ),
+    *_in(
+        COSTS_LESS,
+        "CREATE FUNCTION dl_jobs_forget()",
+        ("all journals", " WHERE job_id IN (SELECT job_id FROM gone)"),
+        ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
     ),
     *_in(
         CLAIMS,
@@ -369,8 +437,8 @@ MUTANTS: list[Mutant] = [
         ("calls for every row", "WHEN (NEW.status = 'queued') ", "", COSTS),
     ),
     *_in(
-        CLAIMS,
-        "CREATE TRIGGER dl_jobs_notify_key",
+        COSTS_LESS,
+        "TRIGGER dl_jobs_notify_key AFTER",
         ("after any step", "OLD.status = 'running' AND "),
         ("after a start", " AND NEW.status <> 'running'"),
     ),

@@ -14,9 +14,9 @@ from .trial import try_out
 
 # One of a statement, one of a function, one of a trigger, and the tests in which each is caught.
 CHOSEN = {
-    "succeed: any worker": "lease",
+    "dl_finish: any worker": "lease",
     "dl_reap: a live lease": "reap",
-    "dl_jobs_place: keeps the claim's name": "ends",
+    "dl_take_keys: no key": "step",
 }
 BY_NAME = {str(mutant): mutant for mutant in MUTANTS}
 

@@ -17,7 +17,7 @@ from .mutants import Mutant, apply
 ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
-    *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "idempotency", "enqueue_many"),
+    *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "idempotency", "enqueue_many"),
     *("foreign_journal", "schemas"),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
@@ -33,8 +33,13 @@ FIRST = {
     "dl_near_of_slot": "guards",
     "dl_try": "claim guards",
     "dl_claim": "guards claim lock",
+    "dl_start": "step claim guards",
+    "dl_take_keys": "step claim guards",
+    "dl_finish": "step lease ends",
+    "dl_tell_waiters": "notify guards",
+    "dl_step": "step wake guards",
     "dl_lose": "settle reap",
-    "dl_settle": "settle guards",
+    "dl_settle": "settle step guards",
     "dl_reap": "reap",
     "dl_retake": "lease guards",
     "dl_jobs_place": "lease wake",

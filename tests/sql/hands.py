@@ -43,6 +43,19 @@ class Worker:
         """One look into the queue."""
         return queue.claim(self.session, queue_name, backoff_sec)
 
+    def look(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
+        """The second half of a claim: what it does when the first rows of the queue may not start."""
+        *job, backoffs, look_again, due_in = (
+            self.conn.execute(
+                "SELECT (job).job_id, (job).queue, (job).task, (job).args::text, (job).idempotency_key, (job).lock_key,"
+                " (job).partition_key, (job).attempt, (job).max_attempts, (job).lease_ttl_sec, (job).timeout_sec,"
+                " (job).claims, (job).claimed_by, backoffs, look_again, due_in FROM dl_claim(%s, %s, %s, %s)",
+                (queue_name, self.name, self.session.backend_start, backoff_sec),
+            ).fetchone()
+            or ()
+        )
+        return Step([Job(*job)] if job[0] else [], {}, backoffs, look_again, due_in)
+
     def take(self, queue_name: str = "q") -> Job:
         """Claim where there must be a job."""
         job = self.claim(queue_name).job
@@ -147,12 +160,19 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
 
-def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q") -> int:
+CLAIMS = {
+    "step": "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, NULL)",
+    "look": "SELECT * FROM dl_claim(%s, 'w', now(), 15)",  # what a step does that finds nothing at first sight
+}
+
+
+def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q", kind: str = "step") -> int:
     """The buffers of one warm claim, which is then undone."""
     found = 0
+    conn.execute(queue.PLANS)
     for _ in range(3):
         with conn.transaction(force_rollback=True):
-            found = buffers(conn, "SELECT * FROM dl_claim(%s, 'w', now(), 15)", queue_name)
+            found = buffers(conn, CLAIMS[kind], queue_name)
         conn.execute("SELECT pg_advisory_unlock_all()")
     return found
 

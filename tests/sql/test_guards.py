@@ -119,7 +119,7 @@ def test_a_refusal_leaves_the_rows_of_other_keys_alone(conn: db.Connection, work
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     refused, free = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="l", priority=1)
     conn.execute("UPDATE dl_jobs SET hot = %s", (hot,))
-    claim = one.claim()
+    claim = one.look()
     assert claim.job is not None
     assert (claim.job.job_id, claim.backoffs) == (free, 1)
     assert row(conn, free)["backoffs"] == 0
@@ -142,9 +142,9 @@ def test_a_claim_that_was_refused_ten_keys_asks_for_another_look(conn: db.Connec
     """It does not go on for ever, and says that there is more to look at."""
     keys = [row(conn, enqueue(conn))["lock_key"] for _ in range(12)]
     conn.execute("SELECT pg_advisory_lock(hashtext(key)) FROM unnest(%s::text[]) key", (keys[:11],))
-    first = worker.claim()
+    first = worker.look()
     assert (first.job, first.backoffs, first.look_again) == (None, 10, True)
-    assert until(lambda: worker.claim().job, "the free key").lock_key == keys[11]
+    assert until(lambda: worker.look().job, "the free key").lock_key == keys[11]
 
 
 def test_a_session_has_the_slots_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:

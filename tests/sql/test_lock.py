@@ -283,7 +283,7 @@ def test_a_row_marked_on_the_way_to_another_job_is_told_of(conn: db.Connection, 
     marked, other = plain(conn, lock_key="k", priority=1), plain(conn, priority=2)
     one.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     with two.conn.transaction():
-        with started(two.claim, None, conn) as claim:
+        with started(two.look, None, conn) as claim:
             until(lambda: waits_on(conn, two.pid) == "PgSleep", "the claim to meet the lock")
             ended = plain(one.conn, queue="a", lock_key="k", status="queued")
             one.conn.execute(

@@ -1,0 +1,93 @@
+"""Jobs claimed ahead: each runs once and in order, none waits behind a long one, and a death costs only what ran."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+from uuid import UUID
+
+from farming import Farm, Program, until
+from judge import illegal
+
+PREFETCH = 20
+
+
+def ready(farm: Farm, workers: int = 1, **settings: Any) -> Program:
+    """A farm that claims ahead, and whose workers have seen that the jobs are short."""
+    wish = json.dumps([{"queue": "q", "concurrency": workers, "prefetch": PREFETCH}])
+    program = farm.ready(workers=workers, workers_json=wish, **settings)
+    for _ in range(3 * workers):
+        farm.wait(farm.enqueue("noop"), "succeeded")
+    return program
+
+
+def together(farm: Farm, *tasks: str, **args: Any) -> list[UUID]:
+    """Add jobs that become claimable at one instant, in this order."""
+    with farm.conn.transaction():
+        return [farm.enqueue(task, priority=number, args=args) for number, task in enumerate(tasks)]
+
+
+def test_each_runs_once_and_in_the_order_of_its_key(farm: Farm) -> None:
+    ready(farm, workers=2)
+    with farm.conn.transaction():
+        jobs = [farm.enqueue("recorded", lock_key=f"k{number % 7}", args={"sec": 0}) for number in range(210)]
+    for job in jobs:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+        assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
+    started = farm.rows("SELECT lock_key, job_id FROM runs ORDER BY started")
+    for key in {key for key, _ in started}:
+        assert [job for lock_key, job in started if lock_key == key] == [
+            job for number, job in enumerate(jobs) if f"k{number % 7}" == key
+        ]
+
+
+def test_none_waits_behind_a_long_one_and_no_result_for_it(farm: Farm) -> None:
+    """The first is written and the others are handed back, uncounted, while the second runs."""
+    ready(farm)
+    first, long, *others = together(farm, "noop", "recorded", "noop", "noop", sec=3)
+    assert farm.wait(first, "succeeded")["attempt"] == 1
+    until(lambda: "requeue" in farm.story(others[0]) and "requeue" in farm.story(others[1]), "the others to go back")
+    assert farm.job(long)["status"] == "running"
+    assert {farm.job(job)["attempt"] for job in others} == {0}
+    for job in (long, *others):
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+
+
+def test_a_neighbour_takes_what_waits_behind_a_long_one(farm: Farm) -> None:
+    ready(farm, workers=2)
+    long, *others = together(farm, "recorded", *["noop"] * 30, sec=4)
+    for job in others:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.job(long)["status"] == "running"
+    assert farm.wait(long, "succeeded")["attempt"] == 1
+
+
+def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing(farm: Farm) -> None:
+    ready(farm)
+    jobs = together(farm, "noop", "kills_itself", "noop", "noop")
+    assert farm.wait(jobs[1], "lost", patience=60)["error"].startswith("worker killed by signal 9 on attempt")
+    for job in (jobs[0], *jobs[2:]):
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+        assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
+
+
+def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:
+    program = ready(farm)
+    running, *others = together(farm, "recorded", "noop", "noop", sec=1)
+    until(lambda: farm.job(running)["status"] == "running", "the first to run")
+    program.signal(signal.SIGTERM)
+    assert program.stop() == 0
+    assert farm.job(running)["status"] == "succeeded"
+    assert {(farm.job(job)["status"], farm.job(job)["attempt"]) for job in others} == {("queued", 0)}
+    here = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+    assert not farm.rows(f"SELECT FROM pg_locks WHERE locktype = 'advisory' AND database = {here}")
+
+
+def test_errors_are_written_with_the_rest(farm: Farm) -> None:
+    program = ready(farm)
+    jobs = together(farm, "noop", "errs", "noop", permanent=True)
+    assert farm.wait(jobs[1], "failed", "queued")["attempt"] == 1
+    for job in (jobs[0], jobs[2]):
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert program.stop() == 0

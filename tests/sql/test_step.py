@@ -1,0 +1,179 @@
+"""A step: ends are written and jobs claimed in one statement, one of each key, and nothing else changes hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from uuid import UUID
+
+import psycopg
+import pytest
+from hands import BACKOFF_SEC, Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, state, value
+
+from dataloader import db, queue
+from dataloader.job import Finish, Job
+from dataloader.queue import Ended, Step
+
+Workers = Callable[[], Worker]
+DONE = Finish("succeed")
+
+
+def step(worker: Worker, most: int, *ends: Ended, queue_name: str = "q") -> Step:
+    return queue.step(worker.session, queue_name, BACKOFF_SEC, most, ends)
+
+
+def ids(jobs: list[Job]) -> list[UUID]:
+    return [job.job_id for job in jobs]
+
+
+def test_it_claims_the_best_first_and_no_more_than_asked_for(conn: db.Connection, worker: Worker) -> None:
+    last, first, third, second = (plain(conn, priority=priority) for priority in (4, 1, 3, 2))
+    found = step(worker, 3)
+    assert ids(found.jobs) == [first, second, third]
+    assert {job.attempt for job in found.jobs} == {1}
+    assert len(keys_held(conn)) == 3
+    assert state(conn, last) == ("queued", 0)
+    assert all(kinds(conn, job_id)[-1] == "picked" for job_id in (first, second, third))
+
+
+def test_it_claims_one_job_of_each_key_and_the_oldest(conn: db.Connection, worker: Worker) -> None:
+    for number in range(3):
+        many(conn, 4, f"key-{number}")
+    oldest = conn.execute("SELECT DISTINCT ON (lock_key) job_id FROM dl_jobs ORDER BY lock_key, created_at").fetchall()
+    assert set(ids(step(worker, 10).jobs)) == {job_id for (job_id,) in oldest}
+    assert step(worker, 0).jobs == []
+
+
+def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: db.Connection, worker: Worker) -> None:
+    plain(conn, lock_key="k"), plain(conn, lock_key="k"), plain(conn, lock_key="l")
+    first = step(worker, 5)
+    ends = [Ended(job, DONE, {"cpu_sec": 0.5}) for job in first.jobs]
+    second = step(worker, 5, *ends)
+    assert second.ended == dict.fromkeys(ids(first.jobs), "succeeded")
+    assert [job.lock_key for job in second.jobs] == ["k"]
+    assert keys_held(conn) == [worker.pid]
+    kind, payload = journal(conn, first.jobs[0].job_id)[-1]
+    assert (kind, payload) == ("done", {"attempt": 1, "worker": worker.name, "cpu_sec": 0.5})
+
+
+def test_an_end_of_each_kind_may_be_among_them(conn: db.Connection, worker: Worker) -> None:
+    verbs = {"succeed": "succeeded", "retry": "queued", "fail": "failed", "cancel": "canceled", "hand_back": "queued"}
+    for _ in verbs:
+        enqueue(conn)
+    jobs = step(worker, 5).jobs
+    ends = [Ended(job, Finish(verb, "why", 60.0)) for job, verb in zip(jobs, verbs, strict=True)]
+    assert list(step(worker, 0, *ends).ended.values()) == list(verbs.values())
+    assert [state(conn, job.job_id) for job in jobs] == [
+        *(("succeeded", 1), ("queued", 1), ("failed", 1)),
+        *(("canceled", 1), ("queued", 0)),
+    ]
+    assert [row(conn, job.job_id)["error"] for job in jobs] == [None, "why", "why", "why", None]
+    assert [row(conn, job.job_id)["blocked_on"] for job in jobs] == [None, "time", None, None, None]
+
+
+def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn), enqueue(conn), enqueue(conn)
+    lost, kept, canceled = step(worker, 3).jobs
+    expire(conn, lost.job_id)
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
+    assert queue.reap(conn)
+    queue.request_cancel(conn, canceled.job_id)
+    ended = step(worker, 0, *(Ended(job, DONE) for job in (lost, kept, canceled))).ended
+    assert ended == {kept.job_id: "succeeded", canceled.job_id: "canceled"}
+    assert state(conn, lost.job_id) == ("queued", 1)
+    assert keys_held(conn) == []
+
+
+def test_an_end_that_cannot_be_stored_changes_nothing(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn), enqueue(conn)
+    good, bad = step(worker, 1).jobs + step(Worker(worker.conn.info.dsn, worker.name), 1).jobs
+    with pytest.raises(psycopg.DataError):
+        step(worker, 1, Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b")))
+    assert state(conn, good.job_id) == ("running", 1)
+    ended = queue.finish_some(worker.conn, worker.name, [Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b"))])
+    assert ended == {good.job_id: "succeeded", bad.job_id: "failed"}
+
+
+def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn), enqueue(conn)
+    over, running = step(worker, 2).jobs
+    queue.finish_some(worker.conn, worker.name, [Ended(over, DONE)])
+    held = value(
+        conn,
+        "SELECT dl_session_has_slot(%s, %s, hashtext(%s))",
+        worker.pid,
+        worker.session.backend_start,
+        running.lock_key,
+    )
+    assert (keys_held(conn), held) == ([worker.pid], True)
+
+
+def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: db.Connection, worker: Worker) -> None:
+    """A key of a run that was no longer ours: its own lock would not refuse the session."""
+    worker.conn.execute("SELECT pg_advisory_lock(1)")
+    step(worker, 1)
+    assert keys_held(conn) == []
+
+
+@pytest.mark.parametrize("odd", ["cancel_requested = true", "attempt = max_attempts"])
+def test_a_row_that_may_not_start_is_ended_though_others_may(conn: db.Connection, worker: Worker, odd: str) -> None:
+    first, second = plain(conn, priority=1), plain(conn, priority=2)
+    conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (first,))
+    assert ids(step(worker, 5).jobs) == [second]
+    assert state(conn, first)[0] in ("canceled", "lost")
+
+
+def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: db.Connection, workers: Workers) -> None:
+    one, other = workers(), workers()
+    held, free = plain(conn, priority=1), plain(conn, priority=2)
+    with other.conn.transaction():
+        other.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+        assert ids(step(one, 5).jobs) == [free]
+        assert keys_held(conn) == [one.pid]
+
+
+def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: db.Connection, workers: Workers) -> None:
+    """The holder has lost its session, and with it the lock; its lease still speaks for it."""
+    one, other = workers(), workers()
+    plain(conn, lock_key="k"), plain(conn, lock_key="k"), plain(conn, lock_key="l")
+    other.take()
+    other.conn.execute("SELECT pg_advisory_unlock_all()")
+    assert [job.lock_key for job in step(one, 5).jobs] == ["l"]
+    assert keys_held(conn) == [one.pid]
+
+
+def test_two_steps_beside_each_other_share_what_is_there(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    many(conn, 20, "%s")
+    with one.conn.transaction():
+        first = step(one, 10)
+        second = step(two, 10)
+    assert len({*ids(first.jobs), *ids(second.jobs)}) == 20
+
+
+def test_hot_rows_and_cold_ones_are_claimed_in_one_order(conn: db.Connection, worker: Worker) -> None:
+    found = [plain(conn, priority=priority) for priority in range(6)]
+    conn.execute("UPDATE dl_jobs SET hot = priority %% 2 = 0".replace("%%", "%"))
+    assert ids(step(worker, 4).jobs) == found[:4]
+
+
+def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(
+    conn: db.Connection, worker: Worker
+) -> None:
+    enqueue(conn), enqueue(conn), enqueue(conn)
+    first, running, last = step(worker, 3).jobs
+    settled = queue.settle(conn, worker.name, "crash", "worker killed by signal 9", running=running.job_id)
+    assert {job.status for job in settled} == {"queued"}
+    assert [state(conn, job.job_id)[1] for job in (first, running, last)] == [0, 1, 0]
+    assert journal(conn, last.job_id)[-1] == (
+        "requeue",
+        {"attempt": 0, "reason": "not started: worker killed by signal 9"},
+    )
+    assert journal(conn, running.job_id)[-1][1]["reason"] == "worker killed by signal 9 on attempt 1"
+
+
+def test_a_farm_of_before_settles_as_before(conn: db.Connection, worker: Worker) -> None:
+    """Its statement has no word of what was running: all of it was."""
+    enqueue(conn)
+    job = step(worker, 1).jobs[0]
+    conn.execute("SELECT * FROM dl_settle(%s, 'crash', 'died', '{}')", (worker.name,))
+    assert state(conn, job.job_id) == ("queued", 1)

@@ -168,8 +168,9 @@ BEGIN
            lease_expires_at = started + make_interval(secs => lease_ttl_sec),
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
      WHERE job_id = job.job_id RETURNING * INTO job;
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
-    VALUES (job.job_id, job.queue, 'picked', jsonb_build_object('attempt', job.attempt, 'worker', p_worker));
+    -- Not at now(), when the claim began: the row may be younger, and its journal would begin with its second step.
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    VALUES (job.job_id, job.queue, started, 'picked', jsonb_build_object('attempt', job.attempt, 'worker', p_worker));
     outcome := 'started';
   ELSIF outcome = 'busy' THEN
     UPDATE dl_jobs SET hot = true WHERE job_id = job.job_id;

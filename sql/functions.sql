@@ -162,10 +162,12 @@ BEGIN
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
       FROM free WHERE job_id = free_id
     RETURNING job_id, queue, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts,
-              lease_ttl_sec, timeout_sec, claims, priority, created_at),
+              lease_ttl_sec, timeout_sec, claims, heartbeat_at, priority, created_at),
   journal AS (
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
-    SELECT job_id, queue, 'picked', jsonb_build_object('attempt', attempt, 'worker', p_worker) FROM started)
+    -- Not at now(), when the claim began: the row may be younger, and its journal would begin with its second step.
+    INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+    SELECT job_id, queue, heartbeat_at, 'picked', jsonb_build_object('attempt', attempt, 'worker', p_worker)
+      FROM started)
   SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
          timeout_sec, claims FROM started ORDER BY priority, created_at;
 END

@@ -283,3 +283,13 @@ def test_a_claim_waits_for_no_lock_on_queued_rows(conn: db.Connection, workers: 
         with started(one.claim, None, conn) as claim:
             assert claim.result(timeout=5).job is None
     assert one.take()
+
+
+def test_a_start_is_journaled_at_its_time_and_not_at_the_claims_beginning(conn: db.Connection, worker: Worker) -> None:
+    """The row may be younger than the claim that finds it."""
+    with worker.conn.transaction():
+        worker.conn.execute("SELECT now()")
+        job_id = enqueue(conn)
+        worker.take()
+    queued, picked = conn.execute("SELECT ts FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,))
+    assert queued < picked

@@ -1,8 +1,8 @@
 """dataloader: a job farm for long, CPU-heavy ETL work on PostgreSQL.
 
 The path of a job: `api/v1.py` with `api/schemas.py` validates → `queue.py` with `sql/queue.sql` inserts row and
-journal, a trigger notifies → `worker.py` claims, with `heartbeat.py` beside it runs a function of `pipelines/`,
-lets `job.py` decide and `queue.py` write the end.
+journal, a trigger notifies → `worker.py` claims, `run.py` with `heartbeat.py` beside it runs a function
+of `pipelines/`, `job.py` decides and `queue.py` writes the end.
 
     module          what it is                                       may import (besides config, log)
     cli             the command line, one command per process        anything
@@ -20,7 +20,8 @@ lets `job.py` decide and `queue.py` write the end.
     pipelines       registry, context, the built-in ones             job
     target          fenced transactions in the pipelines' database   db
     heartbeat       thread: keeps a claim while the pipeline runs    db queue job process slots
-    worker          PROCESS wait, claim, run  db queue job heartbeat pipelines process slots migrations probe target
+    run             one job after the other: its pipeline, stepped   job pipelines heartbeat process slots target
+    worker          PROCESS waits, claims, ends  db queue job heartbeat pipelines process slots run migrations probe
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations
     supervisor      PROCESS forks and ends; no SQL                   process slots

@@ -181,8 +181,8 @@ class Settings(BaseSettings):
     workers_json: Workers = Field(
         default=(),
         description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
-        "add up; by default one per core on `etl.default`. `prefetch` (1 to 1000, default 1) lets a worker claim several "
-        "short jobs at once, see docs/pipelines.md.",
+        "add up; by default one per core on `etl.default`. `prefetch` (1 to 1000, default 1) lets a worker claim "
+        "several short jobs at once, see docs/pipelines.md.",
     )
     dl_heartbeat_sec: Seconds = Field(
         default=10, description="Seconds between renewals of a lease; never more than a third of the lease."

@@ -281,10 +281,10 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False) -> dict[str, A
     return status(conn, job_id)
 
 
-def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] = ()) -> Step:
+def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] | None = ()) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
 
-    All other keys of the session are let go. One transaction, one round trip. Raises psycopg.DataError, having changed
+    All other keys of the session are let go, unless `ends` is None. One transaction, one round trip. Raises psycopg.DataError, having changed
     nothing, for an end that PostgreSQL cannot store; `finish` can.
     """
     parameters = {
@@ -293,16 +293,16 @@ def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Coll
         "backend_start": session.backend_start,
         "backoff_sec": backoff_sec,
         "most": most,
-        "ends": _as_json(ends),
+        "ends": None if ends is None else _as_json(ends),
     }
     *rows, last = session.conn.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
-    return Step(jobs, _ended(ends, *last[11:13]), *last[13:])
+    return Step(jobs, _ended(ends or (), *last[11:13]), *last[13:])
 
 
 def claim(session: Session, queue: str, backoff_sec: float) -> Step:
-    """Claim the best job of `queue` that may run now, holding its key for this session."""
-    return step(session, queue, backoff_sec, 1)
+    """Claim the best job of `queue` that may run now, holding its key for this session besides those that it has."""
+    return step(session, queue, backoff_sec, 1, None)
 
 
 def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
@@ -362,10 +362,8 @@ def _ended(ends: Collection[Ended], unfinished: Any, canceled: Any) -> Mapping[U
     return statuses
 
 
-def _as_json(ends: Collection[Ended]) -> str | None:
+def _as_json(ends: Collection[Ended]) -> str:
     """As dl_finish reads them. Progress is JSON already."""
-    if not ends:
-        return None
     return "[" + ",".join(map(_end_as_json, ends)) + "]"
 
 

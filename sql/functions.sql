@@ -535,11 +535,11 @@ $$;
 
 -- Finish what has ended and claim the next, in one round trip.
 --
--- p_ends   as for dl_finish, null for none
+-- p_ends   as for dl_finish; all keys that the session still holds are let go, even with an empty list, but not with null
 -- p_most   how many jobs to claim at most; the other parameters as for dl_claim
 --
 -- Returns a row for each claimed job, as dl_start does, then one without a job, with what dl_finish and dl_claim say
--- besides. All keys of the session are let go but those of the claimed jobs.
+-- besides.
 --
 -- The caller's session has the settings of dl_claim: to set them at each call would cost as much as a statement.
 CREATE OR REPLACE FUNCTION dl_step(
@@ -559,8 +559,6 @@ BEGIN
   look_again := false;
   IF p_ends IS NOT NULL THEN
     SELECT f.unfinished, f.canceled INTO unfinished, canceled FROM dl_finish(p_worker, p_ends, true) f;
-  ELSE
-    PERFORM pg_advisory_unlock_all();
   END IF;
 
   IF p_most > 0 THEN

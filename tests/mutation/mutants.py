@@ -235,7 +235,6 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_step",
-        ("keeps what the session holds", "PERFORM pg_advisory_unlock_all()", "NULL"),
         ("wakes nobody", "PERFORM dl_wake(p_queue, 100)", "NULL"),
         ("keeps the key of a row that did not start", "IF started < cardinality(taken.slots)", "IF false"),
         ("lets go of the keys of those that did", "AND claimed_by = p_worker);", "AND claimed_by = 'nobody');"),

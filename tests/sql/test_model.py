@@ -110,16 +110,18 @@ class Model:
         return any(job.status == "running" and job.live and job.key == key for job in self.jobs.values())
 
     def claim(self, worker: str) -> tuple[ModelJob | None, int]:
-        """Our claim: the job, and the keys that were refused on the way."""
+        """Our claim: the job, and the keys that were refused on the way; only the second look sees those."""
+        if job := self.at_first_sight(worker):
+            self.start(job, worker)
+            return job, 0
         refused = 0
         for job in self.ready():
             if not job.due or self.busy(job.key):
                 continue
             if job.cancel or job.attempt >= job.max_attempts:
                 job.end("lost")
-            elif self.locks.setdefault(job.key, worker) == worker:
-                job.start(worker)
-                job.claims, job.backoffs = job.claims + 1, 0
+            elif self.locks.get(job.key, worker) == worker:
+                self.start(job, worker)
                 return job, refused
             else:
                 refused += 1
@@ -128,6 +130,21 @@ class Model:
                     if other.key == job.key:
                         other.due, other.backoffs = False, other.backoffs + 1
         return None, refused
+
+    def at_first_sight(self, worker: str) -> ModelJob | None:
+        """The first job whose key is free, unless one before it is to be ended or the key is a running row's."""
+        for job in self.ready():
+            if job.due and (job.cancel or job.attempt >= job.max_attempts):
+                return None
+            if job.due and self.locks.get(job.key, worker) == worker:
+                return None if self.busy(job.key) else job
+        return None
+
+    def start(self, job: ModelJob, worker: str) -> None:
+        """The key is the worker's, and a back-off is over."""
+        self.locks[job.key] = worker
+        job.start(worker)
+        job.claims, job.backoffs = job.claims + 1, 0
 
     def claim_foreign(self) -> ModelJob | None:
         """The plain protocol's: the first row that is due, whatever its key; put back when the key is taken."""

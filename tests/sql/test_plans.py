@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from dataloader import db
 
 FUNCTIONS = (files("dataloader.sql") / "functions.sql").read_text("utf-8")
-STEP_HOT, STEP_SHORT, LOOK_HOT, LOOK_SHORT = re.findall(r"OPEN candidates FOR\n(.*?);.*?\n", FUNCTIONS, re.DOTALL)
+LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = re.findall(r"OPEN candidates FOR\n(.*?);.*?\n", FUNCTIONS, re.DOTALL)
 MILLION, THOUSAND = 1_000_000, 1_000
 SLOTS = 64
 
@@ -43,7 +43,7 @@ SELECT job_id FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND avail
  ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
 # The buffers a claim may touch, by the situation of its queue.
-BOUNDS = {"ready": 150, "hot": 900, "busy": 2_000, "future": 60, "done": 60}
+BOUNDS = {"ready": 150, "hot": 1_200, "busy": 2_000, "future": 60, "done": 60}
 
 
 @pytest.fixture

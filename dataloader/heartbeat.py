@@ -165,7 +165,7 @@ class Heartbeat(threading.Thread):
     @contextmanager
     def run_of(self, job: Job, slot: Slot) -> Iterator[Lease]:
         """Hold `job`, which the worker's slot shows, while the block runs; within `holding`."""
-        lease = Lease(job, slot, self._wake, self.is_alive)
+        lease = Lease(job, slot, self._hurry, self.is_alive)
         self._lease = lease
         if self._sleeps_until > lease.began + TICK_SEC:
             self._wake()
@@ -174,8 +174,7 @@ class Heartbeat(threading.Thread):
         finally:
             lease.released = True
             self._lease = None
-            if self._busy.locked():
-                self._wake()  # it may wait for just this
+            self._hurry()
 
     def _take_back(self) -> None:
         """Wait until the thread does not use the connection, nor will."""
@@ -217,6 +216,11 @@ class Heartbeat(threading.Thread):
 
     def _wake(self) -> None:
         os.write(self._write, b".")
+
+    def _hurry(self) -> None:
+        """Wake the thread where it looks after this run; else it looks soon enough."""
+        if self._busy.locked():
+            self._wake()
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""

@@ -155,8 +155,8 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
 
 def cpu_used() -> float:
     """CPU seconds that this process and its children have used."""
-    used = os.times()  # of itself it tells hundredths of a second
-    return time.process_time() + used.children_user + used.children_system
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 class Peak:

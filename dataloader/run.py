@@ -42,7 +42,8 @@ class Runner:
             pipeline = pipelines.resolve(job.task)
             self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
             self._slot.limit(self._limits)
-            steps = pipelines.steps(pipeline, _args_of(job), self._context(job, lease))
+            context = self._context(job, lease) if pipeline.wants_context else None
+            steps = pipelines.steps(pipeline, _args_of(job), context)
             while True:
                 item = self._next(steps, None if pipeline.has_safe_points else lease)
                 if isinstance(item, dict):

@@ -210,7 +210,8 @@ class Worker:
             self.heartbeat.hold.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
             return
         self._peak.forget()
-        self._title(f"job={job.job_id} attempt={job.attempt}")
+        if self._prefetch == 1:
+            self._title(f"job={job.job_id} attempt={job.attempt}")
         with _named(job):
             with self.heartbeat.run_of(job, self.slot) as lease:
                 try:
@@ -222,7 +223,7 @@ class Worker:
             self._jobs += 1
             is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound
             self.sound = is_sound and not self._is_worn_out()
-            end = decide(job, replace(outcome, progress=log.masked(outcome.progress) if outcome.progress else None))
+            end = decide(job, replace(outcome, progress=log.masked(outcome.progress)) if outcome.progress else outcome)
             duration_ms = round((now() - began) * 1_000, 1)
             if self._prefetch == 1:
                 log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)

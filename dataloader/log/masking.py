@@ -124,8 +124,9 @@ def learn_configured(settings: object) -> None:
 def learn_job(args: Mapping[str, Any]) -> None:
     """Mask the secret arguments of the job that starts, until the next one starts."""
     global _of_job
-    _of_job = frozenset(form for secret in _secrets_in(args, 0) for form in _forms(secret))
-    _remember()
+    before, _of_job = _of_job, frozenset(form for secret in _secrets_in(args, 0) for form in _forms(secret))
+    if _of_job != before:
+        _remember()
 
 
 def _remember() -> None:

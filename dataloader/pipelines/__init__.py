@@ -13,6 +13,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum, auto
 from logging import Logger
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +89,15 @@ class Context:
         return self._transaction(dsn)
 
 
+class Form(Enum):
+    """How a pipeline's function is written."""
+
+    PLAIN = auto()
+    GENERATOR = auto()
+    COROUTINE = auto()
+    ASYNC_GENERATOR = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A registered function and what is known of its form."""
@@ -95,14 +105,14 @@ class Pipeline:
     task: str
     function: Callable[..., Any]
     wants_context: bool
+    form: Form
     timeout_sec: float | None = None
     max_memory_mb: float | None = None
 
     @property
     def has_safe_points(self) -> bool:
         """False for a plain function, which runs in one go."""
-        kinds = (inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction)
-        return any(is_kind(self.function) for is_kind in kinds)
+        return self.form is not Form.PLAIN
 
 
 _registry: dict[str, Pipeline] = {}
@@ -126,7 +136,8 @@ def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: floa
         known = _registry.get(task)
         if known and _identity(known.function) != _identity(function):
             raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
-        _registry[task] = Pipeline(task, function, _wants_context(task, function), timeout_sec, max_memory_mb)
+        form = _form(function)
+        _registry[task] = Pipeline(task, function, _wants_context(task, function), form, timeout_sec, max_memory_mb)
         return function
 
     return decorate
@@ -162,15 +173,15 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
         raise PermanentError("; ".join(_complaint(error, model) for error in errors)) from None
 
 
-def steps(pipeline: Pipeline, args: dict[str, Any], context: Context) -> Steps:
+def steps(pipeline: Pipeline, args: dict[str, Any], context: Context | None) -> Steps:
     """Run the pipeline as a generator whose every yield is a safe point and carries progress or None.
 
-    Its return value is the pipeline's. Closing it closes or cancels what runs inside.
+    `context` may be None for one that does not want it. Its return value is the pipeline's. Closing it closes or cancels what runs inside.
     """
     given = (args, context) if pipeline.wants_context else (args,)
-    if inspect.isasyncgenfunction(pipeline.function):
+    if pipeline.form is Form.ASYNC_GENERATOR:
         return (yield from _async_generator(pipeline.function(*given)))
-    if inspect.iscoroutinefunction(pipeline.function):
+    if pipeline.form is Form.COROUTINE:
         return (yield from _coroutine(pipeline.function(*given)))
     result = pipeline.function(*given)
     if inspect.isgenerator(result):
@@ -230,6 +241,14 @@ def _complaint(error: Any, model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         return f"{where[:63]}: there is no such argument; there are {', '.join(model.model_fields)}"
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _form(function: Callable[..., Any]) -> Form:
+    if inspect.isgeneratorfunction(function):
+        return Form.GENERATOR
+    if inspect.isasyncgenfunction(function):
+        return Form.ASYNC_GENERATOR
+    return Form.COROUTINE if inspect.iscoroutinefunction(function) else Form.PLAIN
 
 
 def _wants_context(task: str, function: Callable[..., Any]) -> bool:

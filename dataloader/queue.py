@@ -284,8 +284,8 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False) -> dict[str, A
 def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] | None = ()) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
 
-    All other keys of the session are let go, unless `ends` is None. One transaction, one round trip. Raises psycopg.DataError, having changed
-    nothing, for an end that PostgreSQL cannot store; `finish` can.
+    All other keys of the session are let go, unless `ends` is None. One transaction, one round trip. Raises
+    psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
     """
     parameters = {
         "queue": queue,

@@ -176,7 +176,8 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
 def steps(pipeline: Pipeline, args: dict[str, Any], context: Context | None) -> Steps:
     """Run the pipeline as a generator whose every yield is a safe point and carries progress or None.
 
-    `context` may be None for one that does not want it. Its return value is the pipeline's. Closing it closes or cancels what runs inside.
+    `context` may be None for one that does not want it. The generator returns what the pipeline does; closing it
+    closes or cancels what runs inside.
     """
     given = (args, context) if pipeline.wants_context else (args,)
     if pipeline.form is Form.ASYNC_GENERATOR:

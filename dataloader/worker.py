@@ -292,7 +292,7 @@ class Worker:
         """Say what was written; of a batch in one line."""
         for end in ends:
             if end.job.job_id not in ended:
-                self.log.warning("worker.ownership.lost", job_id=str(end.job.job_id))
+                self.log.warning("worker.ownership.lost", job_id=str(end.job.job_id), verb=end.finish.verb)
             elif self._prefetch == 1:
                 with _named(end.job):
                     error = end.finish.error and end.finish.error.splitlines()[0]

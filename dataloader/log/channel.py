@@ -11,10 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 QUEUE_LINES = 5_000  # some 2 MB of usual lines
+GATHER_SEC = 0.02  # how long a line may wait for others: to wake the thread costs more than to write a line
 URGENT_SEC = 0.01  # what an error's line may cost the caller, so that it is out before the process ends
 
 
@@ -101,6 +102,7 @@ class Channel:
     def _run(self) -> None:
         while not self._closing:
             self._wake.get()
+            sleep(GATHER_SEC)
             while not self._closing and not self.drain(1.0):
                 pass
 

@@ -12,7 +12,7 @@ import importlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from logging import Logger
 from pathlib import Path
@@ -105,9 +105,12 @@ class Pipeline:
     task: str
     function: Callable[..., Any]
     wants_context: bool
-    form: Form
     timeout_sec: float | None = None
     max_memory_mb: float | None = None
+    form: Form = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "form", _form(self.function))  # looked at once: that costs more than a short run
 
     @property
     def has_safe_points(self) -> bool:
@@ -136,8 +139,7 @@ def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: floa
         known = _registry.get(task)
         if known and _identity(known.function) != _identity(function):
             raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
-        form = _form(function)
-        _registry[task] = Pipeline(task, function, _wants_context(task, function), form, timeout_sec, max_memory_mb)
+        _registry[task] = Pipeline(task, function, _wants_context(task, function), timeout_sec, max_memory_mb)
         return function
 
     return decorate

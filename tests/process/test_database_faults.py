@@ -434,5 +434,5 @@ def test_d8_a_notification_that_comes_during_a_claim_is_not_lost(farm: Farm) -> 
 
 
 WORKERS = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'dl-worker%%'"
-IDLE = WORKERS + " AND state = 'idle' AND query LIKE '%%dl_claim%%'"
+IDLE = WORKERS + " AND state = 'idle' AND query LIKE '%%dl_step%%'"
 AT_THE_GATE = WORKERS + " AND wait_event_type = 'Lock' AND wait_event = 'advisory'"

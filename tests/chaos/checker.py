@@ -13,7 +13,13 @@ from .history import FINAL, Event, History, Row, Sign, Stop, by_job
 # After a stopped process goes on, until its run is over: it is ended at its next safe point, or by the supervisor's
 # next look. What it does in between no queue can prevent; that it cannot commit is judged by `written`.
 ZOMBIE_SEC = 1.5
-GIVEN_BACK = ("drain", "the lease ran out", "the claim", "heartbeat failed")  # reasons for which no attempt counts
+GIVEN_BACK = (
+    "drain",
+    "not started",
+    "the lease ran out",
+    "the claim",
+    "heartbeat failed",
+)  # reasons for which no attempt counts
 WITHOUT_HELP = {"chaos.holds_the_gil"}  # whose fence is the supervisor's alone
 
 

@@ -36,7 +36,12 @@ WORKERS = 3  # of each farm in each queue
 SETTINGS = {
     "DL_PIPELINES": "tests.chaos.pipelines",
     "PYTHONPATH": str(CHECKOUT),
-    "WORKERS_JSON": json.dumps([{"queue": queue, "concurrency": WORKERS} for queue in QUEUES]),
+    "WORKERS_JSON": json.dumps(
+        [
+            {"queue": queue, "concurrency": WORKERS, "prefetch": prefetch}
+            for queue, prefetch in zip(QUEUES, (1, 20), strict=True)
+        ]
+    ),
     "DL_HEARTBEAT_SEC": "1",
     "DL_REAPER_PERIOD_SEC": "1",
     "DL_KILL_GRACE_SEC": "1",

@@ -91,3 +91,16 @@ def test_errors_are_written_with_the_rest(farm: Farm) -> None:
     for job in (jobs[0], jobs[2]):
         assert farm.wait(job, "succeeded")["attempt"] == 1
     assert program.stop() == 0
+
+
+def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -> None:
+    """Nobody could hand it back: the call holds the GIL. The reaper gives it to somebody else, and it runs once."""
+    ready(farm)
+    farm.start("reaper")
+    with farm.conn.transaction():
+        call = farm.enqueue("holds_the_gil", priority=0, args={"n": 300_000_000}, lease_ttl_sec=60)
+        waiting = farm.enqueue("recorded", priority=1, args={"sec": 0}, lease_ttl_sec=2)
+    farm.wait(waiting, "succeeded")
+    assert farm.wait(call, "succeeded")["attempt"] == 1
+    assert farm.rows("SELECT count(*) FROM runs WHERE job_id = %s", waiting) == [(1,)]
+    assert illegal([kind for kind, _ in farm.journal(waiting)], "succeeded") is None

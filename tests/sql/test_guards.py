@@ -138,6 +138,13 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
 
 
+def test_no_attempts_at_all_are_one_also_at_the_second_look(conn: db.Connection, worker: Worker) -> None:
+    job_id = plain(conn, max_attempts=0)
+    found = worker.look().job
+    assert found is not None
+    assert found.job_id == job_id
+
+
 def test_a_claim_that_was_refused_ten_keys_asks_for_another_look(conn: db.Connection, worker: Worker) -> None:
     """It does not go on for ever, and says that there is more to look at."""
     keys = [row(conn, enqueue(conn))["lock_key"] for _ in range(12)]

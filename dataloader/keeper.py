@@ -216,6 +216,7 @@ class Keeper:
                 slot.fields.why = why
                 kill_group(slot.fields.pid)
             if not _exists(slot.fields.pid):
+                kill_group(slot.fields.pid)  # what its job has started, of which nobody else is the parent now
                 slot.fields.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD
 

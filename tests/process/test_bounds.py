@@ -191,6 +191,19 @@ def test_i5_a_child_does_not_survive_a_forced_end(farm: Farm, daemon: bool) -> N
     assert not sleeping(mark)
 
 
+def test_i5_a_child_does_not_survive_a_worker_that_is_killed_when_its_supervisor_is_dead(farm: Farm) -> None:
+    """Only the keeper is left to see to it."""
+    program = farm.ready(workers=1, dl_drain_sec=30)
+    mark = next(MARKS)
+    job = running(farm, "waits_for_a_child", args={"mark": mark})
+    (worker,) = program.workers()
+    program.signal(signal.SIGKILL)
+    program.process.wait()
+    worker.kill()
+    farm.wait(job, "queued")
+    assert not sleeping(mark)
+
+
 # --- the target ---
 
 

@@ -354,6 +354,7 @@ def test_d5_an_idle_worker_whose_session_answers_nothing_takes_a_new_one(databas
     program = served.ready(workers=1, dl_claim_backoff_sec=1, pg_connect_timeout=1)
     with stopped(database.backend("dl-worker")):
         works_again(served)
+    until(lambda: program.events("worker.session.lost"), "its log")
     assert "no answer from the database within" in program.events("worker.session.lost")[0]["error"]
 
 

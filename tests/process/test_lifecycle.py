@@ -179,6 +179,7 @@ def test_a1_a_stopped_workers_job_runs_elsewhere_and_its_late_finish_changes_not
     stopped.resume()
     assert farm.wait(job, "succeeded")["attempt"] == 2
     assert farm.story(job) == ["queued", "picked", "requeue", "picked", "done"]
+    until(lambda: second.events("worker.job.finished"), "its log")
     assert second.events("worker.job.finished")[-1]["status"] == "succeeded"
     assert farm.wait(farm.enqueue("noop"), "succeeded")
 

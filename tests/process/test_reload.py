@@ -253,6 +253,7 @@ def test_a_worker_is_replaced_after_dl_max_jobs(farm: Farm) -> None:
         3,
         1,
     ]
+    until(lambda: program.events("worker.recycled"), "its log")
     assert program.events("worker.recycled")[0]["jobs"] == 3
 
 

@@ -132,7 +132,7 @@ def check(as_json: bool) -> None:
 @click.option(
     "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="of all sizes"
 )
-@click.option("--prefetch", type=click.IntRange(2, 1_000), default=50, show_default=True, help="for drains in batches")
+@click.option("--prefetch", type=click.IntRange(2, 1_000), default=200, show_default=True, help="for drains in batches")
 @click.option(
     "--bare",
     type=click.Choice(["plain", "contract", "lean"]),

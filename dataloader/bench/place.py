@@ -38,7 +38,7 @@ class Wish:
 
     rounds: int = 5
     scale: float = 1.0
-    prefetch: int = 50
+    prefetch: int = 200
     bare: str = "plain"  # the bare tables: plain, contract (with its notify triggers), lean (without its indexes)
 
     def scaled(self, count: int, least: int = 1) -> int:

@@ -280,6 +280,8 @@ LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET enable
 DECLARE
   candidates refcursor;
   candidate uuid;
+  candidate_slot int;
+  passed int[];
   tried record;
   changed boolean;
   near uuid[];
@@ -301,31 +303,32 @@ BEGIN
 
   FOR look IN 1..10 LOOP
     changed := false;
+    passed := '{}';
     IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
          ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
       waiting := dl_hot_slots(p_queue);
       OPEN candidates FOR
         WITH first_hot AS (
           SELECT first.* FROM unnest(waiting) AS slots (slot) CROSS JOIN LATERAL (
-            SELECT job_id, priority, created_at FROM dl_jobs
+            SELECT job_id, slots.slot, priority, created_at FROM dl_jobs
              WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
                AND hashtext(lock_key) = slots.slot
              ORDER BY priority, created_at LIMIT 1) first
            WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = slots.slot
                      AND r.lease_expires_at > now() LIMIT 1) IS NULL),
         first_cold AS (
-          SELECT job_id, priority, created_at FROM (
+          SELECT job_id, hashtext(lock_key) AS slot, priority, created_at FROM (
             SELECT job_id, lock_key, priority, created_at FROM dl_jobs
              WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
              ORDER BY priority, created_at LIMIT 1000) near
            WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(near.lock_key)
                      AND r.lease_expires_at > now() LIMIT 1) IS NULL
            ORDER BY priority, created_at LIMIT 64)
-        SELECT job_id FROM (TABLE first_hot UNION ALL TABLE first_cold) best ORDER BY priority, created_at;
+        SELECT job_id, slot FROM (TABLE first_hot UNION ALL TABLE first_cold) best ORDER BY priority, created_at;
     ELSE
       -- The short path: no hot rows, so the cold ones come straight from the index, as many as are asked for.
       OPEN candidates FOR
-        SELECT job_id FROM (
+        SELECT job_id, hashtext(lock_key) FROM (
           SELECT job_id, lock_key, priority, created_at FROM dl_jobs
            WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
            ORDER BY priority, created_at LIMIT 1000) near
@@ -335,8 +338,9 @@ BEGIN
     END IF;
 
     LOOP
-      FETCH candidates INTO candidate;
+      FETCH candidates INTO candidate, candidate_slot;
       EXIT WHEN NOT FOUND;
+      CONTINUE WHEN candidate_slot = ANY (passed);  -- a key that becomes free meanwhile is its first job's
       SELECT * INTO tried FROM dl_try(candidate, p_worker, p_backend_start, p_backoff_sec);
       IF tried.outcome = 'started' THEN
         CLOSE candidates;
@@ -353,6 +357,7 @@ BEGIN
         EXIT;  -- most candidates may have been of this slot: look anew
       ELSIF tried.outcome = 'busy' THEN
         marks := true;
+        passed := passed || candidate_slot;
       END IF;
       EXIT WHEN clock_timestamp() > now() + interval '1 s';
     END LOOP;
@@ -421,8 +426,10 @@ LANGUAGE plpgsql AS $$
 DECLARE
   candidates refcursor;
   candidate record;
+  refused int[] := '{}';
   busy int[];
 BEGIN
+  slots := '{}';
   IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
        ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
     OPEN candidates FOR
@@ -435,7 +442,9 @@ BEGIN
         SELECT first_hot.* FROM unnest(dl_hot_slots(p_queue)) AS hot (slot) CROSS JOIN LATERAL (
           SELECT job_id, hot.slot, cancel_requested, attempt, max_attempts, priority, created_at FROM dl_jobs
            WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot AND hashtext(lock_key) = hot.slot
-           ORDER BY priority, created_at LIMIT 1) first_hot) near
+           ORDER BY priority, created_at LIMIT 1) first_hot
+         WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = hot.slot
+                   AND r.lease_expires_at > now() LIMIT 1) IS NULL) near
        ORDER BY priority, created_at;
   ELSE
     OPEN candidates FOR
@@ -448,11 +457,14 @@ BEGIN
     EXIT WHEN NOT FOUND;
     -- To be ended on the way, by dl_claim.
     EXIT WHEN candidate.cancel_requested OR candidate.attempt >= greatest(candidate.max_attempts, 1);
-    CONTINUE WHEN candidate.slot = ANY (slots);  -- its own lock would not refuse it
+    -- Its own lock would not refuse it; and a key that becomes free meanwhile is its first job's, not a later one's.
+    CONTINUE WHEN candidate.slot = ANY (slots) OR candidate.slot = ANY (refused);
     IF pg_try_advisory_lock(candidate.slot) THEN
       job_ids := job_ids || candidate.job_id;
       slots := slots || candidate.slot;
       EXIT WHEN cardinality(slots) = p_most;
+    ELSE
+      refused := refused || candidate.slot;
     END IF;
   END LOOP;
   CLOSE candidates;

@@ -136,6 +136,10 @@ class Farm:
             raise AssertionError(f"not {status} but {self.job(job_id)}; {self.story(job_id)}") from None
         return self.job(job_id)
 
+    def begun(self, job_id: UUID) -> None:
+        """Wait until the job runs: its row says so already when its worker may still hand it back."""
+        until(lambda: self.job(job_id)["progress"], "its first progress")
+
     def story(self, job_id: UUID) -> list[str]:
         """The kinds of the job's journal, without heartbeats."""
         return [kind for kind, _ in self.journal(job_id) if kind != "heartbeat"]

@@ -18,7 +18,7 @@ from psycopg import sql
 def test_i8_term_lets_a_running_job_finish_and_starts_no_other(farm: Farm) -> None:
     program = farm.ready(workers=1)
     running, waiting = farm.enqueue("recorded", args={"sec": 1}), farm.enqueue("noop")
-    farm.wait(running, "running")
+    farm.begun(running)
     assert program.stop() == 0
     assert farm.job(running)["status"] == "succeeded"
     assert farm.story(waiting) == ["queued"]
@@ -27,7 +27,7 @@ def test_i8_term_lets_a_running_job_finish_and_starts_no_other(farm: Farm) -> No
 def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_drain_sec=0.5)
     job = farm.enqueue("recorded", args={"sec": 60})
-    farm.wait(job, "running")
+    farm.begun(job)
     assert program.stop() == 0
     end = farm.job(job)
     assert (end["status"], end["attempt"], end["waiting_for"]["reason"]) == ("queued", 0, "worker")
@@ -52,7 +52,7 @@ def test_i2_a_job_without_safe_points_is_ended_and_handed_back(farm: Farm) -> No
 def test_i9_a_storm_of_signals_is_one_drain(farm: Farm) -> None:
     program = farm.ready(workers=2)
     job = farm.enqueue("recorded", args={"sec": 1})
-    farm.wait(job, "running")
+    farm.begun(job)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
         program.signal(number)
         for worker in program.workers():
@@ -66,7 +66,7 @@ def test_term_to_one_worker_drains_that_worker_and_another_takes_its_place(farm:
     program = farm.ready(workers=1)
     old = program.workers()[0]
     job = farm.enqueue("recorded", args={"sec": 1})
-    farm.wait(job, "running")
+    farm.begun(job)
     old.send_signal(signal.SIGTERM)
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.wait(farm.enqueue("noop"), "succeeded")

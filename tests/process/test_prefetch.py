@@ -75,7 +75,7 @@ def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing(farm: Farm) -> 
 def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:
     program = ready(farm)
     running, *others = together(farm, "recorded", "noop", "noop", sec=1)
-    until(lambda: farm.job(running)["status"] == "running", "the first to run")
+    farm.begun(running)
     program.signal(signal.SIGTERM)
     assert program.stop() == 0
     assert farm.job(running)["status"] == "succeeded"

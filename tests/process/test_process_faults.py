@@ -224,7 +224,7 @@ def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> Non
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
     until(lambda: not psutil.pid_exists(orphan.pid), "the orphan to be buried")
     running = farm.enqueue("noop", args={"sleep1": 1})
-    farm.wait(running, "running")
+    farm.begun(running)
     program.first.terminate()
     assert program.process.wait(30) == 0
     assert farm.job(running)["status"] == "succeeded"

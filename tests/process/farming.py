@@ -31,6 +31,11 @@ def until(question: Callable[[], Any], what: str = "it", patience: float = PATIE
     return answer
 
 
+def ended_lines(file: Path) -> list[str]:
+    """The file's lines without the last if it has no end yet: a reader may see half of what is being written."""
+    return file.read_bytes().rpartition(b"\n")[0].decode().splitlines()
+
+
 class Program:
     """One `dataloader` process under test."""
 
@@ -63,7 +68,7 @@ class Program:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's events of this name."""
-        lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        lines = [json.loads(line) for line in ended_lines(self.log) if line.startswith("{")]
         return [line for line in lines if line["event"] == name]
 
     def signal(self, number: signal.Signals) -> None:

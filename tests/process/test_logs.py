@@ -86,6 +86,7 @@ def test_i12_a_full_disk_costs_lines_and_no_job(farm: Farm) -> None:
         assert program.events("log.write.failed"), "stdout says that the file cannot be written"
         file = folder / "dataloader.log"
         assert file.stat().st_size > 900_000
+        until(lambda: file.read_bytes().endswith(b"\n"), "whole lines and nothing else")
         documents(file.read_text())
         file.rename(folder / "full.log")  # an operator makes room
         (folder / "full.log").unlink()

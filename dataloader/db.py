@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -50,6 +50,11 @@ class Connection(psycopg.Connection[Any]):
 
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
+
+    @cached_property
+    def repeating(self) -> psycopg.Cursor[Any]:
+        """A cursor for a statement that comes again and again: it need not look up the types of its columns anew."""
+        return self.cursor()
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:

@@ -12,10 +12,10 @@ import struct
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -82,8 +82,7 @@ class Session:
     backend_start: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A run that is over: what is to be written of its job, and the facts that join its row in the journal."""
 
     job: Job
@@ -91,8 +90,7 @@ class Ended:
     facts: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What a look into the queue came to: jobs, the best first, or for how long (seconds) nothing will be due.
 
     `ended` is what became of the runs that were to be ended; without those that were not ours any more.
@@ -295,7 +293,7 @@ def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Coll
         "most": most,
         "ends": None if ends is None else _as_json(ends),
     }
-    *rows, last = session.conn.execute(_SQL["step"], parameters, prepare=True).fetchall()
+    *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
     return Step(jobs, _ended(ends or (), *last[11:13]), *last[13:])
 
@@ -333,7 +331,7 @@ def finish(
         ended = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
     except psycopg.DataError:
         plain = (end.error or "").encode("ascii", "backslashreplace").decode()
-        bare = replace(end, error=plain.replace("\x00", "") or None, progress=None)
+        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None)
         ended = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
     return ended.get(job.job_id)
 

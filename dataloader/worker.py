@@ -13,7 +13,6 @@ import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from uuid import UUID, uuid4
 
 import psutil
@@ -223,7 +222,9 @@ class Worker:
             self._jobs += 1
             is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound
             self.sound = is_sound and not self._is_worn_out()
-            end = decide(job, replace(outcome, progress=log.masked(outcome.progress)) if outcome.progress else outcome)
+            if outcome.progress:
+                outcome = outcome._replace(progress=log.masked(outcome.progress))
+            end = decide(job, outcome)
             duration_ms = round((now() - began) * 1_000, 1)
             if self._prefetch == 1:
                 log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)

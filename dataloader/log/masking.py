@@ -44,6 +44,8 @@ _PAIR = re.compile(
     r"""\\{1,4}["'].{0,5000}?\\{1,4}["']|[^\s,;&]++)""",
     re.IGNORECASE | re.DOTALL,
 )
+# Each of _NAMES has one of these in it: most texts have none and need no further look.
+_WORD = re.compile("pass|pwd|secret|token|auth|cookie|credential|key")
 _ESCAPE = re.compile("%[0-9A-F]{2}")
 T = TypeVar("T")
 _configured: frozenset[str] = frozenset()
@@ -86,9 +88,17 @@ def masked_text(text: str) -> str:
     for secret in _known:
         if secret in text:
             text = text.replace(secret, MASK)
-    if ":" in text or "=" in text:
-        text = _URL.sub(rf"\g<1>{MASK}\g<2>", text) if "://" in text else text
-        text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
+    if "://" in text:
+        text = _URL.sub(rf"\g<1>{MASK}\g<2>", text)
+    if ":" in text or "=" in text or "--" in text:
+        text = _named_masked(text)
+    return text
+
+
+def _named_masked(text: str) -> str:
+    if text.isascii() and not _WORD.search(text.lower()):  # other letters may be equal to these but for their case
+        return text
+    text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
     return _FLAG.sub(rf"\g<1>{MASK}", text) if "--" in text else text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,9 +24,9 @@ VERBS: dict[str, Callable[[Worker, Job], Any]] = {
     "hand_back": lambda worker, job: worker.finish(job, "hand_back", error="drain"),
 }
 STRANGERS: dict[str, Callable[[Job], Job]] = {
-    "an earlier attempt": lambda job: replace(job, attempt=job.attempt - 1),
-    "a later attempt": lambda job: replace(job, attempt=job.attempt + 1),
-    "another worker": lambda job: replace(job, claimed_by="host:9:boot"),
+    "an earlier attempt": lambda job: job._replace(attempt=job.attempt - 1),
+    "a later attempt": lambda job: job._replace(attempt=job.attempt + 1),
+    "another worker": lambda job: job._replace(claimed_by="host:9:boot"),
 }
 
 

@@ -1,6 +1,6 @@
 """What a job is and what may become of it: pure values and decisions, no I/O.
 
-Tuples, for a worker makes several for each job: they cost a third of frozen dataclasses. May import nothing of the package.
+Tuples, for a worker makes several a job: a third of the cost of frozen dataclasses. May import nothing of the package.
 """
 
 from __future__ import annotations

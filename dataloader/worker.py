@@ -343,7 +343,8 @@ class Worker:
         when a sibling dies, is stopped, or takes a job and leaves others.
         """
         called = now()
-        self._pause(HERD_SEC * self.farm.idle_before(self.slot).bit_length())
+        if before := self.farm.idle_before(self.slot):
+            self._pause(HERD_SEC * before.bit_length())
         return self.farm.looked_for(self.slot, called)
 
     def _pause(self, seconds: float, *others: int) -> list[int]:

@@ -569,7 +569,9 @@ DECLARE
 BEGIN
   backoffs := 0;
   look_again := false;
-  IF p_ends IS NOT NULL THEN
+  IF p_ends::text = '[]' THEN
+    PERFORM pg_advisory_unlock_all();
+  ELSIF p_ends IS NOT NULL THEN
     SELECT f.unfinished, f.canceled INTO unfinished, canceled FROM dl_finish(p_worker, p_ends, true) f;
   END IF;
 

@@ -176,27 +176,32 @@ $$;
 -- The journal of what others do: our statements write their own rows and say so by `journaled`.
 -- Deferred to the commit, for a service may write its own journal row after its step: then there is nothing to add.
 -- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
--- The error stays out of it: only our workers' texts have their secrets masked.
-CREATE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-  kind text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
-                               WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
-                               ELSE NEW.status::text END;
+-- Bound to this schema by its text, so that it is planned once a session. The error stays out of it: only our workers'
+-- texts have their secrets masked.
+DO $bound$
 BEGIN
-  EXECUTE format($insert$
-    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
-    SELECT job_id, queue, $2, jsonb_strip_nulls(jsonb_build_object(
-             'attempt', $3, 'by', 'another service', 'user', session_user,
-             'application', nullif(current_setting('application_name'), '')))
-      FROM %1$I.dl_jobs WHERE job_id = $1  -- it may be deleted by now
-       AND NOT EXISTS (SELECT FROM %1$I.dl_job_events e
-                        WHERE e.job_id = $1 AND e.kind = $2 AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid))
-    $insert$, TG_TABLE_SCHEMA)
-  USING NEW.job_id, kind, NEW.attempt;
-  RETURN NULL;
+  EXECUTE format($function$
+    CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+      step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
+                                   WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
+                                   ELSE NEW.status::text END;
+    BEGIN
+      INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+      SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
+               'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
+               'application', nullif(current_setting('application_name'), '')))
+        FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
+         AND NOT EXISTS (
+           SELECT FROM %1$I.dl_job_events e
+            WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
+      RETURN NULL;
+    END
+    $$
+    $function$, current_schema());
 END
-$$;
+$bound$;
 
 -- What a deleted job's journal rows would be to a foreign key, without its cost for each row of the journal: with the
 -- owner's rights, as a cascade has them.

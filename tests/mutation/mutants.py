@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, FUNCTIONS, TARGET = "queue.sql", "functions.sql", "target.sql"
-CLAIMS, INDEXES, JOURNAL, COSTS_LESS = (
-    f"migrations/{name}.sql" for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs")
+CLAIMS, INDEXES, JOURNAL, COSTS_LESS, BOUND = (
+    f"migrations/{name}.sql"
+    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_journal_bound")
 )
 _BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
 
@@ -235,6 +236,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_step",
+        ("holds on to keys when nothing has ended", "PERFORM pg_advisory_unlock_all();\n  ELSIF", "NULL;\n  ELSIF"),
         ("wakes nobody", "PERFORM dl_wake(p_queue, 100)", "NULL"),
         ("keeps the key of a row that did not start", "IF started < cardinality(taken.slots)", "IF false"),
         ("lets go of the keys of those that did", "AND claimed_by = p_worker);", "AND claimed_by = 'nobody');"),
@@ -449,11 +451,11 @@ MUTANTS: list[Mutant] = [
         ("in the caller's search_path", " SET search_path FROM CURRENT"),
     ),
     *_in(
-        JOURNAL,
-        "CREATE FUNCTION dl_jobs_journal()",
+        BOUND,
+        "FUNCTION dl_jobs_journal()",
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
-        ("a deleted job", "FROM %1$I.dl_jobs WHERE job_id = $1", "FROM (SELECT $1 job_id, '' queue) j WHERE true"),
-        ("repeats what a service told", "AND NOT EXISTS (", "AND (true OR EXISTS ("),
+        ("a deleted job", "FROM %1$I.dl_jobs WHERE", "FROM (SELECT NEW.job_id job_id, '' queue) j WHERE"),
+        ("repeats what a service told", "AND NOT EXISTS (", "AND true OR false AND EXISTS ("),
         ("no look at the instant", "e.ts = now() OR "),
         ("no look at the transaction", " OR e.xmin = pg_current_xact_id()::xid"),
     ),

@@ -164,7 +164,7 @@ def test_a_key_whose_job_is_removed_meanwhile_is_free_again(conn: db.Connection)
     old, _ = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
     conn.execute("""
         CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
-          $$ BEGIN DELETE FROM dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
+          $$ BEGIN DELETE FROM public.dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
         CREATE TRIGGER remove AFTER INSERT ON dl_job_events EXECUTE FUNCTION public.remove()""")
     try:
         results = queue.enqueue_many(conn, keyed("a", "b", "c"))

@@ -102,8 +102,8 @@ END
 $$;
 
 
--- The keys of these slots became free: tell the queues in which hot rows of them wait. What the trigger
--- dl_jobs_notify_key does for one end, for many.
+-- The keys of these slots became free: tell the queues in which hot rows of them wait. Rows that are not hot need no
+-- word: the claim that leaves empty-handed past one marks it first (dl_claim).
 CREATE OR REPLACE FUNCTION dl_tell_waiters(p_slots int[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   waiting text;

@@ -153,22 +153,11 @@ BEGIN
 END
 $$;
 
--- A key became free: tell the queues in which hot rows of its slot wait. Rows that are not hot need no word;
--- the claim that leaves empty-handed past one marks it first (dl_claim). Bound to this schema, because a foreign
+-- A key became free: tell the queues in which hot rows of its slot wait. Bound to this schema, because a foreign
 -- worker may finish a job from another search_path.
 CREATE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-  waiting text;
 BEGIN
-  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
-  WHILE waiting IS NOT NULL LOOP
-    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = hashtext(NEW.lock_key)
-                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
-      PERFORM pg_notify('dl_jobs', waiting);
-    END IF;
-    SELECT min(queue) INTO waiting FROM dl_jobs
-     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
-  END LOOP;
+  PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)]);
   RETURN NULL;
 END
 $$;

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, FUNCTIONS, TARGET = "queue.sql", "functions.sql", "target.sql"
-CLAIMS, INDEXES, JOURNAL, COSTS_LESS, BOUND = (
+CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS = (
     f"migrations/{name}.sql"
-    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_journal_bound")
+    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers")
 )
 _BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
 
@@ -444,14 +444,13 @@ MUTANTS: list[Mutant] = [
         ("after a start", " AND NEW.status <> 'running'"),
     ),
     *_in(
-        INDEXES,
+        TRIGGERS,
         "FUNCTION dl_jobs_notify_key()",
-        ("any slot", " AND hashtext(lock_key) = hashtext(NEW.lock_key)"),
-        ("tells nobody", "PERFORM pg_notify('dl_jobs', waiting)", "NULL"),
+        ("tells nobody", "PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)])", "NULL"),
         ("in the caller's search_path", " SET search_path FROM CURRENT"),
     ),
     *_in(
-        BOUND,
+        TRIGGERS,
         "FUNCTION dl_jobs_journal()",
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
         ("a deleted job", "FROM %1$I.dl_jobs WHERE", "FROM (SELECT NEW.job_id job_id, '' queue) j WHERE"),

@@ -342,9 +342,10 @@ class Worker:
         no more. Nobody relies on another to do so: who has seen no such claim by his turn makes one, so nothing is lost
         when a sibling dies, is stopped, or takes a job and leaves others.
         """
+        if not (before := self.farm.idle_before(self.slot)):
+            return None
         called = now()
-        if before := self.farm.idle_before(self.slot):
-            self._pause(HERD_SEC * before.bit_length())
+        self._pause(HERD_SEC * before.bit_length())
         return self.farm.looked_for(self.slot, called)
 
     def _pause(self, seconds: float, *others: int) -> list[int]:

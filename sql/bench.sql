@@ -97,15 +97,10 @@ VALUES (gen_random_uuid(), 'bench', 'bench.mark', jsonb_build_object('n', %(n)s:
 -- name: copy
 COPY dl_jobs (job_id, queue, task, args, lock_key) FROM STDIN;
 
--- name: transactions
--- All transactions that were ended in this database, as far as their sessions have reported them.
-SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database();
-
--- name: neighbours
--- Sessions of others in this database: what they do is counted in `transactions` as well.
-SELECT count(*) FROM pg_stat_activity
- WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-   AND application_name NOT LIKE 'dl-worker:bench:%' AND application_name NOT LIKE 'dl-keeper%';
+-- name: last_statements
+-- The sessions of a farm's workers and keeper, each with the start of its last statement.
+SELECT pid, query_start FROM pg_stat_activity
+ WHERE datname = current_database() AND (application_name LIKE 'dl-worker:bench:%' OR application_name LIKE 'dl-keeper%');
 
 -- name: machine
 SELECT name, current_setting(name) FROM pg_settings

@@ -1,7 +1,7 @@
 """idle: what a farm costs while it has nothing to do: statements and CPU seconds a minute.
 
-Statements are counted as the database's ended transactions (each of ours is a statement), without those of the bench.
-Other sessions in the same database would be counted too; a note says when there are any.
+Statements are counted by looking at the farm's sessions often: the start of the last statement tells of another one.
+(A count of the database's transactions would have autovacuum's among them.)
 """
 
 from __future__ import annotations
@@ -18,31 +18,26 @@ from dataloader.bench.place import SQL, Place
 
 WORKERS = 4
 WINDOW_SEC = 60.0
-REPORTED_SEC = 11.0  # an idle session reports its numbers within 10 s
+LOOK_SEC = 0.02  # between two statements of an idle session there is much more
 
 
 def measure(place: Place) -> Iterator[Line]:
     """Statements of each worker, with its share of the keeper's, and CPU seconds of the whole farm."""
     window = max(0.5, WINDOW_SEC * min(1.0, place.wish.scale))
-    statements, cpu, others = [], [], 0
+    statements, cpu = [], []
     with (
         Farm(place, WORKERS) as farm,
         place.connect(farm.schema) as conn,
         place.steps("idle", place.wish.rounds) as step,
     ):
         farm.warm()
-        time.sleep(min(REPORTED_SEC, window))
         for _ in range(place.wish.rounds):
-            before, burnt = _transactions(conn), _cpu_seconds(farm.processes())
-            time.sleep(window)
-            per_minute = 60 / window
-            statements.append((_transactions(conn) - before - 2) * per_minute / WORKERS)
-            cpu.append((_cpu_seconds(farm.processes()) - burnt) * per_minute)
-            others = max(others, _number(conn, "neighbours"))
+            burnt = _cpu_seconds(farm.processes())
+            statements.append(_statements(conn, window) * 60 / window / WORKERS)
+            cpu.append((_cpu_seconds(farm.processes()) - burnt) * 60 / window)
             step()
-    note = f"{others} other sessions are counted too" if others else ""
     facts = {"workers": WORKERS, "window_sec": window}
-    yield Line("idle", "statements per worker", "a minute", statements, note=note, facts=facts)
+    yield Line("idle", "statements per worker", "a minute", statements, facts=facts)
     yield Line("idle", f"CPU seconds of {WORKERS} workers", "a minute", cpu, facts=facts)
 
 
@@ -51,11 +46,11 @@ def _cpu_seconds(processes: list[psutil.Process]) -> float:
     return sum(one.user + one.system for one in times)
 
 
-def _transactions(conn: db.Connection) -> int:
-    conn.execute("SELECT pg_stat_force_next_flush()")  # so our own are in it: this one and the last question
-    return _number(conn, "transactions")
-
-
-def _number(conn: db.Connection, statement: str) -> int:
-    row = conn.execute(SQL[statement]).fetchone()
-    return int(row[0]) if row else 0
+def _statements(conn: db.Connection, window: float) -> int:
+    """How many statements the farm's sessions begin within so many seconds."""
+    until = time.monotonic() + window
+    before = seen = set(conn.execute(SQL["last_statements"]).fetchall())
+    while time.monotonic() < until:
+        time.sleep(LOOK_SEC)
+        seen = seen | set(conn.execute(SQL["last_statements"]).fetchall())
+    return len(seen) - len(before)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any
 from uuid import UUID
@@ -20,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from dataloader import config
-from dataloader.queue import Columns, NewJob, as_json, enqueue_columns, merged
+from dataloader.queue import Columns, NewJob, as_texts, enqueue_columns, merged, spread
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
 INT4_MAX = 2_147_483_647
@@ -155,9 +156,8 @@ def enqueue_many(
     """
     if not jobs:
         return []
-    columns = dict(zip(_FIELDS, map(list, zip(*map(_fields_of, jobs), strict=True)), strict=True))
     try:
-        checked = _checked(columns)
+        checked = _checked(spread(jobs))
     except (ValueError, TypeError, RecursionError):
         checked = {}
     if not checked or _unfit(checked):
@@ -184,16 +184,29 @@ def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
 def _checked(columns: Columns) -> Columns:
     """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
     found = {name: _RULES[name].validate_python(merged(values)) for name, values in columns.items() if name != "args"}
-    args = _RULES["args"].validate_python(columns["args"])
-    return found | {"args": list(map(as_json, args))}
+    args = columns["args"]
+    if not _are_objects(args):
+        args = _RULES["args"].validate_python(args)
+    return found | {"args": as_texts(args)}
+
+
+def _are_objects(values: list[Any]) -> bool:
+    """True when it is plain to see that these are objects of JSON; unlike their rule it makes no copies of them."""
+    return set(map(type, values)) <= {dict} and set(map(type, chain.from_iterable(values))) <= {str}
 
 
 def _unfit(columns: Columns) -> list[str]:
     """The columns that hold what PostgreSQL or a worker could not: what the API's guards on JSON refuse as well."""
     found = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
-    if any(text.count("{") + text.count("[") >= DEPTH_LIMIT and is_deep(json.loads(text)) for text in columns["args"]):
+    if any(map(_is_deep_json, columns["args"])):
         found.append("args")
     return found
+
+
+def _is_deep_json(text: str) -> bool:
+    if len(text) < 2 * DEPTH_LIMIT or text.count("{") + text.count("[") < DEPTH_LIMIT:
+        return False  # as nearly always; it need not be read
+    return is_deep(json.loads(text))
 
 
 def _are_storable(values: Sequence[object], is_json: bool) -> bool:
@@ -207,14 +220,12 @@ def _are_storable(values: Sequence[object], is_json: bool) -> bool:
 
 def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
     """True when objects and arrays are nested deeper than `room` in it, itself included."""
-    if not isinstance(value, _NESTING):
-        return False
-    if room == 0:
-        return True
-    for item in value.values() if isinstance(value, dict) else value:
-        if isinstance(item, _NESTING) and is_deep(item, room - 1):
-            return True
-    return False
+    level = [value] if isinstance(value, _NESTING) else []
+    while level and room:
+        inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for item in inside if isinstance(item, _NESTING)]
+        room -= 1
+    return bool(level)
 
 
 def _complaints(jobs: Sequence[NewJob]) -> list[str]:

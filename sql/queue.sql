@@ -25,7 +25,7 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
   %(job_id)b::uuid[], %(queue)b::text[], %(task)b::text[], %(args)b::text[], %(idempotency_key)b::text[],
   %(lock_key)b::text[], %(partition_key)b::text[], %(priority)b::int[], %(available_at)b::timestamptz[],
   %(max_attempts)b::int[], %(lease_ttl_sec)b::int[], %(timeout_sec)b::int[], %(producer)b::text[],
-  %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz);
+  %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz + %(before)s * interval '1 microsecond');
 
 -- name: find
 -- The job of an idempotency key.

@@ -82,8 +82,8 @@ COMMENT ON COLUMN dl_jobs.timeout_sec IS 'seconds that one run may take, null fo
 COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a safe point';
 COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 
--- The plain protocol's claim, of other services: it sorts what this index finds.
-CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at, priority, created_at) WHERE status = 'queued';
+-- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
+CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
 -- Our claim: cold rows in its order; hot rows by slot, so that the first of each slot is one probe.
 CREATE INDEX ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
   WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;

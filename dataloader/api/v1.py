@@ -5,7 +5,6 @@ Each view is validate, borrow a session, one call of `queue`. May import `queue`
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from flask import Blueprint, Response, current_app, g, request
@@ -48,9 +47,9 @@ def batch() -> Response:
     g.changed = {"jobs": len(added)}
     if added:
         g.changed |= {"first_job_id": added[0][0], "last_job_id": added[-1][0]}
-    # Not by way of the masking, which takes long: ids and states hold no secrets.
-    answer = {"jobs": [{"job_id": str(job_id), "status": status} for job_id, status in added]}
-    return Response(json.dumps(answer, separators=(",", ":")), mimetype="application/json")
+    # By hand, and not by way of the masking, for both take long: ids and states hold no quotes and no secrets.
+    answer = ",".join([f'{{"job_id":"{job_id}","status":"{status}"}}' for job_id, status in added])
+    return Response(f'{{"jobs":[{answer}]}}', mimetype="application/json")
 
 
 @blueprint.get("/jobs/<anything:job_id>/status")

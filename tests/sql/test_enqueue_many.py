@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from threading import Barrier
 from typing import Any
@@ -70,6 +71,64 @@ def test_every_field_is_stored(conn: db.Connection, key: str | None, beside: lis
     assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
     assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 1)
     assert journal(conn, job_id) == [("queued", {"producer": "billing"})]
+
+
+ODD = [
+    "\t",
+    "\n",
+    "\r\n",
+    "\\",
+    "\\N",
+    "\\.",
+    "\\t",
+    "a,b",
+    "NULL",
+    "null",
+    '"',
+    "'",
+    "{}",
+    "},{",
+    "%s",
+    "%",
+    "ж",
+    "🚀",
+    "\x01\x7f",
+]
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
+@pytest.mark.parametrize("alike", [False, True])
+def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three: None, keys: bool, alike: bool) -> None:
+    names = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
+    texts = [text * 2 for text in ODD[-1:] * 10 if alike] or ODD
+    new = [NewJob(**dict.fromkeys(names, text), args={text: [text, {text: {}}, {}]}) for text in texts]
+    new = [replace(job, idempotency_key=f"{n}{job.task}" if keys else None) for n, job in enumerate(new)]
+    for job, (job_id, _) in zip(new, queue.enqueue_many(conn, new), strict=True):
+        stored = row(conn, job_id)
+        assert {name: stored[name] for name in names} == dict.fromkeys(names, job.task)
+        assert (stored["args"], stored["idempotency_key"]) == (job.args, job.idempotency_key)
+        assert journal(conn, job_id) == [("queued", {"producer": job.task})]
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == len(new)
+
+
+def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) -> None:
+    """But for the keys: they take different ways through the database."""
+    new = [NewJob("q", "t", f"k{n}", {"n": n}, priority=n % 3, producer=[None, "p"][n % 2]) for n in range(1_300)]
+    plain = queue.enqueue_many(conn, new)
+    keyed = queue.enqueue_many(conn, [replace(job, idempotency_key=f"i{n}") for n, job in enumerate(new)])
+    differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
+    for (one, _), (other, _) in list(zip(plain, keyed, strict=True))[::50]:
+        a, b = row(conn, one), row(conn, other)
+        assert {name: a[name] for name in a if name not in differ} == {
+            name: b[name] for name in b if name not in differ
+        }
+        assert journal(conn, one) == journal(conn, other)
+    for results in (plain, keyed):
+        by_age = conn.execute(
+            "SELECT job_id FROM dl_jobs WHERE job_id = ANY (%s) ORDER BY created_at",
+            ([job_id for job_id, _ in results],),
+        ).fetchall()
+        assert by_age == [(job_id,) for job_id, _ in results]
 
 
 @pytest.mark.parametrize("keys", [[None] * 3, ["a", "b", "c"], ["a", None, "c"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 from uuid import UUID
@@ -30,6 +31,31 @@ def test_only_what_is_the_same_becomes_one(values: list[Any], one: bool) -> None
     assert all(type(a) is type(b) for a, b in zip(merged(values), values, strict=False))
 
 
+ODD = [{"a": '},{"b":1'}, {",{": [{}, {"a": [1, {"b": None}]}]}, {}, {"a\n\t": "\\N\x7f\u2028🚀"}, {"n": 10**30}]
+
+
+@pytest.mark.parametrize(
+    "objects", [[], [{}], [{}, {}], [{"a": 1, "b": "}{"}] * 3, ODD, ODD[:1], ODD[1:2] * 2, ODD[3:]]
+)
+def test_each_object_is_json_of_its_own(objects: list[dict[str, Any]]) -> None:
+    texts = queue.as_texts(objects)
+    assert texts == [queue.as_json(each) for each in objects]
+    assert [json.loads(text) for text in texts] == objects
+
+
+def test_one_object_that_is_not_json_and_there_is_none() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        queue.as_texts([{}, {"a": float("nan")}])
+
+
+@pytest.mark.parametrize("count", [1, 2, 999, 1_000, 1_001, 1_250, 1_251, 1_252, 10_000])
+def test_statements_share_the_jobs_and_the_first_of_several_is_small(count: int) -> None:
+    steps = queue._steps(range(count))
+    assert [number for step in steps for number in step] == list(range(count))
+    assert all(0 < len(step) <= queue.STEP for step in steps)
+    assert len(steps) == 1 if count <= queue.STEP else len(steps[0]) < queue.STEP / 3
+
+
 def test_columns_have_the_defaults_of_a_new_job() -> None:
     documents = [{"queue": "q", "task": "t", "lock_key": f"k{n}"} for n in range(3)]
     jobs = [NewJob(**document) for document in documents]
@@ -47,7 +73,7 @@ def test_depth_counts_objects_and_arrays(value: Any, room: int, deep: bool) -> N
 
 def test_new_ids_are_of_version_7_and_grow() -> None:
     before = time.time_ns() // 1_000_000
-    ids = queue._new_ids(3_000)
+    ids = list(queue._new_ids(3_000))
     assert ids == sorted(set(ids))
     assert {(job_id.version, job_id.variant) for job_id in ids} == {(7, UUID(int=1 << 63).variant)}
     assert before <= ids[0].int >> 80 <= ids[-1].int >> 80 <= time.time_ns() // 1_000_000 + 4

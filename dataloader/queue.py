@@ -35,7 +35,7 @@ PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off"
 )
-STEP = 1_000  # jobs that enqueue_many adds in one statement
+AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 _SQL = db.statements("queue.sql")
 _NOT_YET = UUID(int=0)
@@ -152,7 +152,7 @@ def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) 
 
     Jobs of equal priority run in the order of the list. A key may stand in the list twice. Any connection will do: one
     in a transaction stays in it, one without autocommit is left in one; `schema` is the queue's where the connection's
-    search_path does not lead to it. Lists of more than STEP jobs take several statements, sent without waiting.
+    search_path does not lead to it. Lists of more than AT_ONCE jobs take several statements, sent without waiting.
     """
     return enqueue_columns(conn, columns(jobs), schema)
 
@@ -193,7 +193,7 @@ def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> 
     results = [(_NOT_YET, "queued")] * count
     left = _fixed_order(columns["idempotency_key"], count)
     with _in_one_transaction(conn):
-        since = _now(conn) if count > STEP else None
+        since = _now(conn) if count > AT_ONCE else None
         while left:
             left = _add(conn, columns, results, left, since, schema)
     return results
@@ -201,7 +201,7 @@ def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> 
 
 def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
     """The order of the keys: over all statements it keeps two lists with the same keys from a deadlock."""
-    if len(keys) < count or count <= STEP:  # within a statement the function sees to it
+    if len(keys) < count or count <= AT_ONCE:  # within a statement the function sees to it
         return range(count)
     return sorted(range(count), key=lambda number: keys[number] or "")
 
@@ -237,9 +237,9 @@ def _add(
 
 def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
     """What goes into each statement. The first of several is small: the server is to begin soon."""
-    if len(wanted) <= STEP:
+    if len(wanted) <= AT_ONCE:
         return [wanted]
-    starts = [0, *range(1 + STEP // 4, len(wanted), STEP)]
+    starts = [0, *range(1 + AT_ONCE // 4, len(wanted), AT_ONCE)]
     return [wanted[start:end] for start, end in zip(starts, [*starts[1:], len(wanted)], strict=True)]
 
 

@@ -43,7 +43,7 @@ def order(conn: db.Connection) -> list[Any]:
 
 @pytest.fixture
 def batches_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "STEP", 3)
+    monkeypatch.setattr(queue, "AT_ONCE", 3)
 
 
 EVERYTHING = {

@@ -52,8 +52,8 @@ def test_one_object_that_is_not_json_and_there_is_none() -> None:
 def test_statements_share_the_jobs_and_the_first_of_several_is_small(count: int) -> None:
     steps = queue._steps(range(count))
     assert [number for step in steps for number in step] == list(range(count))
-    assert all(0 < len(step) <= queue.STEP for step in steps)
-    assert len(steps) == 1 if count <= queue.STEP else len(steps[0]) < queue.STEP / 3
+    assert all(0 < len(step) <= queue.AT_ONCE for step in steps)
+    assert len(steps) == 1 if count <= queue.AT_ONCE else len(steps[0]) < queue.AT_ONCE / 3
 
 
 def test_columns_have_the_defaults_of_a_new_job() -> None:

@@ -141,6 +141,17 @@ def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: db.Connect
     assert keys_held(conn) == [one.pid]
 
 
+def test_a_key_whose_lease_is_over_is_taken_with_the_others(conn: db.Connection, workers: Workers) -> None:
+    """Its holder has lost its session too, and the reaper has not come by yet."""
+    one, other = workers(), workers()
+    first = plain(conn, lock_key="k")
+    plain(conn, lock_key="k"), plain(conn, lock_key="l")
+    other.take()
+    other.conn.execute("SELECT pg_advisory_unlock_all()")
+    expire(conn, first)
+    assert [job.lock_key for job in step(one, 5).jobs] == ["k", "l"]
+
+
 def test_two_steps_beside_each_other_share_what_is_there(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     many(conn, 20, "%s")

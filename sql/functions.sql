@@ -447,8 +447,13 @@ CREATE OR REPLACE FUNCTION dl_take_keys(p_queue text, p_most int, OUT job_ids uu
 LANGUAGE plpgsql AS $$
 DECLARE
   candidates refcursor;
-  candidate record;
+  candidate uuid;
+  its_slot int;
+  is_over boolean;
   refused int[] := '{}';
+  behind int := 0;  -- rows since the last new key whose keys are taken
+  keys_are_few boolean := false;
+  spared int;
   busy int[];
   has_hot boolean;
 BEGIN
@@ -456,11 +461,11 @@ BEGIN
   IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
        ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
     OPEN candidates FOR
-      SELECT * FROM (
+      SELECT job_id, slot, cancel_requested OR attempt >= greatest(max_attempts, 1) FROM (
         (SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts, priority, created_at
            FROM dl_jobs
           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-          ORDER BY priority, created_at LIMIT 2 * p_most + 16)
+          ORDER BY priority, created_at LIMIT 1000 + p_most)
         UNION ALL
         SELECT first_hot.* FROM unnest(dl_hot_slots(p_queue)) AS hot (slot) CROSS JOIN LATERAL (
           SELECT job_id, hot.slot, cancel_requested, attempt, max_attempts, priority, created_at FROM dl_jobs
@@ -471,26 +476,40 @@ BEGIN
        ORDER BY priority, created_at;
   ELSE
     OPEN candidates FOR
-      SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts FROM dl_jobs
+      SELECT job_id, hashtext(lock_key), cancel_requested OR attempt >= greatest(max_attempts, 1) FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-       ORDER BY priority, created_at LIMIT 2 * p_most + 16;  -- more than asked for: others may be at the first
+       ORDER BY priority, created_at LIMIT 1000 + p_most;  -- others may be at the first; what is not fetched is not read
   END IF;
   LOOP
-    FETCH candidates INTO candidate;
+    FETCH candidates INTO candidate, its_slot, is_over;
     EXIT WHEN NOT FOUND;
-    -- To be ended on the way, by dl_claim.
-    EXIT WHEN candidate.cancel_requested OR candidate.attempt >= greatest(candidate.max_attempts, 1);
+    EXIT WHEN is_over;  -- to be ended on the way, by dl_claim
     -- Its own lock would not refuse it; and a key that becomes free meanwhile is its first job's, not a later one's.
-    CONTINUE WHEN candidate.slot = ANY (slots) OR candidate.slot = ANY (refused);
-    IF pg_try_advisory_lock(candidate.slot) THEN
-      job_ids := job_ids || candidate.job_id;
-      slots := slots || candidate.slot;
-      EXIT WHEN cardinality(slots) = p_most;
-    ELSE
-      refused := refused || candidate.slot;
+    IF its_slot = ANY (slots) THEN
+      keys_are_few := true;
+      behind := behind + 1;
+      EXIT WHEN behind * cardinality(slots) > 500;  -- the more there are, the less would one more save
+    ELSIF its_slot <> ALL (refused) THEN
+      behind := 0;
+      IF pg_try_advisory_lock(its_slot) THEN
+        job_ids := job_ids || candidate;
+        slots := slots || its_slot;
+        EXIT WHEN cardinality(slots) = p_most;
+      ELSE
+        refused := refused || its_slot;
+      END IF;
     END IF;
   END LOOP;
   CLOSE candidates;
+
+  -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
+  -- none; as each leaves an eighth of what it finds, all have as many in the end.
+  IF keys_are_few AND cardinality(slots) < p_most THEN
+    spared := (cardinality(slots) + 8) / 16;
+    PERFORM pg_advisory_unlock(slot) FROM unnest(slots[cardinality(slots) - spared + 1:]) slot;
+    job_ids := trim_array(job_ids, spared);
+    slots := trim_array(slots, spared);
+  END IF;
 
   -- The look behind the lock, with a fresh snapshot: see dl_take_slot. The hot rows are looked at again as well, for the
   -- candidates are older than the locks: a job that was running then and came back, or was marked in between, stands

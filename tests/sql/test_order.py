@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, expire, keys_held, plain, row, started, state
+from hands import BACKOFF_SEC, Worker, expire, keys_held, plain, row, started, state, value
 
 from dataloader import db, queue
 from dataloader.job import Job
@@ -137,6 +137,22 @@ def test_a_row_marked_beside_a_second_look_goes_before_the_next_of_its_key(
     assert len(keys_held(conn)) == 1
     assert [ids(two.look()), ids(two.look())] == [[old], []]
     assert state(conn, new) == ("queued", 0)
+
+
+def test_a_key_that_becomes_free_on_the_way_is_its_first_jobs(conn: db.Connection, worker: Worker) -> None:
+    old, _ = two_of_a_key(conn)
+    conn.execute(
+        """
+        CREATE SCHEMA gate;
+        CREATE FUNCTION gate.pg_try_advisory_lock(slot int) RETURNS boolean LANGUAGE sql AS $$
+          SELECT set_config('gate.tries', (current_setting('gate.tries')::int + 1)::text, false) <> '1'
+             AND pg_catalog.pg_try_advisory_lock(slot)
+        $$;
+        """
+    )
+    worker.conn.execute("SET search_path = gate, public, pg_catalog; SET gate.tries = 0")
+    assert ids(worker.claim()) == [old]
+    assert value(worker.conn, "SELECT current_setting('gate.tries')") == "2"
 
 
 @pytest.mark.parametrize("look", ["claim", "look"])

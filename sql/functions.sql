@@ -408,8 +408,8 @@ BEGIN
     -- A finish that runs beside us must not slip between its look for waiters and our marks. So hold the running
     -- rows of the hot slots FOR SHARE: a later finish waits for our commit, sees the marks and notifies. When these
     -- rows account for every hot slot, and all is marked, nothing is claimable and nobody will be forgotten; otherwise
-    -- something is becoming free, or is held by a finish, a beat or a claim under way: look again. Nothing is waited for (SKIP LOCKED),
-    -- so this cannot deadlock, nor hang on a transaction that somebody left open.
+    -- something is becoming free, or is held by a finish, a beat or a claim under way: look again. Nothing is waited
+    -- for (SKIP LOCKED), so this cannot deadlock, nor hang on a transaction that somebody left open.
     waiting := dl_hot_slots(p_queue);
     SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
       SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
@@ -440,9 +440,9 @@ $$;
 
 
 -- Take for this session the keys of up to p_most jobs of the queue that may run now, the best first, one job of each
--- key; returns the jobs and the slots taken. For the normal case, in which the first rows of the queue may start: no row
--- is locked or marked, and a key that is not free at once is passed over. Nothing taken says nothing: then dl_claim looks
--- more closely.
+-- key, and of few keys not all; returns the jobs and the slots taken. For the normal case, in which some of the first
+-- thousand rows of the queue may start: no row is locked or marked, and a key that is not free at once is passed over.
+-- Nothing taken says nothing: then dl_claim looks more closely.
 CREATE OR REPLACE FUNCTION dl_take_keys(p_queue text, p_most int, OUT job_ids uuid[], OUT slots int[])
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -451,7 +451,7 @@ DECLARE
   its_slot int;
   is_over boolean;
   refused int[] := '{}';
-  behind int := 0;  -- rows since the last new key whose keys are taken
+  behind int := 0;  -- jobs of keys that are taken already, since the last new key
   keys_are_few boolean := false;
   spared int;
   busy int[];
@@ -488,7 +488,7 @@ BEGIN
     IF its_slot = ANY (slots) THEN
       keys_are_few := true;
       behind := behind + 1;
-      EXIT WHEN behind * cardinality(slots) > 500;  -- the more there are, the less would one more save
+      EXIT WHEN behind * cardinality(slots) > 500;  -- the more there are, the less is one more worth the reading
     ELSIF its_slot <> ALL (refused) THEN
       behind := 0;
       IF pg_try_advisory_lock(its_slot) THEN
@@ -503,7 +503,7 @@ BEGIN
   CLOSE candidates;
 
   -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
-  -- none; as each leaves an eighth of what it finds, all have as many in the end.
+  -- none, and mark rows instead of working; as each leaves a sixteenth of what it finds, all have as many in the end.
   IF keys_are_few AND cardinality(slots) < p_most THEN
     spared := (cardinality(slots) + 8) / 16;
     PERFORM pg_advisory_unlock(slot) FROM unnest(slots[cardinality(slots) - spared + 1:]) slot;

@@ -274,12 +274,7 @@ MUTANTS: list[Mutant] = [
             "false LIMIT 1) IS NULL)",
         ),
         ("tells nobody of its marks", "IF marks THEN\n          PERFORM", "IF false THEN\n          PERFORM"),
-        (
-            "goes on with a refused slot",
-            "        EXIT;  -- most",
-            "        NULL;  -- most",
-            "the rows that were backed off with it are passed over one by one: looking anew saves that, no more",
-        ),
+        ("goes on with a refused slot", "        EXIT;  -- most", "        NULL;  -- most"),
         ("busy rows are no marks", "        marks := true;", "        NULL;"),
         ("passes a locked row of its key", "ELSIF tried.outcome IS NULL", "ELSIF false"),
         ("never looks again", "    look_again := changed;", "    look_again := false;"),

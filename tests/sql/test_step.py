@@ -125,6 +125,11 @@ def test_a_row_that_may_not_start_is_ended_though_others_may(
     assert state(conn, first)[0] in ("canceled", "lost")
 
 
+def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: db.Connection, worker: Worker) -> None:
+    jobs = [plain(conn, priority=1, max_attempts=0), plain(conn, priority=2)]
+    assert ids(step(worker, 5).jobs) == jobs
+
+
 def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: db.Connection, workers: Workers) -> None:
     one, other = workers(), workers()
     held, free = plain(conn, priority=1), plain(conn, priority=2)

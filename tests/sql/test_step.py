@@ -185,7 +185,8 @@ def test_it_leaves_none_where_it_has_what_it_asked_for_or_no_job_waits_behind_th
     conn: db.Connection, workers: Workers
 ) -> None:
     one, two = workers(), workers()
-    many(conn, 16, "%s"), many(conn, 16, "%s")
+    many(conn, 16, "%s")
+    many(conn, 16, "%s")
     assert len(step(one, 10).jobs) == 10
     conn.execute("DELETE FROM dl_jobs")
     many(conn, 16, "other-%s")

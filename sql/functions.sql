@@ -175,8 +175,9 @@ $$;
 
 
 -- Try to start one candidate of a claim: null when another session is at it, else what became of it:
--- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy'
--- (marked hot) or 'refused' (blocked on time, longer with every refusal in a row).
+-- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy' (its key
+-- is, or an older job has the first claim to it: marked hot) or 'refused' (blocked on time, longer with every refusal in
+-- a row).
 --
 -- Whoever locks a queued row here also changes it, so a claim that skips a locked row loses nothing by it.
 CREATE OR REPLACE FUNCTION dl_try(
@@ -213,6 +214,16 @@ BEGIN
   END IF;
 
   outcome := dl_take_slot(hashtext(job.lock_key));
+  -- The look behind the lock for the order of the key: an older row may have become hot since the claim chose this one.
+  -- Then it is that one's turn, in the next look.
+  IF outcome = 'taken' AND (
+       SELECT true FROM dl_jobs
+        WHERE queue = job.queue AND status = 'queued' AND blocked_on IS NULL AND hot
+          AND hashtext(lock_key) = hashtext(job.lock_key) AND (priority, created_at) < (job.priority, job.created_at)
+        ORDER BY priority, created_at LIMIT 1) THEN
+    PERFORM pg_advisory_unlock(hashtext(job.lock_key));
+    outcome := 'busy';
+  END IF;
   IF outcome = 'taken' THEN
     PERFORM dl_start(ARRAY[p_job_id], p_worker, p_backend_start);
     SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
@@ -286,6 +297,7 @@ DECLARE
   changed boolean;
   near uuid[];
   near_unlocked uuid[];
+  left_alone int[];
   marked int;
   marks boolean := false;
   woken int := 0;
@@ -358,6 +370,8 @@ BEGIN
       ELSIF tried.outcome = 'busy' THEN
         marks := true;
         passed := passed || candidate_slot;
+      ELSIF tried.outcome IS NULL THEN
+        passed := passed || candidate_slot;  -- who is at it may be marking it: it stays the first of its key
       END IF;
       EXIT WHEN clock_timestamp() > now() + interval '1 s';
     END LOOP;
@@ -374,8 +388,16 @@ BEGIN
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
        ORDER BY priority, created_at LIMIT 1000);
     near_unlocked := ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (near) FOR NO KEY UPDATE SKIP LOCKED);
+    -- Where somebody is at a row, the others of its slot stay as they are: were they hot and it still cold, the
+    -- first hot row would not be the first of its key.
+    left_alone := '{}';
+    IF cardinality(near_unlocked) < cardinality(near) THEN
+      left_alone := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM dl_jobs
+                           WHERE job_id = ANY (near) AND job_id <> ALL (near_unlocked));
+    END IF;
     UPDATE dl_jobs SET hot = true
-     WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot;
+     WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot
+       AND hashtext(lock_key) <> ALL (left_alone);
     GET DIAGNOSTICS marked = ROW_COUNT;
     marks := marks OR marked > 0;
     IF cardinality(near) >= 1000 THEN
@@ -385,15 +407,15 @@ BEGIN
 
     -- A finish that runs beside us must not slip between its look for waiters and our marks. So hold the running
     -- rows of the hot slots FOR SHARE: a later finish waits for our commit, sees the marks and notifies. When these
-    -- rows account for every hot slot, nothing is claimable and nobody will be forgotten; otherwise something is
-    -- becoming free, or is held by a finish or a beat under way: look again. Nothing is waited for (SKIP LOCKED),
-    -- so this cannot deadlock, nor hang on a transaction that somebody left open.
+    -- rows account for every hot slot, and all is marked, nothing is claimable and nobody will be forgotten; otherwise
+    -- something is becoming free, or is held by a finish, a beat or a claim under way: look again. Nothing is waited
+    -- for (SKIP LOCKED), so this cannot deadlock, nor hang on a transaction that somebody left open.
     waiting := dl_hot_slots(p_queue);
     SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
       SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
        WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (waiting) AND r.lease_expires_at > now()
          FOR SHARE OF r SKIP LOCKED) holders;
-    IF waiting <@ held THEN
+    IF waiting <@ held AND left_alone = '{}' THEN
       marks := false;
       EXIT;
     END IF;
@@ -418,26 +440,32 @@ $$;
 
 
 -- Take for this session the keys of up to p_most jobs of the queue that may run now, the best first, one job of each
--- key; returns the jobs and the slots taken. For the normal case, in which the first rows of the queue may start: no row
--- is locked or marked, and a key that is not free at once is passed over. Nothing taken says nothing: then dl_claim looks
--- more closely.
+-- key, and of few keys not all; returns the jobs and the slots taken. For the normal case, in which some of the first
+-- thousand rows of the queue may start: no row is locked or marked, and a key that is not free at once is passed over.
+-- Nothing taken says nothing: then dl_claim looks more closely.
 CREATE OR REPLACE FUNCTION dl_take_keys(p_queue text, p_most int, OUT job_ids uuid[], OUT slots int[])
 LANGUAGE plpgsql AS $$
 DECLARE
   candidates refcursor;
-  candidate record;
+  candidate uuid;
+  its_slot int;
+  is_over boolean;
   refused int[] := '{}';
+  behind int := 0;  -- jobs of keys that are taken already, since the last new key
+  keys_are_few boolean := false;
+  spared int;
   busy int[];
+  has_hot boolean;
 BEGIN
   slots := '{}';
   IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
        ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
     OPEN candidates FOR
-      SELECT * FROM (
+      SELECT job_id, slot, cancel_requested OR attempt >= greatest(max_attempts, 1) FROM (
         (SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts, priority, created_at
            FROM dl_jobs
           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-          ORDER BY priority, created_at LIMIT 2 * p_most + 16)
+          ORDER BY priority, created_at LIMIT 1000 + p_most)
         UNION ALL
         SELECT first_hot.* FROM unnest(dl_hot_slots(p_queue)) AS hot (slot) CROSS JOIN LATERAL (
           SELECT job_id, hot.slot, cancel_requested, attempt, max_attempts, priority, created_at FROM dl_jobs
@@ -448,34 +476,60 @@ BEGIN
        ORDER BY priority, created_at;
   ELSE
     OPEN candidates FOR
-      SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts FROM dl_jobs
+      SELECT job_id, hashtext(lock_key), cancel_requested OR attempt >= greatest(max_attempts, 1) FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-       ORDER BY priority, created_at LIMIT 2 * p_most + 16;  -- more than asked for: others may be at the first
+       ORDER BY priority, created_at LIMIT 1000 + p_most;  -- others may be at the first; what is not fetched is not read
   END IF;
   LOOP
-    FETCH candidates INTO candidate;
+    FETCH candidates INTO candidate, its_slot, is_over;
     EXIT WHEN NOT FOUND;
-    -- To be ended on the way, by dl_claim.
-    EXIT WHEN candidate.cancel_requested OR candidate.attempt >= greatest(candidate.max_attempts, 1);
+    EXIT WHEN is_over;  -- to be ended on the way, by dl_claim
     -- Its own lock would not refuse it; and a key that becomes free meanwhile is its first job's, not a later one's.
-    CONTINUE WHEN candidate.slot = ANY (slots) OR candidate.slot = ANY (refused);
-    IF pg_try_advisory_lock(candidate.slot) THEN
-      job_ids := job_ids || candidate.job_id;
-      slots := slots || candidate.slot;
-      EXIT WHEN cardinality(slots) = p_most;
-    ELSE
-      refused := refused || candidate.slot;
+    IF its_slot = ANY (slots) THEN
+      keys_are_few := true;
+      behind := behind + 1;
+      EXIT WHEN behind * cardinality(slots) > 500;  -- the more there are, the less is one more worth the reading
+    ELSIF its_slot <> ALL (refused) THEN
+      behind := 0;
+      IF pg_try_advisory_lock(its_slot) THEN
+        job_ids := job_ids || candidate;
+        slots := slots || its_slot;
+        EXIT WHEN cardinality(slots) = p_most;
+      ELSE
+        refused := refused || its_slot;
+      END IF;
     END IF;
   END LOOP;
   CLOSE candidates;
 
-  -- The look behind the lock, with a fresh snapshot: see dl_take_slot.
-  busy := ARRAY(SELECT hashtext(lock_key) FROM dl_jobs
-                 WHERE status = 'running' AND hashtext(lock_key) = ANY (slots) AND lease_expires_at > now());
-  IF cardinality(busy) > 0 THEN
+  -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
+  -- none, and mark rows instead of working; as each leaves a sixteenth of what it finds, all have as many in the end.
+  IF keys_are_few AND cardinality(slots) < p_most THEN
+    spared := (cardinality(slots) + 8) / 16;
+    PERFORM pg_advisory_unlock(slot) FROM unnest(slots[cardinality(slots) - spared + 1:]) slot;
+    job_ids := trim_array(job_ids, spared);
+    slots := trim_array(slots, spared);
+  END IF;
+
+  -- The look behind the lock, with a fresh snapshot: see dl_take_slot. The hot rows are looked at again as well, for the
+  -- candidates are older than the locks: a job that was running then and came back, or was marked in between, stands
+  -- there now and goes before a later one of its key. (Whatever becomes claimable again at once comes back hot.)
+  SELECT ARRAY(SELECT hashtext(lock_key) FROM dl_jobs
+                WHERE status = 'running' AND hashtext(lock_key) = ANY (slots) AND lease_expires_at > now()),
+         (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
+           ORDER BY hashtext(lock_key), priority, created_at LIMIT 1)
+    INTO busy, has_hot;
+  IF has_hot OR cardinality(busy) > 0 THEN
     PERFORM pg_advisory_unlock(slot) FROM unnest(busy) slot;
-    SELECT array_agg(job_id), array_agg(slot) INTO job_ids, slots
-      FROM unnest(job_ids, slots) AS taken (job_id, slot) WHERE slot <> ALL (busy);
+    SELECT array_agg(coalesce(older.job_id, taken.job_id)), array_agg(slot) INTO job_ids, slots
+      FROM unnest(job_ids, slots) AS taken (job_id, slot) LEFT JOIN LATERAL (
+        SELECT first.job_id FROM (
+          SELECT job_id, priority, created_at FROM dl_jobs
+           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot AND hashtext(lock_key) = slot
+           ORDER BY priority, created_at LIMIT 1) first
+          JOIN dl_jobs chosen ON chosen.job_id = taken.job_id
+         WHERE (first.priority, first.created_at) < (chosen.priority, chosen.created_at)) older ON true
+     WHERE slot <> ALL (busy);
   END IF;
 END
 $$;
@@ -505,6 +559,7 @@ BEGIN
                       ELSE 'queued' END END::dl_status,
            journaled = journaled + 1,
            attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
+           hot = hot OR verb = 'hand_back',  -- a claim beside us finds it before a later job of its key: dl_take_keys
            available_at = CASE verb WHEN 'retry' THEN now() + make_interval(secs => delay_sec)
                                     WHEN 'hand_back' THEN now() ELSE available_at END,
            finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back') THEN now() END,
@@ -637,6 +692,7 @@ BEGIN
                      ELSE 'lost' END;
   UPDATE dl_jobs SET
          status = job.status, journaled = journaled + 1, attempt = job.attempt,
+         hot = hot OR delay_sec = 0,  -- as dl_finish for what is handed back
          available_at = now() + make_interval(secs => delay_sec),
          finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
          lease_expires_at = NULL,

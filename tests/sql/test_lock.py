@@ -588,9 +588,9 @@ def test_a_key_that_a_session_holds_costs_one_wait_however_many_rows_it_has(
     foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     many(conn, 1_000, lock_key="k", priority=0)
     free = enqueue(conn, lock_key="free", priority=1)
-    claim = worker.claim()
+    claim = worker.look()
     while claim.look_again:
-        claim = worker.claim()
+        claim = worker.look()
     assert claim.job is not None
     assert claim.job.job_id == free
     assert claim.backoffs <= 1

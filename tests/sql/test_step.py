@@ -115,11 +115,19 @@ def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: db.Co
 
 
 @pytest.mark.parametrize("odd", ["cancel_requested = true", "attempt = max_attempts"])
-def test_a_row_that_may_not_start_is_ended_though_others_may(conn: db.Connection, worker: Worker, odd: str) -> None:
+@pytest.mark.parametrize("hot", [False, True])
+def test_a_row_that_may_not_start_is_ended_though_others_may(
+    conn: db.Connection, worker: Worker, odd: str, hot: bool
+) -> None:
     first, second = plain(conn, priority=1), plain(conn, priority=2)
-    conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (first,))
+    conn.execute(f"UPDATE dl_jobs SET {odd}, hot = {hot} WHERE job_id = %s", (first,))
     assert ids(step(worker, 5).jobs) == [second]
     assert state(conn, first)[0] in ("canceled", "lost")
+
+
+def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: db.Connection, worker: Worker) -> None:
+    jobs = [plain(conn, priority=1, max_attempts=0), plain(conn, priority=2)]
+    assert ids(step(worker, 5).jobs) == jobs
 
 
 def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: db.Connection, workers: Workers) -> None:
@@ -141,6 +149,17 @@ def test_a_key_that_a_running_row_has_is_passed_over_and_let_go(conn: db.Connect
     assert keys_held(conn) == [one.pid]
 
 
+def test_a_key_whose_lease_is_over_is_taken_with_the_others(conn: db.Connection, workers: Workers) -> None:
+    """Its holder has lost its session too, and the reaper has not come by yet."""
+    one, other = workers(), workers()
+    first = plain(conn, lock_key="k")
+    plain(conn, lock_key="k"), plain(conn, lock_key="l")
+    other.take()
+    other.conn.execute("SELECT pg_advisory_unlock_all()")
+    expire(conn, first)
+    assert [job.lock_key for job in step(one, 5).jobs] == ["k", "l"]
+
+
 def test_two_steps_beside_each_other_share_what_is_there(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     many(conn, 20, "%s")
@@ -148,6 +167,38 @@ def test_two_steps_beside_each_other_share_what_is_there(conn: db.Connection, wo
         first = step(one, 10)
         second = step(two, 10)
     assert len({*ids(first.jobs), *ids(second.jobs)}) == 20
+
+
+def test_where_keys_are_few_a_step_leaves_some_to_others(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    many(conn, 320, "key")
+    conn.execute(
+        "UPDATE dl_jobs SET lock_key = 'key-' || place % 32 FROM (SELECT job_id AS placed,"
+        " row_number() OVER (ORDER BY created_at) - 1 AS place FROM dl_jobs) p WHERE job_id = placed"
+    )
+    assert [job.lock_key for job in step(one, 100).jobs] == [f"key-{number}" for number in range(30)]
+    assert len(keys_held(conn)) == 30
+    assert [job.lock_key for job in step(two, 100).jobs] == ["key-30", "key-31"]
+
+
+def test_it_leaves_none_where_it_has_what_it_asked_for_or_no_job_waits_behind_them(
+    conn: db.Connection, workers: Workers
+) -> None:
+    one, two = workers(), workers()
+    many(conn, 16, "%s")
+    many(conn, 16, "%s")
+    assert len(step(one, 10).jobs) == 10
+    conn.execute("DELETE FROM dl_jobs")
+    many(conn, 16, "other-%s")
+    assert len(step(two, 100).jobs) == 16
+
+
+def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: db.Connection, worker: Worker) -> None:
+    """Their claims are not committed, so the jobs still look as if they could be had."""
+    many(conn, 1_000, "taken-%s", priority=1)
+    many(conn, 10, "free-%s", priority=2)
+    conn.execute("SELECT pg_advisory_lock(hashtext(lock_key)) FROM dl_jobs WHERE priority = 1")
+    assert [job.lock_key for job in step(worker, 5).jobs] == [f"free-{number}" for number in range(1, 6)]
 
 
 def test_hot_rows_and_cold_ones_are_claimed_in_one_order(conn: db.Connection, worker: Worker) -> None:

@@ -100,7 +100,8 @@ COPY dl_jobs (job_id, queue, task, args, lock_key) FROM STDIN;
 -- name: last_statements
 -- The sessions of a farm's workers and keeper, each with the start of its last statement.
 SELECT pid, query_start FROM pg_stat_activity
- WHERE datname = current_database() AND (application_name LIKE 'dl-worker:bench:%' OR application_name LIKE 'dl-keeper%');
+ WHERE datname = current_database()
+   AND (application_name LIKE 'dl-worker:bench:%' OR application_name LIKE 'dl-keeper%');
 
 -- name: machine
 SELECT name, current_setting(name) FROM pg_settings

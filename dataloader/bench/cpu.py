@@ -1,6 +1,6 @@
 """cpu: 400 jobs of 20 ms of pure Python on two workers, against two bare processes that burn the same without a queue.
 
-The time is from the first start to the last end, by the clocks of those that burn.
+One by one and with prefetch. The time is from the first start to the last end, by the clocks of those that burn.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ PROCESSES = 2
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """One line."""
+    """A line for each way to take jobs."""
     burn, jobs = rounds_for(JOB_SEC), place.wish.scaled(JOBS, least=20) // PROCESSES * PROCESSES
-    ours, others = place.in_turns("cpu", partial(_farm_rate, place, burn, jobs), partial(_bare_rate, burn, jobs))
-    facts = {"jobs": jobs, "workers": PROCESSES, "rounds_of_burn": burn}
-    name = f"jobs of {JOB_SEC * 1_000:g} ms, {PROCESSES} workers"
-    yield Line("cpu", name, "jobs/s", ours, others, Must(least=0.96, aim=0.99), facts=facts)
+    for prefetch in (1, place.wish.prefetch):
+        ours, others = place.in_turns(
+            "cpu", partial(_farm_rate, place, burn, jobs, prefetch), partial(_bare_rate, burn, jobs)
+        )
+        facts = {"jobs": jobs, "workers": PROCESSES, "rounds_of_burn": burn, "prefetch": prefetch}
+        name = f"jobs of {JOB_SEC * 1_000:g} ms, {PROCESSES} workers" + (f", prefetch {prefetch}" * (prefetch > 1))
+        yield Line("cpu", name, "jobs/s", ours, others, Must(least=0.96, aim=0.99), facts=facts)
 
 
-def _farm_rate(place: Place, burn: int, jobs: int) -> float:
+def _farm_rate(place: Place, burn: int, jobs: int, prefetch: int) -> float:
     marks = place.folder / "cpu.marks"
-    with Farm(place, PROCESSES, marks=marks) as farm, place.connect(farm.schema) as conn:
+    with Farm(place, PROCESSES, prefetch, marks) as farm, place.connect(farm.schema) as conn:
         farm.warm()
         marks.write_bytes(b"")
         seed(conn, jobs, task="bench.mark", args={"burn": burn})

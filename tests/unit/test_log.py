@@ -286,6 +286,23 @@ def test_v13_secrets_are_masked_in_texts(text: str) -> None:
     assert log.MASK in log.masked(text)
 
 
+@pytest.mark.parametrize("key", ["api", "access", "private", "auth"])
+@pytest.mark.parametrize("joint", ["", "-", "_"])
+def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
+    assert log.masked(f"--{key}{joint}key canary") == f"--{key}{joint}key ***"
+    assert log.masked(f"{key}{joint}KEY: canary") == f"{key}{joint}KEY: ***"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "passwd", "passphrase", "passcode", "pass", "pwd", "secret", "Token", "AUTHORIZATION", "cookie",
+     "credential", "\u017fecret", "to\u212aen"],
+)  # fmt: skip
+def test_each_name_of_a_secret_is_masked(name: str) -> None:
+    """Also in letters that are equal to these but for their case."""
+    assert log.masked(f"{name}=canary") == f"{name}=***"
+
+
 @pytest.mark.parametrize("text", ["took 5: fine", "lock_key=a", "https://host:80/a?b=c", "a@b.de", "primary key: id"])
 def test_other_texts_stay(text: str) -> None:
     assert log.masked(text) == text

@@ -195,10 +195,10 @@ class Worker:
         return True
 
     def _appetite(self) -> int:
-        """How many jobs to claim at once: as many as took TICK_SEC last time, so that none waits for long."""
+        """How many jobs to claim at once: so many that the end of the first waits TICK_SEC at most for the others'."""
         if self._prefetch == 1 or self._seconds_each is None:
             return 1
-        return max(1, min(self._prefetch, int(TICK_SEC / self._seconds_each)))
+        return min(self._prefetch, 1 + int(TICK_SEC / self._seconds_each))
 
     def _run(self, job: Job, sent: float) -> None:
         """Run a job that was claimed at `sent`; its end is kept, to be written with the next claim."""

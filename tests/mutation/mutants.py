@@ -166,7 +166,12 @@ MUTANTS: list[Mutant] = [
         ("spent attempts", " OR job.attempt >= greatest(job.max_attempts, 1)"),
         ("no run for max_attempts 0", "greatest(job.max_attempts, 1)", "job.max_attempts"),
         ("no key", "outcome := dl_take_slot(hashtext(job.lock_key))", "outcome := 'taken'"),
-        ("no mark on a busy row", "SET hot = true", "SET hot = hot"),
+        (
+            "no mark on a busy row",
+            "SET hot = true",
+            "SET hot = hot",
+            "the next look sees what the row waits for, and passes over it or marks it: the mark saves that look",
+        ),
         ("no look for an older row", "IF outcome = 'taken' AND (", "IF false AND ("),
         ("keeps the older one's key", "    PERFORM pg_advisory_unlock(hashtext(job.lock_key));\n", ""),
         ("gives way to later rows", " AND (priority, created_at) < (job.priority, job.created_at)", ""),

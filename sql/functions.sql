@@ -399,6 +399,12 @@ BEGIN
      WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot
        AND hashtext(lock_key) <> ALL (left_alone);
     GET DIAGNOSTICS marked = ROW_COUNT;
+    IF marked = 0 AND cardinality(near) >= 1000 THEN
+      -- But a lock that somebody holds on to must not hide what is behind these rows: then the order has to wait.
+      UPDATE dl_jobs SET hot = true
+       WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot;
+      GET DIAGNOSTICS marked = ROW_COUNT;
+    END IF;
     marks := marks OR marked > 0;
     IF cardinality(near) >= 1000 THEN
       look_again := true;
@@ -513,7 +519,7 @@ BEGIN
 
   -- The look behind the lock, with a fresh snapshot: see dl_take_slot. The hot rows are looked at again as well, for the
   -- candidates are older than the locks: a job that was running then and came back, or was marked in between, stands
-  -- there now and goes before a later one of its key. (Whatever becomes claimable again at once comes back hot.)
+  -- there now and goes before a later one of its key. (What our statements make claimable again at once comes back hot.)
   SELECT ARRAY(SELECT hashtext(lock_key) FROM dl_jobs
                 WHERE status = 'running' AND hashtext(lock_key) = ANY (slots) AND lease_expires_at > now()),
          (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot

@@ -165,13 +165,13 @@ $$;
 -- The journal of what others do: our statements write their own rows and say so by `journaled`.
 -- Deferred to the commit, for a service may write its own journal row after its step: then there is nothing to add.
 -- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
--- Bound to this schema by its text, so that it is planned once a session. The error stays out of it: only our workers'
--- texts have their secrets masked.
+-- Bound to this schema by its text, so that it is planned once a session; without sequential scans, for the plan of a
+-- short journal would be kept while it grows. The error stays out of it: only our workers' texts have their secrets masked.
 DO $bound$
 BEGIN
   EXECUTE format($function$
     CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp AS $$
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
     DECLARE
       step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
                                    WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END

@@ -1,7 +1,7 @@
 """idle: what a farm costs while it has nothing to do: statements and CPU seconds a minute.
 
 Statements are counted by looking at the farm's sessions often: the start of the last statement tells of another one.
-(A count of the database's transactions would have autovacuum's among them.)
+(A count of the database's transactions would have autovacuum's among them.) Two within LOOK_SEC count as one.
 """
 
 from __future__ import annotations

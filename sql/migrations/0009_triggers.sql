@@ -3,12 +3,13 @@
 -- oldest code: 1
 
 -- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
--- Bound to this schema by its text instead.
+-- Bound to this schema by its text instead. Without sequential scans, for the plan of a short journal would be kept while
+-- it grows.
 DO $bound$
 BEGIN
   EXECUTE format($function$
     CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp AS $$
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
     DECLARE
       step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
                                    WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END

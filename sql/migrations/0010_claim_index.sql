@@ -4,7 +4,13 @@
 -- oldest code: 1
 -- outside a transaction
 
+DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_claim_old;
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_claim_next;
 CREATE INDEX CONCURRENTLY ix_dl_jobs_claim_next ON dl_jobs (queue, available_at) WHERE status = 'queued';
-DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_claim;
-ALTER INDEX ix_dl_jobs_claim_next RENAME TO ix_dl_jobs_claim;
+DO $swap$
+BEGIN
+  ALTER INDEX IF EXISTS ix_dl_jobs_claim RENAME TO ix_dl_jobs_claim_old;
+  ALTER INDEX ix_dl_jobs_claim_next RENAME TO ix_dl_jobs_claim;
+END
+$swap$;
+DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_claim_old;

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 from dataloader import db
 
 Workers = Callable[[], Worker]
+READ = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'dl_job_events'"
 TELL = "INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', %s)"
 
 
@@ -139,3 +140,19 @@ def test_a_producer_without_rights_on_the_journal_goes_on_as_before(conn: db.Con
         assert [(kind, payload["user"]) for kind, payload in journal(conn, job_id)] == [("queued", role)]
     finally:
         conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
+
+
+def test_many_inserts_at_once_find_their_rows_by_the_index(conn: db.Connection, dsn: str) -> None:
+    """The trigger's plan is kept: made for a short journal, it would read all of it for each row."""
+    plain(conn)
+    conn.execute("VACUUM ANALYZE dl_jobs, dl_job_events")
+    before = value(conn, READ)
+    with psycopg.connect(dsn) as producer:
+        producer.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key) SELECT gen_random_uuid(), 'q', 't', i::text"
+            " FROM generate_series(1, 500) i"
+        )
+        producer.commit()
+        producer.execute("SELECT pg_stat_force_next_flush()")
+    assert value(conn, READ) - before < 500
+    assert value(conn, "SELECT count(*) FROM dl_job_events") == 501

@@ -169,3 +169,19 @@ def test_beside_a_row_that_is_being_marked_the_next_of_its_key_waits(
         assert claim.look_again or (claim.due_in or 99) <= 0.1
         assert not row(conn, new)["hot"]
     assert ids(getattr(two, look)()) == [old]
+
+
+def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: db.Connection, workers: Workers) -> None:
+    """However many jobs of its key stand before the others: then the order has to wait."""
+    one, two = workers(), workers()
+    first = plain(conn, lock_key="k")
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
+        " SELECT gen_random_uuid(), 'q', 't', 'k', now() + i * interval '1 us' FROM generate_series(1, 1200) i"
+    )
+    other = plain(conn, lock_key="other", made_sec=1)
+    with one.conn.transaction():
+        one.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (first,))
+        claims = [two.claim() for _ in range(5)]
+        assert [job_id for step in claims for job_id in ids(step)] == [other]
+    assert ids(two.claim()) == [first]

@@ -8,6 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from hands import BACKOFF_SEC, Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, state, value
+from psycopg.types.json import Jsonb
 
 from dataloader import db, queue
 from dataloader.job import Finish, Job
@@ -199,6 +200,14 @@ def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: db.Connection
     many(conn, 10, "free-%s", priority=2)
     conn.execute("SELECT pg_advisory_lock(hashtext(lock_key)) FROM dl_jobs WHERE priority = 1")
     assert [job.lock_key for job in step(worker, 5).jobs] == [f"free-{number}" for number in range(1, 6)]
+
+
+def test_large_arguments_are_held_once(conn: db.Connection, worker: Worker) -> None:
+    """And not by the cursor as well while the job runs."""
+    for size, is_kept in ((10, True), (queue.LARGE, False)):
+        plain(conn, args=Jsonb({"text": "x" * size}))
+        assert len(step(worker, 1).jobs) == 1
+        assert ("repeating" in vars(worker.conn)) is is_kept
 
 
 def test_hot_rows_and_cold_ones_are_claimed_in_one_order(conn: db.Connection, worker: Worker) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, heard, plain
+from hands import Worker, enqueue, expire, heard, plain, row
 
 from dataloader import db, queue
 
@@ -104,6 +104,21 @@ def test_a_finish_tells_only_the_queues_that_wait_for_its_key(
     assert sorted(ear.notes()) == ["b", "c"]
     two.finish(other)
     assert ear.notes() == ["d"]
+
+
+@pytest.mark.parametrize("look", ["claim", "look"])
+def test_a_claim_that_marks_what_waits_for_a_busy_key_tells_nobody(
+    conn: db.Connection, workers: Workers, ear: Worker, look: str
+) -> None:
+    """For none of it is free."""
+    one, two = workers(), workers()
+    plain(conn, queue="a", lock_key="k")
+    one.take("a")
+    waiting = [plain(conn, queue="b", lock_key="k") for _ in range(3)]
+    ear.notes()
+    assert getattr(two, look)("b").job is None
+    assert all(row(conn, job_id)["hot"] for job_id in waiting)
+    assert ear.notes() == []
 
 
 @pytest.mark.parametrize("end", ["succeeded", "failed", "canceled", "lost", "queued"])

@@ -167,9 +167,9 @@ CLAIMS = {
 
 
 def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q", kind: str = "step") -> int:
-    """The buffers of one warm claim, which is then undone."""
+    """The buffers of one warm claim, which is then undone. A look alone brings its own settings."""
     found = 0
-    conn.execute(queue.PLANS)
+    conn.execute(f"RESET ALL; DISCARD PLANS; {queue.PLANS if kind == 'step' else ''}")
     for _ in range(3):
         with conn.transaction(force_rollback=True):
             found = buffers(conn, CLAIMS[kind], queue_name)

@@ -70,6 +70,17 @@ def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: db.Connection, w
     assert two.take()
 
 
+def test_a_claim_that_wakes_as_many_as_it_may_looks_again(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    plain(conn, queue="a", lock_key="k")
+    one.take("a")
+    for _ in range(101):
+        plain(conn, lock_key="k", in_sec=60)
+    come_due(conn)
+    assert two.look().look_again
+    assert not two.look().look_again
+
+
 def test_d7_a_row_that_comes_earlier_than_all_others_is_heard_of(conn: db.Connection, worker: Worker) -> None:
     plain(conn, in_sec=600)
     assert (worker.claim().due_in or 0) > 500

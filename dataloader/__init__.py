@@ -14,6 +14,9 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     db              connections, named statements                    -
     migrations      the schema's versions                            db
     queue           every statement in the life of one job           db job
+    operate         what people do to jobs and queues                db queue
+    stats           questions about many jobs, for people            db queue job
+    why             PURE why a queued job waits, in words            -
     producer        PURE rules of a new job; jobs from Python        queue
     process         signals, exit codes, children                    -
     slots           what a farm's processes show each other          process
@@ -22,10 +25,11 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     heartbeat       thread: keeps a claim while the pipeline runs    db queue job process slots
     run             one job after the other: its pipeline, stepped   job pipelines heartbeat process slots target
     worker          PROCESS waits, claims, ends  db queue job heartbeat pipelines process slots run migrations probe
-    keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations
-    reaper          PROCESS what is due or lost in the cluster       db queue process migrations
+    census          what a keeper shows of the workers               db process slots stats
+    keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations census
+    reaper          PROCESS what is due or lost in the cluster       db queue process migrations stats
     supervisor      PROCESS forks and ends; no SQL                   process slots
-    api             PROCESS (gunicorn) HTTP                          db queue job migrations producer
+    api             PROCESS (gunicorn) HTTP                          db queue job migrations producer stats operate why
     embedded        a PostgreSQL of our own                          -
     probe           is a session direct, does it hear a NOTIFY       db
     check           what keeps a farm from working, reported         check_database db pipelines
@@ -34,8 +38,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
 
 Other programs import `NewJob`, `enqueue` and `enqueue_many` from here (docs/producers.md).
 
-Only `db` opens connections; only `queue` and `migrations` execute SQL on the queue's tables; only `api` imports
-flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of its own.
+Only `db` opens connections; only `queue`, `operate`, `stats` and `migrations` execute SQL on the queue's tables; only
+`api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of its own.
 """
 
 from __future__ import annotations

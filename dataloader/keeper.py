@@ -1,7 +1,8 @@
 """PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
 
 It renews the lease of a worker that is alive but silent (a C call holds its GIL), settles at once what a dead worker
-held, and sees to the end of the workers when the supervisor is gone. May import `db`, `queue`, `process`.
+held, shows the workers to people, and sees to the end of the workers when the supervisor is gone. May import `db`,
+`queue`, `process`, `census`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import psutil
 import psycopg
@@ -16,6 +18,7 @@ import structlog
 from setproctitle import setproctitle
 
 from dataloader import db, log, migrations, queue
+from dataloader.census import Census
 from dataloader.config import Settings
 from dataloader.job import beat_interval
 from dataloader.process import (
@@ -66,6 +69,7 @@ class Keeper:
         self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
         self._ask_all = True  # we may have missed it
         self._leave_at: float | None = None
+        self._census = Census()
         self.signals = Signals((signal.SIGTERM, signal.SIGINT))
         setproctitle("dataloader: keeper")
 
@@ -81,7 +85,14 @@ class Keeper:
                         raise
                     self._lost(e)
             self._sleep()
+        self._close_census()
         return EXIT_OK
+
+    def _close_census(self) -> None:
+        """As far as the database is there: nobody else needs to know."""
+        if self._conn is not None and not self._conn.closed:
+            with suppress(psycopg.Error):
+                self._census.close(self._conn)
 
     def _tick(self) -> None:
         # Renewals first: settling may have to wait for a session to end.
@@ -92,6 +103,7 @@ class Keeper:
         for slot in self.farm.slots:
             if slot.state is State.DEAD:
                 self._settle(slot)
+        self._census.take(self._connection(), self.farm.slots)
 
     def _enforce_cancellations(self) -> None:
         """A cancellation that is forced, or has waited for DL_CANCEL_GRACE_SEC, does not wait for a safe point.

@@ -32,6 +32,7 @@ EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying a
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGESIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -204,6 +205,11 @@ def memory_used(pid: int) -> int:
     return sum(map(_resident, [pid, *descendants(pid)]))
 
 
+def cpu_used_by(pid: int) -> float:
+    """CPU seconds of a process and its descendants, with those children of theirs that are gone."""
+    return sum(map(_cpu_seconds, [pid, *descendants(pid)]))
+
+
 def end_children(within: float) -> bool:
     """SIGKILL and bury all descendants of this process, which `adopt_orphans`; False when some are left (seconds)."""
     deadline = now() + within
@@ -218,6 +224,15 @@ def end_children(within: float) -> bool:
     except ChildProcessError:
         return True
     return False
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
+            return sum(map(int, fields[11:15])) / _TICKS
+    except OSError:
+        return 0.0
 
 
 def _resident(pid: int) -> int:

@@ -183,11 +183,11 @@ def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
 
 def _checked(columns: Columns) -> Columns:
     """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
-    found = {name: _RULES[name].validate_python(merged(values)) for name, values in columns.items() if name != "args"}
+    found = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
     args = columns["args"]
     if not _are_objects(args):
         args = _RULES["args"].validate_python(args)
-    return found | {"args": as_texts(args)}
+    return columns | found | {"args": as_texts(args)}
 
 
 def _are_objects(values: list[Any]) -> bool:

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -55,7 +55,10 @@ Conn = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says."""
+    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says.
+
+    `trace` is the W3C traceparent of the request that asks for it.
+    """
 
     queue: str
     task: str
@@ -70,6 +73,16 @@ class NewJob:
     timeout_sec: int | None = None
     producer: str | None = None
     consumer_group: str | None = None
+    trace: str | None = None
+
+
+class QueueFull(Exception):
+    """As many jobs are queued as the queue may hold (`operate.limit_length`)."""
+
+    def __init__(self, queue: str, max_length: int) -> None:
+        super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
+        self.queue = queue
+        self.max_length = max_length
 
 
 Columns = dict[str, list[Any]]
@@ -136,16 +149,29 @@ def listen_for_cancellations(conn: Conn) -> None:
     conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
 
 
-def enqueue(conn: Conn, new: NewJob) -> tuple[UUID, str]:
-    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it."""
-    parameters = asdict(new) | {"args": Jsonb(new.args)}
+def enqueue(conn: Conn, new: NewJob, limited: bool = False) -> tuple[UUID, str]:
+    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
+
+    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may.
+    """
+    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited}
     while True:
         row = conn.execute(_SQL["enqueue"], parameters).fetchone()
         # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
         row = row or conn.execute(_SQL["find"], parameters).fetchone()
         if row:
             return row[0], row[1]
+        if limited:
+            require_room(conn, [new.queue])
         # The job that had the key was deleted between the two: the key is free again.
+
+
+def require_room(conn: Conn, queues: Iterable[str]) -> None:
+    """Raise QueueFull for the first of these queues that holds as many jobs as it may."""
+    for queue in queues:
+        limit = conn.execute(_SQL["limit"], {"queue": queue}).fetchone()
+        if limit and limit[1]:
+            raise QueueFull(queue, limit[0])
 
 
 def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
@@ -197,7 +223,16 @@ def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> 
         since = _now(conn) if count > AT_ONCE else None
         while left:
             left = _add(conn, columns, results, left, since, schema)
+        _set_traces(conn, columns, results, schema)
     return results
+
+
+def _set_traces(conn: Conn, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
+    """A statement for each trace, of which a list mostly has one or none."""
+    traces = columns.get("trace", [])
+    for trace in set(traces) - {None}:
+        of_it = [result[0] for number, result in enumerate(results) if traces[number % len(traces)] == trace]
+        _execute(conn, _in_schema(_SQL["set_trace"], schema), {"trace": trace, "job_ids": of_it})
 
 
 def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
@@ -271,7 +306,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
     if schema is None:
         return statement
     name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
-    return statement.replace("FROM dl_", f"FROM {name}.dl_")
+    return statement.replace("FROM dl_", f"FROM {name}.dl_").replace("UPDATE dl_", f"UPDATE {name}.dl_")
 
 
 def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:
@@ -300,15 +335,26 @@ def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
     with conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(_SQL["status"], {"job_id": job_id}).fetchone()
-    return row and _with_reason(row | {"progress": _parsed(row["progress"])})
+    return row and row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}
 
 
-def request_cancel(conn: Conn, job_id: UUID, force: bool = False) -> dict[str, Any] | None:
+def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
+    """With instants and ids as such, which JSON has as texts."""
+    types = {"until": datetime.fromisoformat, "since": datetime.fromisoformat, "job_id": UUID}
+    return waiting_for and {name: types.get(name, _same)(value) for name, value in waiting_for.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:
     """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job.
 
     With `force` a running one need not reach a safe point: it is interrupted, and killed after DL_KILL_GRACE_SEC.
+    `by` is who asks, for the journal.
     """
-    conn.execute(_SQL["request_cancel"], {"job_id": job_id, "force": force})
+    conn.execute(_SQL["request_cancel"], {"job_id": job_id, "force": force, "by": by})
     return status(conn, job_id)
 
 
@@ -470,22 +516,9 @@ def _claim_of(job: Job) -> dict[str, Any]:
     return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
     """JSON as PostgreSQL has it; a number too long for Python is left as text."""
     try:
         return json.loads(text)
     except ValueError:
         return json.loads(text, parse_int=str)
-
-
-def _with_reason(row: dict[str, Any]) -> dict[str, Any]:
-    blocked_on, held_by = row.pop("blocked_on"), row.pop("held_by")
-    row["waiting_for"] = None
-    if row["status"] == Status.QUEUED:
-        if blocked_on == "time":
-            row["waiting_for"] = {"reason": "time", "until": row["available_at"]}
-        elif held_by:
-            row["waiting_for"] = {"reason": "lock", "lock_key": row["lock_key"], "job_id": held_by}
-        else:
-            row["waiting_for"] = {"reason": "worker", "queue": row["queue"]}
-    return row

@@ -1,7 +1,7 @@
 """PROCESS: the reaper, for all that is due, lost or old in the cluster. Any number may run, none leads.
 
 Returns jobs whose lease has run out (their whole VM is gone), wakes due rows of queues that nobody claims from, and
-deletes what has been finished for DL_RETENTION_DAYS. May import `db`, `queue`, `process`.
+deletes what has been finished for DL_RETENTION_DAYS; sums up the journal. May import `db`, `queue`, `stats`, `process`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import db, migrations, queue
+from dataloader import db, migrations, queue, stats
 from dataloader import log as logs
 from dataloader.config import Settings
 from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now
@@ -24,6 +24,7 @@ PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
 PRUNE_SEC = 0.02  # how long it should take: a job of hours has thousands of heartbeats in its journal
 PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the disk before any claim's commit
 PRUNE_SHARE = 0.8  # of a round: its longest pruning
+ROLL_SHARE = 0.3  # of a round: the longest summing up of the journal
 DAY_SEC = 86_400
 
 
@@ -41,6 +42,7 @@ def main(settings: Settings, dsn: str) -> int:
                 log.info("reaper.started")
             started = now()
             reap(conn, log)
+            roll(conn, started + ROLL_SHARE * settings.dl_reaper_period_sec)
             if settings.dl_retention_days is not None:
                 until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
                 prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
@@ -69,6 +71,12 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
     if taken:
         log.warning("reaper.requeued", count=taken.total(), **taken)
     while queue.wake(conn, WAKE_BATCH) >= WAKE_BATCH:
+        pass
+
+
+def roll(conn: db.Connection, until: float) -> None:
+    """Sum up what is new in the journal, until a monotonic instant at most; the rest is the next round's."""
+    while stats.roll(conn) >= stats.ROLLED and now() < until:
         pass
 
 

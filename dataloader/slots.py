@@ -70,6 +70,7 @@ class _Fields(ctypes.Structure):
         ("due_at", ctypes.c_double),  # when the next row is due, as it was told by that; written before looked_at
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
+        ("queue_name", ctypes.c_char * 520),  # 128 characters
         ("session", ctypes.c_char * 64),  # its backend in PostgreSQL: pid and start
     )
 
@@ -130,9 +131,10 @@ class Slot:
         """By the worker, before the session's first claim."""
         self.fields.session = f"{backend_pid} {backend_start.isoformat()}".encode()
 
-    def occupy(self, worker: str) -> None:
-        """By the worker: who and where it is."""
+    def occupy(self, worker: str, queue: str = "") -> None:
+        """By the worker: who and where it is, and whom it serves."""
         self.fields.worker = worker.encode()
+        self.fields.queue_name = queue.encode()
         self.fields.pid = os.getpid()
 
     def begin(self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float) -> None:
@@ -186,6 +188,16 @@ class Slot:
     def end(self) -> None:
         """By the worker: it runs no job any more."""
         self.fields.state = State.AWAKE
+
+    @property
+    def queue_name(self) -> str:
+        """The queue that the worker serves."""
+        return bytes(self.fields.queue_name).decode()
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs the worker has begun to run."""
+        return int(self.fields.generation // 2)
 
     @property
     def begun_last(self) -> UUID | None:

@@ -88,7 +88,7 @@ class Worker:
         self._stop_at: float | None = None  # when a draining worker's job must be over
         self.name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
         self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
-        slot.occupy(self.name)
+        slot.occupy(self.name, queue_name)
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=queue_name)
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim

@@ -13,6 +13,25 @@ CREATE OR REPLACE FUNCTION dl_readable(p_time timestamptz) RETURNS timestamptz L
 $$;
 
 
+-- Has somebody paused the queue? Then no claim starts a job of it. VOLATILE: each call sees what is committed by now.
+CREATE OR REPLACE FUNCTION dl_is_paused(p_queue text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (SELECT paused_at FROM dl_queues WHERE queue = p_queue) IS NOT NULL;
+END
+$$;
+
+
+-- Are as many jobs queued as the queue may hold? Two that ask at once may both be let in. Served by ix_dl_jobs_claim.
+CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+  most int := (SELECT max_length FROM dl_queues WHERE queue = p_queue);
+BEGIN
+  RETURN most IS NOT NULL
+     AND (SELECT count(*) FROM (SELECT FROM dl_jobs WHERE queue = p_queue AND status = 'queued' LIMIT most) n) >= most;
+END
+$$;
+
+
 -- Is the slot busy? Served by ix_dl_jobs_running. VOLATILE on purpose: each call sees what is committed by now.
 CREATE OR REPLACE FUNCTION dl_slot_is_busy(p_slot int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
@@ -307,6 +326,9 @@ DECLARE
 BEGIN
   backoffs := 0;
   look_again := false;
+  IF dl_is_paused(p_queue) THEN  -- also looked at here, for dl_step may have begun before the pause
+    RETURN;
+  END IF;
 
   IF (SELECT available_at FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
        ORDER BY queue, available_at LIMIT 1) <= now() THEN
@@ -636,7 +658,7 @@ BEGIN
     SELECT f.unfinished, f.canceled INTO unfinished, canceled FROM dl_finish(p_worker, p_ends, true) f;
   END IF;
 
-  IF p_most > 0 THEN
+  IF p_most > 0 AND NOT dl_is_paused(p_queue) THEN
     IF (SELECT available_at FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
          ORDER BY queue, available_at LIMIT 1) <= now() THEN
       PERFORM dl_wake(p_queue, 100);
@@ -1004,4 +1026,108 @@ BEGIN
   END LOOP;
   RETURN found;
 END
+$$;
+
+
+-- What a row of the journal says for the sums: its kind, but for a requeue why: 'retry' (the run failed), 'crash' (its
+-- worker died), 'lease' (nobody renewed it), 'backoff' (another session holds its key), 'handed_back' (a drain and the
+-- like, uncounted), 'requeue' (by a person or another service).
+CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_kind <> 'requeue' THEN p_kind
+              WHEN p_payload ? 'backoffs' THEN 'backoff'
+              WHEN p_payload ? 'by' THEN 'requeue'
+              WHEN p_payload ? 'delay_sec' OR p_payload ->> 'reason' LIKE 'timeout%' THEN 'retry'
+              WHEN p_payload ->> 'reason' LIKE 'lease expired%' THEN 'lease'
+              WHEN p_payload ? 'worker' OR p_payload ->> 'reason' IN ('drain', 'the lease ran out')
+                OR p_payload ->> 'reason' LIKE 'not started%' THEN 'handed_back'
+              ELSE 'crash' END
+$$;
+
+
+-- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns how many. One at a time: who finds another at
+-- it returns 0. Called by the reaper each round, and by whoever shows the sums.
+--
+-- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
+-- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
+-- transaction of such a length that its row is not counted.
+--
+-- A run's time is from its 'picked' to its end. The upper bounds of the buckets, in seconds, are those of
+-- dataloader.stats.BUCKETS_SEC; the last bucket has no end.
+CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  since bigint;
+  upto bigint;
+  rolled int;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  SELECT last_event INTO since FROM dl_rolled LIMIT 1 FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN 0;
+  END IF;
+  WITH near AS (
+    SELECT event_id, event_id - lag(event_id, 1, since) OVER (ORDER BY event_id) > 1
+                     AND ts > clock_timestamp() - interval '10 s' AS is_behind_gap
+      FROM (SELECT event_id, ts FROM dl_job_events WHERE event_id > since ORDER BY event_id LIMIT p_limit) rows)
+  SELECT max(event_id), count(*) INTO upto, rolled FROM near
+   WHERE event_id < coalesce((SELECT min(event_id) FROM near WHERE is_behind_gap), 9223372036854775807);
+  IF upto IS NULL THEN
+    RETURN 0;
+  END IF;
+
+  WITH steps AS MATERIALIZED (
+    SELECT e.queue, coalesce(j.task, '') AS task, e.step, date_bin('10 s', e.ts, '2000-01-01 00:00+00') AS at,
+           CASE WHEN e.step NOT IN ('queued', 'picked', 'cancel_requested', 'backoff', 'requeue') THEN
+             extract(epoch FROM e.ts - (
+               SELECT p.ts FROM dl_job_events p WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind = 'picked'
+                ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds
+      FROM (SELECT event_id, job_id, queue, ts, dl_step_of(kind, payload) AS step FROM dl_job_events
+             WHERE event_id > since AND event_id <= upto AND kind <> 'heartbeat') e
+      LEFT JOIN dl_jobs j USING (job_id)),
+  totals AS (
+    INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)
+    SELECT queue, task, step, count(*), coalesce(sum(greatest(seconds, 0)), 0), ARRAY[
+             count(*) FILTER (WHERE seconds <= 0.1),
+             count(*) FILTER (WHERE seconds > 0.1 AND seconds <= 0.5),
+             count(*) FILTER (WHERE seconds > 0.5 AND seconds <= 1),
+             count(*) FILTER (WHERE seconds > 1 AND seconds <= 5),
+             count(*) FILTER (WHERE seconds > 5 AND seconds <= 15),
+             count(*) FILTER (WHERE seconds > 15 AND seconds <= 60),
+             count(*) FILTER (WHERE seconds > 60 AND seconds <= 300),
+             count(*) FILTER (WHERE seconds > 300 AND seconds <= 900),
+             count(*) FILTER (WHERE seconds > 900 AND seconds <= 3600),
+             count(*) FILTER (WHERE seconds > 3600 AND seconds <= 14400),
+             count(*) FILTER (WHERE seconds > 14400 AND seconds <= 86400),
+             count(*) FILTER (WHERE seconds > 86400)]
+      FROM steps GROUP BY queue, task, step
+    ON CONFLICT (queue, task, kind) DO UPDATE SET
+       count = t.count + excluded.count, seconds = t.seconds + excluded.seconds,
+       buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth))
+  INSERT INTO dl_pace AS p (at, queue, processed, failed)
+  SELECT at, queue, count(*), count(*) FILTER (WHERE step IN ('failed', 'lost', 'retry', 'crash', 'lease')) FROM steps
+   WHERE step IN ('done', 'failed', 'canceled', 'lost', 'retry', 'crash', 'lease') GROUP BY at, queue
+  ON CONFLICT (at, queue) DO UPDATE SET
+     processed = p.processed + excluded.processed, failed = p.failed + excluded.failed;
+  DELETE FROM dl_pace WHERE at < now() - interval '2 days';
+  UPDATE dl_rolled SET last_event = upto;
+  RETURN rolled;
+END
+$$;
+
+
+-- Does a job pass the filter of a list? Null is no filter. p_status is one of dl_status, or scheduled (its time has not
+-- come), fresh (never tried), retries (tried before), dead (failed or lost).
+CREATE OR REPLACE FUNCTION dl_matches(
+  j dl_jobs, p_queue text, p_task text, p_status text, p_lock_key text, p_partition_key text, p_producer text,
+  p_consumer_group text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  SELECT (p_queue IS NULL OR j.queue = p_queue) AND (p_task IS NULL OR j.task = p_task)
+     AND (p_lock_key IS NULL OR j.lock_key = p_lock_key)
+     AND (p_partition_key IS NULL OR j.partition_key = p_partition_key)
+     AND (p_producer IS NULL OR j.producer = p_producer)
+     AND (p_consumer_group IS NULL OR j.consumer_group = p_consumer_group)
+     AND CASE p_status WHEN 'scheduled' THEN j.status = 'queued' AND j.blocked_on IS NOT DISTINCT FROM 'time'
+                       WHEN 'fresh' THEN j.status = 'queued' AND j.attempt = 0
+                       WHEN 'retries' THEN j.status = 'queued' AND j.attempt > 0
+                       WHEN 'dead' THEN j.status IN ('failed', 'lost')
+                       ELSE p_status IS NULL OR j.status::text = p_status END
 $$;

@@ -5,13 +5,15 @@
 
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
+-- None either when a limit is to be kept and the queue is full.
 -- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                       max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
-  VALUES (gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
-          %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(timeout_sec)s,
-          %(producer)s, %(consumer_group)s, clock_timestamp(), 1)
+                       max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled, trace)
+  SELECT gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
+         %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(timeout_sec)s::int,
+         %(producer)s, %(consumer_group)s, clock_timestamp(), 1, %(trace)s
+   WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) DO NOTHING
   RETURNING job_id, queue, status),
 journal AS (
@@ -27,23 +29,58 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
   %(max_attempts)b::int[], %(lease_ttl_sec)b::int[], %(timeout_sec)b::int[], %(producer)b::text[],
   %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz + %(before)s * interval '1 microsecond');
 
+-- name: set_trace
+-- Of jobs that were just added.
+UPDATE dl_jobs SET trace = %(trace)s WHERE job_id = ANY (%(job_ids)s);
+
+-- name: limit
+-- The most jobs that may be queued in a queue, if that is limited, and whether it is full.
+SELECT max_length, dl_is_full(queue) FROM dl_queues WHERE queue = %(queue)s AND max_length IS NOT NULL;
+
 -- name: find
 -- The job of an idempotency key.
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- One job as the API shows it. A queued one says what it waits for: the running job that holds its key, if there is one.
+-- One job as the API shows it. A queued one says what it waits for: the pause of its queue, its time, the running job that
+-- holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers.
 -- Far-off dates that Python cannot read are cut to the year 9999.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
-       dl_readable(j.available_at) AS available_at, j.blocked_on, holder.job_id AS held_by
+       dl_readable(j.available_at) AS available_at, waits.why AS waiting_for
   FROM dl_jobs j
   LEFT JOIN LATERAL (
-    SELECT r.job_id FROM dl_jobs r
-     WHERE j.status = 'queued' AND r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key)
-       AND r.lease_expires_at > now() LIMIT 1) holder ON true
+    SELECT coalesce(
+      (SELECT jsonb_build_object('reason', 'paused', 'queue', q.queue, 'since', q.paused_at, 'by', q.paused_by)
+         FROM dl_queues q WHERE q.queue = j.queue AND q.paused_at IS NOT NULL),
+      CASE WHEN j.blocked_on = 'time' AND j.backoffs > 0 THEN jsonb_build_object(
+             'reason', 'session', 'lock_key', j.lock_key, 'until', dl_readable(j.available_at))
+             || coalesce((SELECT jsonb_build_object('pid', a.pid, 'application', a.application_name)
+                            FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+                           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND a.datname = current_database()
+                             AND l.classid::bigint = (hashtext(j.lock_key)::bigint >> 32) & 4294967295
+                             AND l.objid::bigint = hashtext(j.lock_key)::bigint & 4294967295
+                             AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) LIMIT 1),
+                         jsonb_build_object('pid', NULL, 'application', NULL)) END,
+      CASE WHEN j.blocked_on = 'time'
+           THEN jsonb_build_object('reason', 'time', 'until', dl_readable(j.available_at)) END,
+      (SELECT jsonb_build_object('reason', 'lock', 'lock_key', j.lock_key, 'job_id', r.job_id) FROM dl_jobs r
+        WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key) AND r.lease_expires_at > now() LIMIT 1),
+      (SELECT CASE WHEN live.workers = 0 AND NOT EXISTS (
+                         SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.queue = j.queue
+                            AND r.lease_expires_at > now())
+                   THEN jsonb_build_object('reason', 'no_worker', 'queue', j.queue)
+                   ELSE jsonb_build_object(
+                     'reason', 'worker', 'queue', j.queue, 'workers', live.workers,
+                     'ahead', (SELECT count(*) FROM (
+                                 SELECT FROM dl_jobs o
+                                  WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL AND NOT o.hot
+                                    AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before)) END
+         FROM (SELECT count(*) AS workers FROM dl_workers w
+                WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live)) AS why
+     WHERE j.status = 'queued') waits ON true
  WHERE j.job_id = %(job_id)s;
 
 -- name: request_cancel
@@ -59,7 +96,7 @@ WITH asked AS (
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, CASE status WHEN 'canceled' THEN 'canceled' ELSE 'cancel_requested' END,
-         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'by', 'request',
+         jsonb_strip_nulls(jsonb_build_object('attempt', attempt, 'by', %(by)s::text,
                                               'force', CASE WHEN %(force)s THEN true END)) FROM asked)
 SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 

@@ -64,7 +64,8 @@ CREATE TABLE dl_jobs (
   journaled int NOT NULL DEFAULT 0,                  -- steps that their writer put into the journal
   timeout_sec int,                                   -- how long one run may take; null: as its pipeline says
   cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
-  claims int NOT NULL DEFAULT 0                      -- starts, also those given back: a token that only grows
+  claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
+  trace text                                         -- W3C traceparent of the request that triggered the job
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -81,6 +82,7 @@ COMMENT ON COLUMN dl_jobs.journaled IS 'changes of status that their writer put 
 COMMENT ON COLUMN dl_jobs.timeout_sec IS 'seconds that one run may take, null for what its pipeline says';
 COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a safe point';
 COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
+COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggered the job';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
@@ -96,6 +98,11 @@ CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
 -- Retention: finished jobs, the oldest end first.
 CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
+-- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by enum_eq
+-- and not by `=`, so that no claim's plan, made on an empty table, can take it for its own.
+CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at) WHERE enum_eq(status, 'queued');
+CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
+CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at) WHERE status IN ('failed', 'lost');
 
 -- A job's journal: queued, picked, heartbeat, requeue, done, failed, canceled, lost, cancel_requested.
 CREATE TABLE dl_job_events (
@@ -107,6 +114,56 @@ CREATE TABLE dl_job_events (
   payload jsonb
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
+
+-- What people have said of a queue.
+CREATE TABLE dl_queues (
+  queue text PRIMARY KEY,
+  paused_at timestamptz,                             -- since when no claim starts a job of it
+  paused_by text,
+  max_length int,                                    -- queued jobs from which on the API refuses more
+  CONSTRAINT dl_queues_chk_positive CHECK (max_length >= 0)
+);
+COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
+COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
+
+-- What each farm's keeper last showed of its workers. For people only: no claim and no recovery reads it.
+CREATE TABLE dl_workers (
+  worker text PRIMARY KEY,                           -- as in dl_jobs.claimed_by
+  farm text NOT NULL,                                -- the same for all children of one supervisor
+  host text NOT NULL,
+  pid int NOT NULL,
+  queue text NOT NULL,
+  state text NOT NULL,                               -- starting, awake, idle, busy, leaving, dead
+  job_id uuid,
+  memory_bytes bigint,                               -- with its job's processes
+  cpu_percent real,                                  -- of one core, since the last time
+  jobs bigint NOT NULL DEFAULT 0,                    -- begun since its start
+  started_at timestamptz,
+  seen_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
+
+-- Sums of the journal, by dl_roll.
+CREATE TABLE dl_totals (
+  queue text NOT NULL,
+  task text NOT NULL,
+  kind text NOT NULL,                                -- see dl_step_of
+  count bigint NOT NULL,
+  seconds float8 NOT NULL,                           -- of the runs that it ended
+  buckets bigint[] NOT NULL,                         -- how many of these took up to 0.1 s and so on, see dl_roll
+  PRIMARY KEY (queue, task, kind)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_totals IS 'how often each step was journaled, and how long the runs took that it ended';
+CREATE TABLE dl_pace (
+  at timestamptz NOT NULL,                           -- the begin of ten seconds
+  queue text NOT NULL,
+  processed bigint NOT NULL,
+  failed bigint NOT NULL,
+  PRIMARY KEY (at, queue)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two days';
+CREATE TABLE dl_rolled (last_event bigint NOT NULL);
+COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
 
 -- Which migrations were applied, and the oldest code that may use the result; number 0 is functions.sql.
 CREATE TABLE dl_migrations (

@@ -23,7 +23,17 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from dataloader.pipelines import PermanentError
 
 LONGEST_RECORD = 16 * 2**20  # characters: a stray quote must not swallow the rest of a large file
-_QUEUE_TABLES = ("dl_jobs", "dl_job_events", "dl_migrations", "dl_fence")
+_QUEUE_TABLES = (
+    "dl_jobs",
+    "dl_job_events",
+    "dl_migrations",
+    "dl_fence",
+    "dl_queues",
+    "dl_workers",
+    "dl_totals",
+    "dl_pace",
+    "dl_rolled",
+)
 _UNDECODABLE = "\udcff"  # what no encoding yields, in place of a byte that is no text
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass
 

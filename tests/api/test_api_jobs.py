@@ -38,7 +38,7 @@ def test_a_queued_job(client: FlaskClient) -> None:
     assert set(job) >= CONTRACT | OURS
     assert (job["status"], job["attempt"], job["progress"], job["error"]) == ("queued", 0, {}, None)
     assert job["started_at"] is job["finished_at"] is job["heartbeat_at"] is None
-    assert job["waiting_for"] == {"reason": "worker", "queue": "load.cbr"}
+    assert job["waiting_for"] == {"reason": "no_worker", "queue": "load.cbr"}
 
 
 def test_the_id_is_read_in_either_case(client: FlaskClient) -> None:

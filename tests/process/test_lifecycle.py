@@ -30,7 +30,7 @@ def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) ->
     farm.begun(job)
     assert program.stop() == 0
     end = farm.job(job)
-    assert (end["status"], end["attempt"], end["waiting_for"]["reason"]) == ("queued", 0, "worker")
+    assert (end["status"], end["attempt"], end["waiting_for"]["reason"]) == ("queued", 0, "no_worker")
     kind, payload = farm.journal(job)[-1]
     assert (kind, payload["attempt"], payload["reason"]) == ("requeue", 0, "drain")
     assert payload["worker"] == farm.journal(job)[1][1]["worker"]

@@ -1,0 +1,278 @@
+"""Questions about many jobs, for people and monitoring: how a farm stands, lists of jobs, the journal.
+
+A function per statement of `sql/stats.sql`; none changes a job. Besides: the notes that some answers come from, which
+keepers (`show_workers`) and the reaper (`roll`) write. Rows are dicts, instants datetimes. Every function may raise
+psycopg.Error. May import `db`, `queue` and `job`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from dataloader import db, queue
+from dataloader.job import Status
+
+# Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
+BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
+COUNTED = 1_000_000  # jobs of one kind and queue that are counted; beyond that it says so
+SCAN = 20_000  # jobs that one page of a list looks at
+ROLLED = 20_000  # rows of the journal that one call of roll takes
+GROUPS = ("scheduled", "fresh", "retries", "dead")  # what a list can be filtered by besides a status
+STATUSES = (*(str(status) for status in Status), *GROUPS)
+SORTS = ("changed", "key")
+
+_SQL = db.statements("stats.sql")
+_EVER = datetime(1, 1, 2, tzinfo=UTC)
+_NEVER = datetime(9999, 12, 30, tzinfo=UTC)
+_LAST_ID = UUID(int=2**128 - 1)
+_FIRST_ID = UUID(int=0)
+_ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
+_FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
+_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")
+Conn = psycopg.Connection[Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which jobs a list is to have, and its order; None is no filter.
+
+    `status` is one of STATUSES; `since` and `until` bound the last change; `sort` is one of SORTS.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    status: str | None = None
+    lock_key: str | None = None
+    partition_key: str | None = None
+    producer: str | None = None
+    consumer_group: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    sort: str = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs of a list, and where the next page begins; None: there is none.
+
+    A page may have fewer jobs than were asked for, even none, and still have a next one: it has looked at SCAN jobs.
+    """
+
+    jobs: list[Row]
+    next: str | None
+
+
+class Attempt(NamedTuple):
+    """One run of a job, as the journal tells of it; `ended_at` None while it runs."""
+
+    attempt: int
+    worker: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    seconds: float | None
+    end: str | None
+    reason: str | None
+    error: str | None
+    signal: int | None
+    exit_status: int | None
+    peak_mb: float | None
+    cpu_sec: float | None
+
+
+def overview(conn: Conn) -> Row:
+    """How the farm stands: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
+
+    `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
+    `lag_sec` is for how long the oldest due job has waited.
+    """
+    queues = _rows(conn, "queues", most=COUNTED)
+    return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
+
+
+def _total(queues: Sequence[Row]) -> Row:
+    sums = {name: sum(row[name] for row in queues) for name in _SUMMED}
+    return {
+        "queue": None,
+        **sums,
+        "length_is_exact": all(row["length_is_exact"] for row in queues),
+        "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
+        "paused_at": None,
+        "paused_by": None,
+        "max_length": None,
+    }
+
+
+def workers(conn: Conn) -> list[Row]:
+    """The workers of all hosts as their keepers showed them within the last ten minutes, with what they run."""
+    return [row | {"progress": _json(row["progress"])} for row in _rows(conn, "workers")]
+
+
+def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]]) -> None:
+    """By a farm's keeper: these are the farm's workers now, and no others."""
+    conn.execute(_SQL["show_workers"], {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)})
+
+
+def postgres(conn: Conn) -> Row:
+    """The server: version, sizes, connections, dead tuples, and the oldest transaction of the queue's database."""
+    return _rows(conn, "postgres")[0]
+
+
+def pace(conn: Conn, minutes: int) -> list[Row]:
+    """How many runs ended, and how many of them badly, in each ten seconds of the last minutes; the oldest first."""
+    return _rows(conn, "pace", minutes=minutes)
+
+
+def totals(conn: Conn) -> list[Row]:
+    """What the journal has counted since it was first summed up, by queue, task and kind of step.
+
+    Kinds are queued, picked, done, failed, canceled, lost, cancel_requested and, for a requeue, its cause: retry,
+    crash, lease, backoff, handed_back, requeue. `seconds` and `buckets` (see BUCKETS_SEC) are of the runs that it
+    ended.
+    """
+    return _rows(conn, "totals")
+
+
+def roll(conn: Conn) -> int:
+    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED."""
+    row = conn.execute(_SQL["roll"], {"limit": ROLLED}).fetchone()
+    return row[0] if row else 0
+
+
+def job(conn: Conn, job_id: UUID) -> Row | None:
+    """All that is known of one job, its arguments included; None when there is none."""
+    shown = queue.status(conn, job_id)
+    rest = _rows(conn, "job", job_id=job_id)
+    return shown | rest[0] | {"args": queue.parsed(rest[0]["args"])} if shown and rest else None
+
+
+def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
+    """The job's journal behind the event `after`, the oldest first."""
+    return _with_payload(_rows(conn, "events", job_id=job_id, after=after, limit=limit))
+
+
+def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None = None) -> list[Row]:
+    """The journal of all jobs, or of a queue's, behind the event `after`; None: the newest. The oldest first."""
+    if after is None:
+        return _with_payload(_rows(conn, "last_events", limit=limit, queue=queue)[::-1])
+    return _with_payload(_rows(conn, "next_events", after=after, limit=limit, queue=queue))
+
+
+def attempts(events: Iterable[Row]) -> list[Attempt]:
+    """PURE: the runs that a job's journal tells of, the first one first."""
+    found: list[Attempt] = []
+    for event in events:
+        if event["kind"] == "picked":
+            found.append(_begun(event))
+        elif event["kind"] in _ENDS and found and found[-1].ended_at is None:
+            found[-1] = _ended(found[-1], event)
+    return found
+
+
+def _begun(event: Row) -> Attempt:
+    payload = event["payload"] or {}
+    return Attempt(payload.get("attempt", 0), payload.get("worker"), event["ts"], *[None] * 9)
+
+
+def _ended(attempt: Attempt, event: Row) -> Attempt:
+    payload = event["payload"] or {}
+    facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
+    seconds = (event["ts"] - attempt.started_at).total_seconds()
+    return attempt._replace(ended_at=event["ts"], seconds=seconds, end=event["kind"], **facts)
+
+
+def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None) -> Page:
+    """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
+
+    The last change comes first, or the jobs come in the order of their keys. Raises ValueError for an `after` that is
+    none.
+    """
+    return (_by_key if wanted.sort == "key" else _by_change)(conn, wanted, limit, after)
+
+
+def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
+    until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
+    bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
+    found: list[Row] = []
+    for branch in _branches(wanted.status):
+        found += _rows(conn, branch, **_filters(wanted), **bounds, scan=SCAN, limit=limit + 1)
+    found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
+    return _page(found, limit, lambda row: row["changed_at"].isoformat())
+
+
+def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
+    key, before = _cursor(after, str) or ("", _FIRST_ID)
+    bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key, "before": before}
+    return _page(_rows(conn, "by_key", **_filters(wanted), **bounds, limit=limit + 1), limit, itemgetter("lock_key"))
+
+
+def _branches(status: str | None) -> tuple[str, ...]:
+    """Which statements a list is merged of."""
+    if status is None:
+        return ("finished", "running", "queued")
+    if status in ("failed", "lost", "dead"):
+        return ("dead",)
+    if status in ("succeeded", "canceled"):
+        return ("finished",)
+    return (status,) if status in ("running", "retries") else ("queued",)
+
+
+def _filters(wanted: Wanted) -> Row:
+    return {name: value for name, value in asdict(wanted).items() if name not in ("since", "until", "sort")}
+
+
+def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
+    """Cut where the page is full, or where a statement came to its end of looking: beyond that there may be more."""
+    edge = next((number for number, row in enumerate(found) if row["is_edge"]), len(found))
+    shown = found[: min(edge, limit)]
+    last = found[edge] if edge < limit and edge < len(found) else shown[-1] if len(found) > len(shown) else None
+    for row in shown:
+        del row["is_edge"]
+        row["progress"] = _json(row["progress"])
+    return Page(shown, _as_cursor(key(last), last["job_id"]) if last else None)
+
+
+def _as_cursor(key: str, job_id: UUID) -> str:
+    return base64.urlsafe_b64encode(json.dumps([key, str(job_id)]).encode()).decode().rstrip("=")
+
+
+def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | None:
+    if text is None:
+        return None
+    try:
+        key, job_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        return read(key), UUID(job_id)
+    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
+        raise ValueError("the cursor should be the `next` of a page") from None
+
+
+def _instant(text: str) -> datetime:
+    instant = datetime.fromisoformat(text)
+    if instant.tzinfo is None:
+        raise ValueError
+    return instant
+
+
+def _with_payload(rows: list[Row]) -> list[Row]:
+    return [row | {"payload": _json(row["payload"]) or {}} for row in rows]
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else queue.parsed(text)
+
+
+def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
+    """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()

@@ -1,0 +1,83 @@
+"""PURE: why a queued job does not run yet, in a sentence for people. May import nothing of the package.
+
+The reasons are those of `queue.status`, in its field `waiting_for`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+
+def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
+    """Whom or what a job waits for; "" for one that is not queued. Instants may be datetimes or RFC 3339 texts."""
+    if waiting_for is None:
+        return ""
+    describe = _WORDS.get(waiting_for["reason"])
+    return describe(waiting_for, now) if describe else f"It waits for: {waiting_for['reason']}."
+
+
+def duration(length: timedelta) -> str:
+    """A length of time as people say it, by its two largest units: 3 d 4 h, 12 min 5 s, 0 s."""
+    left = max(0, round(length.total_seconds()))
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def _paused(why: dict[str, Any], now: datetime) -> str:
+    by = f" by {why['by']}" if why.get("by") else ""
+    return f"The queue {why['queue']} is paused: for {_since(why['since'], now)}{by}. Resume it to go on."
+
+
+def _time(why: dict[str, Any], now: datetime) -> str:
+    until = _instant(why["until"])
+    if until <= now:
+        return "Its time has come: a worker or the reaper is about to take note of that."
+    return f"Its time has not come: it is due in {duration(until - now)}."
+
+
+def _lock(why: dict[str, Any], now: datetime) -> str:
+    return f"Its key {why['lock_key']} is held by job {why['job_id']}, which runs."
+
+
+def _session(why: dict[str, Any], now: datetime) -> str:
+    who = f": {why['application'] or 'no name'}, backend {why['pid']}" if why.get("pid") else ""
+    again = duration(_instant(why["until"]) - now)
+    return (
+        f"Its key {why['lock_key']} is held by a database session that runs no job of ours{who}. Next try in {again}."
+    )
+
+
+def _worker(why: dict[str, Any], now: datetime) -> str:
+    ahead, workers = why.get("ahead", 0), why.get("workers", 0)
+    if not ahead:
+        return f"It is the next of its queue: it starts when one of {workers} workers of {why['queue']} is free."
+    many = f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more"
+    many = "1 job" if ahead == 1 else many
+    return f"{many} of the queue {why['queue']} go before it; {workers} workers serve that queue."
+
+
+def _no_worker(why: dict[str, Any], now: datetime) -> str:
+    return f"No worker serves the queue {why['queue']}: start one, or correct WORKERS_JSON or the job's queue."
+
+
+_WORDS = {
+    "paused": _paused,
+    "time": _time,
+    "lock": _lock,
+    "session": _session,
+    "worker": _worker,
+    "no_worker": _no_worker,
+}
+
+
+def _since(instant: Any, now: datetime) -> str:
+    return duration(now - _instant(instant))
+
+
+def _instant(value: Any) -> datetime:
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value)

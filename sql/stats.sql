@@ -1,0 +1,231 @@
+-- Questions about many jobs, for people; called by the functions of the same name in dataloader/stats.py. None of them
+-- changes a job. Besides: the notes that some answers come from (workers shown by keepers, sums of the journal).
+
+-- name: queues
+-- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. The queues are found by
+-- loose scans; each count is of one index and ends at p_most, for a queue may hold millions. Served by ix_dl_jobs_claim,
+-- ix_dl_jobs_due, ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running.
+WITH RECURSIVE
+waiting (queue) AS (
+  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue, available_at LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue > waiting.queue ORDER BY queue, available_at LIMIT 1)
+    FROM waiting WHERE queue IS NOT NULL),
+dead (queue) AS (
+  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue, finished_at LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue > dead.queue
+           ORDER BY queue, finished_at LIMIT 1)
+    FROM dead WHERE queue IS NOT NULL),
+running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
+serving AS (
+  SELECT queue, count(*) AS workers FROM dl_workers
+   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
+known AS (
+  SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
+  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL)
+SELECT queue, length, length < %(most)s AND scheduled < %(most)s AS length_is_exact, scheduled,
+       greatest(length - retries, 0) AS fresh, retries, coalesce(busy, 0) AS busy, dead,
+       greatest(0, extract(epoch FROM now() - (
+         SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
+          WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS NULL
+          ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
+       coalesce(workers, 0) AS workers, paused_at, paused_by, max_length
+  FROM known
+  LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
+  CROSS JOIN LATERAL (SELECT count(*) AS length FROM (
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' LIMIT %(most)s) n) a
+  CROSS JOIN LATERAL (SELECT count(*) AS scheduled FROM (
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND blocked_on = 'time' LIMIT %(most)s) n) b
+  CROSS JOIN LATERAL (SELECT count(*) AS retries FROM (
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND attempt > 0 LIMIT %(most)s) n) c
+  CROSS JOIN LATERAL (SELECT count(*) AS dead FROM (
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status IN ('failed', 'lost') LIMIT %(most)s) n) d
+ WHERE queue IS NOT NULL ORDER BY queue;
+
+-- name: workers
+-- What the keepers of all hosts have shown within ten minutes, with the jobs that run there.
+SELECT w.worker, w.farm, w.host, w.pid, w.queue, w.state, w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
+       w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
+       j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
+  FROM dl_workers w
+  LEFT JOIN dl_jobs j ON j.job_id = w.job_id AND j.status = 'running' AND j.claimed_by = w.worker
+  LEFT JOIN LATERAL (SELECT ts FROM dl_job_events e WHERE e.job_id = j.job_id AND e.kind = 'picked'
+                      ORDER BY event_id DESC LIMIT 1) p ON true
+ WHERE w.seen_at > now() - interval '10 min'
+ ORDER BY w.host, w.queue, w.worker;
+
+-- name: show_workers
+-- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go after
+-- a day. Not waited for: after a crash of the server the next one comes in seconds.
+WITH shown AS (
+  INSERT INTO dl_workers AS w (worker, farm, host, pid, queue, state, job_id, memory_bytes, cpu_percent, jobs, started_at)
+  SELECT worker, %(farm)s, %(host)s, pid, queue, state, job_id, memory_bytes, cpu_percent, jobs, started_at
+    FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, state text, job_id uuid,
+         memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz)
+  ON CONFLICT (worker) DO UPDATE SET
+     state = excluded.state, job_id = excluded.job_id, memory_bytes = excluded.memory_bytes, queue = excluded.queue,
+     cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now()
+  RETURNING worker)
+DELETE FROM dl_workers
+ WHERE farm = %(farm)s AND worker <> ALL (ARRAY(SELECT worker FROM json_to_recordset(%(workers)s) AS s (worker text)))
+    OR seen_at < now() - interval '1 day';
+
+-- name: postgres
+-- The server as an operator needs to know it. The oldest transaction is that which holds back vacuum, or the oldest of all.
+SELECT current_setting('server_version') AS version, current_database() AS database,
+       pg_database_size(current_database()) AS size_bytes,
+       (SELECT sum(numbackends)::int FROM pg_stat_database) AS connections,
+       current_setting('max_connections')::int AS max_connections,
+       pg_total_relation_size('dl_jobs') + pg_total_relation_size('dl_job_events') AS queue_tables_bytes,
+       t.dead_tuples, t.live_tuples, t.last_autovacuum, pg_notification_queue_usage() AS notify_usage,
+       pg_is_in_recovery() AS in_recovery, to_jsonb(o) AS oldest_transaction
+  FROM (SELECT sum(n_dead_tup)::bigint AS dead_tuples, sum(n_live_tup)::bigint AS live_tuples,
+               max(last_autovacuum) AS last_autovacuum
+          FROM pg_stat_user_tables WHERE relid IN ('dl_jobs'::regclass, 'dl_job_events'::regclass)) t
+  LEFT JOIN LATERAL (
+    SELECT pid, usename AS "user", application_name AS application, state,
+           extract(epoch FROM now() - xact_start)::float8 AS age_sec, left(query, 200) AS query,
+           backend_xmin IS NOT NULL OR backend_xid IS NOT NULL AS holds_back_vacuum
+      FROM pg_stat_activity
+     WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+       AND datname = current_database()
+     ORDER BY (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) DESC, xact_start LIMIT 1) o ON true;
+
+-- name: pace
+-- Every ten seconds of the last minutes, those without a run too.
+SELECT bucket AS at, coalesce(sum(processed), 0)::bigint AS processed, coalesce(sum(failed), 0)::bigint AS failed
+  FROM generate_series(date_bin('10 s', now() - make_interval(mins => %(minutes)s), '2000-01-01 00:00+00'),
+                       date_bin('10 s', now(), '2000-01-01 00:00+00'), interval '10 s') bucket
+  LEFT JOIN dl_pace p ON p.at = bucket
+ GROUP BY bucket ORDER BY bucket;
+
+-- name: totals
+SELECT queue, task, kind, count, seconds, buckets FROM dl_totals ORDER BY queue, task, kind;
+
+-- name: roll
+SELECT dl_roll(%(limit)s);
+
+-- name: job
+-- What only a job's own page needs, besides `status` in queue.sql.
+SELECT args::text AS args, idempotency_key, lease_ttl_sec, dl_readable(lease_expires_at) AS lease_expires_at, claimed_by,
+       claims, blocked_on, hot, backoffs, cancel_forced, trace
+  FROM dl_jobs WHERE job_id = %(job_id)s;
+
+-- name: events
+SELECT event_id, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
+ WHERE job_id = %(job_id)s AND event_id > %(after)s ORDER BY event_id LIMIT %(limit)s;
+
+-- name: last_events
+-- The newest of the farm's journal, the newest first.
+SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM (
+  SELECT * FROM dl_job_events ORDER BY event_id DESC LIMIT 10000) e
+ WHERE %(queue)s::text IS NULL OR queue = %(queue)s ORDER BY event_id DESC LIMIT %(limit)s;
+
+-- name: next_events
+SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
+ WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
+
+-- A page of jobs, the last change first, is merged of these: each reads its own jobs in that order, from an index. A job
+-- has changed when it ended; while it runs, when it started first; while it is queued, when it was added. No statement
+-- looks at more than `scan` jobs: a filter that hardly anything passes ends too, with a row that says up to where it
+-- came (is_edge).
+
+-- name: finished
+-- Served by ix_dl_jobs_finished.
+SELECT nth = %(scan)s AND NOT dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_edge,
+       (j).job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+       changed_at AS changed_at
+  FROM (SELECT j, changed_at, row_number() OVER () AS nth FROM (
+          SELECT j, finished_at AS changed_at FROM dl_jobs j
+           WHERE finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s
+             AND (finished_at, job_id) < (%(until)s, %(before)s)
+           ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
+ WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+ ORDER BY changed_at DESC, (j).job_id DESC LIMIT %(limit)s;
+
+-- name: dead
+-- Served by ix_dl_jobs_dead; of all queues together they are sorted.
+SELECT nth = %(scan)s AND NOT dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_edge,
+       (j).job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+       changed_at AS changed_at
+  FROM (SELECT j, changed_at, row_number() OVER () AS nth FROM (
+          SELECT j, finished_at AS changed_at FROM dl_jobs j
+           WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND finished_at >= %(since)s AND finished_at <= %(until)s
+             AND (finished_at, job_id) < (%(until)s, %(before)s)
+           ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
+ WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+ ORDER BY changed_at DESC, (j).job_id DESC LIMIT %(limit)s;
+
+-- name: running
+-- Of which there are few. Served by ix_dl_jobs_running.
+SELECT nth = %(scan)s AND NOT dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_edge,
+       (j).job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+       changed_at AS changed_at
+  FROM (SELECT j, changed_at, row_number() OVER () AS nth FROM (
+          SELECT j, started_at AS changed_at FROM dl_jobs j
+           WHERE status = 'running' AND started_at >= %(since)s AND started_at <= %(until)s
+             AND (started_at, job_id) < (%(until)s, %(before)s)
+           ORDER BY started_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
+ WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+ ORDER BY changed_at DESC, (j).job_id DESC LIMIT %(limit)s;
+
+-- name: queued
+-- Served by ix_dl_jobs_queued.
+SELECT nth = %(scan)s AND NOT dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_edge,
+       (j).job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+       changed_at AS changed_at
+  FROM (SELECT j, changed_at, row_number() OVER () AS nth FROM (
+          SELECT j, created_at AS changed_at FROM dl_jobs j
+           WHERE enum_eq(status, 'queued') AND created_at >= %(since)s AND created_at <= %(until)s
+             AND (created_at, job_id) < (%(until)s, %(before)s)
+           ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
+ WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+ ORDER BY changed_at DESC, (j).job_id DESC LIMIT %(limit)s;
+
+-- name: retries
+-- Those that were tried before. Served by ix_dl_jobs_retried; of all queues together they are sorted.
+SELECT nth = %(scan)s AND NOT dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_edge,
+       (j).job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+       changed_at AS changed_at
+  FROM (SELECT j, changed_at, row_number() OVER () AS nth FROM (
+          SELECT j, created_at AS changed_at FROM dl_jobs j
+           WHERE status = 'queued' AND attempt > 0 AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND created_at >= %(since)s AND created_at <= %(until)s
+             AND (created_at, job_id) < (%(until)s, %(before)s)
+           ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
+ WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+ ORDER BY changed_at DESC, (j).job_id DESC LIMIT %(limit)s;
+
+-- name: by_key
+-- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave little.
+SELECT false AS is_edge, (j).job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+       dl_readable(coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at)) AS changed_at
+  FROM dl_jobs j
+ WHERE dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+   AND coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at) BETWEEN %(since)s AND %(until)s
+   AND (lock_key, job_id) > (%(key)s, %(before)s)
+ ORDER BY lock_key, job_id LIMIT %(limit)s;

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -49,6 +49,11 @@ _STATUS = {
     "fail": Status.FAILED,
     "cancel": Status.CANCELED,
     "hand_back": Status.QUEUED,
+}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "until": datetime.fromisoformat,
+    "since": datetime.fromisoformat,
+    "job_id": UUID,
 }
 Conn = psycopg.Connection[Any]
 
@@ -340,8 +345,7 @@ def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 
 def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
     """With instants and ids as such, which JSON has as texts."""
-    types = {"until": datetime.fromisoformat, "since": datetime.fromisoformat, "job_id": UUID}
-    return waiting_for and {name: types.get(name, _same)(value) for name, value in waiting_for.items()}
+    return waiting_for and {name: _TYPES.get(name, _same)(value) for name, value in waiting_for.items()}
 
 
 def _same(value: Any) -> Any:

@@ -206,8 +206,9 @@ def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Pag
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
     found: list[Row] = []
     with conn.transaction():
-        conn.execute(_SQL["plans"])
-        for branch in _branches(wanted.status):
+        branches = _branches(wanted.status)
+        conn.execute(_SQL["plans_that_sort" if branches[0] in ("dead", "retries") else "plans"])
+        for branch in branches:
             found += _rows(conn, branch, **_filters(wanted), **bounds, scan=SCAN, limit=limit + 1)
     found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(found, limit, lambda row: row["changed_at"].isoformat())

@@ -132,8 +132,11 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
 -- came (is_edge).
 
 -- name: plans
--- For these: what they should be, whatever the statistics say.
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; SET LOCAL jit = off;
+-- For these: what they should be, whatever the statistics say. Only `dead` and `retries` may sort.
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL enable_sort = off;
+
+-- name: plans_that_sort
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
 
 -- name: finished
 -- Served by ix_dl_jobs_finished.

@@ -11,7 +11,7 @@ from typing import Any
 from flask import Flask, Response
 
 from dataloader import config, log
-from dataloader.api import audit, infra, problems, v1
+from dataloader.api import audit, farm, infra, jobs, metrics, openapi, operation, problems, queues, v1
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
 
@@ -31,11 +31,13 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
     # An empty or odd job_id is to be refused, not redirected to another address.
     app.url_map.merge_slashes = False
-    app.url_map.converters["anything"] = v1.Anything
+    app.url_map.converters.update(operation.CONVERTERS)
     app.extensions["settings"] = settings
-    app.extensions["sessions"] = Sessions(settings)
-    app.register_blueprint(infra.blueprint)
-    app.register_blueprint(v1.blueprint)
+    app.extensions["sessions"] = sessions = Sessions(settings)
+    app.extensions["probe"] = infra.Probe(sessions)
+    app.extensions["metrics"] = metrics.Metrics(sessions)
+    for module in (infra, v1, jobs, queues, farm, openapi, metrics):
+        app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)
     app.after_request(_with_headers)

@@ -13,9 +13,10 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "lost"]
-FINAL = ("succeeded", "failed", "canceled", "lost")
 Count = Annotated[int, Field(ge=0)]
-Progress = Annotated[Any, Field(description="an object: what the pipeline last reported; other services may write any JSON")]
+Progress = Annotated[
+    Any, Field(description="what the pipeline last reported: an object, unless another service wrote it")
+]
 Outcome = Annotated[str, Field(description="`done`, `unknown` (there is no such job) or the status that forbids it")]
 
 

@@ -43,7 +43,7 @@ class Durations:
 
 
 def counted() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
-    """What this process has answered so far: how often by method, route and status, and how fast by method and route."""
+    """What this process has answered: how often by method, route and status, how fast by method and route."""
     with _counting:
         return dict(_responses), {route: replace(took, buckets=[*took.buckets]) for route, took in _durations.items()}
 

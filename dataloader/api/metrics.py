@@ -42,7 +42,7 @@ STATUSES = {"queued": "length", "running": "busy", "dead": "dead"}
 blueprint = Blueprint("metrics", __name__)
 Row = dict[str, Any]
 Labels = tuple[str, ...]
-Values = list[tuple[Labels, float]]
+Values = Iterable[tuple[Labels, float]]
 Join = Callable[[float, float], float]
 _log = structlog.get_logger("api")
 
@@ -88,7 +88,7 @@ class Metrics(Collector):
         """Every figure there is."""
         seen = self._look()
         is_old = seen is None or seen.at != self._asked_at
-        yield _gauge("dl_scrape_error", "1 when the database did not answer: its figures are old or missing", float(is_old))
+        yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(is_old))
         yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((infra.VERSION,), 1.0)])
         if seen:
             yield _gauge("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - seen.at)
@@ -157,7 +157,7 @@ def _of_steps(totals: list[Row], names: Names) -> Iterator[Metric]:
     steps = [((*name, row["kind"] if row["kind"] in STEPS else OTHER), float(row["count"])) for name, row in rows]
     text = "Steps of jobs: picked (claims), done, failed, lost, retry, backoff, lease (lost leases) and more"
     yield _family(CounterMetricFamily, "dl_job_steps", text, ("queue", "task", "step"), steps)
-    runs = HistogramMetricFamily("dl_run_duration_seconds", "How long runs took that have ended", labels=("queue", "task"))
+    runs = HistogramMetricFamily("dl_run_duration_seconds", "How long runs took", labels=("queue", "task"))
     ended = [(name, row) for name, row in rows if row["kind"] in ENDS]
     for name in dict.fromkeys(name for name, _ in ended):
         of_it = [row for other, row in ended if other == name]

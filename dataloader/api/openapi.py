@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from werkzeug.routing import Rule
 
-from dataloader.api import access, answers, queries, schemas
+from dataloader.api import access, answers, schemas
 from dataloader.api.operation import JSON, Operation
 from dataloader.api.problems import KINDS
 from dataloader.producer import Trigger

@@ -35,11 +35,11 @@ def _storable(text: str) -> str:
     return text
 
 
-Number = Annotated[int, BeforeValidator(_number)]
+_AsNumber = BeforeValidator(_number)
 Text = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
 Instant = Annotated[datetime, BeforeValidator(instant)]
-Limit = Annotated[Number, Field(ge=1, le=LIMIT, description="at most so many")]
-AfterEvent = Annotated[Number, Field(ge=0, le=BIGINT_MAX, description="only rows with a greater `event_id`")]
+Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
+AfterEvent = Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`"), _AsNumber]
 Q = TypeVar("Q", bound="Query")
 
 
@@ -81,7 +81,9 @@ class Jobs(Query):
     sort: Literal["changed", "key"] = "changed"
     limit: Limit = 50
     after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
-        default=None, description="`next` of the page before; the other parameters as they were"
+        default=None,
+        description="`next` of the page before; the other parameters as they were",
+        json_schema_extra={"format": "cursor"},
     )
 
 
@@ -103,11 +105,11 @@ class FarmEvents(Query):
 class Pace(Query):
     """GET /api/v1/pace."""
 
-    minutes: Annotated[Number, Field(ge=1, le=MINUTES, description="how far back")] = 60
+    minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back"), _AsNumber] = 60
 
 
 def read(model: type[Q], given: MultiDict[str, str]) -> Q:
-    """The parameters that `model` knows, from a query string; raises a 400 Problem that names every one that is wrong."""
+    """The parameters of a query string as `model` has them; raises a 400 Problem that names all that is wrong."""
     twice = [name for name, values in given.lists() if len(values) > 1]
     if twice:
         message = "a parameter should be given once"

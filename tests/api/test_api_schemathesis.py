@@ -1,0 +1,94 @@
+"""Every operation of the OpenAPI document, called as the document says and otherwise: no 5xx, no undocumented answer.
+
+All checks of schemathesis, also over chains of calls along the document's links.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import schemathesis
+from api_app import running
+from flask import Flask
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from schemathesis.config import SchemathesisConfig
+
+from dataloader import config
+from dataloader.api import create_app, openapi
+
+# What the document says in words: an instant from 2000 to ten years from now.
+instants = st.datetimes(datetime(2000, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)).map(datetime.isoformat)
+schemathesis.openapi.format("date-time", instants)
+# Only a page says what its `next` is.
+cursors = st.tuples(instants, st.uuids().map(str)).map(lambda at: urlsafe_b64encode(json.dumps(at).encode()).decode())
+schemathesis.openapi.format("cursor", cursors)
+# Made without a database; the tests call the application that has one.
+unconnected = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://nobody@127.0.0.1:1/none"))
+schema = schemathesis.openapi.from_dict(
+    openapi.document(unconnected),
+    config=SchemathesisConfig.from_dict({
+        # JSON Schema has no way to say that the texts inside of `args` may hold no U+0000.
+        "generation": {"allow-x00": False, "deterministic": True},
+    }),
+)  # fmt: skip
+schema.app = unconnected
+QUICK = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@schemathesis.hook
+def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
+    """Make valid what JSON Schema cannot tell from it: 7.0 for it is 7, and it knows of no two fields that must agree."""
+    if case.meta and case.meta.generation.mode.is_positive and isinstance(case.body, dict):
+        case.body = with_integers(case.body)
+        if case.body.get("idempotency_key") and case.headers:
+            case.headers.pop("Idempotency-Key", None)
+
+
+def with_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: with_integers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.fixture(scope="module")
+def app(worker_db: str) -> Iterator[Flask]:
+    with running(worker_db) as app:
+        yield app
+
+
+@schema.parametrize()
+@QUICK
+def test_an_operation_is_as_documented(case: schemathesis.Case, app: Flask) -> None:
+    case.call_and_validate(app=app)
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@settings(QUICK, max_examples=500, derandomize=False)
+def test_an_operation_is_as_documented_at_length(case: schemathesis.Case, app: Flask) -> None:
+    case.call_and_validate(app=app)
+
+
+def chained(app: Flask, **given: Any) -> None:
+    class Chains(schema.as_state_machine()):  # type: ignore[misc]
+        def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:
+            return {"app": app}
+
+    Chains.run(settings=settings(QUICK, **given))
+
+
+def test_chains_of_calls_are_as_documented(app: Flask) -> None:
+    chained(app, max_examples=20, stateful_step_count=6)
+
+
+@pytest.mark.slow
+def test_chains_of_calls_are_as_documented_at_length(app: Flask) -> None:
+    chained(app, max_examples=1_000, stateful_step_count=20, derandomize=False)

@@ -1,4 +1,4 @@
-"""What the API tells beside the contract: lists, one job, journals, queues, the farm; and which questions it refuses."""
+"""What the API tells beside the contract: lists, one job, journals, the farm; and what it refuses."""
 
 from __future__ import annotations
 

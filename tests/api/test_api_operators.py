@@ -1,4 +1,4 @@
-"""What operators do over HTTP: to one job, to many, to queues; what forbids it; and who did it, in audit and journal."""
+"""What operators do over HTTP: to one job, to many, to queues; what forbids it; who did it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from dataloader import config
 from dataloader.api import create_app, openapi
 
 # What the document says in words: an instant from 2000 to ten years from now.
-instants = st.datetimes(datetime(2000, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)).map(datetime.isoformat)
+first, last = datetime.fromisoformat("2000-01-01"), datetime.fromisoformat("2030-01-01")
+instants = st.datetimes(first, last, timezones=st.just(UTC)).map(datetime.isoformat)
 schemathesis.openapi.format("date-time", instants)
 # Only a page says what its `next` is.
 cursors = st.tuples(instants, st.uuids().map(str)).map(lambda at: urlsafe_b64encode(json.dumps(at).encode()).decode())
@@ -43,7 +44,7 @@ QUICK = settings(max_examples=8, deadline=None, derandomize=True, suppress_healt
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
-    """Make valid what JSON Schema cannot tell from it: 7.0 for it is 7, and it knows of no two fields that must agree."""
+    """Make valid what JSON Schema takes for that: for it 7.0 is 7, and no two fields have to agree."""
     if case.meta and case.meta.generation.mode.is_positive and isinstance(case.body, dict):
         case.body = with_integers(case.body)
         if case.body.get("idempotency_key") and case.headers:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import psycopg
 import pytest
 import schemathesis
 from api_app import running
@@ -78,18 +79,23 @@ def test_an_operation_is_as_documented_at_length(case: schemathesis.Case, app: F
     case.call_and_validate(app=app)
 
 
-def chained(app: Flask, **given: Any) -> None:
+def chained(app: Flask, dsn: str, **given: Any) -> None:
     class Chains(schema.as_state_machine()):  # type: ignore[misc]
+        def setup(self) -> None:
+            """Nothing is there: what a chain finds must not depend on the chains before."""
+            conn.execute("DELETE FROM dl_jobs; DELETE FROM dl_queues")
+
         def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:
             return {"app": app}
 
-    Chains.run(settings=settings(QUICK, **given))
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        Chains.run(settings=settings(QUICK, **given))
 
 
-def test_chains_of_calls_are_as_documented(app: Flask) -> None:
-    chained(app, max_examples=20, stateful_step_count=6)
+def test_chains_of_calls_are_as_documented(app: Flask, worker_db: str) -> None:
+    chained(app, worker_db, max_examples=20, stateful_step_count=6)
 
 
 @pytest.mark.slow
-def test_chains_of_calls_are_as_documented_at_length(app: Flask) -> None:
-    chained(app, max_examples=1_000, stateful_step_count=20, derandomize=False)
+def test_chains_of_calls_are_as_documented_at_length(app: Flask, worker_db: str) -> None:
+    chained(app, worker_db, max_examples=1_000, stateful_step_count=20, derandomize=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 
 from dataloader import config
 from dataloader.api import create_app, openapi
 
-app = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://localhost/none"))
+with redirect_stdout(sys.stderr):  # where log lines go that the making of an application is worth
+    app = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://localhost/none"))
 sys.stdout.write(openapi.text(openapi.document(app)))

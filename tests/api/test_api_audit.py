@@ -104,7 +104,7 @@ def test_requests_are_measured_by_route_and_not_by_path(client: FlaskClient, lin
 def test_what_is_logged_for_a_request_carries_its_id(
     client: FlaskClient, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         logging.getLogger("library").warning("seen")
         raise RuntimeError("no")
 

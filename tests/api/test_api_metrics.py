@@ -76,7 +76,7 @@ def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> 
     assert value(found["dl_postgres_size_bytes"]) > 1_000_000
     assert value(found["dl_http_requests_total"], route=TRIGGER, status="200", method="POST") >= 4
     assert value(found["dl_http_requests_total"], route="unmatched", status="404") >= 1
-    assert value(found["dl_http_request_duration_seconds_count"], route=TRIGGER) >= 4
+    assert value(found["dl_http_request_duration_seconds_count"], route=TRIGGER, method="POST") >= 4
 
 
 def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatc
         found = scraped(client)
         assert value(found["dl_scrape_error"]) == 1
         assert value(found["dl_jobs"], queue="load.cbr", status="queued") == 1
-        assert value(found["dl_http_requests_total"], route="/metrics") >= 2
+        assert value(found["dl_http_requests_total"], route="/metrics", method="GET", status="200") >= 2
     with running("postgresql://nobody@127.0.0.1:1/none") as app:
         found = scraped(app.test_client())
         assert value(found["dl_scrape_error"]) == 1

@@ -73,6 +73,7 @@ def test_an_operation_is_as_documented(case: schemathesis.Case, app: Flask) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 @schema.parametrize()
 @settings(QUICK, max_examples=500, derandomize=False)
 def test_an_operation_is_as_documented_at_length(case: schemathesis.Case, app: Flask) -> None:
@@ -97,5 +98,6 @@ def test_chains_of_calls_are_as_documented(app: Flask, worker_db: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 def test_chains_of_calls_are_as_documented_at_length(app: Flask, worker_db: str) -> None:
     chained(app, worker_db, max_examples=1_000, stateful_step_count=20, derandomize=False)

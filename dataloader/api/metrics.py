@@ -75,6 +75,7 @@ class Metrics(Collector):
         self._sessions = sessions
         self._asking = Lock()
         self._asked_at: float | None = None
+        self._has_failed = True
         self._seen: Seen | None = None
         self._names = Names()
         self.registry = CollectorRegistry(auto_describe=False)
@@ -87,8 +88,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every figure there is."""
         seen = self._look()
-        is_old = seen is None or seen.at != self._asked_at
-        yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(is_old))
+        yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(self._has_failed))
         yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((infra.VERSION,), 1.0)])
         if seen:
             yield _gauge("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - seen.at)
@@ -104,8 +104,9 @@ class Metrics(Collector):
         if is_due and self._asking.acquire(blocking=False):
             try:
                 self._asked_at = monotonic()
-                self._seen = self._ask(self._asked_at)
+                self._seen, self._has_failed = self._ask(self._asked_at), False
             except Exception as e:
+                self._has_failed = True
                 _log.warning("api.scrape_failed", error=type(e).__name__)
             finally:
                 self._asking.release()

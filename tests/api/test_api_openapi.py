@@ -18,7 +18,7 @@ from dataloader.api import openapi
 ROOT = Path(__file__).parents[2]
 SWAGGER = ROOT / "dataloader/api/swagger"
 # Pages for people and what they are made of; the document is of what programs use.
-PAGES = {"docs", "dashboard", "signin"}
+PAGES = {"docs", "page", "dashboard", "pressed", "signin"}
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def announce(settings: Settings) -> None:
         return
     _announced = True
     changes = "EVERYBODY who reaches it" if settings.dl_allow_anonymous else "everybody on this machine"
-    text = f"no DL_API_TOKENS: everybody may read, and {changes} may trigger, cancel and change jobs"
+    text = f"without DL_API_TOKENS everybody may read, and {changes} may trigger, cancel and change jobs"
     _log.warning("api.open", detail=text, allow_anonymous=settings.dl_allow_anonymous)
     print(f"dataloader api: WARNING: {text}", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -159,7 +159,7 @@ def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch, 
         with running("postgresql://nobody@127.0.0.1:1/none", dl_api_tokens=ENTRIES):
             pass
     assert [(line["event"], line["log_level"]) for line in logs] == [("api.open", "warning")]
-    assert capsys.readouterr().err.count("WARNING: no DL_API_TOKENS") == 1
+    assert capsys.readouterr().err.count("WARNING: without DL_API_TOKENS") == 1
 
 
 # Proxies and other sites ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import re
 import resource
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE
@@ -38,6 +38,7 @@ ACCEPTED_AT_ONCE = 64
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 TOO_MUCH = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+URGENT = b"GET /health "  # does not queue behind other requests
 _END = re.compile(rb"\r?\n\r?\n")
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]{1,12})[ \t]*\r?\n", re.IGNORECASE)
 _EXPECT = re.compile(rb"\nexpect:[ \t]*100-continue[ \t]*\r?\n", re.IGNORECASE)
@@ -153,7 +154,14 @@ class PatientWorker(ThreadWorker):  # type: ignore[misc]
             soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             self.worker_connections = max(self.cfg.threads, min(self.cfg.worker_connections, soft - RESERVE))
+        self._urgent = ThreadPoolExecutor(max_workers=1)
         super().init_process()
+
+    def enqueue_req(self, conn: Any) -> None:
+        """Give a request to a thread; a probe to one of its own."""
+        is_urgent = isinstance(conn, _Connection) and conn.sock.gathered.startswith(URGENT)
+        done = (self._urgent if is_urgent else self.tpool).submit(self.handle, conn)
+        done.add_done_callback(lambda future: self.method_queue.defer(self.finish_request, conn, future))
 
     # The end.
 

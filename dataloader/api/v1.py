@@ -13,12 +13,11 @@ from werkzeug.routing import BaseConverter
 
 from dataloader import queue
 from dataloader.api import access, schemas
-from dataloader.api.problems import Problem, invalid
+from dataloader.api.problems import Problem, invalid, retry_after
 from dataloader.api.sessions import Sessions
 from dataloader.api.waits import Outcome, Waits
 from dataloader.job import FINAL
 
-AGAIN_SEC = 2  # after which one that could not wait may ask again
 blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
 
 
@@ -72,7 +71,7 @@ def status(job_id: str) -> Response:
     answer = Response(status=304) if _is_known(version) else _as_json(job)
     answer.set_etag(version, weak=True)
     if outcome is Outcome.FULL:
-        answer.headers["Retry-After"] = str(AGAIN_SEC)
+        answer.headers["Retry-After"] = retry_after()
     return answer
 
 

@@ -92,7 +92,8 @@ def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> Non
         while len(app.extensions["waits"]._waiting) < 2:
             time.sleep(0.005)
         surplus = client.get(job + "?wait=30")
-        assert (surplus.get_json()["status"], surplus.headers["Retry-After"]) == ("queued", "2")
+        assert surplus.get_json()["status"] == "queued"
+        assert int(surplus.headers["Retry-After"]) > 0
         app.extensions["on_drain"][0]()
         assert [answer.result(5).get_json()["status"] for answer in waiting] == ["queued", "queued"]
         assert app.extensions["waits"].wait(None, "", 30) is Outcome.SAME

@@ -21,7 +21,7 @@ from werkzeug.exceptions import HTTPException
 
 from dataloader import db, log, migrations
 
-AGAIN_SEC = (2, 5)
+RETRY_AFTER_SEC = 3  # at least
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
 
@@ -107,7 +107,7 @@ def _unavailable(detail: str) -> Response:
 
 def retry_after() -> str:
     """In how many seconds to ask again: not for all the same, or they would all come back together."""
-    return str(randint(*AGAIN_SEC))  # noqa: S311  no secret
+    return str(randint(RETRY_AFTER_SEC, RETRY_AFTER_SEC + 3))  # noqa: S311  no secret
 
 
 def _document(

@@ -68,20 +68,16 @@ def reaper_command() -> None:
 
 @main.command()
 @click.option("--processes", default=2, show_default=True, help="gunicorn worker processes")
-@click.option("--threads", default=8, show_default=True, help="threads of each")
+@click.option("--threads", default=32, show_default=True, help="threads of each")
 def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
     settings = _settings()
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
     os.environ["DL_DB_DSN"] = dsn
-    # No control socket: it would make the arbiter threaded, and two services of one user would share its path.
     options = [
         "--config=python:dataloader.api.server",
-        "--no-control-socket",
         "--logger-class=dataloader.api.audit.GunicornLogger",
-        "--worker-class",
-        "gthread",
         "--workers",
         str(processes),
         "--threads",
@@ -90,10 +86,6 @@ def api(processes: int, threads: int) -> None:
     options += [
         "--bind",
         f"{settings.app_host}:{settings.app_port}",
-        "--graceful-timeout",
-        "30",
-        "--timeout",
-        "60",
     ]
     command = [sys.executable, "-m", "gunicorn", *options, "dataloader.api:create_app()"]
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
@@ -177,6 +169,22 @@ def dsn_command(show_password: bool) -> None:
     """Print the DSN in use, for psql."""
     dsn = _dsn(_settings())
     click.echo(dsn if show_password else db.shown(dsn))
+
+
+@main.command(name="token")
+@click.argument("name")
+@click.option("--scope", "scopes", type=click.Choice(["read", "trigger", "operate"]), multiple=True, required=True)
+def token_command(name: str, scopes: tuple[str, ...]) -> None:
+    """Make a token for NAME: print it, once, and its entry for DL_API_TOKENS."""
+    from dataloader.api import tokens
+
+    token = tokens.new()
+    try:
+        entry = tokens.entry(token, name, scopes)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="NAME") from None
+    click.echo("The token, for its owner; it is not shown again. Then its entry of the list DL_API_TOKENS:", err=True)
+    click.echo(f"{token}\n{entry}")
 
 
 @main.command()

@@ -6,14 +6,30 @@ Holds the application factory only. The package may import `db`, `queue`, `stats
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
+from uuid import UUID
 
-from flask import Flask, Response
+from flask import Flask, Response, abort, request
 
-from dataloader import config, log
-from dataloader.api import audit, farm, infra, jobs, metrics, openapi, operation, problems, queues, v1
+from dataloader import config, log, queue
+from dataloader.api import (
+    access,
+    audit,
+    farm,
+    infra,
+    jobs,
+    metrics,
+    openapi,
+    operation,
+    problems,
+    queues,
+    signin,
+    v1,
+)
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
+from dataloader.api.waits import Versions, Waits
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
@@ -26,6 +42,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     if settings is None:
         settings = config.load()
         log.configure(settings, threaded=True)
+    access.announce(settings)
     app = Flask("dataloader", static_folder=None)
     app.json = _Masked(app)
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
@@ -33,15 +50,41 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.converters.update(operation.CONVERTERS)
     app.extensions["settings"] = settings
-    app.extensions["sessions"] = sessions = Sessions(settings)
+    sessions = app.extensions["sessions"] = Sessions(settings)
+    waits = app.extensions["waits"] = Waits(_versions(sessions))
     app.extensions["probe"] = infra.Probe(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
-    for module in (infra, v1, jobs, queues, farm, openapi, metrics):
+    # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
+    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
+    app.extensions["on_drain"] = [waits.stop, infra.drain]
+    for module in (infra, v1, jobs, queues, farm, openapi, metrics, signin):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)
+    access.install(app)
+    app.before_request(_refuse_chunks)
     app.after_request(_with_headers)
     return app
+
+
+def _share(threads: int, sessions: Sessions, waits: Waits) -> None:
+    """Half of a process's threads may wait for jobs, the others be at the database; two are left for all else."""
+    waits.allow(threads // 2)
+    sessions.allow(threads - threads // 2 - 2)
+
+
+def _versions(sessions: Sessions) -> Versions:
+    def ask(job_ids: Collection[UUID]) -> dict[UUID, str]:
+        with sessions.borrow() as conn:
+            return queue.versions(conn, job_ids)
+
+    return ask
+
+
+def _refuse_chunks() -> None:
+    """A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken."""
+    if "Transfer-Encoding" in request.headers:
+        abort(411, "the request should have a Content-Length and no Transfer-Encoding")
 
 
 class _Masked(Json):

@@ -55,6 +55,10 @@ _RETRY = {
     "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},
 }
 _NEXT = {"Link": {"description": 'the next page, `rel="next"`', "schema": {"type": "string"}}}
+_VERSION = {
+    "ETag": {"description": "changes with the job", "required": True, "schema": {"type": "string"}},
+    "Retry-After": {"description": "too many wait already; ask again then", "schema": {"type": "integer"}},
+}
 _AUTHENTICATE = {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}
 _WHEN = {
     304: "The job is as the `If-None-Match` has it.",
@@ -177,7 +181,8 @@ def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -
     for status in sorted(statuses):
         found[str(status)] = {"$ref": f"#/components/responses/{status}"}
     if 304 in declared.errors:
-        found["304"] = {"description": _WHEN[304], "headers": _headers()}
+        found["200"]["headers"] |= _VERSION
+        found["304"] = {"description": _WHEN[304], "headers": _headers(_VERSION)}
     return found
 
 

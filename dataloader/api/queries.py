@@ -87,6 +87,17 @@ class Jobs(Query):
     )
 
 
+class Status(Query):
+    """GET /api/v1/jobs/{job_id}/status, which ignores all others; schemas.seconds_to_wait reads it."""
+
+    wait: str | None = Field(
+        default=None,
+        pattern=r"^(30(\.0{1,3})?|[0-2]?[0-9](\.[0-9]{1,3})?)$",
+        description="for how many seconds (at most 30) to wait until the job is another than `If-None-Match` says, or,"
+        " without that, until it has changed",
+    )
+
+
 class JobEvents(Query):
     """GET /api/v1/jobs/{job_id}/events."""
 

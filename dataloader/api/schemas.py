@@ -29,6 +29,8 @@ DIGITS_LIMIT = 4_300  # what Python reads as one integer, and so what a worker c
 BULK_JOBS = 1_000
 QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 KEY_LIMIT = 255
+WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
+_SECONDS = re.compile(r"[0-9]{1,2}(\.[0-9]{1,3})?")
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -135,6 +137,15 @@ def new_jobs(document: dict[str, Any], lease_ttl_sec: int) -> Columns:
             message = f"args should be at most {BODY_LIMIT} bytes of JSON"
             raise Problem(413, message, [Fault(f"/jobs/{number}/args", "too_large", message)])
     return columns
+
+
+def seconds_to_wait(text: str | None) -> float:
+    """The seconds of `?wait=`; a 400 Problem for what is no such number."""
+    if text is None:
+        return 0.0
+    if not _SECONDS.fullmatch(text) or float(text) > WAIT_LIMIT:
+        raise invalid("", "wait", f"wait should be a number of seconds from 0 to {WAIT_LIMIT}")
+    return float(text)
 
 
 def is_forced(document: dict[str, Any]) -> bool:

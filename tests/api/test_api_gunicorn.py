@@ -28,7 +28,7 @@ JSON = "Content-Type: application/json"
 @contextmanager
 def gunicorn(dsn: str, *arguments: str) -> Iterator[int]:
     """gunicorn with one worker of four threads; yields its port."""
-    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-k", "gthread", "--threads", "4"]
+    command = [sys.executable, "-m", "gunicorn", "--threads", "4"]
     process = subprocess.Popen(
         [*command, "-b", "127.0.0.1:0", *arguments],
         cwd=ROOT,
@@ -62,7 +62,7 @@ def port(server: int, dsn: str) -> int:
 def say(port: int, *head: str, body: bytes = b"", hang_up: bool = False) -> tuple[HTTPResponse, bytes]:
     """Send these lines and bytes as they are, and read one answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
-        sock.sendall("\r\n".join([*head, "Host: x", "", ""]).encode("latin-1") + body)
+        sock.sendall("\r\n".join([*head, "Host: localhost", "", ""]).encode("latin-1") + body)
         if hang_up:
             sock.shutdown(socket.SHUT_WR)
         with HTTPResponse(sock) as answer:

@@ -81,6 +81,7 @@ def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> 
 
 def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "CACHED_SEC", -1)
+    monkeypatch.setattr(metrics, "SELDOM", 0)
     with running(own_db) as app:
         client = app.test_client()
         client.post(TRIGGER, json=MINIMAL)

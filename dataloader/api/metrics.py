@@ -1,9 +1,9 @@
 """/metrics for Prometheus: the farm as the database knows it, and the requests of this process.
 
-The farm's figures are the same whichever process answers. They are asked for at most every CACHED_SEC, and so seldom that
-they cost the database a twentieth of its time, in one session for at most ASKED_SEC; when that fails the last ones are
-shown again, and dl_scrape_error is 1. How many series there
-can be is bounded, whatever queues and tasks are named. May import `stats`.
+The farm's figures are the same whichever process answers. They are asked for at most every CACHED_SEC, and so seldom
+that they cost the database a twentieth of its time, in one session for at most ASKED_SEC; when that fails the last ones
+are shown again, and dl_scrape_error is 1. How many series there can be is bounded, whatever queues and tasks are named.
+May import `stats`.
 """
 
 from __future__ import annotations

@@ -91,6 +91,7 @@ def test_without_the_database_the_last_figures_are_shown(own_db: str, monkeypatc
         assert value(found["dl_scrape_error"]) == 1
         assert value(found["dl_jobs"], queue="load.cbr", status="queued") == 1
         assert value(found["dl_http_requests_total"], route="/metrics", method="GET", status="200") >= 2
+    monkeypatch.undo()
     with running("postgresql://nobody@127.0.0.1:1/none") as app:
         found = scraped(app.test_client())
         assert value(found["dl_scrape_error"]) == 1

@@ -30,7 +30,7 @@ BULK_JOBS = 1_000
 QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 KEY_LIMIT = 255
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
-_SECONDS = re.compile(r"[0-9]{1,2}(\.[0-9]{1,3})?")
+_SECONDS = re.compile("[0-9]{1,2}")
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -139,13 +139,13 @@ def new_jobs(document: dict[str, Any], lease_ttl_sec: int) -> Columns:
     return columns
 
 
-def seconds_to_wait(text: str | None) -> float:
+def seconds_to_wait(text: str | None) -> int:
     """The seconds of `?wait=`; a 400 Problem for what is no such number."""
     if text is None:
-        return 0.0
-    if not _SECONDS.fullmatch(text) or float(text) > WAIT_LIMIT:
-        raise invalid("", "wait", f"wait should be a number of seconds from 0 to {WAIT_LIMIT}")
-    return float(text)
+        return 0
+    if not _SECONDS.fullmatch(text) or int(text) > WAIT_LIMIT:
+        raise invalid("/wait", "wait", f"wait should be a whole number of seconds from 0 to {WAIT_LIMIT}")
+    return int(text)
 
 
 def is_forced(document: dict[str, Any]) -> bool:

@@ -43,9 +43,9 @@ def job(client: FlaskClient) -> str:
     return f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
 
 
-@pytest.mark.parametrize("wait", ["", "x", "-1", "31", "30.5", "1e1", "nan", "99999", "١"])
+@pytest.mark.parametrize("wait", ["", "x", "-1", "31", "0.5", "1e1", "nan", "99999", "١"])
 def test_a_wait_is_0_to_30_seconds(client: FlaskClient, refused: Refused, job: str, wait: str) -> None:
-    refused(client.get(job, query_string={"wait": wait}), 400, "invalid-input", "")
+    refused(client.get(job, query_string={"wait": wait}), 400, "invalid-input", "/wait")
     assert client.get(job, query_string={"wait": "0"}).status_code == 200
 
 
@@ -72,8 +72,8 @@ def test_a_wait_ends_when_the_job_changes(client: FlaskClient, conn: db.Connecti
 
 def test_a_wait_ends_with_its_time(client: FlaskClient, job: str) -> None:
     known = {"If-None-Match": client.get(job).headers["ETag"]}
-    assert client.get(job + "?wait=0.5", headers=known).status_code == 304
-    assert client.get(job + "?wait=0.5").get_json()["status"] == "queued"
+    assert client.get(job + "?wait=1", headers=known).status_code == 304
+    assert client.get(job + "?wait=1").get_json()["status"] == "queued"
 
 
 def test_a_deleted_job_ends_a_wait(conn: db.Connection, job: str, asked: Asked) -> None:
@@ -111,7 +111,7 @@ def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
 
 
 def test_nobody_asks_when_nobody_waits(client: FlaskClient, job: str) -> None:
-    client.get(job + "?wait=0.4")
+    client.get(job + "?wait=1")
     deadline = time.monotonic() + 10
     while any(thread.name == "dl-waits" for thread in threading.enumerate()):
         assert time.monotonic() < deadline

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 from werkzeug.datastructures import MultiDict
 
+from dataloader.api import schemas
 from dataloader.api.problems import Fault, Problem
 from dataloader.producer import FAULTS_SHOWN, instant
 
@@ -90,11 +91,10 @@ class Jobs(Query):
 class Status(Query):
     """GET /api/v1/jobs/{job_id}/status, which ignores all others; schemas.seconds_to_wait reads it."""
 
-    wait: str | None = Field(
+    wait: Annotated[int, Field(ge=0, le=schemas.WAIT_LIMIT), _AsNumber] | None = Field(
         default=None,
-        pattern=r"^(30(\.0{1,3})?|[0-2]?[0-9](\.[0-9]{1,3})?)$",
-        description="for how many seconds (at most 30) to wait until the job is another than `If-None-Match` says, or,"
-        " without that, until it has changed",
+        description="for how many seconds to wait until the job is another than `If-None-Match` says, or, without that,"
+        " until it has changed",
     )
 
 

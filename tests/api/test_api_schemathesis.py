@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from schemathesis.config import SchemathesisConfig
 
 from dataloader import config
-from dataloader.api import create_app, openapi
+from dataloader.api import create_app, infra, openapi, sessions
 
 # What the document says in words: an instant from 2000 to ten years from now.
 first, last = datetime.fromisoformat("2000-01-01"), datetime.fromisoformat("2030-01-01")
@@ -45,7 +45,7 @@ QUICK = settings(max_examples=8, deadline=None, derandomize=True, suppress_healt
 
 @schemathesis.hook
 def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
-    """Make valid what JSON Schema takes for that: for it 7.0 is 7, and no two fields have to agree. Wait for nothing."""
+    """Make valid what JSON Schema takes for that: for it 7.0 is 7, and no two fields have to agree. Nobody waits."""
     is_valid = bool(case.meta and case.meta.generation.mode.is_positive)
     if is_valid and case.query and "wait" in case.query:
         case.query["wait"] = "0"
@@ -65,7 +65,10 @@ def with_integers(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def app(worker_db: str) -> Iterator[Flask]:
-    with running(worker_db) as app:
+    """One that gives a busy machine time: how soon it says 503 is for other tests."""
+    with pytest.MonkeyPatch.context() as patch, running(worker_db, pg_command_timeout=30) as app:
+        patch.setattr(infra, "READY_SEC", 30)
+        patch.setattr(sessions, "PROBE_SEC", 30)
         yield app
 
 

@@ -33,7 +33,8 @@ class Started:
 class Job:
     """A job as it was when the service answered; what an answer does not tell is None or empty.
 
-    `waiting_for` says why a queued job does not run yet. `args` only `Client.job` tells.
+    `waiting_for` says why a queued job does not run yet. `args` only `Client.job` tells. `progress` is what the
+    pipeline reported, by rule an object.
     """
 
     job_id: UUID
@@ -55,8 +56,8 @@ class Job:
     changed_at: datetime | None = None
     lease_expires_at: datetime | None = None
     error: str | None = None
-    progress: Document = field(default_factory=dict)
-    args: Document | None = None
+    progress: Any = field(default_factory=dict)
+    args: Any = None
     waiting_for: Document | None = None
     cancel_requested: bool = False
     cancel_forced: bool = False
@@ -85,7 +86,7 @@ class Event:
     event_id: int
     ts: datetime
     kind: str
-    payload: Document | None = None
+    payload: Any = None
     job_id: UUID | None = None
     queue: str = ""
     document: Document = field(default_factory=dict, repr=False, compare=False)
@@ -141,14 +142,16 @@ class Worker:
     task: str | None = None
     lock_key: str | None = None
     attempt: int | None = None
-    progress: Document | None = None
+    progress: Any = None
     job_started_at: datetime | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
-def fraction(progress: Document | None) -> float | None:
+def fraction(progress: Any) -> float | None:
     """`processed` of `total`, from 0 to 1, when both are numbers that say so."""
-    done, total = (progress or {}).get("processed"), (progress or {}).get("total")
+    if not isinstance(progress, dict):
+        return None
+    done, total = progress.get("processed"), progress.get("total")
     if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
         return min(1.0, max(0.0, done / total))
     return None
@@ -187,6 +190,8 @@ def _wanted(kind: Any) -> list[tuple[str, Any, bool]]:
 
 def _value(wanted: Any, value: Any, name: str) -> Any:
     """`value` as the annotation `wanted` has it."""
+    if wanted is Any:
+        return value
     kinds = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
     if value is None and type(None) in kinds:
         return None

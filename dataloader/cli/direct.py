@@ -16,11 +16,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 import psycopg
+from pydantic import ValidationError
 
 from dataloader import db, log, migrations, operate, queue, stats
 from dataloader.cli.screen import as_json
 from dataloader.client import (
     Event,
+    Fault,
     Job,
     Looking,
     NotFound,
@@ -69,13 +71,10 @@ class Direct:
             self._conn.close()
 
     def trigger(self, task: str, /, *args: Any, **fields: Any) -> Started:
-        from dataloader import producer
-
         given = {name: value for name, value in fields.items() if value is not None}
-        given = {"lease_ttl_sec": self._settings.dl_default_lease_ttl_sec, "lock_key": task, **given}
-        given.setdefault("idempotency_key", f"client-{uuid4()}")
-        schema = self._settings.pg_schema_queue
-        job_id, status = self._ask(producer.enqueue, task=task, schema=schema, **given)
+        given = {"lock_key": task, "idempotency_key": f"client-{uuid4()}", **given}
+        new = _checked(given | {"task": task}, self._settings.dl_default_lease_ttl_sec)
+        job_id, status = self._ask(queue.enqueue, new, limited=True)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
 
     def status(self, job_id: UUID | str) -> Job:
@@ -147,10 +146,12 @@ class Direct:
             raise QueueFull(str(e)) from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
+        except psycopg.DataError as e:  # text that PostgreSQL cannot store
+            raise Refused("The request is not valid", _words(e)) from None
         except psycopg.Error as e:
             self._forget()
             kind = Unavailable if db.is_passing(e) else Unexpected
-            raise kind("database", log.masked(str(e).strip())) from None
+            raise kind("database", _words(e)) from None
 
     def _session(self) -> db.Connection:
         if self._conn is None:
@@ -195,6 +196,23 @@ class _Watch:
 def as_document(row: Any) -> Any:
     """A row of the database as the API would write it: masked, and nothing but what JSON has."""
     return json.loads(as_json(log.masked(row), None))
+
+
+def _checked(fields: dict[str, Any], lease_ttl_sec: int) -> queue.NewJob:
+    """A job by the rules that the API has for one."""
+    from dataloader import producer  # pydantic takes its time
+
+    try:
+        valid = producer.Trigger.model_validate(fields)
+    except ValidationError as e:
+        faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
+        raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
+    given = {name: getattr(valid, name) for name in valid.model_fields_set}
+    return queue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
+
+
+def _words(error: psycopg.Error) -> str:
+    return log.masked(" ".join(str(error).split()))
 
 
 def _one(kind: type[T], row: Any) -> T:

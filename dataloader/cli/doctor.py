@@ -158,7 +158,8 @@ def _failed(case: Case) -> Iterator[Finding]:
 
 def _lost(case: Case) -> Iterator[Finding]:
     job = case.job
-    yield Finding(f"Its workers died on each of {job.attempt} attempts, so it is not tried again: {_death(case)}")
+    tries = f"each of {job.attempt} attempts" if job.attempt > 1 else "its only attempt"
+    yield Finding(f"Its workers died on {tries}, so it is not tried again: {_death(case)}")
     if any(run.signal == signal.SIGKILL for run in case.runs):
         peak = max((run.peak_mb or 0 for run in case.runs), default=0)
         held = f" (it had up to {peak:,.0f} MB)" if peak else ""

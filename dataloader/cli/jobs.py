@@ -339,7 +339,7 @@ def _whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
         yield Text(screen.as_json(job.args))
     if job.error:
         yield Text("\nerror", style="bold")
-        yield Text(screen.plain(job.error, lines=True), style="red")
+        yield Text(screen.plain(job.error.rstrip(), lines=True), style="red")
     if runs := attempts(events):
         yield Text("\nattempts", style="bold")
         yield attempts_table(runs, zone)
@@ -384,16 +384,24 @@ def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
 
 def said(run: stats.Attempt) -> str:
     """Why a run has ended, as far as it is known."""
-    signal = f"killed by signal {run.signal}" if run.signal else ""
-    status = f"left with exit status {run.exit_status}" if run.exit_status else ""
-    return "; ".join(str(part) for part in dict.fromkeys((signal, status, run.reason, run.error)) if part)
+    reason = "" if run.error and run.reason == "error" else run.reason or ""
+    signal = f"killed by signal {run.signal}" if run.signal and "signal" not in reason else ""
+    status = f"left with exit status {run.exit_status}" if run.exit_status and "status" not in reason else ""
+    return "; ".join(part for part in (signal, status, reason, run.error) if part)
 
 
 def _line(event: Event, zone: tzinfo, with_job: bool) -> str:
-    payload = {} if event.payload is None else event.payload
-    job = f" {event.job_id} {screen.plain(event.queue)}" if with_job else ""
-    rest = screen.plain(screen.as_json(payload, None)) if payload else ""
-    return f"{screen.clock(event.ts, zone)}{job} {screen.plain(event.kind)} {rest}".rstrip()
+    job = f"{event.job_id} {screen.plain(event.queue)}" if with_job else ""
+    words = (screen.clock(event.ts, zone), job, screen.plain(event.kind), _told(event.payload))
+    return " ".join(filter(None, words))
+
+
+def _told(payload: Any) -> str:
+    """What an event says beside its kind, on one line; of an error its first one."""
+    if not isinstance(payload, dict):
+        return "" if payload is None else screen.short(payload, 200)
+    texts = {name: value if isinstance(value, str) else screen.as_json(value, None) for name, value in payload.items()}
+    return " ".join(f"{screen.plain(name)}={screen.short(text, 120)}" for name, text in texts.items())
 
 
 def _followed(reached: Reached, job_id: UUID | None, queue: str | None, first: list[Event]) -> Iterator[Event]:

@@ -41,7 +41,9 @@ def plain(value: object, lines: bool = False) -> str:
 
 
 def _spelled(letter: str) -> str:
-    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter) or letter.encode("ascii", "backslashreplace").decode()
+    number = ord(letter)
+    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter)
+    return known or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
@@ -86,7 +88,7 @@ def show(renderable: RenderableType) -> None:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> Table:
     """A table without lines; None is shown as nothing, a Text as it is. The columns `right` are numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles), padding=(0, 2, 0, 0))
     for title in titles:
         made.add_column(
             title,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -27,10 +28,11 @@ LINE_SEC = 2.0  # between two lines of progress
 
 def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
     """Watch the job, on stderr; its end goes to stdout. Returns the exit status, see EXITS."""
-    err = screen.console(click.get_text_stream("stderr"))
+    err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
+    watching: AbstractContextManager[Callable[[Job], None]] = _drawn(err) if err.is_terminal else _told()
     try:
-        with _drawn(err) if err.is_terminal else _told() as show:
+        with watching as show:
             job = wait_for(reached.way.watch(job_id), timeout, show)
     except WaitTimeout as e:
         click.echo(f"dataloader: {e}; the job goes on. To go on watching: {again}", err=True)

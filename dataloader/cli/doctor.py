@@ -96,9 +96,8 @@ def _waiting(case: Case) -> Iterator[Finding]:
     if reason == "paused":
         yield Finding(text, ("resume", job.queue))
     elif reason == "time":
-        last = case.runs[-1] if case.runs else None
-        before = f" Its last run ended badly, so it rests before the next one: {said(last)}." if last else ""
-        yield Finding(text + before, ("run-now", str(job.job_id)))
+        rest = " It rests after a run that ended badly." if case.runs else ""
+        yield Finding(text + rest, ("run-now", str(job.job_id)))
     elif reason == "lock":
         yield Finding(text, ("doctor", str((job.waiting_for or {}).get("job_id"))))
     elif reason == "session":

@@ -66,12 +66,12 @@ class Transport:
     """The way to one service. Threads may share it; a fork makes connections of its own."""
 
     def __init__(self, url: str, token: str | None, timeout: float, context: ssl.SSLContext | None = None) -> None:
+        self._idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
         self.url = url.rstrip("/")
         self._scheme, self._host, self._port, self._path = _address(self.url)
         self._token = Token(token) if token else None
         self._timeout = timeout
         self._context = context
-        self._idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
         self._agent = _agent()
 
     def call(
@@ -108,6 +108,9 @@ class Transport:
         """Close what is kept; the transport may be used again."""
         while self._idle:
             self._idle.pop()[1].close()
+
+    def __del__(self) -> None:
+        self.close()
 
     def _exchange(
         self, method: str, target: str, content: bytes | None, headers: dict[str, str], until: float, kept: bool
@@ -199,6 +202,7 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
             raise Unexpected("The answer is too large", f"it has more than {ANSWER_LIMIT >> 20} MB")
     if response.length:  # read1 does not tell that the rest never came
         raise http.client.IncompleteRead(b"".join(parts), response.length)
+    response.close()  # now the connection takes another request
     return b"".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What people ask of a farm by the command line, of real processes: over HTTP and on the database, which say the same."""
+"""What people ask of a farm by the command line, for real: over HTTP and on the database, which say the same."""
 
 from __future__ import annotations
 

@@ -106,6 +106,8 @@ class Direct:
             rows = self._ask(stats.latest_events, after, limit, queue)
         else:
             rows = self._ask(stats.events, UUID(str(job_id)), after or 0, limit)
+            if not rows:
+                self.status(job_id)  # that there is none is another answer than that there is nothing new
         return [_one(Event, row) for row in rows]
 
     def overview(self) -> Overview:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import click
 from rich.console import Group
@@ -19,7 +20,7 @@ from rich.text import Text
 from dataloader import stats
 from dataloader.cli import screen, watch
 from dataloader.cli.ways import Reached, Way, reaching
-from dataloader.client import Event, Job, Unavailable
+from dataloader.client import Event, Job, Started, Unavailable
 from dataloader.process import EXIT_FAILED
 
 STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost", "scheduled", "fresh", "retries", "dead")
@@ -62,9 +63,11 @@ def commands() -> None:
 @reaching
 def trigger(reached: Reached, task: str, args_json: str, waits: bool, timeout: float | None, **fields: Any) -> None:
     """Start a job and print its id and status."""
+    if timeout is not None and not waits:
+        raise click.UsageError("--timeout is for --wait; how long a run may take says --timeout-sec")
     fields["lock_key"] = fields["lock_key"] or task
-    fields["idempotency_key"] = fields["idempotency_key"] or None
-    started = reached.way.trigger(task, args=_arguments(args_json), **fields)
+    fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
+    started = _triggered(reached, task, _arguments(args_json), fields)
     if not waits:
         reached.print_json(started.document)
         return
@@ -216,6 +219,16 @@ def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
     """The runs that the journal tells of."""
     rows = [{"kind": event.kind, "ts": event.ts, "payload": event.payload} for event in events]
     return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
+
+
+def _triggered(reached: Reached, task: str, args: Any, fields: dict[str, Any]) -> Started:
+    try:
+        return reached.way.trigger(task, args=args, **fields)
+    except Unavailable as e:
+        if e.is_open:
+            again = shlex.join(["--idempotency-key", fields["idempotency_key"]])
+            e.detail += f"\nwhether the job was added is not known; sent again with {again} it is added once"
+        raise
 
 
 def _change(

@@ -6,6 +6,7 @@ Commands know only `Way`; `reaching` gives each of them the options that choose 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shlex
 import sys
@@ -81,8 +82,13 @@ class Reached:
         return shlex.join(["dataloader", *map(str, words)]) + self.flags
 
     def print_json(self, value: Any, indent: int | None = 2) -> None:
-        """One document on stdout."""
-        click.echo(as_json(value, indent))
+        """One document on stdout, for terminals that have not all letters with their numbers."""
+        text = as_json(value, indent)
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            text = json.dumps(json.loads(text), indent=indent)
+        click.echo(text)
 
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,10 +73,12 @@ class QueueFull(ClientError):
 class Unavailable(ClientError):
     """No answer, or 429, 502, 503, 504: the service or its database is away, restarting or busy. Trying again may help.
 
-    `is_lasting`: it will not, for the address or its certificate is wrong.
+    `is_lasting`: it will not, for the address or its certificate is wrong. `is_open`: what was asked for may have been
+    done all the same.
     """
 
     is_lasting = False
+    is_open = True
 
 
 class Unexpected(ClientError):

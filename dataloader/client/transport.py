@@ -159,6 +159,7 @@ class Transport:
     def _no_answer(self, error: Exception) -> Unavailable:
         made = Unavailable(f"no answer from {self.url}", self._hidden(Unavailable(_reason(error))).title)
         made.is_lasting = isinstance(error, ssl.SSLCertVerificationError | UnicodeError)
+        made.is_open = not (made.is_lasting or isinstance(error, ConnectionRefusedError | socket.gaierror))
         return made
 
 

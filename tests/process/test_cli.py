@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -348,12 +347,9 @@ def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
         assert {worker.queue for worker in client.workers()} <= {"q"}
 
 
-def test_a_wait_survives_a_restart_of_the_api(farm: Farm, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    program = serve(farm, port)
-    with Client(f"http://127.0.0.1:{port}") as client:
+def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:
+    program = next(program for program in farm.programs if program.log.name.startswith("api"))
+    with Client(url) as client:
         job_id = client.trigger("noop", queue="restart", lock_key="restart").job_id
         seen: list[Job] = []
         ended: list[Job] = []
@@ -361,7 +357,8 @@ def test_a_wait_survives_a_restart_of_the_api(farm: Farm, tmp_path: Path) -> Non
         waiting.start()
         until(lambda: seen, "the first look")
         program.stop()
-        serve(farm, port)
+        farm.programs.remove(program)
+        serve(farm, int(url.rpartition(":")[2]))
         client.cancel(job_id)
         waiting.join(60)
     assert [job.status for job in ended] == ["canceled"]

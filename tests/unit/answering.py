@@ -55,6 +55,7 @@ class Service:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *args: None  # type: ignore[method-assign]  of clients that did not wait
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"

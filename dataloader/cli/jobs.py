@@ -252,7 +252,7 @@ def _change(
 
 
 def _change_these(reached: Reached, verb: str, job_ids: list[UUID]) -> None:
-    outcomes = reached.way.change(verb, job_ids)
+    outcomes = reached.way.change(verb, job_ids) if job_ids else {}
     if reached.as_json:
         reached.print_json({"jobs": [{"job_id": job_id, "outcome": what} for job_id, what in outcomes.items()]})
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import socket
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -30,9 +32,10 @@ Ask = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def farm(module_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    """Two workers on the queue q, and the API."""
+    """Two workers on the queue q, and one on the default one."""
     made = Farm(module_db, tmp_path_factory.mktemp("farm"))
-    made.ready(workers=2)
+    wish = [{"queue": "q", "concurrency": 2}, {"queue": "etl.default", "concurrency": 1}]
+    made.ready(workers=3, workers_json=json.dumps(wish))
     try:
         yield made
     finally:
@@ -344,7 +347,19 @@ def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
         assert full.value.retry_after
         assert next(queue for queue in client.queues() if queue.queue == "full").max_length == 1
         assert client.overview().total.queue is None
-        assert {worker.queue for worker in client.workers()} <= {"q"}
+        assert {worker.queue for worker in client.workers()} <= {"q", "etl.default"}
+
+
+def test_the_pages_examples_run(farm: Farm, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "client.md").read_text("utf-8").replace("http://127.0.0.1:8081", url)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/client.md", "exec"), names)
+    names["client"].close()
+    shown = capsys.readouterr().out
+    assert shown.startswith("succeeded {'step': 'sleep3', 'total': 3, 'processed': 3}")
+    assert "succeeded 100%" in shown
 
 
 def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:

@@ -3,10 +3,13 @@
 Messages for people go to stderr, answers to stdout. Exit statuses are those of `process`. Here are the programs; what
 people ask of a farm is in modules of its own, imported when it is asked for:
 
-    jobs      trigger, wait, status, cancel, jobs, job, events, requeue, run-now, delete
-    farm      queues, pause, resume, limit, ps, top, completion
+    jobs      trigger, wait, status, cancel, jobs, job, events
+    steer     requeue, run-now, delete, pause, resume, limit
+    farm      queues, ps, top (drawn by `top`), completion
     doctor    doctor: why does this job not run, or not well
     watch     a job watched until its end, and the exit status of that
+    journal   the journal by pages, and as it grows
+    told      a job in words
     ways      `Way`: a farm over HTTP or by its database, and the options that choose
     direct    `Direct`: by its database
     screen    what is shown: harmless texts, tables, times, JSON
@@ -37,9 +40,10 @@ T = TypeVar("T")
 
 
 _PEOPLE = {
-    "jobs": ("trigger", "wait", "status", "cancel", "jobs", "job", "events", "requeue", "run-now", "delete"),
-    "farm": ("queues", "pause", "resume", "limit", "ps", "top", "completion"),
+    "jobs": ("trigger", "wait", "status", "cancel", "jobs", "job", "events"),
     "doctor": ("doctor",),
+    "steer": ("requeue", "run-now", "delete", "pause", "resume", "limit"),
+    "farm": ("queues", "ps", "top", "completion"),
 }
 
 

@@ -24,7 +24,6 @@ from dataloader.client import (
     Event,
     Fault,
     Job,
-    Looking,
     NotFound,
     Overview,
     Queue,
@@ -36,6 +35,7 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.client.results import read
+from dataloader.client.watch import Looking
 from dataloader.config import Settings
 
 P = ParamSpec("P")

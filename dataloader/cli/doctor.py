@@ -16,8 +16,8 @@ import click
 from rich.text import Text
 
 from dataloader import stats
-from dataloader.cli import screen
-from dataloader.cli.jobs import attempts, journal, said
+from dataloader.cli import journal, screen
+from dataloader.cli.told import said
 from dataloader.cli.watch import waits_for
 from dataloader.cli.ways import Reached, reaching
 from dataloader.client import Event, Job, Queue, Worker
@@ -77,11 +77,11 @@ def diagnose(case: Case) -> Iterator[Finding]:
 
 def _case(reached: Reached, job_id: UUID) -> Case:
     way = reached.way
-    job, events = way.job(job_id), journal(way, job_id)
+    job, events = way.job(job_id), journal.whole(way, job_id)
     overview, workers = way.overview(), way.workers()
     return Case(
         job,
-        attempts(events),
+        journal.attempts(events),
         events,
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
         sorted({worker.queue for worker in workers if worker.is_live}),

@@ -1,4 +1,4 @@
-"""Commands about the farm: queues, pause, resume, limit, ps, top, completion."""
+"""Commands about the farm: queues, ps, top, completion; and the tables of queues and workers."""
 
 from __future__ import annotations
 
@@ -34,40 +34,6 @@ def queues(reached: Reached) -> None:
         reached.print_json(overview.document)
     else:
         screen.show(queue_table(overview))
-
-
-@commands.command()
-@click.argument("queue")
-@reaching
-def pause(reached: Reached, queue: str) -> None:
-    """Start no job of a queue any more, on any host; what runs goes on."""
-    found = reached.way.pause(queue)
-    resume = reached.command("resume", queue)
-    _tell(reached, found, f"{screen.plain(queue)} is paused; what runs goes on. To go on: {screen.plain(resume)}")
-
-
-@commands.command()
-@click.argument("queue")
-@reaching
-def resume(reached: Reached, queue: str) -> None:
-    """Start jobs of a paused queue again."""
-    _tell(reached, reached.way.resume(queue), f"{screen.plain(queue)} goes on")
-
-
-@commands.command()
-@click.argument("queue")
-@click.argument("max_length", metavar="NUMBER|none")
-@reaching
-def limit(reached: Reached, queue: str, max_length: str) -> None:
-    """Refuse to trigger jobs while so many of a queue wait; none takes the limit away."""
-    if max_length != "none" and not (max_length.isascii() and max_length.isdigit()):
-        raise click.BadParameter("should be a number or none", param_hint="NUMBER")
-    found = reached.way.limit(queue, None if max_length == "none" else int(max_length))
-    _tell(
-        reached,
-        found,
-        f"{screen.plain(queue)} may have {max_length if found.max_length is not None else 'any number of'} jobs",
-    )
 
 
 @commands.command()
@@ -161,10 +127,3 @@ def _worker_row(worker: Worker, now: datetime) -> Sequence[object]:
         runs,
         screen.bar(fraction(worker.progress), 10) or screen.short(screen.progress(worker.progress), 40),
     )
-
-
-def _tell(reached: Reached, queue: Queue, words: str) -> None:
-    if reached.as_json:
-        reached.print_json(queue.document)
-    else:
-        click.echo(words)

@@ -17,7 +17,8 @@ from rich.text import Text
 from dataloader import why
 from dataloader.cli import screen
 from dataloader.cli.ways import Reached
-from dataloader.client import Job, WaitTimeout, wait_for
+from dataloader.client import Job, WaitTimeout
+from dataloader.client.watch import wait_for
 
 # Exit statuses by outcome; 1 and 2 are click's and ours for what did not work at all.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}

@@ -28,7 +28,6 @@ from dataloader.client import (
     Event,
     Forbidden,
     Job,
-    Looking,
     Overview,
     Queue,
     Started,
@@ -36,6 +35,7 @@ from dataloader.client import (
     Unavailable,
     Worker,
 )
+from dataloader.client.watch import Looking
 from dataloader.config import Settings
 from dataloader.log import masking
 from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED

@@ -3,6 +3,7 @@
 Standard library and tenacity only: a program that triggers jobs needs neither flask nor a driver in its process.
 May import nothing of the package but its modules:
 
+    watch        a job until its end
     results      the answers as frozen values
     errors       what a call may raise
     transport    HTTP with a limit to every wait
@@ -13,12 +14,11 @@ from __future__ import annotations
 import os
 import random
 import ssl
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from math import inf
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -40,6 +40,7 @@ from dataloader.client.errors import (
 )
 from dataloader.client.results import Event, Job, Overview, Queue, Started, Worker, read, read_all
 from dataloader.client.transport import Answer, Transport
+from dataloader.client.watch import OUTAGE_SEC, Watch, wait_for
 
 __all__ = [
     "Client",
@@ -64,11 +65,8 @@ __all__ = [
 ]
 
 DEFAULT_URL = "http://127.0.0.1:8081"
-POLL_SEC = 25  # how long one question may wait for a change
 PAGE = 200  # jobs or events of one answer
 BATCH = 1_000  # jobs of one request
-OUTAGE_SEC = 600.0  # that `wait` sits out
-_QUICK = 0.3  # seconds; an answer without news that came sooner has not waited
 
 
 class Client:
@@ -204,7 +202,13 @@ class Client:
 
     def watch(self, job_id: UUID | str) -> Watch:
         """The job, to be looked at again and again."""
-        return Watch(self, job_id)
+
+        def ask(seconds: int, headers: Mapping[str, str], patience: float) -> Answer:
+            query = {"wait": seconds or None}
+            path = f"{_of(job_id)}/status"
+            return self._call("GET", path, query=query, headers=headers, extra=seconds, patience=patience)
+
+        return Watch(ask)
 
     def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
         """Cancel a queued job at once; ask a running one to stop, with `force` whether it comes to a safe point or not.
@@ -354,75 +358,6 @@ class Client:
             reraise=True,
         )
         return retrying(self._transport.call, method, "/api/v1" + path, given, query, headers, extra=extra)
-
-
-class Watch:
-    """One job, looked at again and again: each look waits for news as long as the service lets it."""
-
-    def __init__(self, client: Client, job_id: UUID | str) -> None:
-        self._client, self._path = client, f"{_of(job_id)}/status"
-        self._etag: str | None = None
-        self._job: Job | None = None
-        self.pause = 0.0  # seconds until the next look should be
-
-    def look(self, within: float, patience: float) -> Job:
-        """The job as soon as it is otherwise than at the last look, at the latest after `within` seconds."""
-        begun = time.monotonic()
-        seconds = int(within) if self._job else 0  # the first answer is news anyway
-        headers = {"If-None-Match": self._etag} if self._etag else None
-        query = {"wait": seconds} if seconds else None
-        answer = self._client._call("GET", self._path, query=query, headers=headers, extra=seconds, patience=patience)
-        is_news = answer.status == 200 and (job := read(Job, answer.document)) != self._job
-        if is_news:
-            self._job = job
-        self._etag = answer.etag or self._etag
-        self.pause = self._next_pause(answer, is_news, time.monotonic() - begun)
-        assert self._job is not None  # noqa: S101  a 304 answers an ETag, and so a job was seen before
-        return self._job
-
-    def _next_pause(self, answer: Answer, is_news: bool, took: float) -> float:
-        """How long to leave the service alone: it may not wait for us, be it too busy or too old."""
-        if answer.retry_after:
-            return answer.retry_after
-        if is_news or took > _QUICK:
-            return 0.05
-        return min(2.0, max(0.1, 1.5 * self.pause))
-
-
-class Looking(Protocol):
-    """What `wait_for` needs of a Watch."""
-
-    pause: float
-
-    def look(self, within: float, patience: float) -> Job: ...
-
-
-def wait_for(
-    watch: Looking,
-    timeout: float | None = None,
-    on_progress: Callable[[Job], object] | None = None,
-    *,
-    patience: float = OUTAGE_SEC,
-) -> Job:
-    """`Client.wait` for whatever lets a job be looked at."""
-    until = inf if timeout is None else time.monotonic() + timeout
-    seen: Job | None = None
-    while True:
-        left = max(0.0, until - time.monotonic())
-        try:
-            job = watch.look(min(POLL_SEC, left), min(patience, left))
-        except Unavailable as e:
-            if e.is_lasting or patience < left:
-                raise
-            raise WaitTimeout(seen, timeout or 0) from None
-        if on_progress and job != seen:
-            on_progress(job)
-        seen = job
-        if job.is_final:
-            return job
-        if time.monotonic() >= until:
-            raise WaitTimeout(job, timeout or 0)
-        time.sleep(min(watch.pause, max(0.0, until - time.monotonic())))
 
 
 def _may_pass(error: BaseException) -> bool:

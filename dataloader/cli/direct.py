@@ -58,7 +58,7 @@ class Direct:
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._dsn, self._settings = dsn, settings
         self._conn: db.Connection | None = None
-        self._by = f"{_user()}@{socket.gethostname()} by command line"
+        self._by = f"{_user()}@{socket.gethostname()} (command line)"
 
     @property
     def url(self) -> str:

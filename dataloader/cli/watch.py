@@ -36,7 +36,7 @@ def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
         with watching as show:
             job = wait_for(reached.way.watch(job_id), timeout, show)
     except WaitTimeout as e:
-        click.echo(f"dataloader: {e}; the job goes on. To go on watching: {again}", err=True)
+        click.echo(f"dataloader: {screen.plain(e)}; the job goes on. To go on watching: {again}", err=True)
         return EXIT_TIMEOUT
     except KeyboardInterrupt:
         stop = reached.command("cancel", job_id)

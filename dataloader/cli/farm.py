@@ -79,7 +79,7 @@ def completion(shell: str) -> None:
 def queue_table(overview: Overview) -> Any:
     """The queues, and all of them together."""
     queues = [*overview.queues, overview.total] if len(overview.queues) != 1 else overview.queues
-    return screen.table(QUEUE_TITLES, (_queue_row(queue, overview.at) for queue in queues), NUMBERS)
+    return screen.table(QUEUE_TITLES, (_queue_row(queue, overview.at) for queue in queues), NUMBERS, QUEUE_TITLES[9:])
 
 
 def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
@@ -110,7 +110,7 @@ def worker_table(workers: Sequence[Worker], now: datetime) -> Any:
     """The workers, those with a job first."""
     titles = ("worker", "queue", "state", "memory", "CPU", "jobs", "task", "key", "runs", "progress")
     rows = (_worker_row(each, now) for each in sorted(workers, key=lambda each: (each.job_id is None, each.queue)))
-    return screen.table(titles, rows, ("memory", "CPU", "jobs"))
+    return screen.table(titles, rows, titles[3:6], loose=titles[6:8] + titles[9:])
 
 
 def _worker_row(worker: Worker, now: datetime) -> Sequence[object]:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import IO, Any
+from typing import IO, Any, Literal
 from uuid import UUID
 
 from rich.console import Console, RenderableType
@@ -86,18 +86,36 @@ def show(renderable: RenderableType) -> None:
     out.file.write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> Table:
-    """A table without lines; None is shown as nothing, a Text as it is. The columns `right` are numbers."""
-    made = Table(box=None, pad_edge=False, header_style="bold", show_header=any(titles), padding=(0, 2, 0, 0))
+def table(
+    titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = (), loose: Sequence[str] = ()
+) -> Table:
+    """A table with a line for each row; None is shown as nothing. The columns `right` are numbers.
+
+    In a narrow terminal the columns `loose` are cut.
+    """
+    made = _empty()
     for title in titles:
-        made.add_column(
-            title,
-            justify="right" if title in right else "left",
-            no_wrap=title in right or title == "job",
-            overflow="ellipsis" if title in right else "fold",
-        )
+        made.add_column(title, justify="right" if title in right else "left", no_wrap=title not in loose)
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(plain("" if cell is None else cell)) for cell in row))
+        made.add_row(*(_cell(value, "ellipsis") for value in row))
+    return made
+
+
+def fields(rows: Iterable[tuple[str, object]]) -> Table:
+    """Names and values, these in as many lines as they need."""
+    made = _empty(show_header=False)
+    for name, value in rows:
+        made.add_row(_cell(name, "fold"), _cell(value, "fold"))
+    return made
+
+
+def _empty(**options: Any) -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), **options)
+
+
+def _cell(value: object, overflow: Literal["fold", "ellipsis"]) -> Text:
+    made = value.copy() if isinstance(value, Text) else Text(plain("" if value is None else value))
+    made.overflow, made.no_wrap = overflow, overflow == "ellipsis"
     return made
 
 
@@ -129,11 +147,12 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, or in how long."""
+    """How long ago, or in how long, roughly."""
     if at is None:
         return ""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
-    return f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+    rough = " ".join(duration(abs(seconds)).split()[:2])
+    return f"{rough} ago" if seconds >= 0 else f"in {rough}"
 
 
 def clock(at: datetime | None, zone: tzinfo) -> str:

@@ -16,7 +16,7 @@ from dataloader.client import Event, Job
 
 
 def listed(found: Sequence[Job], now: datetime) -> Any:
-    titles = ("job", "status", "queue", "task", "key", "attempt", "changed", "progress or error")
+    titles = ("job", "status", "queue", "task", "key", "attempt", "changed", "says")
     return screen.table(
         titles,
         (
@@ -32,12 +32,13 @@ def listed(found: Sequence[Job], now: datetime) -> Any:
             )
             for job in found
         ),
+        loose=titles[2:5] + titles[7:],
     )
 
 
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     now = datetime.now(UTC)
-    yield screen.table(("", ""), _fields(job, zone))
+    yield screen.fields(_fields(job, zone))
     if job.waiting_for:
         yield Text("\n" + screen.plain(waits_for(job, now)), style="yellow")
     if job.args:
@@ -85,6 +86,7 @@ def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
             )
             for run in runs
         ),
+        loose=titles[6:],
     )
 
 

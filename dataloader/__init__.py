@@ -7,6 +7,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     module          what it is                                       may import (besides config, log)
     cli             the command line, one command per process        anything
     up              PROCESS everything on one machine                anything below cli
+    client          the HTTP API from Python, for other programs     -
     bench           PROCESS a farm beside its database's bare limit  anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
@@ -36,7 +37,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     check_database  the same for the databases                       db migrations probe
     settings_doc    docs/settings.md and .env.example                -
 
-Other programs import `NewJob`, `enqueue` and `enqueue_many` from here (docs/producers.md).
+Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 
 Only `db` opens connections; only `queue`, `operate`, `stats` and `migrations` execute SQL on the queue's tables; only
 `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of its own.
@@ -48,14 +49,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dataloader.client import Client
     from dataloader.producer import enqueue, enqueue_many
     from dataloader.queue import NewJob
 
-__all__ = ["NewJob", "enqueue", "enqueue_many"]
+__all__ = ["Client", "NewJob", "enqueue", "enqueue_many"]
 
 
 def __getattr__(name: str) -> Any:
     # On first use, for every process of a farm imports this package and few of them need pydantic or a driver.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("dataloader.producer"), name)
+    return getattr(import_module("dataloader.client" if name == "Client" else "dataloader.producer"), name)

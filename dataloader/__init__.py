@@ -35,6 +35,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     check           what keeps a farm from working, reported         check_database db pipelines
     check_database  the same for the databases                       db migrations probe
     settings_doc    docs/settings.md and .env.example                -
+    new             a pipeline and its test, to begin with           -
     testing         for the tests of pipelines                       anything below cli
 
 Other programs import `NewJob`, `enqueue` and `enqueue_many` from here (docs/producers.md).

@@ -180,6 +180,19 @@ def dsn_command(show_password: bool) -> None:
 
 
 @main.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Write a pipeline and its test into this folder: NAME.py and test_NAME.py."""
+    from dataloader import new as kit
+
+    try:
+        written = kit.write(name, Path.cwd())
+    except kit.Refused as e:
+        _refuse(str(e), EXIT_FAILED)
+    click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
+
+
+@main.command()
 @click.argument("task")
 @click.option("--queue", default="etl.default", show_default=True)
 @click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")

@@ -89,7 +89,7 @@ class Terminal:
     def run(self, commands: str, patience: float) -> tuple[str, int]:
         """What the commands show, and their exit status."""
         self._type(commands.rstrip("\n"))
-        self._type('echo; echo "[[ended]] $?"')
+        self._type('status=$?; echo; echo "[[ended]] $status"')
         shown = self.read(r"\[\[ended\]\] (\d+)\n", patience)
         *_, status = re.findall(r"\[\[ended\]\] (\d+)\n", shown)
         return shown.partition("[[ended]]")[0], int(status)
@@ -172,7 +172,7 @@ def environment(home: Path | None) -> dict[str, str]:
         kept |= {"HOME": str(home), "DL_HOME": str(home / "home")} | (
             {"PIP_CONFIG_FILE": str(pip)} if pip.exists() else {}
         )
-    return kept | {"TERM": "xterm", "LANG": "C.UTF-8"}
+    return kept | {"TERM": "xterm", "LANG": "C.UTF-8", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
 
 
 def main() -> int:

@@ -12,11 +12,11 @@ import argparse
 import os
 import pty
 import re
-import select
 import signal
 import sys
 import tempfile
 import termios
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -79,6 +79,10 @@ class Terminal:
         if self.pid == 0:
             os.chdir(folder)
             os.execve(SHELL[0], SHELL, environment)
+        self._news = threading.Condition()
+        self._shown, self._is_closed = "", False
+        self._reader = threading.Thread(target=self._show, daemon=True)
+        self._reader.start()
         attributes = termios.tcgetattr(self._fd)
         attributes[3] &= ~termios.ECHO  # what is typed is known
         termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
@@ -104,33 +108,45 @@ class Terminal:
         self.run("true", patience)
 
     def read(self, until: str, patience: float) -> str:
-        """What is shown until that is in it."""
-        shown, deadline = "", time.monotonic() + patience
-        while not re.search(until, shown):
-            left = deadline - time.monotonic()
-            if left < 0 or not select.select([self._fd], [], [], left)[0]:
-                raise Failed(f"waited {patience:g} s for {until!r} after:\n{shown}")
-            try:
-                shown = _plain(shown + os.read(self._fd, 65_536).decode(errors="replace"))
-            except OSError:
-                raise Failed(f"the terminal has closed after:\n{shown}") from None
+        """What has been shown since the last time, as soon as that is in it."""
+        with self._news:
+            if not self._news.wait_for(lambda: re.search(until, self._shown) or self._is_closed, patience):
+                raise Failed(f"waited {patience:g} s for {until!r} after:\n{self._shown}")
+            if self._is_closed:
+                raise Failed(f"the terminal has closed after:\n{self._shown}")
+            shown, self._shown = self._shown, ""
         return shown
+
+    def _show(self) -> None:
+        """Read on and on: one that is not read stops whoever writes to it, and then Ctrl-C is of no use."""
+        rest = b""
+        while data := self._received():
+            whole, newline, rest = (rest + data).rpartition(b"\n")
+            with self._news:
+                self._shown += _ANSI.sub("", (whole + newline).decode(errors="replace"))
+                self._news.notify()
+        with self._news:
+            self._is_closed = True
+            self._news.notify()
+
+    def _received(self) -> bytes:
+        try:
+            return os.read(self._fd, 65_536)
+        except OSError:
+            return b""
 
     def close(self) -> None:
         """Ctrl-C for whatever still runs, then no terminal any more."""
         with suppress(OSError, Failed):
             self.interrupt(30)
-        os.close(self._fd)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
+        self._reader.join(10)
+        os.close(self._fd)
 
     def _type(self, line: str) -> None:
         os.write(self._fd, line.encode() + b"\n")
-
-
-def _plain(text: str) -> str:
-    return _ANSI.sub("", text)
 
 
 def pattern(block: str) -> str:

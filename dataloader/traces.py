@@ -1,7 +1,8 @@
 """Traces (OpenTelemetry): each run is a span, linked to the request that triggered its job. The extra `otel`.
 
 Off unless the environment names an exporter or where one should send to; then nothing of OpenTelemetry is imported and
-nothing is asked of the database. The SDK has a thread, so it is set up in the worker, after the fork. May import `job`.
+nothing is asked of the database. The SDK has a thread, so it is set up in the worker, after the fork. Clients import
+this module for `current`: by itself it imports nothing large. May import `job`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from importlib.metadata import entry_points, version
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-import structlog
-
-from dataloader import log
 from dataloader.job import End, Job, Outcome
 
 if TYPE_CHECKING:
@@ -125,6 +123,8 @@ def start(worker: str) -> Untraced:
     """The traces of a worker process, if they are wanted and can be had; what is in the way is logged."""
     if not are_wanted():
         return Untraced()
+    import structlog
+
     try:
         return Traced(worker)
     except ImportError as e:
@@ -202,6 +202,8 @@ def _masked(span: ReadableSpan) -> ReadableSpan:
     """A copy without secrets; pipelines' own spans record exceptions as they are."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Status
+
+    from dataloader import log
 
     def masked(attributes: Any) -> dict[str, Any]:
         return log.masked(dict(attributes or {}))

@@ -25,7 +25,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     target          fenced transactions in the pipelines' database   db
     heartbeat       thread: keeps a claim while the pipeline runs    db queue job process slots
     run             one job after the other: its pipeline, stepped   job pipelines heartbeat process slots target
-    worker          PROCESS waits, claims, ends  db queue job heartbeat pipelines process slots run migrations probe
+    traces          spans of runs, where OpenTelemetry is wanted     job
+    worker          PROCESS claims and runs  db queue job heartbeat pipelines process slots run migrations probe traces
     census          what a keeper shows of the workers               db process slots stats
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations census
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations stats
@@ -36,6 +37,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     check           what keeps a farm from working, reported         check_database db pipelines
     check_database  the same for the databases                       db migrations probe
     settings_doc    docs/settings.md and .env.example                -
+    new             a pipeline and its test, to begin with           -
+    testing         for the tests of pipelines                       anything below cli
 
 Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 

@@ -161,6 +161,19 @@ def check(as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Write a pipeline and its test into this folder: NAME.py and test_NAME.py."""
+    from dataloader import new as kit
+
+    try:
+        written = kit.write(name, Path.cwd())
+    except kit.Refused as e:
+        _refuse(str(e), EXIT_FAILED)
+    click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
+
+
+@main.command()
 @click.argument("figures", nargs=-1)
 @click.option(
     "--rounds", type=click.IntRange(1, 1_000), default=5, show_default=True, help="of which medians are taken"

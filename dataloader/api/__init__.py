@@ -11,7 +11,7 @@ from typing import Any
 from flask import Flask, Response
 
 from dataloader import config, log
-from dataloader.api import audit, infra, problems, v1
+from dataloader.api import audit, dashboard, infra, pressed, problems, v1  # pressed: routes of the dashboard
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
 
@@ -36,6 +36,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.extensions["sessions"] = Sessions(settings)
     app.register_blueprint(infra.blueprint)
     app.register_blueprint(v1.blueprint)
+    app.register_blueprint(dashboard.blueprint)
     problems.install(app)
     audit.install(app)
     app.after_request(_with_headers)
@@ -51,7 +52,7 @@ class _Masked(Json):
 
 def _with_headers(response: Response) -> Response:
     response.headers["X-Request-ID"] = problems.request_id()
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "no-referrer"
     return response

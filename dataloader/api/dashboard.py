@@ -177,22 +177,48 @@ def job(job_id: str) -> Response:
     )
 
 
-# What the job's page says elsewhere, or not by a line of its own.
-_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id"}
-_LABELS = {"lock_key": "Key", "partition_key": "Partition", "idempotency_key": "Idempotency key"}
+# What the job's page says by other means than a line of its own.
+_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts"}
+# The others in this order, and any that is not named here behind them.
+_LABELS = {
+    "queue": "Queue",
+    "lock_key": "Key",
+    "partition_key": "Partition",
+    "priority": "Priority",
+    "attempt": "Attempt",
+    "producer": "Producer",
+    "consumer_group": "Consumer group",
+    "idempotency_key": "Idempotency key",
+    "created_at": "Created",
+    "available_at": "Not before",
+    "started_at": "First started",
+    "heartbeat_at": "Last heartbeat",
+    "finished_at": "Finished",
+    "timeout_sec": "Time limit",
+    "lease_ttl_sec": "Lease",
+    "lease_expires_at": "Lease until",
+    "claimed_by": "Claimed by",
+    "claims": "Claims",
+    "backoffs": "Back-offs",
+    "blocked_on": "Blocked on",
+    "hot": "Key was busy",
+    "cancel_requested": "Asked to stop",
+    "cancel_forced": "By force",
+}
 
 
-def _facts(job: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Every other field of a job with its label, in the order of the answer."""
+def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Every other field of a job: its name, its label, its value."""
     found = []
-    for name, value in job.items():
-        if name not in _ELSEWHERE:
-            label = _LABELS.get(name) or name.replace("_", " ").removesuffix(" sec").capitalize()
+    for name in [*_LABELS, *(name for name in job if name not in _LABELS)]:
+        if name in job and name not in _ELSEWHERE:
+            value = job[name]
             if isinstance(value, bool):
                 value = "yes" if value else "no"
             elif name.endswith("_sec"):
                 value = shown.duration(value)
-            found.append((label, shown.NOTHING if value in (None, "") else value))
+            label = _LABELS.get(name) or name.replace("_", " ").capitalize()
+            found.append((name, label, shown.NOTHING if value in (None, "") else value))
     return found
 
 
@@ -206,9 +232,9 @@ def queue(queue: str) -> Response:
     lists = []
     with _sessions().borrow() as conn:
         found = _of_queue(conn, queue)
-        for status, title, none in _LISTS:
+        for status, title, if_none in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
-            lists.append((status, title, none, page.jobs))
+            lists.append((status, title, if_none, page.jobs))
     return show(
         "queue.html",
         name=queue,

@@ -179,6 +179,22 @@ def dsn_command(show_password: bool) -> None:
     click.echo(dsn if show_password else db.shown(dsn))
 
 
+@main.command(name="token")
+@click.argument("name")
+@click.option("--scope", "scopes", type=click.Choice(["read", "trigger", "operate"]), multiple=True, required=True)
+def token_command(name: str, scopes: tuple[str, ...]) -> None:
+    """Make a token for NAME: print it, once, and its entry for DL_API_TOKENS."""
+    from dataloader.api import tokens
+
+    token = tokens.new()
+    try:
+        entry = tokens.entry(token, name, scopes)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="NAME") from None
+    click.echo("The token, for its owner; it is not shown again. Then its entry of the list DL_API_TOKENS:", err=True)
+    click.echo(f"{token}\n{entry}")
+
+
 @main.command()
 @click.argument("task")
 @click.option("--queue", default="etl.default", show_default=True)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
@@ -27,6 +27,8 @@ from pydantic import (
     SecretStr,
     ValidationError,
     ValidationInfo,
+    field_validator,
+    model_validator,
 )
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -48,6 +50,38 @@ class WorkerSpec(BaseModel):
     queue: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
     concurrency: int = Field(default=1, ge=1, le=1024)
     prefetch: int = Field(default=1, ge=1, le=1000)
+
+
+class ApiToken(BaseModel):
+    """One entry of DL_API_TOKENS: who may do what. Of the token itself only the SHA-256 is known."""
+
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
+    scopes: tuple[Literal["read", "trigger", "operate"], ...] = Field(min_length=1)
+    sha256: SecretStr
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_else(cls, given: Any) -> Any:
+        # pydantic's own refusal would quote the name of a field, and that may be a token in the wrong place.
+        if not isinstance(given, dict) or not set(given) <= set(cls.model_fields):
+            raise ValueError("should be an object of name, scopes and sha256, as `dataloader token` prints it")
+        return given
+
+    @field_validator("name")
+    @classmethod
+    def _is_somebody(cls, name: str) -> str:
+        if name == "anonymous":
+            raise ValueError("should not be anonymous: so those without a token are called")
+        return name
+
+    @field_validator("sha256")
+    @classmethod
+    def _is_a_hash(cls, digest: SecretStr) -> SecretStr:
+        if not re.fullmatch(r"[0-9a-f]{64}", digest.get_secret_value()):
+            raise ValueError("should be the token's SHA-256 as 64 hex digits in lower case, not the token")
+        return digest
 
 
 def _zone(name: str) -> str:
@@ -97,6 +131,22 @@ def _parsed(wish: Any) -> Any:
         raise ValueError('should be JSON such as [{"queue":"etl.default","concurrency":2}]') from None
 
 
+def _parsed_tokens(given: Any) -> Any:
+    """DL_API_TOKENS, decoded here for the same reason."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
+        raise ValueError(
+            'should be JSON such as [{"name":"airflow","scopes":["trigger"],"sha256":"<64 hex digits>"}]'
+        ) from None
+
+
+def _without_twins(tokens: tuple[ApiToken, ...]) -> tuple[ApiToken, ...]:
+    if len({token.sha256.get_secret_value() for token in tokens}) < len(tokens):
+        raise ValueError("should have each sha256 once: a token has one name")
+    return tokens
+
+
 def _above_the_heartbeat(stall: float, info: ValidationInfo) -> float:
     # A worker between two of its beats would otherwise count as stuck.
     if stall <= info.data.get("dl_heartbeat_sec", 0):
@@ -123,6 +173,7 @@ Zone = Annotated[str, AfterValidator(_zone)]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Seconds, AfterValidator(_above_the_heartbeat)]
 Workers = Annotated[tuple[WorkerSpec, ...], NoDecode, BeforeValidator(_parsed)]
+Tokens = Annotated[tuple[ApiToken, ...], NoDecode, BeforeValidator(_parsed_tokens), AfterValidator(_without_twins)]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
 
@@ -142,6 +193,22 @@ class Settings(BaseSettings):
     app_port: Port = Field(default=8081, description="Port that the API listens on.")
     timezone: Zone = Field(default="Europe/Moscow", description="Time zone of what people read; stored is UTC.")
     environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
+    dl_api_tokens: Tokens = Field(
+        default=(),
+        description='Who may use the API, as `[{"name": "airflow", "scopes": ["trigger"], "sha256": "..."}]`; scopes '
+        "are `read`, `trigger` and `operate`. `dataloader token` makes a token and its entry. Without any, everybody "
+        "may read and only this machine may change anything.",
+    )
+    dl_allow_anonymous: bool = Field(
+        default=False, description="Without tokens, accept changes from everywhere; with tokens it changes nothing."
+    )
+    dl_trusted_proxies: int = Field(
+        default=0,
+        ge=0,
+        le=10,
+        description="Reverse proxies in front of the API, of whose X-Forwarded-For, -Proto and -Host the last so many "
+        "are believed.",
+    )
     debug: bool = Field(default=False, description="Log debug events too.")
     local: bool = Field(default=False, description="Log lines for people instead of JSON.")
 
@@ -329,6 +396,8 @@ def _dotenv() -> list[Binding]:
 def _complaint(error: Any) -> str:
     variable, *rest = [str(part) for part in error["loc"]]
     where = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
+    if variable == "dl_api_tokens" and not rest:
+        where += " as a whole"  # for "..._TOKENS: x" looks as if x were a secret, and would be masked
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flask import Flask, Response
+from flask import Flask, Response, abort, request
 
 from dataloader import config, log
-from dataloader.api import audit, dashboard, infra, pressed, problems, v1  # pressed: routes of the dashboard
+from dataloader.api import access, audit, dashboard, infra, page, pressed, problems, signin, v1
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
 
@@ -26,6 +26,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     if settings is None:
         settings = config.load()
         log.configure(settings, threaded=True)
+    access.announce(settings)
     app = Flask("dataloader", static_folder=None)
     app.json = _Masked(app)
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
@@ -36,11 +37,21 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.extensions["sessions"] = Sessions(settings)
     app.register_blueprint(infra.blueprint)
     app.register_blueprint(v1.blueprint)
-    app.register_blueprint(dashboard.blueprint)
+    for part in (page, dashboard, pressed):
+        app.register_blueprint(part.blueprint)
+    app.register_blueprint(signin.blueprint)
     problems.install(app)
     audit.install(app)
+    access.install(app)
+    app.before_request(_refuse_chunks)
     app.after_request(_with_headers)
     return app
+
+
+def _refuse_chunks() -> None:
+    """A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken."""
+    if "Transfer-Encoding" in request.headers:
+        abort(411, "the request should have a Content-Length and no Transfer-Encoding")
 
 
 class _Masked(Json):

@@ -42,7 +42,9 @@ def _of_queue(queue: Row) -> Iterator[Concern]:
     due = queue["length"] - queue["scheduled"]
     if queue["paused_at"]:
         by = f" by {queue['paused_by']}" if queue["paused_by"] else ""
-        yield Concern(f"Queue {name} is paused{by}.", "No job of it starts until it is resumed.", name, is_grave=due > 0)
+        yield Concern(
+            f"Queue {name} is paused{by}.", "No job of it starts until it is resumed.", name, is_grave=due > 0
+        )
     elif due > 0 and not queue["workers"] and not queue["busy"]:
         advice = "Start workers for it: WORKERS_JSON of a farm should name this queue."
         yield Concern(f"Queue {name} has {count(due)} due and no worker.", advice, name)
@@ -77,7 +79,9 @@ def _of_postgres(postgres: Row) -> Iterator[Concern]:
         yield Concern(text, "Workers and API will not get new ones soon.")
     oldest = postgres["oldest_transaction"]
     if oldest and oldest["holds_back_vacuum"] and oldest["age_sec"] > OLD_SEC:
-        text = f"A transaction of {oldest['user']} has been open for {duration(oldest['age_sec'])} and holds back vacuum."
+        text = (
+            f"A transaction of {oldest['user']} has been open for {duration(oldest['age_sec'])} and holds back vacuum."
+        )
         yield Concern(text, "Claims get slower until it ends. It is in the PostgreSQL card.")
     if postgres["notify_usage"] > NOTIFY_FULL:
         text = f"The NOTIFY queue is {percent(postgres['notify_usage'])} full."

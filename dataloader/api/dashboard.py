@@ -13,14 +13,16 @@ from functools import partial
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from flask import Response, current_app, request, url_for
+from flask import Blueprint, Response, current_app, request, url_for
 
 from dataloader import db, stats, why
 from dataloader.api import buttons, concerns, schemas, shown
-from dataloader.api.page import blueprint, show
+from dataloader.api.page import failed, show
 from dataloader.api.problems import Problem
 from dataloader.api.sessions import Sessions
 
+blueprint = Blueprint("dashboard", __name__)
+blueprint.register_error_handler(Exception, failed)
 PACE_MINUTES = 30
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page

@@ -26,7 +26,7 @@ CSP = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 _STATIC = Path(__file__).parent / "static"
-blueprint = Blueprint("dashboard", __name__, template_folder="templates", static_folder="static")
+blueprint = Blueprint("page", __name__, template_folder="templates", static_folder="static")
 
 
 def show(template: str, status: int = 200, **data: Any) -> Response:
@@ -49,7 +49,6 @@ def done(text: str, is_gone: bool = False) -> Response:
     return response
 
 
-@blueprint.errorhandler(Exception)
 def failed(error: Exception) -> Response | HTTPException:
     """Any error in words: a page of its own, or for htmx a text that joins the page as it is."""
     if isinstance(error, HTTPException) and (error.code or 500) < 400:
@@ -69,7 +68,7 @@ def failed(error: Exception) -> Response | HTTPException:
 def _with_policy(response: Response) -> Response:
     if response.mimetype == "text/html":
         response.headers.setdefault("Content-Security-Policy", CSP)
-    if request.endpoint == "dashboard.static" and "v" in request.args and response.status_code in (200, 304):
+    if request.endpoint == "page.static" and "v" in request.args and response.status_code in (200, 304):
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"  # its address has its hash
     return response
 
@@ -103,7 +102,7 @@ def _teach(state: BlueprintSetupState) -> None:
 
 def _asset(name: str) -> str:
     """A file's address, which changes with its content; so it may be kept for ever."""
-    return url_for("dashboard.static", filename=name, v=_digest(name))
+    return url_for("page.static", filename=name, v=_digest(name))
 
 
 @cache

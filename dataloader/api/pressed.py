@@ -10,14 +10,16 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
-from flask import Response, current_app, g
+from flask import Blueprint, Response, current_app, g
 
 from dataloader import operate
 from dataloader.api import access, shown
-from dataloader.api.page import blueprint, done
+from dataloader.api.page import done, failed
 from dataloader.api.problems import Problem
 from dataloader.api.sessions import Sessions
 
+blueprint = Blueprint("pressed", __name__)
+blueprint.register_error_handler(Exception, failed)
 ALL_SEC = 1.5  # how long a button for a whole queue goes on
 _JOB_VERBS: dict[str, tuple[Callable[..., dict[UUID, str]], str]] = {
     "cancel": (operate.cancel, "The job is cancelled, or stops at its next safe point."),

@@ -109,15 +109,20 @@ def share(progress: Any) -> float | None:
     """How far a job is, from 0 to 1, when its progress says `processed` of `total`, or `percent`."""
     if not isinstance(progress, Mapping):
         return None
-    done, total = progress.get("processed"), progress.get("total")
-    if _is_number(done) and _is_number(total) and total > 0:
-        return float(min(max(done / total, 0.0), 1.0))
-    part = progress.get("percent")
-    return float(min(max(part / 100, 0.0), 1.0)) if _is_number(part) else None
+    done, total, percents = (_number(progress.get(name)) for name in ("processed", "total", "percent"))
+    if done is not None and total:
+        return min(max(done / total, 0.0), 1.0)
+    return None if percents is None else min(max(percents / 100, 0.0), 1.0)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(value: Any) -> float | None:
+    """A number that can be reckoned with; pipelines yield what they like."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def steps(progress: Any) -> str:
@@ -134,6 +139,6 @@ def steps(progress: Any) -> str:
 
 
 def _counted(value: Any) -> str:
-    if _is_number(value):
+    if _number(value) is not None:
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

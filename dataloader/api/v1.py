@@ -11,7 +11,7 @@ from flask import Blueprint, Response, current_app, g, request
 from werkzeug.routing import BaseConverter
 
 from dataloader import queue
-from dataloader.api import schemas
+from dataloader.api import access, schemas
 from dataloader.api.problems import Problem, invalid
 from dataloader.api.sessions import Sessions
 
@@ -27,6 +27,7 @@ class Anything(BaseConverter):
 
 
 @blueprint.post("/jobs/trigger")
+@access.require("trigger")
 def trigger() -> dict[str, Any]:
     """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
     default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
@@ -37,6 +38,7 @@ def trigger() -> dict[str, Any]:
 
 
 @blueprint.post("/jobs/batch")
+@access.require("trigger")
 def batch() -> Response:
     """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body."""
     request.max_content_length = schemas.BATCH_LIMIT
@@ -53,6 +55,7 @@ def batch() -> Response:
 
 
 @blueprint.get("/jobs/<anything:job_id>/status")
+@access.require("read", "trigger")
 def status(job_id: str) -> dict[str, Any]:
     """The job as it is now; 404 when there is none."""
     wanted = schemas.job_id(job_id)
@@ -61,6 +64,7 @@ def status(job_id: str) -> dict[str, Any]:
 
 
 @blueprint.post("/jobs/<anything:job_id>/cancel")
+@access.require("trigger", "operate")
 def cancel(job_id: str) -> dict[str, Any]:
     """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 

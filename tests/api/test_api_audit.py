@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 import structlog
-from api_app import MINIMAL, TRIGGER
+from api_app import MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 
 from dataloader import config, db, log, queue
@@ -45,8 +45,10 @@ def lines(tmp_path: Path) -> Iterator[Lines]:
     os.close(out)
 
 
-def test_a_change_is_in_the_audit_with_its_job(client: FlaskClient, lines: Lines) -> None:
-    answer = client.post(TRIGGER, json=MINIMAL, headers={"X-Request-ID": "r-1", "X-Forwarded-For": "10.0.0.1"})
+def test_a_change_is_in_the_audit_with_its_job(dsn: str, lines: Lines) -> None:
+    headers = {"X-Request-ID": "r-1", "X-Forwarded-For": "10.0.0.1"}
+    with running(dsn, dl_allow_anonymous=True) as app:
+        answer = app.test_client().post(TRIGGER, json=MINIMAL, headers=headers)
     begin, end = lines("audit")
     who = {
         "who": "anonymous",

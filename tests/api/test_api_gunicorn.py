@@ -62,7 +62,7 @@ def port(server: int, dsn: str) -> int:
 def say(port: int, *head: str, body: bytes = b"", hang_up: bool = False) -> tuple[HTTPResponse, bytes]:
     """Send these lines and bytes as they are, and read one answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
-        sock.sendall("\r\n".join([*head, "Host: x", "", ""]).encode("latin-1") + body)
+        sock.sendall("\r\n".join([*head, "Host: localhost", "", ""]).encode("latin-1") + body)
         if hang_up:
             sock.shutdown(socket.SHUT_WR)
         with HTTPResponse(sock) as answer:

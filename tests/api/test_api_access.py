@@ -1,0 +1,274 @@
+"""Who may do what: tokens with scopes, the cookie of the dashboard, and what is left to those without a token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused, running
+from flask import Flask
+from flask.testing import FlaskClient
+from structlog.testing import capture_logs
+
+from dataloader.api import access, tokens
+
+JOB = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057"
+TOKENS = {name: tokens.new() for name in ("read", "trigger", "operate")}
+ENTRIES = json.dumps([json.loads(tokens.entry(token, f"{name}er", [name])) for name, token in TOKENS.items()])
+FROM_AFAR = {"REMOTE_ADDR": "10.0.0.7"}
+
+
+@pytest.fixture
+def guarded(dsn: str) -> Iterator[Flask]:
+    with running(dsn, dl_api_tokens=ENTRIES) as app:
+        yield app
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {TOKENS[name]}"}
+
+
+def signed_in(app: Flask, name: str) -> FlaskClient:
+    client = app.test_client()
+    assert client.post("/login", data={"token": TOKENS[name]}).status_code == 303
+    return client
+
+
+CALLS = [
+    ("POST", TRIGGER, {"trigger"}),
+    ("POST", "/api/v1/jobs/batch", {"trigger"}),
+    ("GET", JOB + "/status", {"read", "trigger"}),
+    ("POST", JOB + "/cancel", {"trigger", "operate"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "scopes"), CALLS)
+def test_each_call_needs_one_of_its_scopes(
+    guarded: Flask, refused: Refused, method: str, path: str, scopes: set[str]
+) -> None:
+    client = guarded.test_client()
+    answer = client.open(path, method=method, json=None if method == "GET" else {})
+    problem = refused(answer, 401, "unauthorized")
+    assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="dataloader"')
+    assert "token" in problem["detail"]
+    for name in TOKENS:
+        answer = client.open(path, method=method, headers=bearer(name), json=None if method == "GET" else {})
+        if name in scopes:
+            assert answer.status_code in (400, 404)
+        else:
+            assert all(scope in refused(answer, 403, "forbidden")["detail"] for scope in scopes)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Bearer", "Bearer ", "Bearer dl_x", "Basic dXNlcjpwYXNz", "Bearer \xff\xfe", f"Token {TOKENS['trigger']}"],
+    ids=range(6),
+)
+def test_what_is_no_known_token_is_401(guarded: Flask, refused: Refused, header: str) -> None:
+    answer = guarded.test_client().post(TRIGGER, json=MINIMAL, headers={"Authorization": header})
+    refused(answer, 401, "unauthorized")
+    assert 'error="invalid_token"' in answer.headers["WWW-Authenticate"]
+
+
+def test_probes_need_no_token_and_unknown_addresses_tell_nothing(guarded: Flask) -> None:
+    client = guarded.test_client()
+    for path in ("/health", "/info", "/status", "/login"):
+        assert client.get(path).status_code == 200
+    assert client.get("/nothing").status_code == 404
+
+
+def test_a_view_without_a_mark_needs_read_or_operate(guarded: Flask) -> None:
+    guarded.add_url_rule("/unmarked", view_func=lambda: {}, methods=["GET", "POST"])
+    client = guarded.test_client()
+    seen = {(m, name): client.open("/unmarked", method=m, headers=bearer(name)).status_code
+            for m in ("GET", "POST") for name in TOKENS}  # fmt: skip
+    assert {call for call, status in seen.items() if status == 200} == {("GET", "read"), ("POST", "operate")}
+
+
+def test_the_audit_names_the_token_and_nothing_holds_it(guarded: Flask) -> None:
+    with capture_logs() as logs:
+        answers = [guarded.test_client().post(TRIGGER, json=MINIMAL, headers=bearer(name)) for name in TOKENS]
+        page = guarded.test_client().post("/login", data={"token": "dl_wrong"})
+    assert [answer.status_code for answer in answers] == [403, 200, 403]
+    written = json.dumps(logs, default=str) + page.text + "".join(a.text + str(a.headers) for a in answers)
+    assert not [token for token in (*TOKENS.values(), *map(tokens.digest, TOKENS.values())) if token in written]
+    assert "dl_wrong" not in written
+
+
+def test_who_asks_for_the_journal(guarded: Flask) -> None:
+    guarded.add_url_rule("/who", view_func=lambda: access.who())
+    client = guarded.test_client()
+    assert client.get("/who", headers=bearer("read"), environ_base=FROM_AFAR).text == "token reader from 10.0.0.7"
+    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+        app.add_url_rule("/who", view_func=lambda: f"{access.who()} {access.may('read')} {access.may('operate')}")
+        assert app.test_client().get("/who", environ_base=FROM_AFAR).text == "anonymous from 10.0.0.7 True False"
+
+
+# Without tokens ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "headers", "may"),
+    [
+        ("127.0.0.1", {}, True),
+        ("127.8.9.1", {"Host": "127.0.0.1:8081"}, True),
+        ("::1", {"Host": "[::1]:8081"}, True),
+        ("::ffff:127.0.0.1", {"Host": "localhost:8081"}, True),
+        ("10.0.0.7", {"Host": "localhost"}, False),
+        ("", {}, False),
+        ("127.0.0.1", {"X-Forwarded-For": "127.0.0.1"}, False),
+        ("127.0.0.1", {"Forwarded": "for=127.0.0.1"}, False),
+        ("127.0.0.1", {"X-Real-IP": "127.0.0.1"}, False),
+        ("127.0.0.1", {"Host": "rebound.example"}, False),
+        ("127.0.0.1", {"Host": "localhost.rebound.example"}, False),
+        ("127.0.0.1", {"Host": "[::1"}, False),
+    ],
+)
+def test_without_tokens_only_this_machine_changes_anything(
+    client: FlaskClient, refused: Refused, peer: str, headers: dict[str, str], may: bool
+) -> None:
+    asked: dict[str, Any] = {"headers": headers, "environ_base": {"REMOTE_ADDR": peer}}
+    answer = client.post(TRIGGER, json=MINIMAL, **asked)
+    if may:
+        assert answer.status_code == 200
+    else:
+        assert "DL_API_TOKENS" in refused(answer, 403, "forbidden")["detail"]
+        assert client.post(JOB + "/cancel", **asked).status_code == 403
+    assert client.get(JOB + "/status", **asked).status_code == 404
+
+
+def test_everybody_where_that_is_asked_for(dsn: str) -> None:
+    with running(dsn, dl_allow_anonymous=True) as app:
+        assert app.test_client().post(TRIGGER, json=MINIMAL, environ_base=FROM_AFAR).status_code == 200
+
+
+def test_with_tokens_anonymous_is_not_let_in_all_the_same(dsn: str, refused: Refused) -> None:
+    with running(dsn, dl_allow_anonymous=True, dl_api_tokens=ENTRIES) as app:
+        refused(app.test_client().post(TRIGGER, json=MINIMAL), 401, "unauthorized")
+
+
+def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(access, "_announced", False)
+    with capture_logs() as logs:
+        for _ in range(2):
+            with running("postgresql://nobody@127.0.0.1:1/none"):
+                pass
+        with running("postgresql://nobody@127.0.0.1:1/none", dl_api_tokens=ENTRIES):
+            pass
+    assert [(line["event"], line["log_level"]) for line in logs] == [("api.open", "warning")]
+    assert capsys.readouterr().err.count("WARNING: no DL_API_TOKENS") == 1
+
+
+# Proxies and other sites ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("proxies", "seen"), [(0, "127.0.0.1"), (1, "10.2.2.2"), (2, "10.1.1.1")])
+def test_only_trusted_proxies_are_believed(dsn: str, proxies: int, seen: str) -> None:
+    with running(dsn, dl_api_tokens=ENTRIES, dl_trusted_proxies=proxies) as app:
+        app.add_url_rule("/who", view_func=lambda: access.who())
+        headers = bearer("read") | {"X-Forwarded-For": "10.9.9.9, 10.1.1.1, 10.2.2.2"}
+        assert app.test_client().get("/who", headers=headers).text == f"token reader from {seen}"
+
+
+@pytest.mark.parametrize(
+    ("headers", "may"),
+    [
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://localhost"}, True),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Origin": "https://localhost:443"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "http://localhost:8080"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://[::1"}, False),
+    ],
+)
+def test_j9_other_sites_change_nothing(guarded: Flask, client: FlaskClient, headers: dict[str, str], may: bool) -> None:
+    anonymous = client.post(TRIGGER, json=MINIMAL, headers=headers)
+    by_token = guarded.test_client().post(TRIGGER, json=MINIMAL, headers=headers | bearer("trigger"))
+    assert {anonymous.status_code, by_token.status_code} == ({200} if may else {403})
+    assert client.get(JOB + "/status", headers=headers).status_code == 404
+
+
+# The dashboard's cookie -------------------------------------------------------------------------------------
+
+
+def test_a_sign_in_and_out(guarded: Flask) -> None:
+    client = guarded.test_client()
+    assert client.get(JOB + "/status").status_code == 401
+    page = client.get("/login?next=/jobs")
+    assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+    assert 'value="/jobs"' in page.text
+    answer = client.post("/login", data={"token": f" {TOKENS['read']} ", "next": "/jobs"})
+    assert (answer.status_code, answer.location) == (303, "/jobs")
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert "Secure" not in cookie
+    assert client.get(JOB + "/status").status_code == 404
+    assert client.post("/logout").location == "/login"
+    assert client.get(JOB + "/status").status_code == 401
+
+
+def test_a_wrong_token_gets_the_page_again(guarded: Flask) -> None:
+    pages = {re.sub("<!--.*?-->", "", guarded.test_client().post("/login", data={"token": t}).text) for t in "ab"}
+    assert len(pages) == 1
+    answer = guarded.test_client().post("/login", data={})
+    assert answer.status_code == 401
+    assert "Set-Cookie" not in answer.headers
+
+
+def test_the_cookie_is_for_https_only_where_there_is_https(dsn: str) -> None:
+    with running(dsn, dl_api_tokens=ENTRIES, dl_trusted_proxies=1) as app:
+        headers = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "10.0.0.1"}
+        answer = app.test_client().post("/login", data={"token": TOKENS["read"]}, headers=headers)
+        assert "; Secure" in answer.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize("wish", ["//evil.example", "/\\evil.example", "https://evil.example", "/\t/x", "x", "/%0a\n"])
+def test_a_sign_in_leads_to_no_other_site(guarded: Flask, wish: str) -> None:
+    answer = guarded.test_client().post("/login", data={"token": TOKENS["read"], "next": wish})
+    assert answer.location == "/"
+
+
+OURS = {"HX-Request": "true", "Sec-Fetch-Site": "same-origin"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (OURS, 404),
+        ({"HX-Request": "true", "Origin": "http://localhost"}, 404),
+        ({"HX-Request": "true"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 403),
+        (OURS | {"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_a_change_by_cookie_comes_from_our_own_page(guarded: Flask, headers: dict[str, str], status: int) -> None:
+    assert signed_in(guarded, "operate").post(JOB + "/cancel", headers=headers).status_code == status
+    assert signed_in(guarded, "read").post(JOB + "/cancel", headers=headers).status_code == 403
+
+
+def test_people_are_led_to_the_sign_in_and_programs_are_not(guarded: Flask) -> None:
+    guarded.add_url_rule("/page", view_func=lambda: "x")
+    browser = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    client = guarded.test_client()
+    assert client.get("/page?a=1&b=//x", headers=browser).location == "/login?next=%2Fpage%3Fa%3D1%26b%3D%2F%2Fx"
+    assert client.get("/page", headers={"Accept": "*/*"}).status_code == 401
+    assert client.get(JOB + "/status", headers=browser).status_code == 401
+    assert client.get("/page", headers={"HX-Request": "true"}).headers["HX-Redirect"] == "/login"
+
+
+def test_without_tokens_there_is_nothing_to_sign_in_to(client: FlaskClient) -> None:
+    assert client.get("/login?next=/jobs").location == "/jobs"
+
+
+@pytest.mark.parametrize("path", [TRIGGER, "/login", JOB + "/cancel"])
+def test_j6_chunks_and_large_bodies_are_refused_everywhere(client: FlaskClient, path: str) -> None:
+    assert client.post(path, headers={"Transfer-Encoding": "chunked"}).status_code == 411
+    large = {"data": "x" * 300_000, "content_type": "application/x-www-form-urlencoded"}
+    assert client.post(path, **large).status_code == 413

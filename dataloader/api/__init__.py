@@ -65,5 +65,5 @@ def _with_headers(response: Response) -> Response:
     response.headers["X-Request-ID"] = problems.request_id()
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
     return response

@@ -100,9 +100,10 @@ def _alive_first(workers: Rows) -> Rows:
 def jobs() -> Response:
     """A list of jobs: filtered, sorted, a page at a time, all of it in the address."""
     given = {name: request.args.get(name, "") for name in (*FILTERS, "status", "since", "until", "sort")}
-    page, mistake = stats.Page([], None), ""
+    page, mistake, local = stats.Page([], None), "", {"since": "", "until": ""}
     try:
         wanted, after = _wanted(given), request.args.get("after") or None
+        local = {"since": _local(wanted.since), "until": _local(wanted.until)}
         with _sessions().borrow() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
     except ValueError as error:
@@ -110,7 +111,7 @@ def jobs() -> Response:
     return show(
         "jobs.html",
         400 if mistake else 200,
-        given=given,
+        given=given | local,
         is_filtered=any(value for name, value in given.items() if name != "sort"),
         statuses=STATUSES,
         jobs=page.jobs,
@@ -139,6 +140,11 @@ def _instant(text: str) -> datetime | None:
         return (at if at.tzinfo else at.replace(tzinfo=_zone())).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError("A time should be a date and a time, as 2026-01-31T14:30.") from None
+
+
+def _local(at: datetime | None) -> str:
+    """As a field for a date and a time wants it."""
+    return at.astimezone(_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
 
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:

@@ -68,6 +68,8 @@ def failed(error: Exception) -> Response | HTTPException:
 def _with_policy(response: Response) -> Response:
     if response.mimetype == "text/html":
         response.headers.setdefault("Content-Security-Policy", CSP)
+        # With no-referrer a browser would call a form's origin null, and its post would be taken for another site's.
+        response.headers["Referrer-Policy"] = "same-origin"
     if request.endpoint == "page.static" and "v" in request.args and response.status_code in (200, 304):
         response.headers["Cache-Control"] = "public, max-age=31536000, immutable"  # its address has its hash
     return response

@@ -46,7 +46,7 @@ def size(octets: float | None) -> str:
     number, unit = float(octets), 0
     while number >= 999.5 and unit < len(_SIZES) - 1:
         number, unit = number / 1_000, unit + 1
-    text = f"{number:.0f}" if unit == 0 or number >= 99.5 else f"{number:.1f}"
+    text = f"{number:.0f}" if unit == 0 or number >= 99.95 else f"{number:.1f}"
     return f"{text} {_SIZES[unit]}"
 
 

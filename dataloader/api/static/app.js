@@ -144,5 +144,5 @@ function draw(anew) {
 new ResizeObserver(() => chart?.setSize({width: $("pace-chart").clientWidth, height: 210})).observe($("pace-chart") || document.body);
 document.addEventListener("htmx:after:swap", (event) => { if (event.detail.ctx.sourceElement === live) draw(false); });
 draw(false);
-seen();
+if (live) seen();
 if (live && "failed" in live.dataset) $("seen").textContent = "";

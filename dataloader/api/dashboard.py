@@ -19,6 +19,7 @@ from dataloader import db, stats, why
 from dataloader.api import buttons, concerns, schemas, shown
 from dataloader.api.page import failed, show
 from dataloader.api.problems import Problem
+from dataloader.api.recent import Recent
 from dataloader.api.sessions import Sessions
 
 blueprint = Blueprint("dashboard", __name__)
@@ -43,9 +44,7 @@ Rows = list[dict[str, Any]]
 @blueprint.get("/")
 def overview() -> Response:
     """How the farm stands: what is wrong, figures, pace, queues, workers, the database."""
-    with _sessions().borrow() as conn:
-        farm, workers = stats.overview(conn), _alive_first(stats.workers(conn))
-        postgres, pace = stats.postgres(conn), stats.pace(conn, PACE_MINUTES)
+    farm, workers, postgres, pace = _recent().ask(_read_overview)
     wrong = concerns.of_farm(farm, workers, postgres)
     return show(
         "overview.html",
@@ -58,6 +57,12 @@ def overview() -> Response:
         postgres=postgres,
         **_pace(pace),
     )
+
+
+def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], Rows]:
+    with _sessions().borrow() as conn:
+        workers = _alive_first(stats.workers(conn))
+        return stats.overview(conn), workers, stats.postgres(conn), stats.pace(conn, PACE_MINUTES)
 
 
 def _pace(buckets: Rows) -> dict[str, Any]:
@@ -240,9 +245,9 @@ def queue(queue: str) -> Response:
     lists = []
     with _sessions().borrow() as conn:
         found = _of_queue(conn, queue)
-        for status, title, if_none in _LISTS:
+        for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
-            lists.append((status, title, if_none, page.jobs))
+            lists.append((status, *words, page.jobs))
     return show(
         "queue.html",
         name=queue,
@@ -253,10 +258,10 @@ def queue(queue: str) -> Response:
 
 
 _LISTS = (
-    ("dead", "Dead", "None has failed for good."),
-    ("running", "Running", "Nothing runs."),
-    ("retries", "Retries", "None waits for another attempt."),
-    ("scheduled", "Scheduled", "None waits for its time."),
+    ("dead", "Dead", "All dead jobs", "None has failed for good."),
+    ("running", "Running", "All running jobs", "Nothing runs."),
+    ("retries", "Retries", "All retries", "None waits for another attempt."),
+    ("scheduled", "Scheduled", "All scheduled jobs, retries in their back-off too", "None waits for its time."),
 )
 
 
@@ -270,6 +275,11 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
 def _sessions() -> Sessions:
     sessions: Sessions = current_app.extensions["sessions"]
     return sessions
+
+
+def _recent() -> Recent[Any]:
+    recent: Recent[Any] = current_app.extensions.setdefault("recent", Recent())
+    return recent
 
 
 def _zone() -> ZoneInfo:

@@ -98,6 +98,7 @@ def _teach(state: BlueprintSetupState) -> None:
         "moment": shown.clock(zone, partial(datetime.now, UTC)),
         **{name: getattr(shown, name) for name in ("count", "duration", "percent", "pretty", "share", "short", "size")},
         "steps": shown.steps,
+        "first_line": shown.first_line,
     }
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
 

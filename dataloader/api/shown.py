@@ -67,6 +67,11 @@ def pretty(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
+def first_line(text: str | None) -> str:
+    """What an error says before its stack."""
+    return (text or "").strip().partition("\n")[0]
+
+
 def short(job_id: object) -> str:
     """The end of a job's id: the beginning is the time, which neighbours share."""
     return "…" + str(job_id)[-8:]
@@ -125,8 +130,8 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def steps(progress: Any) -> str:
-    """The progress in one line: `500 of 1,000 · step load`."""
+def steps(progress: Any, most: int = 120) -> str:
+    """The progress, or any facts, in one line of `most` characters: `500 of 1,000 · step load`."""
     if not isinstance(progress, Mapping) or not progress:
         return ""
     left = dict(progress)
@@ -135,10 +140,10 @@ def steps(progress: Any) -> str:
         words.append(f"{_counted(left.pop('processed'))} of {_counted(left.pop('total'))}")
     words += [f"{name} {_counted(value)}" for name, value in left.items()]
     text = " · ".join(words)
-    return text if len(text) <= 120 else text[:119] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _counted(value: Any) -> str:
     if _number(value) is not None:
         return f"{value:,}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

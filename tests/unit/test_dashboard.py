@@ -12,6 +12,7 @@ import pytest
 
 from dataloader import api
 from dataloader.api import buttons, concerns, shown
+from dataloader.api.recent import Recent
 
 VENDOR = [Path(api.__file__).parent / "static" / "vendor", Path(__file__).parents[1] / "browser" / "vendor"]
 QUEUE: dict[str, Any] = {
@@ -117,6 +118,23 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     assert next(button.name for button in paused if not button.because) == "resume"
     assert "all 2,000 scheduled jobs" in paused[1].question
     assert "the one dead job" in paused[3].question
+
+
+def test_viewers_share_an_answer_but_not_a_failure() -> None:
+    recent: Recent[int] = Recent()
+    asked: list[int] = []
+
+    def question() -> int:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConnectionError
+        return recent.ask(question) if len(asked) == 2 else len(asked)  # somebody else asks meanwhile: for himself
+
+    with pytest.raises(ConnectionError):
+        recent.ask(question)
+    assert recent.ask(question) == 3
+    assert recent.ask(question) == 3
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("folder", VENDOR, ids=("shipped", "tests"))

@@ -130,11 +130,12 @@ function draw(anew) {
   chart = new uPlot({
     width: holder.clientWidth, height: 210,
     tzDate: (second) => uPlot.tzDate(new Date(second * 1000), source.dataset.zone),
+    padding: [10, 20, 0, 0],
     cursor: {y: false, drag: {x: false, y: false}},
     legend: {show: false},
     scales: {y: {range: (_, low, high) => [0, Math.max(high * 1.1, 6)]}},
     axes: [
-      {...axis, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", {timeZone: source.dataset.zone, hour: "2-digit", minute: "2-digit"}))},
+      {...axis, size: 30, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", {timeZone: source.dataset.zone, hour: "2-digit", minute: "2-digit"}))},
       {...axis, size: 56, values: (_, splits) => splits.map((n) => n.toLocaleString("en"))},
     ],
     series: [{}, series("processed", "done"), series("failed", "failed")],

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
@@ -17,7 +17,7 @@ from flask.blueprints import BlueprintSetupState
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.api import access, problems, shown
+from dataloader.api import access, shown
 from dataloader.api.infra import VERSION
 from dataloader.config import Settings
 
@@ -53,7 +53,7 @@ def failed(error: Exception) -> Response | HTTPException:
     """Any error in words: a page of its own, or for htmx a text that joins the page as it is."""
     if isinstance(error, HTTPException) and (error.code or 500) < 400:
         return error
-    answer = problems.answer(error)
+    answer = _answer(error)
     problem = answer.get_json()
     if "HX-Request" in request.headers:
         response = Response(problem["detail"], answer.status_code, mimetype="text/plain")
@@ -62,6 +62,13 @@ def failed(error: Exception) -> Response | HTTPException:
     if "Retry-After" in answer.headers:
         response.headers["Retry-After"] = answer.headers["Retry-After"]
     return response
+
+
+def _answer(error: Exception) -> Response:
+    """The problem document that the API would answer with."""
+    handlers = current_app.error_handler_spec[None][None]
+    handle = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+    return cast(Response, handle(error))
 
 
 @blueprint.after_app_request

@@ -28,7 +28,6 @@ _log = structlog.get_logger("api")
 _KINDS = {
     400: ("invalid-input", "The request is not valid"),
     404: ("not-found", "There is nothing at this address"),
-    409: ("conflict", "The state of the job forbids that"),
     405: ("method-not-allowed", "This address does not take that method"),
     411: ("length-required", "The request should say how long its body is"),
     413: ("too-large", "The request is too large"),
@@ -67,15 +66,6 @@ def install(app: Flask) -> None:
     app.register_error_handler(HTTPException, _of_http)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(Exception, _of_any)
-
-
-def answer(error: Exception) -> Response:
-    """The problem document of any error."""
-    if isinstance(error, Problem):
-        return _of_problem(error)
-    if isinstance(error, HTTPException):
-        return _of_http(error)
-    return _of_schema(error) if isinstance(error, migrations.SchemaError) else _of_any(error)
 
 
 def request_id() -> str:

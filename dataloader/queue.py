@@ -345,11 +345,8 @@ def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
 
 def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
     """With instants and ids as such, which JSON has as texts."""
-    return waiting_for and {name: _TYPES.get(name, _same)(value) for name, value in waiting_for.items()}
-
-
-def _same(value: Any) -> Any:
-    return value
+    typed = {name: read(waiting_for[name]) for name, read in _TYPES.items() if waiting_for and waiting_for.get(name)}
+    return waiting_for and waiting_for | typed
 
 
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:

@@ -205,8 +205,11 @@ def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Pag
     until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
     found: list[Row] = []
-    for branch in _branches(wanted.status):
-        found += _rows(conn, branch, **_filters(wanted), **bounds, scan=SCAN, limit=limit + 1)
+    with conn.transaction():
+        branches = _branches(wanted.status)
+        conn.execute(_SQL["plans_that_sort" if branches[0] in ("dead", "retries") else "plans"])
+        for branch in branches:
+            found += _rows(conn, branch, **_filters(wanted), **bounds, scan=SCAN, limit=limit + 1)
     found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(found, limit, lambda row: row["changed_at"].isoformat())
 
@@ -234,13 +237,18 @@ def _filters(wanted: Wanted) -> Row:
 
 def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
     """Cut where the page is full, or where a statement came to its end of looking: beyond that there may be more."""
-    edge = next((number for number, row in enumerate(found) if row["is_edge"]), len(found))
-    shown = found[: min(edge, limit)]
-    last = found[edge] if edge < limit and edge < len(found) else shown[-1] if len(found) > len(shown) else None
-    for row in shown:
-        del row["is_edge"]
-        row["progress"] = _json(row["progress"])
-    return Page(shown, _as_cursor(key(last), last["job_id"]) if last else None)
+    shown: list[Row] = []
+    after = None
+    for row in found:
+        if len(shown) == limit:
+            return Page(shown, after)
+        is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
+        after = _as_cursor(key(row), row["job_id"])
+        if is_wanted:
+            shown.append(row | {"progress": _json(row["progress"])})
+        if is_edge:
+            return Page(shown, after)
+    return Page(shown, None)
 
 
 def _as_cursor(key: str, job_id: UUID) -> str:

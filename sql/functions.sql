@@ -1119,7 +1119,7 @@ $$;
 -- come), fresh (never tried), retries (tried before), dead (failed or lost).
 CREATE OR REPLACE FUNCTION dl_matches(
   j dl_jobs, p_queue text, p_task text, p_status text, p_lock_key text, p_partition_key text, p_producer text,
-  p_consumer_group text) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  p_consumer_group text) RETURNS boolean LANGUAGE sql STABLE AS $$
   SELECT (p_queue IS NULL OR j.queue = p_queue) AND (p_task IS NULL OR j.task = p_task)
      AND (p_lock_key IS NULL OR j.lock_key = p_lock_key)
      AND (p_partition_key IS NULL OR j.partition_key = p_partition_key)

@@ -1,0 +1,225 @@
+"""What people do to jobs and queues: it holds on all hosts at once, is journaled, takes nothing from a running job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
+
+from dataloader import db, operate, queue, why
+from dataloader.queue import NewJob, QueueFull
+
+Workers = Callable[[], Worker]
+BY = "token night from 10.0.0.7"
+
+
+def test_a_paused_queue_starts_nothing_and_its_others_do(conn: db.Connection, workers: Workers) -> None:
+    first, second = workers(), workers()
+    enqueue(conn)
+    other = enqueue(conn, queue="other")
+    paused = operate.pause(conn, "q", BY)
+    assert (paused["queue"], paused["paused_by"]) == ("q", BY)
+    for worker in (first, second):
+        for claim in (worker.claim(), worker.look()):
+            assert (claim.job, claim.look_again, claim.due_in) == (None, False, None)
+    assert first.take("other").job_id == other
+
+
+def test_a_pause_that_stands_keeps_its_time_and_author(conn: db.Connection) -> None:
+    assert operate.pause(conn, "q", BY) == operate.pause(conn, "q", "somebody else")
+
+
+def test_what_runs_while_its_queue_is_paused_ends_as_ever(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    operate.pause(conn, "q", BY)
+    assert queue.beat(worker.conn, job, None, False) is False
+    assert worker.finish(job) == "succeeded"
+    assert state(conn, job_id) == ("succeeded", 1)
+
+
+def test_resuming_wakes_the_sleepers_once_and_they_start(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    operate.pause(conn, "q", BY)
+    worker.claim()
+    worker.notes()
+    for _ in range(2):
+        assert operate.resume(conn, "q", BY) == {"queue": "q", "paused_at": None, "paused_by": None, "max_length": None}
+    assert worker.notes() == ["q"]
+    assert worker.take().job_id == job_id
+
+
+def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn, lock_key="k")
+    operate.pause(conn, "q", BY)
+    assert worker.claim().job is None
+    assert keys_held(conn) == []
+    other = enqueue(conn, queue="other", lock_key="k")
+    assert worker.take("other").job_id == other
+
+
+def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: db.Connection) -> None:
+    operate.pause(conn, "q", BY)
+    assert operate.limit_length(conn, "q", 5, BY)["paused_by"] == BY
+    assert operate.resume(conn, "q", BY)["max_length"] == 5
+    assert operate.resume(conn, "never seen", BY)["max_length"] is None
+
+
+def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: Worker) -> None:
+    operate.limit_length(conn, "q", 2, BY)
+    plain(conn, status="succeeded")
+    known = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
+    queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+    with pytest.raises(QueueFull, match=r"the queue q is full: 2 jobs are queued"):
+        queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+    with pytest.raises(QueueFull):
+        queue.require_room(conn, ["other", "q"])
+    assert queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True) == known
+    queue.enqueue(conn, NewJob("other", "t", "k"), limited=True)
+    queue.enqueue(conn, NewJob("q", "t", "k"))  # whoever is not limited, is not
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE queue = 'q'") == 4
+    operate.limit_length(conn, "q", None, BY)
+    queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
+def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: db.Connection, workers: Workers, status: str) -> None:
+    worker, other = workers(), workers()
+    job_id = enqueue(conn, max_attempts=1)
+    job = worker.take()
+    verbs = {"succeeded": "succeed", "failed": "fail", "canceled": "cancel"}
+    if status == "lost":
+        queue.settle(conn, worker.name, "crash", "killed")
+    else:
+        if status == "canceled":
+            queue.request_cancel(conn, job_id, force=True)
+        worker.finish(job, verbs[status])
+    assert state(conn, job_id)[0] == status
+    other.notes()
+
+    assert operate.requeue(conn, [job_id], BY) == {job_id: "done"}
+    assert other.notes() == ["q"]
+    found = row(conn, job_id)
+    assert (found["status"], found["attempt"], found["error"], found["finished_at"]) == ("queued", 0, None, None)
+    assert (found["cancel_requested"], found["cancel_forced"]) == (False, False)
+    assert journal(conn, job_id)[-1] == ("requeue", {"attempt": 0, "by": BY, "reason": "requeued by hand"})
+    again = other.take()
+    assert (again.job_id, again.attempt, again.claim) == (job_id, 1, 2)
+    assert other.finish(again) == "succeeded"
+
+
+def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> None:
+    running = enqueue(conn)
+    worker.take()
+    queued, done, unknown = enqueue(conn), plain(conn, status="succeeded"), uuid4()
+    every = [running, queued, done, unknown]
+    said = {running: "running", queued: "queued", unknown: "unknown"}
+    assert operate.requeue(conn, every, BY) == said | {done: "done"}
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (done,))
+    assert operate.run_now(conn, every, BY) == said | {queued: "done", done: "succeeded"}
+    assert operate.cancel(conn, every, BY) == {running: "done", queued: "done", done: "succeeded", unknown: "unknown"}
+    assert operate.delete(conn, every, BY) == {running: "running", queued: "done", done: "done", unknown: "unknown"}
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
+    assert value(conn, "SELECT count(DISTINCT job_id) FROM dl_job_events") == 1
+
+
+def test_a_job_that_starts_while_it_is_deleted_stays(conn: db.Connection, worker: Worker, dsn: str) -> None:
+    job_id = enqueue(conn)
+    with db.connect(dsn, name="operator", schema="public") as operator:
+        worker.conn.execute("BEGIN")
+        worker.take()
+        with started(lambda: operate.delete(operator, [job_id], BY), operator.info.backend_pid, conn) as deleted:
+            worker.conn.execute("COMMIT")
+            assert deleted.result() == {job_id: "running"}
+    assert state(conn, job_id) == ("running", 1)
+
+
+def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: db.Connection, worker: Worker) -> None:
+    later = enqueue(conn, available_at=datetime(2031, 1, 1, tzinfo=UTC))
+    retry = plain(conn, in_sec=600, attempt=2)
+    assert worker.claim().job is None
+    worker.notes()
+    assert operate.run_now(conn, [later, retry], BY) == {later: "done", retry: "done"}
+    assert "q" in worker.notes()
+    assert journal(conn, retry)[-1] == ("requeue", {"attempt": 2, "by": BY, "reason": "made due by hand"})
+    assert {worker.take().job_id, worker.take().job_id} == {later, retry}
+    assert kinds(conn, later) == ["queued", "requeue", "picked"]
+
+
+def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
+    dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
+    conn.execute("UPDATE dl_jobs SET finished_at = now()")
+    elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
+    assert [operate.requeue_dead(conn, "q", BY, limit=2), operate.delete_dead(conn, "q", BY, limit=2)] == [2, 2]
+    assert [operate.delete_dead(conn, "q", BY, limit=2), operate.delete_dead(conn, "q", BY, limit=2)] == [1, 0]
+    left = {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
+    assert len(left & set(dead)) == 2
+    assert {elsewhere, fine} < left
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued' AND attempt = 0") == 2
+
+
+def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
+    for _ in range(3):
+        plain(conn, in_sec=60)
+    plain(conn, queue="other", in_sec=60)
+    assert [
+        operate.run_all(conn, "q", BY, limit=2),
+        operate.run_all(conn, "q", BY),
+        operate.run_all(conn, "q", BY),
+    ] == [
+        2,
+        1,
+        0,
+    ]
+    assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
+
+
+def test_a_cancellation_says_who_asked(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    worker.take()
+    assert operate.cancel(conn, [job_id], BY, force=True) == {job_id: "done"}
+    assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": BY, "force": True})
+    assert heard(worker.conn, "dl_cancel") == [str(job_id)]
+
+
+def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
+    """Each reason, and its sentence."""
+    worker, stranger = workers(), workers()
+
+    def reason(job_id: object) -> tuple[str, str]:
+        waiting_for = (queue.status(conn, job_id) or {})["waiting_for"]  # type: ignore[arg-type]
+        return waiting_for["reason"], why.words(waiting_for, datetime.now(UTC))
+
+    first, second = enqueue(conn), enqueue(conn)
+    assert reason(first) == (
+        "no_worker",
+        "No worker serves the queue q: start one, or correct WORKERS_JSON or the job's queue.",
+    )
+    conn.execute(
+        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', 'busy')"
+    )
+    assert reason(first) == ("worker", "It is the next of its queue: it starts when one of 1 workers of q is free.")
+    assert reason(second) == ("worker", "1 job of the queue q go before it; 1 workers serve that queue.")
+
+    holder = enqueue(conn, queue="other", lock_key="k")
+    worker.take("other")
+    behind = enqueue(conn, lock_key="k")
+    assert reason(behind) == ("lock", f"Its key k is held by job {holder}, which runs.")
+
+    later = enqueue(conn, available_at=datetime(2031, 1, 1, tzinfo=UTC))
+    assert reason(later)[0] == "time"
+    assert reason(later)[1].startswith("Its time has not come: it is due in ")
+
+    refused = enqueue(conn, queue="third", lock_key="held elsewhere")
+    stranger.conn.execute("SELECT pg_advisory_lock(hashtext('held elsewhere'))")
+    assert worker.claim("third").backoffs == 1
+    said = reason(refused)
+    assert said[0] == "session"
+    assert f"that runs no job of ours: {stranger.name}, backend {stranger.pid}. Next try in" in said[1]
+
+    operate.pause(conn, "q", BY)
+    assert reason(first) == ("paused", f"The queue q is paused: for 0 s by {BY}. Resume it to go on.")
+    assert (queue.status(conn, holder) or {})["waiting_for"] is None

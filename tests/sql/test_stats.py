@@ -1,0 +1,389 @@
+"""Questions about many jobs: the answers are right, and cost what they show, not what lies behind."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hands import Worker, age, enqueue, expire, many, plain, quietly, row, value
+
+from dataloader import db, operate, queue, stats
+from dataloader.job import Finish
+from dataloader.stats import Wanted
+
+Workers = Callable[[], Worker]
+
+
+def walk(conn: db.Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
+    """All jobs of a list, page by page."""
+    found: list[dict[str, Any]] = []
+    after = None
+    for _ in range(10_000):
+        page = stats.jobs(conn, wanted, limit, after)
+        assert len(page.jobs) <= limit
+        found += page.jobs
+        if (after := page.next) is None:
+            return found
+    raise AssertionError("the list has no end")
+
+
+def varied(conn: db.Connection) -> None:
+    """Three hundred jobs in every state, many of them changed at the same instant."""
+    chance = random.Random(7)
+    with quietly(conn):
+        for number in range(300):
+            status = chance.choice(["queued", "running", "succeeded", "failed", "canceled", "lost"])
+            job_id = plain(
+                conn,
+                queue=chance.choice("ab"),
+                task=chance.choice(["t", "u"]),
+                lock_key=f"k{number % 7}",
+                producer=chance.choice(["p", None]),
+                partition_key=chance.choice(["", "x"]),
+                consumer_group=chance.choice(["g", None]),
+                status=status,
+                attempt=chance.randrange(3),
+                made_sec=-chance.randrange(1, 50),
+            )
+            conn.execute(
+                "UPDATE dl_jobs SET finished_at = CASE WHEN status::text IN ('queued', 'running') THEN NULL"
+                " ELSE created_at END, started_at = CASE status WHEN 'queued' THEN NULL ELSE created_at END,"
+                " blocked_on = CASE WHEN status = 'queued' AND %s THEN 'time' END WHERE job_id = %s",
+                (chance.random() < 0.3, job_id),
+            )
+
+
+FILTERS = [
+    {},
+    {"queue": "a"},
+    {"task": "u", "producer": "p"},
+    {"lock_key": "k3"},
+    {"partition_key": "x", "consumer_group": "g"},
+    *({"status": status} for status in stats.STATUSES),
+    {"status": "dead", "queue": "b"},
+    {"status": "retries", "queue": "a", "task": "t"},
+]
+
+
+def matches(job: dict[str, Any], wanted: dict[str, str]) -> bool:
+    """The filter, said once more."""
+    groups: dict[str, Callable[[], bool]] = {
+        "scheduled": lambda: job["blocked_on"] == "time",
+        "fresh": lambda: job["status"] == "queued" and job["attempt"] == 0,
+        "retries": lambda: job["status"] == "queued" and job["attempt"] > 0,
+        "dead": lambda: job["status"] in ("failed", "lost"),
+    }
+    rest = dict(wanted)
+    status = rest.pop("status", job["status"])
+    is_it = groups[status]() if status in groups else job["status"] == status
+    return is_it and all(job[name] == text for name, text in rest.items())
+
+
+def test_a_list_has_each_job_once_and_in_order(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the pages are, and however few jobs are looked at for one."""
+    varied(conn)
+    every = [row(conn, job_id) for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs").fetchall()]
+    for scan, limit in ((20_000, 50), (13, 7)):
+        monkeypatch.setattr(stats, "SCAN", scan)
+        for wanted in FILTERS:
+            expected = {job["job_id"] for job in every if matches(job, wanted)}
+            by_change = walk(conn, Wanted(**wanted), limit)
+            by_key = walk(conn, Wanted(**wanted, sort="key"), limit)
+            assert {job["job_id"] for job in by_change} == expected == {job["job_id"] for job in by_key}, wanted
+            assert len(by_change) == len(by_key) == len(expected), wanted
+            assert [j["changed_at"] for j in by_change] == sorted((j["changed_at"] for j in by_change), reverse=True)
+            assert [j["lock_key"] for j in by_key] == sorted(j["lock_key"] for j in by_key)
+
+
+def test_a_list_of_a_time(conn: db.Connection) -> None:
+    jobs = [plain(conn, made_sec=-60 * n) for n in range(1, 6)]
+    made = [row(conn, job_id)["created_at"] for job_id in jobs]
+    for sort in stats.SORTS:
+        found = walk(conn, Wanted(since=made[3], until=made[1], sort=sort), 2)
+        assert {job["job_id"] for job in found} == set(jobs[1:4])
+
+
+@pytest.mark.parametrize("bad", ["", "x", "bnVsbA", "WzEsMl0", "é", "WyJhIiwiYiJd", "W10", "WyIyMDI2IiwgIngiXQ"])
+def test_a_cursor_that_is_none(conn: db.Connection, bad: str) -> None:
+    for sort in stats.SORTS:
+        with pytest.raises(ValueError, match="the cursor should be"):
+            stats.jobs(conn, Wanted(sort=sort), 5, bad)
+
+
+def test_a_page_reads_what_it_shows(conn: db.Connection) -> None:
+    """And of a filter that nothing passes a bounded part, whatever the statistics say."""
+    with quietly(conn):
+        many(conn, 50_000, "k%s")
+        conn.execute(
+            "UPDATE dl_jobs SET status = 'succeeded', finished_at = created_at WHERE lock_key < 'k5'"
+        )  # half of them
+    for statistics in ("none", "right"):
+        if statistics == "right":
+            conn.execute("VACUUM ANALYZE dl_jobs")
+        for wanted in (Wanted(), Wanted(status="queued"), Wanted(status="succeeded"), Wanted(queue="q")):
+            assert read(conn, lambda wanted=wanted: stats.jobs(conn, wanted, 50)) < 1_000, (statistics, wanted)
+    page = stats.jobs(conn, Wanted(task="nobody's"), 50)
+    assert (page.jobs, page.next is not None) == ([], True)
+
+
+def read(conn: db.Connection, question: Callable[[], Any]) -> int:
+    """How many rows of the table a question has looked at."""
+    rows = (
+        "SELECT coalesce(sum(seq_tup_read + idx_tup_fetch), 0) FROM pg_stat_xact_user_tables WHERE relname = 'dl_jobs'"
+    )
+    with conn.transaction():
+        before = value(conn, rows)
+        question()
+        return int(value(conn, rows) - before)
+
+
+def test_how_the_farm_stands(conn: db.Connection, worker: Worker) -> None:
+    for _ in range(3):
+        enqueue(conn, queue="load")
+    late = plain(conn, queue="load", in_sec=-90, made_sec=-100)
+    plain(conn, queue="load", in_sec=600)
+    plain(conn, queue="load", in_sec=30, attempt=2)
+    plain(conn, queue="old", status="failed")
+    plain(conn, queue="old", status="lost")
+    plain(conn, queue="done", status="succeeded")
+    enqueue(conn, queue="runs")
+    worker.take("runs")
+    operate.pause(conn, "quiet", "me")
+    operate.limit_length(conn, "load", 9, "me")
+    conn.execute(
+        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state, seen_at) VALUES"
+        " ('a', 'f', 'h', 1, 'serves', 'idle', now()), ('b', 'f', 'h', 2, 'load', 'dead', now()),"
+        " ('c', 'f', 'h', 3, 'load', 'idle', now() - interval '1 min')"
+    )
+
+    found = stats.overview(conn)
+    queues = {each["queue"]: each for each in found["queues"]}
+    assert list(queues) == ["load", "old", "quiet", "runs", "serves"]
+    load = queues["load"]
+    assert {name: load[name] for name in ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")} == {
+        "length": 6,
+        "scheduled": 2,
+        "fresh": 5,
+        "retries": 1,
+        "busy": 0,
+        "dead": 0,
+        "workers": 0,
+    }
+    assert (load["max_length"], load["length_is_exact"]) == (9, True)
+    assert 89 < load["lag_sec"] < 120, row(conn, late)
+    assert (queues["old"]["dead"], queues["runs"]["busy"], queues["serves"]["workers"]) == (2, 1, 1)
+    assert (queues["quiet"]["paused_by"], queues["quiet"]["lag_sec"]) == ("me", 0)
+    total = found["total"]
+    assert (total["length"], total["busy"], total["dead"], total["workers"]) == (6, 1, 2, 1)
+    assert total["lag_sec"] == load["lag_sec"]
+
+
+def test_a_count_ends_somewhere_and_says_so(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "COUNTED", 10)
+    with quietly(conn):
+        many(conn, 30, "k%s")
+    (found,) = stats.overview(conn)["queues"]
+    assert (found["length"], found["length_is_exact"]) == (10, False)
+
+
+def test_a_job_with_all_that_is_known(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(
+        conn, args={"n": 1, "big": 10**30}, idempotency_key="i", trace="00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    )
+    shown = stats.job(conn, job_id)
+    assert shown is not None
+    assert (shown["args"], shown["idempotency_key"], shown["claims"]) == ({"n": 1, "big": 10**30}, "i", 0)
+    assert shown["trace"].startswith("00-aaa")
+    worker.take()
+    assert (stats.job(conn, job_id) or {})["claimed_by"] == worker.name
+    assert stats.job(conn, UUID(int=5)) is None
+
+
+def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Workers) -> None:
+    job_id = enqueue(conn, max_attempts=9)
+    for end in ("retry", "hand_back", "crash", "lease", "succeed"):
+        worker = workers()  # some lose their session on the way
+        job = worker.take()
+        facts = {"peak_mb": 5.0, "cpu_sec": 0.5}
+        if end == "crash":
+            queue.settle(conn, worker.name, "crash", "worker killed by signal 9", facts | {"signal": 9}, job_id)
+        elif end == "lease":
+            expire(conn, job_id)
+            queue.reap(conn)
+        else:
+            finish = Finish(end, "what went wrong" if end == "retry" else None, 30)
+            queue.finish(worker.conn, job, finish, facts)
+        if end != "succeed":
+            operate.run_now(conn, [job_id], "me")
+    found = stats.attempts(stats.events(conn, job_id))
+    assert [(a.attempt, a.end) for a in found] == [
+        (1, "requeue"),
+        (2, "requeue"),
+        (2, "requeue"),
+        (3, "requeue"),
+        (4, "done"),
+    ]
+    assert (found[0].error, found[0].peak_mb, found[2].signal) == ("what went wrong", 5.0, 9)
+    assert found[3].reason is not None
+    assert found[3].reason.startswith("lease expired")
+    assert all(a.seconds is not None and a.seconds >= 0 for a in found)
+    assert stats.roll(conn) > 0
+    counted = {each["kind"]: each["count"] for each in stats.totals(conn)}
+    assert counted == {
+        "queued": 1,
+        "picked": 5,
+        "retry": 1,
+        "handed_back": 1,
+        "crash": 1,
+        "lease": 1,
+        "done": 1,
+        "requeue": value(conn, "SELECT count(*) FROM dl_job_events WHERE payload ->> 'reason' = 'made due by hand'"),
+    }
+
+
+def test_pages_of_journals(conn: db.Connection) -> None:
+    first, second = enqueue(conn), enqueue(conn, queue="other")
+    for _ in range(3):
+        queue.request_cancel(conn, first)
+        operate.requeue(conn, [first], "me")
+    whole = stats.events(conn, first)
+    assert [event["kind"] for event in whole] == ["queued", *["canceled", "requeue"] * 3]
+    assert stats.events(conn, first, after=whole[1]["event_id"], limit=2) == whole[2:4]
+    newest = stats.latest_events(conn, None, 3)
+    assert [event["event_id"] for event in newest] == [event["event_id"] for event in whole[-3:]]
+    assert [event["job_id"] for event in stats.latest_events(conn, 0, 10, "other")] == [second]
+    assert stats.latest_events(conn, newest[-1]["event_id"], 10) == []
+
+
+def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Worker) -> None:
+    for _ in range(5):
+        enqueue(conn)
+    for verb in ("succeed", "succeed", "fail", "retry"):
+        worker.finish(worker.take(), verb)
+    assert [stats.roll(conn) > 0, stats.roll(conn)] == [True, 0]
+    totals = {each["kind"]: each for each in stats.totals(conn)}
+    assert {kind: each["count"] for kind, each in totals.items()} == {
+        "queued": 5,
+        "picked": 4,
+        "done": 2,
+        "failed": 1,
+        "retry": 1,
+    }
+    assert sum(totals["done"]["buckets"]) == 2
+    assert len(totals["done"]["buckets"]) == len(stats.BUCKETS_SEC) + 1
+    pace = stats.pace(conn, 1)
+    assert (sum(each["processed"] for each in pace), sum(each["failed"] for each in pace)) == (4, 2)
+    assert len(pace) == 7
+    worker.finish(worker.take())
+    stats.roll(conn)
+    assert {each["kind"]: each["count"] for each in stats.totals(conn)}["done"] == 3
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 0.8, 3, 10, 30, 100, 600, 2_000, 10_000, 50_000, 200_000])
+def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: Worker, seconds: float) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    conn.execute(
+        "UPDATE dl_job_events SET ts = ts - make_interval(secs => %s) WHERE job_id = %s AND kind = 'picked'",
+        (seconds, job_id),
+    )
+    worker.finish(job)
+    stats.roll(conn)
+    (done,) = [each for each in stats.totals(conn) if each["kind"] == "done"]
+    bounds = [*stats.BUCKETS_SEC, float("inf")]
+    assert done["buckets"].index(1) == next(number for number, bound in enumerate(bounds) if seconds < bound)
+    assert done["seconds"] == pytest.approx(seconds, abs=0.2)
+
+
+def test_a_row_that_is_committed_late_is_counted_too(conn: db.Connection, dsn: str) -> None:
+    """Numbers are given out before they are visible: nothing is passed over but what stays away for long."""
+    enqueue(conn)
+    with psycopg.connect(dsn) as slow:
+        plain(slow)
+        slow.execute("SET CONSTRAINTS ALL IMMEDIATE")  # the journal's row is there, and only this session sees it
+        enqueue(conn)
+        assert stats.roll(conn) == 1
+        assert stats.roll(conn) == 0
+    assert stats.roll(conn) == 2
+    assert stats.totals(conn)[0]["count"] == 3
+
+
+def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) -> None:
+    enqueue(conn)
+    value(conn, "SELECT nextval('dl_job_events_event_id_seq')")
+    enqueue(conn)
+    assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '11 s'")
+    assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
+
+
+def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: str) -> None:
+    enqueue(conn)
+    with db.connect(dsn, name="other", schema="public") as other, other.transaction():
+        assert stats.roll(other) == 1
+        assert stats.roll(conn) == 0
+    assert stats.roll(conn) == 0
+    assert Counter(each["kind"] for each in stats.totals(conn)) == {"queued": 1}
+
+
+def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn, queue="q")
+    job = worker.take()
+    queue.beat(worker.conn, job, '{"processed": 5}', False)
+    shown = {
+        "worker": worker.name,
+        "pid": 7,
+        "queue": "q",
+        "state": "busy",
+        "job_id": str(job_id),
+        "memory_bytes": 2**33,
+        "cpu_percent": 99.5,
+        "jobs": 3,
+        "started_at": datetime.now(UTC) - timedelta(hours=1),
+    }
+    idle = shown | {"worker": "h:8:b", "pid": 8, "state": "idle", "job_id": None}
+    stats.show_workers(conn, "farm", "h", [shown, idle])
+    stats.show_workers(conn, "another", "i", [idle | {"worker": "i:1:b"}])
+    found = {each["worker"]: each for each in stats.workers(conn)}
+    assert set(found) == {worker.name, "h:8:b", "i:1:b"}
+    mine = found[worker.name]
+    assert (mine["task"], mine["attempt"], mine["progress"], mine["is_live"]) == ("t", 1, {"processed": 5}, True)
+    assert (mine["memory_bytes"], mine["job_started_at"]) == (2**33, row(conn, job_id)["started_at"])
+
+    stats.show_workers(conn, "farm", "h", [idle])
+    assert {each["worker"] for each in stats.workers(conn)} == {"h:8:b", "i:1:b"}
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min' WHERE worker = 'i:1:b'")
+    assert {each["worker"]: each["is_live"] for each in stats.workers(conn)} == {"h:8:b": True, "i:1:b": False}
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '2 days' WHERE worker = 'i:1:b'")
+    stats.show_workers(conn, "farm", "h", [])
+    assert value(conn, "SELECT count(*) FROM dl_workers") == 0
+
+
+def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str) -> None:
+    assert stats.postgres(conn)["oldest_transaction"] is None
+    with psycopg.connect(dsn, application_name="forgotten") as forgotten:
+        forgotten.execute("INSERT INTO dl_queues (queue) VALUES ('x')")
+        found = stats.postgres(conn)
+        oldest = found["oldest_transaction"]
+        assert (oldest["application"], oldest["state"], oldest["holds_back_vacuum"]) == (
+            "forgotten",
+            "idle in transaction",
+            True,
+        )
+        assert "dl_queues" in oldest["query"]
+        forgotten.rollback()
+    assert 0 <= found["notify_usage"] < 1
+    assert found["size_bytes"] > found["queue_tables_bytes"] > 0
+    assert 0 < found["connections"] <= found["max_connections"]
+
+
+def test_ages_are_not_negative(conn: db.Connection) -> None:
+    job_id = enqueue(conn)
+    age(conn, job_id, "available_at", -0.0)
+    assert stats.overview(conn)["total"]["lag_sec"] >= 0

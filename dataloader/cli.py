@@ -68,20 +68,16 @@ def reaper_command() -> None:
 
 @main.command()
 @click.option("--processes", default=2, show_default=True, help="gunicorn worker processes")
-@click.option("--threads", default=8, show_default=True, help="threads of each")
+@click.option("--threads", default=32, show_default=True, help="threads of each")
 def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
     settings = _settings()
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
     os.environ["DL_DB_DSN"] = dsn
-    # No control socket: it would make the arbiter threaded, and two services of one user would share its path.
     options = [
         "--config=python:dataloader.api.server",
-        "--no-control-socket",
         "--logger-class=dataloader.api.audit.GunicornLogger",
-        "--worker-class",
-        "gthread",
         "--workers",
         str(processes),
         "--threads",
@@ -90,10 +86,6 @@ def api(processes: int, threads: int) -> None:
     options += [
         "--bind",
         f"{settings.app_host}:{settings.app_port}",
-        "--graceful-timeout",
-        "30",
-        "--timeout",
-        "60",
     ]
     command = [sys.executable, "-m", "gunicorn", *options, "dataloader.api:create_app()"]
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn

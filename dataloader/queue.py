@@ -349,6 +349,11 @@ def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
     return waiting_for and waiting_for | typed
 
 
+def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
+    """What changes with whatever `status` shows of these jobs, but for the others that they wait for."""
+    return dict(conn.execute(_SQL["versions"], {"job_ids": list(job_ids)}).fetchall())
+
+
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:
     """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job.
 

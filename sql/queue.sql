@@ -83,6 +83,13 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
      WHERE j.status = 'queued') waits ON true
  WHERE j.job_id = %(job_id)s;
 
+-- name: versions
+-- A short text for each of these jobs that changes with what `status` shows of its row: whoever waits for a change
+-- compares it.
+SELECT job_id, to_hex(hashtextextended(ROW(status, attempt, started_at, finished_at, heartbeat_at, error, progress,
+         queue, priority, max_attempts, timeout_sec, cancel_requested, available_at, blocked_on)::text, 0))
+  FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
+
 -- name: request_cancel
 -- queued -> canceled at once; a running job is told, by its row and by a notification; once more when it is to be
 -- forced now. Final states stay.

@@ -6,14 +6,17 @@ Holds the application factory only. The package may import `db`, `queue`, `stats
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
+from uuid import UUID
 
 from flask import Flask, Response, abort, request
 
-from dataloader import config, log
+from dataloader import config, log, queue
 from dataloader.api import access, audit, dashboard, infra, page, pressed, problems, signin, v1
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
+from dataloader.api.waits import Versions, Waits
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
@@ -34,7 +37,11 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.converters["anything"] = v1.Anything
     app.extensions["settings"] = settings
-    app.extensions["sessions"] = Sessions(settings)
+    sessions = app.extensions["sessions"] = Sessions(settings)
+    waits = app.extensions["waits"] = Waits(_versions(sessions))
+    # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
+    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
+    app.extensions["on_drain"] = [waits.stop, getattr(infra, "drain", lambda: None)]
     app.register_blueprint(infra.blueprint)
     app.register_blueprint(v1.blueprint)
     for part in (page, dashboard, pressed):
@@ -46,6 +53,20 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.before_request(_refuse_chunks)
     app.after_request(_with_headers)
     return app
+
+
+def _share(threads: int, sessions: Sessions, waits: Waits) -> None:
+    """Half of a process's threads may wait for jobs, the others be at the database; two are left for all else."""
+    waits.allow(threads // 2)
+    sessions.allow(threads - threads // 2 - 2)
+
+
+def _versions(sessions: Sessions) -> Versions:
+    def ask(job_ids: Collection[UUID]) -> dict[UUID, str]:
+        with sessions.borrow() as conn:
+            return queue.versions(conn, job_ids)
+
+    return ask
 
 
 def _refuse_chunks() -> None:

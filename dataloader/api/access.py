@@ -85,15 +85,19 @@ def who() -> str:
 
 
 def announce(settings: Settings) -> None:
-    """Say loudly, once in a process and its forks, when the service has no tokens."""
+    """Say loudly, once in a process and its forks, when the service has no tokens.
+
+    Also on stderr where a person reads that; elsewhere it collects lines of JSON.
+    """
     global _announced
     if settings.dl_api_tokens or _announced:
         return
     _announced = True
     changes = "EVERYBODY who reaches it" if settings.dl_allow_anonymous else "everybody on this machine"
-    text = f"no DL_API_TOKENS: everybody may read, and {changes} may trigger, cancel and change jobs"
+    text = f"without DL_API_TOKENS everybody may read, and {changes} may trigger, cancel and change jobs"
     _log.warning("api.open", detail=text, allow_anonymous=settings.dl_allow_anonymous)
-    print(f"dataloader api: WARNING: {text}", file=sys.stderr, flush=True)  # noqa: T201
+    if sys.stderr.isatty():
+        print(f"dataloader api: WARNING: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def is_cross_site() -> bool:

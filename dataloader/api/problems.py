@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from random import randint
 from traceback import extract_tb
 from urllib.parse import quote
 from uuid import uuid4
@@ -20,7 +21,7 @@ from werkzeug.exceptions import HTTPException
 
 from dataloader import db, log, migrations
 
-RETRY_AFTER_SEC = 3
+RETRY_AFTER_SEC = 3  # at least
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
 
@@ -101,7 +102,12 @@ def _of_any(error: Exception) -> Response:
 
 
 def _unavailable(detail: str) -> Response:
-    return _document(503, detail, headers={"Retry-After": str(RETRY_AFTER_SEC)})
+    return _document(503, detail, headers={"Retry-After": retry_after()})
+
+
+def retry_after() -> str:
+    """In how many seconds to ask again: not for all the same, or they would all come back together."""
+    return str(randint(RETRY_AFTER_SEC, RETRY_AFTER_SEC + 3))  # noqa: S311  no secret
 
 
 def _document(

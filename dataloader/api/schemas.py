@@ -26,6 +26,8 @@ BATCH_LIMIT = 16 * 1024 * 1024  # bytes
 TRIGGER_DEPTH = DEPTH_LIMIT  # objects and arrays within each other, the body itself being the first
 BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
 DIGITS_LIMIT = 4_300  # what Python reads as one integer, and so what a worker can
+WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
+_SECONDS = re.compile("[0-9]{1,2}")
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -74,6 +76,15 @@ def new_jobs(document: dict[str, Any], lease_ttl_sec: int) -> Columns:
             message = f"args should be at most {BODY_LIMIT} bytes of JSON"
             raise Problem(413, message, [Fault(f"/jobs/{number}/args", "too_large", message)])
     return columns
+
+
+def seconds_to_wait(text: str | None) -> int:
+    """The seconds of `?wait=`; a 400 Problem for what is no such number."""
+    if text is None:
+        return 0
+    if not _SECONDS.fullmatch(text) or int(text) > WAIT_LIMIT:
+        raise invalid("/wait", "wait", f"wait should be a whole number of seconds from 0 to {WAIT_LIMIT}")
+    return int(text)
 
 
 def is_forced(document: dict[str, Any]) -> bool:

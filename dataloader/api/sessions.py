@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from dataloader import db, migrations
+from dataloader.api.gate import Gate
 from dataloader.config import ConfigError, Settings
 
 CONNECT_SEC = 2.0  # waiting for a session
@@ -34,16 +35,21 @@ class Sessions:
         self._schema_is_checked = False
         self._lender = _Pooled(dsn, settings) if settings.pg_use_pool else _Single(dsn, settings)
         self.close = self._lender.close
+        self._gate = Gate(settings.pg_pool_size + settings.pg_max_overflow)
+
+    def allow(self, borrowers: int) -> None:
+        """Lend to at most so many at once, if that is fewer than there are sessions: the other threads stay free."""
+        self._gate.narrow(borrowers)
 
     @contextmanager
     def borrow(self) -> Iterator[db.Connection]:
         """An autocommit session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
 
-        Raises errors for which db.is_passing holds when the database is away or too slow, and
-        migrations.SchemaError until the schema is one that this code may use.
+        Raises errors for which db.is_passing holds when the database is away or too slow, at once where it has not
+        answered others, and migrations.SchemaError until the schema is one that this code may use.
         """
         until = monotonic() + self._request_sec
-        with self._lender.lend() as conn:
+        with self._gate.passed(until), self._lender.lend() as conn:
             conn.answer_within, conn.answer_by = self._request_sec, until
             try:
                 self._check_schema_once(conn)

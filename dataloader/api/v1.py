@@ -1,19 +1,22 @@
 """/api/v1: trigger a job or many, ask for its status, cancel it.
 
-Each view is validate, borrow a session, one call of `queue`. May import `queue` and `config`.
+Each view is validate, borrow a session, one call of `queue`. May import `queue`, `job` and `config`.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from flask import Blueprint, Response, current_app, g, request
 from werkzeug.routing import BaseConverter
 
 from dataloader import queue
 from dataloader.api import access, schemas
-from dataloader.api.problems import Problem, invalid
+from dataloader.api.problems import Problem, invalid, retry_after
 from dataloader.api.sessions import Sessions
+from dataloader.api.waits import Outcome, Waits
+from dataloader.job import FINAL
 
 blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
 
@@ -56,11 +59,20 @@ def batch() -> Response:
 
 @blueprint.get("/jobs/<anything:job_id>/status")
 @access.require("read", "trigger")
-def status(job_id: str) -> dict[str, Any]:
-    """The job as it is now; 404 when there is none."""
-    wanted = schemas.job_id(job_id)
-    with _sessions().borrow() as conn:
-        return _found(queue.status(conn, wanted))
+def status(job_id: str) -> Response:
+    """The job as it is now, or with `?wait=SECONDS` once it has changed; 404 when there is none."""
+    wanted, seconds = schemas.job_id(job_id), schemas.seconds_to_wait(request.args.get("wait"))
+    job, version = _versioned(wanted)
+    outcome = None
+    if seconds and (_is_known(version) if request.if_none_match else job["status"] not in FINAL):
+        outcome = _waits().wait(wanted, version, seconds)
+        if outcome is Outcome.CHANGED:
+            job, version = _versioned(wanted)
+    answer = Response(status=304) if _is_known(version) else _as_json(job)
+    answer.set_etag(version, weak=True)
+    if outcome is Outcome.FULL:
+        answer.headers["Retry-After"] = retry_after()
+    return answer
 
 
 @blueprint.post("/jobs/<anything:job_id>/cancel")
@@ -74,6 +86,28 @@ def cancel(job_id: str) -> dict[str, Any]:
     force = schemas.is_forced(_body(may_be_empty=True))
     with _sessions().borrow() as conn:
         return _found(queue.request_cancel(conn, wanted, force))
+
+
+def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
+    """The job and its version, which is read first: at worst it is older, and the next to ask is answered at once."""
+    with _sessions().borrow() as conn:
+        versions = queue.versions(conn, [job_id])
+        job = _found(queue.status(conn, job_id))
+    return job, versions.get(job_id, "")
+
+
+def _is_known(version: str) -> bool:
+    """The client has this version already, by its If-None-Match."""
+    return request.if_none_match.contains_weak(version)
+
+
+def _as_json(document: dict[str, Any]) -> Response:
+    return current_app.make_response(document)
+
+
+def _waits() -> Waits:
+    waits: Waits = current_app.extensions["waits"]
+    return waits
 
 
 def _sessions() -> Sessions:

@@ -28,7 +28,7 @@ JSON = "Content-Type: application/json"
 @contextmanager
 def gunicorn(dsn: str, *arguments: str) -> Iterator[int]:
     """gunicorn with one worker of four threads; yields its port."""
-    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-k", "gthread", "--threads", "4"]
+    command = [sys.executable, "-m", "gunicorn", "--threads", "4"]
     process = subprocess.Popen(
         [*command, "-b", "127.0.0.1:0", *arguments],
         cwd=ROOT,

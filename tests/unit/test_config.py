@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import dataloader
-from dataloader import config, settings_doc
+from dataloader import check, config, settings_doc
 from dataloader.config import ConfigError, WorkerSpec, load
 
+TOKEN = '{"name":"a","scopes":["read"],"sha256":"' + 64 * "0" + '"}'
 PROJECT = Path(dataloader.__file__).parent.parent
 
 
@@ -75,6 +76,17 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("LOG_ROTATION", "0 MB", "LOG_ROTATION: should be"),
         ("LOG_FILE_NAME", "s3cret/x", "LOG_FILE_NAME: String should match"),
         ("LOG_PATH", "~s3cret/x", "LOG_PATH: should be a folder"),
+        ("DL_API_TOKENS", "s3cret", "DL_API_TOKENS as a whole: should be JSON such as"),
+        ("DL_API_TOKENS", '[{"s3cret": ["read"]}]', "DL_API_TOKENS[0]: should be an object of name, scopes and sha256"),
+        (
+            "DL_API_TOKENS",
+            '[{"name":"a","scopes":["all"],"sha256":"s3cret"}]',
+            "DL_API_TOKENS[0].sha256: should be the",
+        ),
+        ("DL_API_TOKENS", '[{"name":"a","scopes":["s3cret"]}]', "DL_API_TOKENS[0].scopes[0]: Input should be 'read',"),
+        ("DL_API_TOKENS", '[{"name":"anonymous"}]', "DL_API_TOKENS[0].name: should not be anonymous"),
+        ("DL_API_TOKENS", f"[{TOKEN},{TOKEN}]", "DL_API_TOKENS as a whole: should have each sha256 once"),
+        ("DL_TRUSTED_PROXIES", "-1", "DL_TRUSTED_PROXIES: Input should be greater than or equal to 0"),
         ("DL_MAX_JOBS", "0", "DL_MAX_JOBS: Input should be greater than or equal to 1"),
         ("DL_MAX_RSS_MB", "15", "DL_MAX_RSS_MB: Input should be greater than or equal to 16"),
         ("DL_STALL_SEC", "10", "DL_STALL_SEC: should be more than DL_HEARTBEAT_SEC"),
@@ -89,6 +101,13 @@ def test_a_wrong_value_is_named_and_not_shown(
         load()
     assert said in str(caught.value)
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_token_is_known_by_its_hash_and_the_hash_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_API_TOKENS", f"[{TOKEN}]")
+    (token,) = load().dl_api_tokens
+    assert (token.name, token.scopes, token.sha256.get_secret_value()) == ("a", ("read",), 64 * "0")
+    assert 8 * "0" not in repr(load()) + str(check.shown(load()))
 
 
 def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,117 @@
+"""GET /api/v1/jobs/{id}/status?wait=: an answer once the job has changed, and what ends a wait otherwise."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused, running
+from api_link import linked
+from flask import Flask
+from flask.testing import FlaskClient
+
+from dataloader import db
+from dataloader.api.waits import Outcome
+
+Asked = Callable[..., Future[Any]]
+
+
+@pytest.fixture
+def asked(app: Flask) -> Iterator[Asked]:
+    """Ask in a thread of its own, and go on once the request waits."""
+    with ThreadPoolExecutor() as threads:
+
+        def ask(path: str, **headers: str) -> Future[Any]:
+            waits = app.extensions["waits"]
+            before = len(waits._waiting)
+            answer = threads.submit(lambda: app.test_client().get(path, headers=headers))
+            while len(waits._waiting) == before and not answer.done():
+                time.sleep(0.005)
+            return answer
+
+        yield ask
+        app.extensions["waits"].stop()
+
+
+@pytest.fixture
+def job(client: FlaskClient) -> str:
+    """The address of a queued job's status."""
+    return f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
+
+
+@pytest.mark.parametrize("wait", ["", "x", "-1", "31", "0.5", "1e1", "nan", "99999", "١"])
+def test_a_wait_is_0_to_30_seconds(client: FlaskClient, refused: Refused, job: str, wait: str) -> None:
+    refused(client.get(job, query_string={"wait": wait}), 400, "invalid-input", "/wait")
+    assert client.get(job, query_string={"wait": "0"}).status_code == 200
+
+
+def test_the_tag_changes_with_the_job(client: FlaskClient, conn: db.Connection, job: str) -> None:
+    first = client.get(job)
+    assert first.headers["ETag"] == client.get(job).headers["ETag"]
+    known = {"If-None-Match": first.headers["ETag"]}
+    same = client.get(job, headers=known)
+    assert (same.status_code, same.data, same.headers["ETag"]) == (304, b"", first.headers["ETag"])
+    conn.execute("""UPDATE dl_jobs SET progress = '{"a": 1}'""")
+    other = client.get(job + "?wait=30", headers=known)
+    assert (other.status_code, other.get_json()["progress"]) == (200, {"a": 1})
+    assert other.headers["ETag"] != first.headers["ETag"]
+
+
+def test_a_wait_ends_when_the_job_changes(client: FlaskClient, conn: db.Connection, job: str, asked: Asked) -> None:
+    waiting = [asked(job + "?wait=30"), asked(job + "?wait=30", **{"If-None-Match": client.get(job).headers["ETag"]})]
+    assert not any(answer.done() for answer in waiting)
+    client.post(job.replace("/status", "/cancel"))
+    for answer in waiting:
+        assert answer.result(10).get_json()["status"] == "canceled"
+    assert client.get(job + "?wait=30").get_json()["status"] == "canceled"  # at once: nothing more will come
+
+
+def test_a_wait_ends_with_its_time(client: FlaskClient, job: str) -> None:
+    known = {"If-None-Match": client.get(job).headers["ETag"]}
+    assert client.get(job + "?wait=1", headers=known).status_code == 304
+    assert client.get(job + "?wait=1").get_json()["status"] == "queued"
+
+
+def test_a_deleted_job_ends_a_wait(conn: db.Connection, job: str, asked: Asked) -> None:
+    answer = asked(job + "?wait=30")
+    conn.execute("DELETE FROM dl_jobs")
+    assert answer.result(10).status_code == 404
+
+
+def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> None:
+    with running(dsn, pg_pool_size=1, pg_max_overflow=0) as app, ThreadPoolExecutor() as threads:
+        for tell in app.extensions["on_threads"]:
+            tell(4)
+        client = app.test_client()
+        job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
+        waiting = [threads.submit(lambda: app.test_client().get(job + "?wait=30")) for _ in range(2)]
+        while len(app.extensions["waits"]._waiting) < 2:
+            time.sleep(0.005)
+        surplus = client.get(job + "?wait=30")
+        assert surplus.get_json()["status"] == "queued"
+        assert int(surplus.headers["Retry-After"]) > 0
+        app.extensions["on_drain"][0]()
+        assert [answer.result(5).get_json()["status"] for answer in waiting] == ["queued", "queued"]
+        assert app.extensions["waits"].wait(None, "", 30) is Outcome.SAME
+
+
+def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
+    with linked(dsn) as link, running(link.dsn) as app, ThreadPoolExecutor() as threads:
+        job = f"/api/v1/jobs/{app.test_client().post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
+        answer = threads.submit(lambda: app.test_client().get(job + "?wait=30"))
+        while not app.extensions["waits"]._waiting:
+            time.sleep(0.005)
+        link.freeze()
+        refused(answer.result(6), 503, "unavailable")
+        link.thaw()
+
+
+def test_nobody_asks_when_nobody_waits(client: FlaskClient, job: str) -> None:
+    client.get(job + "?wait=1")
+    deadline = time.monotonic() + 10
+    while any(thread.name == "dl-waits" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline

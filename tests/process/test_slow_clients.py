@@ -1,0 +1,230 @@
+"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/patient.py, gate.py).
+
+What is overridden of gunicorn is not its public interface: these tests notice when an update of it changes that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+from api.api_link import linked
+from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, healths, job_of, shown
+
+from dataloader.api.patient import BODY_LIMIT, HEAD_LIMIT, size_of
+
+ROOT = Path(__file__).parents[2]
+WHOLE = POST.encode() + b"%d\r\n\r\n" % len(BODY) + BODY
+
+
+@contextmanager
+def served(dsn: str, folder: Path, *changes: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """The API in one process, with the configuration changed by these lines; its port, its arbiter."""
+    conf = folder / "gunicorn.conf.py"
+    conf.write_text("\n".join(["from dataloader.api import patient", "from dataloader.api.server import *", *changes]))
+    command = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "wsgi:app"]
+    env = os.environ | {"DL_DB_DSN": dsn}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert process.stderr
+    try:
+        port = next(int(at[1]) for line in process.stderr if (at := re.search(r"Listening at: \S+:(\d+)", line)))
+        healths(port, 0.01)
+        yield port, process
+    finally:
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def port(worker_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server that is patient for a second only and has room for little."""
+    changes = [
+        "patient.HEAD_SEC, patient.RATE = 1.0, 10_000_000",
+        "keepalive = 1",
+        "worker_connections = 60",
+        "threads = 8",
+    ]
+    with served(worker_db, tmp_path_factory.mktemp("api"), *changes, "patient.HELD_LIMIT = 3_000_000") as (port, _):
+        yield port
+
+
+def connected(port: int, words: bytes = b"") -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), timeout=20)
+    sock.sendall(words)
+    return sock
+
+
+def answer(sock: socket.socket) -> tuple[int, bytes]:
+    with HTTPResponse(sock) as found:
+        found.begin()
+        return found.status, found.read()
+
+
+def all_said(sock: socket.socket) -> bytes:
+    """To the end of the connection."""
+    said = b""
+    while more := sock.recv(65_536):
+        said += more
+    return said
+
+
+# What a thread gets, and when ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (b"", None),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n", None),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", 27),
+        (b"\r\nGET / HTTP/1.1\r\n\r\nmore", 20),
+        (b"GET / HTTP/1.1\n\nmore", 16),
+        (b"POST / HTTP/1.1\r\ncontent-LENGTH:\t 5 \r\n\r\n12", 45),
+        (b"POST / HTTP/1.1\r\nX: Content-Length: 5\r\n\r\n", 41),
+        (b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (BODY_LIMIT + 1), 45),
+        (b"x" * (HEAD_LIMIT + 1), HEAD_LIMIT + 1),
+    ],
+    ids=range(9),
+)
+def test_when_a_request_is_whole(text: bytes, size: int | None) -> None:
+    assert size_of(text) == size
+    for looked in range(min(len(text), 60)):
+        if size_of(text[:looked]) is None:
+            assert size_of(text, looked) == size
+
+
+def test_a_request_may_come_in_pieces_and_several_at_once(port: int, dsn: str) -> None:
+    with connected(port) as sock:
+        for at in range(0, len(WHOLE), 40):
+            sock.sendall(WHOLE[at : at + 40])
+            time.sleep(0.01)
+        assert answer(sock)[0] == 200
+        sock.sendall(WHOLE + WHOLE[:-1])
+        time.sleep(0.05)
+        sock.sendall(WHOLE[-1:] + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert all_said(sock).count(b"HTTP/1.1 200 OK") == 3
+    with connected(port, WHOLE.replace(b"Host", b"Expect: 100-continue\r\nHost", 1)[: -len(BODY)]) as sock:
+        assert sock.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        sock.sendall(BODY)
+        assert answer(sock)[0] == 200
+
+
+def test_what_is_left_of_a_refused_body_is_no_request(port: int) -> None:
+    hidden = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for head in (b"Content-Length: %d" % (BODY_LIMIT + 1), b"Transfer-Encoding: chunked"):
+        request = b"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n\r\n" + hidden
+        with connected(port, request) as sock:
+            assert answer(sock)[0] in (411, 413)
+            assert sock.recv(1_000) == b""
+
+
+def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
+    job = job_of(port)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+        sock.connect(("127.0.0.1", port))
+        sock.settimeout(20)
+        asked = f"GET {job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        sock.sendall(asked * 39 + asked.replace(b"Host", b"Connection: close\r\nHost"))
+        time.sleep(0.3)
+        said = all_said(sock)
+        assert (said.count(b"HTTP/1.1 200 OK"), said.count(b'"waiting_for"')) == (40, 40)
+
+
+# What has an end ----------------------------------------------------------------------------------------------
+
+
+def test_who_says_nothing_or_not_enough_is_hung_up_on(port: int) -> None:
+    begun = POST.encode() + b"10\r\n\r\n{"
+    waiting = [connected(port), connected(port, b"GET /hea"), connected(port, begun)]
+    waiting.append(connected(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+    assert answer(waiting[-1])[0] == 200
+    for sock, said in zip(waiting, (b"", b"HTTP/1.1 408", b"HTTP/1.1 408", b""), strict=True):
+        with sock:
+            assert sock.recv(12) == said
+
+
+def test_the_longest_waiting_make_room(port: int) -> None:
+    crowd = [connected(port) for _ in range(100)]
+    assert max(healths(port, 0.2)) < 1
+    for sock in crowd:
+        sock.close()
+
+
+def test_requests_that_wait_have_so_much_memory_and_no_more(port: int) -> None:
+    words = POST.encode() + b"1000001\r\n\r\n" + b"x" * 1_000_000
+    crowd = [connected(port, words) for _ in range(5)]
+    assert max(healths(port, 0.2)) < 1
+    said = [sock.recv(12) for sock in crowd]
+    assert said.count(b"HTTP/1.1 503") >= 2, said
+    for sock in crowd:
+        sock.close()
+
+
+# All of it together -------------------------------------------------------------------------------------------
+
+
+def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: str, tmp_path: Path) -> None:
+    with linked(own_db) as link, served(link.dsn, tmp_path) as (port, _):
+        job = job_of(port)
+        crowd = Crowd(port)
+        try:
+            crowd.idle(200)
+            crowd.slow_heads(20)
+            crowd.slow_bodies(20)
+            crowd.deaf(5, job)
+            crowd.long_polls(40, job)
+            crowd.triggers(4)
+            took = healths(port, 1)
+            print("slow clients:", shown(took))
+            with ThreadPoolExecutor(200) as threads:
+                assert set(threads.map(lambda _: triggered(port), range(200))) == {200}  # a rush is no fault
+            assert set(crowd.statuses) == {200}
+            link.freeze()
+            frozen = healths(port, 2.5)
+            print("and no database:", shown(frozen))
+            assert max(took + frozen) < 1
+            assert crowd.statuses[503] > 0
+            link.thaw()
+            deadline = time.monotonic() + 20
+            while triggered(port) != 200:
+                assert time.monotonic() < deadline
+        finally:
+            link.thaw()
+            crowd.go()
+
+
+def triggered(port: int) -> int:
+    http = HTTPConnection("127.0.0.1", port, timeout=40)
+    http.request("POST", TRIGGER, BODY, HEADERS)
+    status = http.getresponse().status
+    http.close()
+    return status
+
+
+def test_a_stop_ends_long_polls_at_once(own_db: str, tmp_path: Path) -> None:
+    with served(own_db, tmp_path) as (port, process):
+        http = HTTPConnection("127.0.0.1", port, timeout=40)
+        http.request("GET", job_of(port) + "?wait=30")
+        idle = connected(port)
+        time.sleep(0.5)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert http.getresponse().status == 200
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 15
+        idle.close()
+        http.close()

@@ -1,0 +1,97 @@
+"""gate: who may go to the database, decided by a clock that the test holds."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+
+import pytest
+
+from dataloader import db
+from dataloader.api.gate import STALL_SEC, Busy, Gate, State, Verdict
+
+
+def full(most: int = 3, at: float = 100.0) -> State:
+    state = State(most)
+    for _ in range(most):
+        assert state.verdict(at) is Verdict.ENTER
+        state.enter(at)
+    return state
+
+
+def test_a_full_gate_is_waited_at_while_it_moves() -> None:
+    state, now = full(), 100.0
+    for _ in range(50):
+        now += STALL_SEC * 0.9
+        assert state.verdict(now) is Verdict.WAIT
+        state.leave(now, is_away=False)
+        assert state.verdict(now) is Verdict.ENTER
+        state.enter(now)
+    assert state.verdict(now + STALL_SEC) is Verdict.REFUSE
+
+
+def test_a_long_rest_before_a_rush_is_no_stall() -> None:
+    state = full(at=1_000.0)
+    assert state.verdict(1_000.1) is Verdict.WAIT
+
+
+def test_after_a_silence_one_at_a_time_tries() -> None:
+    state = full()
+    state.leave(103.0, is_away=True)
+    assert state.verdict(103.0) is Verdict.REFUSE
+    state.leave(103.0, is_away=True)
+    state.leave(103.0, is_away=True)
+    assert state.verdict(103.0) is Verdict.ENTER
+    state.enter(103.0)
+    assert state.verdict(105.0) is Verdict.REFUSE
+    state.leave(105.8, is_away=True)
+    assert state.verdict(105.8) is Verdict.ENTER
+    state.enter(105.8)
+    state.leave(105.9, is_away=False)
+    for _ in range(3):
+        assert state.verdict(106.0) is Verdict.ENTER
+        state.enter(106.0)
+
+
+class InTheWay(db.Error):
+    sqlstate = "57014"
+
+
+@pytest.mark.parametrize(("error", "closes"), [(db.Silence("x"), True), (InTheWay("x"), False), (KeyError("x"), False)])
+def test_only_a_database_that_is_away_closes_the_gate(error: Exception, closes: bool) -> None:
+    gate = Gate(2)
+    with pytest.raises(type(error)), gate.passed(monotonic() + 1):
+        raise error
+    with gate.passed(monotonic() + 1):  # the first that comes afterwards, or one that tries
+        if closes:
+            with pytest.raises(Busy), gate.passed(monotonic() + 1):
+                pass
+        else:
+            with gate.passed(monotonic() + 1):
+                pass
+
+
+def test_nobody_waits_longer_than_it_may() -> None:
+    gate = Gate(9)
+    gate.narrow(0)
+    with gate.passed(monotonic() + 1):
+        with pytest.raises(Busy), gate.passed(monotonic() - 1):
+            pass
+        with pytest.raises(Busy), gate.passed(monotonic() + 60):
+            pass
+
+
+def test_two_hundred_at_once_all_get_through() -> None:
+    gate, together, done = Gate(4), threading.Barrier(200), []
+
+    def ask() -> None:
+        together.wait()
+        with gate.passed(monotonic() + 30):
+            done.append(1)
+
+    threads = [threading.Thread(target=ask) for _ in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(done) == 200

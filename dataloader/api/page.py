@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
 from flask.blueprints import BlueprintSetupState
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 
 from dataloader import log
 from dataloader.api import access, shown
@@ -26,7 +26,22 @@ CSP = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 _STATIC = Path(__file__).parent / "static"
-blueprint = Blueprint("page", __name__, template_folder="templates", static_folder="static")
+# Few and small: kept in memory, so that no request opens a file or names one that is not meant.
+_FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+blueprint = Blueprint("page", __name__, template_folder="templates")
+
+
+@blueprint.get("/static/<path:name>")
+@access.require()
+def static(name: str) -> Response:
+    """A file that pages are made of. One with its hash in the address may be kept for ever."""
+    if name not in _FILES:
+        raise NotFound
+    response = Response(_FILES[name], mimetype=_KINDS.get(Path(name).suffix, "text/plain"))
+    if request.args.get("v") == _digest(name):
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+    return response
 
 
 def show(template: str, status: int = 200, **data: Any) -> Response:
@@ -77,8 +92,6 @@ def _with_policy(response: Response) -> Response:
         response.headers.setdefault("Content-Security-Policy", CSP)
         # With no-referrer a browser would call a form's origin null, and its post would be taken for another site's.
         response.headers["Referrer-Policy"] = "same-origin"
-    if request.endpoint == "page.static" and "v" in request.args and response.status_code in (200, 304):
-        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"  # its address has its hash
     return response
 
 
@@ -112,9 +125,9 @@ def _teach(state: BlueprintSetupState) -> None:
 
 def _asset(name: str) -> str:
     """A file's address, which changes with its content; so it may be kept for ever."""
-    return url_for("page.static", filename=name, v=_digest(name))
+    return url_for("page.static", name=name, v=_digest(name))
 
 
 @cache
 def _digest(name: str) -> str:
-    return sha256((_STATIC / name).read_bytes()).hexdigest()[:12]
+    return sha256(_FILES[name]).hexdigest()[:12]

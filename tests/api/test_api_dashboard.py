@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import uuid4
 
 import pytest
@@ -32,9 +33,14 @@ def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(client: Flask
 
 
 def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskClient) -> None:
-    with client.get("/static/app.js?v=1") as answer:
+    page = client.get("/").text
+    for path in re.findall('(?:href|src)="(/static/[^"]+)"', page):
+        answer = client.get(path)
+        assert answer.status_code == 200
         assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-    assert client.get("/static/../page.py").status_code == 404
+        assert client.get(path[:-1]).headers["Cache-Control"] == "no-store"  # another hash: of another version
+    for path in ("/static/../page.py", "/static/%2e%2e/page.py", "/static//etc/passwd", "/static/", "/static/vendor"):
+        assert client.get(path).status_code == 404
 
 
 def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn: db.Connection) -> None:

@@ -12,8 +12,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -174,6 +174,12 @@ def empty_db() -> Iterator[str]:
     """A database for this test alone, without the project's schema."""
     with lent(template="template1") as dsn:
         yield dsn
+
+
+@pytest.fixture(scope="session")
+def lend() -> Callable[[], AbstractContextManager[str]]:
+    """Lends a database with the project's schema for as long as a block: for those who share one for longer."""
+    return lent
 
 
 @pytest.fixture

@@ -16,12 +16,15 @@ from dataloader import config, log, queue
 from dataloader.api import (
     access,
     audit,
+    dashboard,
     farm,
     infra,
     jobs,
     metrics,
     openapi,
     operation,
+    page,
+    pressed,
     problems,
     queues,
     signin,
@@ -57,7 +60,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
     app.extensions["on_drain"] = [waits.stop, infra.drain]
-    for module in (infra, v1, jobs, queues, farm, openapi, metrics, signin):
+    for module in (infra, v1, jobs, queues, farm, openapi, metrics, signin, page, dashboard, pressed):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)
@@ -96,7 +99,7 @@ class _Masked(Json):
 
 def _with_headers(response: Response) -> Response:
     response.headers["X-Request-ID"] = problems.request_id()
-    response.headers["Cache-Control"] = "no-store"
+    response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
     return response

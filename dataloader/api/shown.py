@@ -1,0 +1,149 @@
+"""How values are shown to people: times in the zone of the settings, durations, sizes and counts in few words.
+
+Pure, for the dashboard's templates. May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from markupsafe import Markup, escape
+
+NOTHING = "–"
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def duration(seconds: float | timedelta | None) -> str:
+    """The two largest units that say something: `2 h 5 min`, `12 s`, `80 ms`."""
+    if seconds is None:
+        return NOTHING
+    left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
+    if left < 0:
+        return "0 s"
+    if left < 1:
+        return f"{round(left * 1_000)} ms" if left else "0 s"
+    if left < 10:
+        return f"{left:.1f}".removesuffix(".0") + " s"
+    whole, parts = round(left), []
+    for name, size in _UNITS:
+        if count := whole // size:
+            parts.append(f"{count} {name}")
+            whole -= count * size
+        elif parts:
+            break  # not `2 d 5 s`
+    return " ".join(parts[:2])
+
+
+def size(octets: float | None) -> str:
+    """`1.2 GB`, in powers of 1,000 as PostgreSQL's tools do not, but disks do."""
+    if octets is None:
+        return NOTHING
+    number, unit = float(octets), 0
+    while number >= 999.5 and unit < len(_SIZES) - 1:
+        number, unit = number / 1_000, unit + 1
+    text = f"{number:.0f}" if unit == 0 or number >= 99.95 else f"{number:.1f}"
+    return f"{text} {_SIZES[unit]}"
+
+
+def count(number: int | None, is_exact: bool = True) -> str:
+    """`1,234,567`; with a `+` where it may be more."""
+    return NOTHING if number is None else f"{number:,}" + ("" if is_exact else "+")
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as `37 %`; with a digit more where it would be 0."""
+    if share is None:
+        return NOTHING
+    return f"{share * 100:.1f} %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
+
+
+def pretty(value: Any) -> str:
+    """Any JSON value as text with indents; a text alone as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def first_line(text: str | None) -> str:
+    """What an error says before its stack."""
+    return (text or "").strip().partition("\n")[0]
+
+
+def short(job_id: object) -> str:
+    """The end of a job's id: the beginning is the time, which neighbours share."""
+    return "…" + str(job_id)[-8:]
+
+
+def clock(zone: ZoneInfo, now: Callable[[], datetime]) -> Callable[[Any], Markup]:
+    """A filter that makes a <time> of an instant: the zone's time to read, the exact UTC one in its attributes."""
+
+    def moment(at: Any) -> Markup:
+        if isinstance(at, str):
+            at = _parsed(at)
+        if not isinstance(at, datetime):
+            return escape(NOTHING if at is None else at)
+        utc, here = at.astimezone(UTC), at.astimezone(zone)
+        return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+            utc.isoformat().replace("+00:00", "Z"),
+            utc.strftime("%Y-%m-%d %H:%M:%S.%f"),
+            _for_people(here, now().astimezone(zone)),
+        )
+
+    return moment
+
+
+def _for_people(at: datetime, now: datetime) -> str:
+    if at.date() == now.date():
+        return at.strftime("%H:%M:%S")
+    return f"{at.day} " + at.strftime("%b %H:%M:%S" if at.year == now.year else "%b %Y %H:%M")
+
+
+def _parsed(text: str) -> datetime | str:
+    """An instant from the journal or `waiting_for`; what is none stays a text."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return at if at.tzinfo else text
+
+
+def share(progress: Any) -> float | None:
+    """How far a job is, from 0 to 1, when its progress says `processed` of `total`, or `percent`."""
+    if not isinstance(progress, Mapping):
+        return None
+    done, total, percents = (_number(progress.get(name)) for name in ("processed", "total", "percent"))
+    if done is not None and total:
+        return min(max(done / total, 0.0), 1.0)
+    return None if percents is None else min(max(percents / 100, 0.0), 1.0)
+
+
+def _number(value: Any) -> float | None:
+    """A number that can be reckoned with; pipelines yield what they like."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def steps(progress: Any, most: int = 120) -> str:
+    """The progress, or any facts, in one line of `most` characters: `500 of 1,000 · step load`."""
+    if not isinstance(progress, Mapping) or not progress:
+        return ""
+    left = dict(progress)
+    words = []
+    if share(progress) is not None and "processed" in left and "total" in left:
+        words.append(f"{_counted(left.pop('processed'))} of {_counted(left.pop('total'))}")
+    words += [f"{name} {_counted(value)}" for name, value in left.items()]
+    text = " · ".join(words)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _counted(value: Any) -> str:
+    if _number(value) is not None:
+        return f"{value:,}"
+    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

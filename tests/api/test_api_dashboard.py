@@ -1,0 +1,95 @@
+"""The dashboard without a browser: what its answers carry, who may press, what it says when it cannot."""
+
+from __future__ import annotations
+
+import re
+from uuid import uuid4
+
+import pytest
+from api_app import running
+from flask.testing import FlaskClient
+
+from dataloader import db, queue
+
+PAGES = ["/", "/jobs", "/workers", "/queues/load.cbr", "/queues/a%2Fb%20%3F%25", "/jobs?status=dead&sort=key"]
+HTMX = {"HX-Request": "true"}
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(client: FlaskClient, path: str) -> None:
+    page = client.get(path)
+    assert page.status_code == 200
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'self'; script-src 'self'; style-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert page.text.startswith("<!doctype html>")
+    assert " style=" not in page.text
+    assert " onclick=" not in page.text
+    part = client.get(path, headers=HTMX)
+    assert "<html" not in part.text
+    if path != "/":  # the database's own figures may move
+        again = client.get(path, headers=HTMX | {"If-None-Match": part.headers["ETag"]})
+        assert (again.status_code, again.data) == (304, b"")
+
+
+def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskClient) -> None:
+    page = client.get("/").text
+    for path in re.findall('(?:href|src)="(/static/[^"]+)"', page):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+        assert client.get(path[:-1]).headers["Cache-Control"] == "no-store"  # another hash: of another version
+    for path in ("/static/../page.py", "/static/%2e%2e/page.py", "/static//etc/passwd", "/static/", "/static/vendor"):
+        assert client.get(path).status_code == 404
+
+
+def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = queue.enqueue(conn, queue.NewJob("q", "t", "k"))
+    answer = client.post(f"/jobs/{job_id}/cancel", headers=HTMX)
+    assert (answer.status_code, answer.headers["HX-Trigger"]) == (200, "refresh")
+    assert client.post(f"/jobs/{job_id}/run-now", headers=HTMX).text == "That was not done: the job is canceled by now."
+    assert client.post(f"/jobs/{uuid4()}/delete", headers=HTMX).status_code == 404
+    assert client.post("/queues/a%2Fb/pause", headers=HTMX).status_code == 200
+    assert "paused" in client.get("/").text
+    assert client.post("/queues/a%2Fb/resume", headers=HTMX).status_code == 200
+    assert "1 job deleted" not in client.post("/queues/q/delete-dead", headers=HTMX).text
+    rows = conn.execute("SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'canceled'").fetchall()
+    assert rows == [("anonymous from 127.0.0.1",)]
+
+
+def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = queue.enqueue(conn, queue.NewJob("q", "t", "k"))
+    afar = {"environ_base": {"REMOTE_ADDR": "10.0.0.7"}}
+    assert client.post(f"/jobs/{job_id}/cancel", headers=HTMX, **afar).status_code == 403
+    assert "hx-post" in client.get(f"/jobs/{job_id}").text
+    assert "hx-post" not in client.get(f"/jobs/{job_id}", **afar).text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/jobs/nonsense", 400, "job_id"),
+        ("/jobs/00000000-0000-4000-8000-000000000000", 404, "There is no job with this id"),
+        ("/jobs?status=odd", 400, "The status should be one of"),
+        ("/jobs?queue=%00", 400, "NUL"),
+        ("/jobs?since=0001-01-01T00:00", 400, "A time should be"),
+        ("/jobs?after=%ff", 400, "cursor"),
+    ],
+)
+def test_what_cannot_be_is_said_on_a_page(client: FlaskClient, path: str, status: int, words: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.mimetype == "text/html"
+    assert words in answer.text
+
+
+def test_without_a_database_every_page_says_so() -> None:
+    with running("postgresql://nobody@127.0.0.1:1/none", pg_use_pool=False) as app:
+        client = app.test_client()
+        for path in PAGES:
+            page = client.get(path)
+            assert page.status_code == 503
+            assert page.headers["Retry-After"]
+            assert "The database does not answer." in page.text
+            part = client.get(path, headers=HTMX)
+            assert (part.status_code, part.mimetype) == (503, "text/plain")

@@ -1,0 +1,103 @@
+"""The dashboard in a real browser: the application on a port, pages that are watched, the rules that none may break."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from api_app import running
+from playwright.sync_api import Browser, BrowserContext, Page
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
+# What the browser itself writes of an answer that is an error; a test that asks for one expects it.
+_STATUS = re.compile(r"Failed to load resource: .* status of (\d+)")
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, *_: Any) -> None:
+        """The requests are not what a test's output should be full of."""
+
+
+@contextmanager
+def served(dsn: str, **settings: Any) -> Iterator[str]:
+    """The application on a port of this machine; its address."""
+    with running(dsn, environment="test", **settings) as app:
+        server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+        server.daemon_threads = False  # so that none is left when the sessions are closed
+        thread = Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+class Visitor:
+    """Somebody with a browser of his own, who notes whatever no page may do."""
+
+    def __init__(self, browser: Browser, address: str) -> None:
+        self.address = address
+        self.expected: set[str] = set()  # statuses that this test asks for
+        self.faults: list[str] = []
+        self.asked: list[tuple[str, int]] = []  # what was asked for in the background, and the status
+        self.context: BrowserContext = browser.new_context(
+            color_scheme="light", viewport={"width": 1280, "height": 900}
+        )
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(10_000)
+        self.page.on("console", lambda said: self._note(said.type, said.text))
+        self.page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
+        self.page.on("dialog", lambda dialog: (self.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        self.page.on("request", self._look)
+        self.page.on("response", lambda answer: self.asked.append((answer.url, answer.status)))
+
+    def go(self, path: str) -> Page:
+        """The page at this path."""
+        self.page.goto(self.address + path)
+        return self.page
+
+    def press(self, label: str) -> None:
+        """Press a button, and the same in the question that it asks, if it asks one."""
+        self.page.locator("#live").get_by_role("button", name=label, exact=True).click()
+        question = self.page.locator("dialog[open]")
+        if question.count():
+            question.get_by_role("button", name=label, exact=True).click()
+
+    def grave_faults(self) -> list[str]:
+        """What axe-core finds serious or critical on the page as it is."""
+        self.page.evaluate(AXE)
+        found = self.page.evaluate("axe.run({resultTypes: ['violations']})")
+        return [
+            f"{violation['id']}: {node['html'][:200]}: {node.get('failureSummary', '')[:300]}"
+            for violation in found["violations"]
+            if violation["impact"] in ("serious", "critical")
+            for node in violation["nodes"]
+        ]
+
+    def overflows(self) -> bool:
+        """Is the page wider than its window?"""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+    def __enter__(self) -> Visitor:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Leave; nothing that no page may do has happened."""
+        self.context.close()
+        assert kind or not self.faults, self.faults[:5]
+
+    def _note(self, kind: str, text: str) -> None:
+        status = _STATUS.match(text)
+        if kind in ("error", "warning") and not (status and status[1] in self.expected):
+            self.faults.append(f"console {kind}: {text}")
+
+    def _look(self, request: Any) -> None:
+        if not request.url.startswith((self.address + "/", "data:")):
+            self.faults.append(f"another host: {request.url}")

@@ -1,0 +1,194 @@
+"""The dashboard's pages in a browser: sound, accessible, harmless whatever jobs hold, of use without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from api_link import linked
+from browsing import Visitor, served
+from playwright.sync_api import expect
+from scenes import SECRET, Scene
+
+MARK = """<img src=x onerror="window.pwned=1">"'</script><svg onload=window.pwned=2>{{7*7}}"""
+
+
+def paths(scene: Scene) -> list[str]:
+    jobs = [scene.running, scene.waiting, scene.dead, scene.lost, scene.retry, scene.scheduled, scene.orphan]
+    return ["/", "/jobs", "/workers", f"/queues/{quote(scene.queue, safe='')}", *(f"/jobs/{job}" for job in jobs)]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_each_page_is_for_everybody(visitor: Visitor, scene: Scene, number: int) -> None:
+    """axe-core finds nothing grave, by day, by night and on a phone, where no page is wider than its window."""
+    page = visitor.go(paths(scene)[number])
+    expect(page.locator("h1")).not_to_be_empty()
+    assert visitor.grave_faults() == []
+    page.emulate_media(color_scheme="dark")
+    assert visitor.grave_faults() == []
+    page.set_viewport_size({"width": 375, "height": 812})
+    assert visitor.grave_faults() == []
+    assert not visitor.overflows()
+
+
+def test_whatever_jobs_hold_is_text(lend: Any, visit: Callable[[str], Visitor]) -> None:
+    """Markup in everything that a producer, a pipeline or a worker can name is shown as it is; secrets are not."""
+    with lend() as dsn, served(dsn) as address, visit(address) as visitor:
+        scene = Scene(dsn, address, MARK)
+        for path in [
+            *paths(scene),
+            "/jobs?" + "&".join(f"{name}={quote(MARK)}" for name in ("queue", "task", "since")),
+        ]:
+            if "since" in path:
+                visitor.expected.add("400")
+            page = visitor.go(path)
+            with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
+                page.evaluate("htmx.trigger('#live', 'refresh')")
+            assert MARK in page.locator("main").inner_text() or "since" in path or path == "/workers", path
+            assert page.evaluate("window.pwned") is None
+            assert page.locator("main img, main svg, main script").count() == 0
+            assert SECRET not in page.content()
+            assert not visitor.overflows()
+        page = visitor.go(f"/queues/{quote(scene.queue, safe='')}")
+        visitor.press("Pause")
+        expect(page.locator("#live .callout")).to_contain_text("Paused")
+        assert not [url for url, _ in visitor.asked if url.endswith("/x")]
+        scene.close()
+
+
+def test_the_overview_tells_what_is_wrong(visitor: Visitor, scene: Scene) -> None:
+    page = visitor.go("/")
+    concerns = page.locator(".concerns")
+    expect(concerns).to_contain_text("Queue nobody.serves has 1 due and no worker.")
+    expect(concerns).to_contain_text("2 jobs are dead in queue load.orders.")
+    expect(page.get_by_role("link", name="Dead: 2")).to_be_visible()
+    expect(page.locator("#workers-title ~ .scroll")).to_contain_text("640 of 1,000")
+    expect(page.locator("#workers-title ~ .scroll")).to_contain_text("312 MB")
+    expect(page.locator("#pace-chart canvas")).to_be_visible()
+    concerns.get_by_role("link", name="Show them").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+
+
+def test_a_job_says_why_it_waits_and_leads_to_the_holder(visitor: Visitor, scene: Scene) -> None:
+    page = visitor.go(f"/jobs/{scene.waiting}")
+    expect(page.locator("#waiting")).to_contain_text(f"held by job {scene.running}")
+    page.get_by_role("link", name="Go to the job that holds the key").click()
+    expect(page.locator("#live progress").first).to_be_visible()
+    expect(page.locator("#args")).to_contain_text('"password": "***"')
+    visitor.go(f"/jobs/{scene.scheduled}")
+    expect(page.locator("#waiting")).to_contain_text("due in 2 h 59 min")
+    visitor.go(f"/jobs/{scene.orphan}")
+    expect(page.locator("#waiting")).to_contain_text("No worker serves the queue")
+    visitor.go(f"/jobs/{scene.dead}")
+    expect(page.locator("#error")).to_contain_text('File "load.py", line 29')
+    expect(page.locator("#attempts-title ~ .scroll")).to_contain_text("failed")
+    moment = page.locator(".timeline time").first
+    assert str(moment.get_attribute("datetime")).endswith("Z")
+    assert str(moment.get_attribute("title")).endswith("UTC")
+
+
+def test_lists_are_filtered_and_paged_by_their_address(visitor: Visitor, scene: Scene) -> None:
+    made = [scene.job(queue="many", task=f"task-{n % 2}", lock_key=f"many-{n:03}") for n in range(120)]
+    page = visitor.go("/jobs")
+    page.get_by_role("textbox", name="Queue").fill("many")
+    page.get_by_label("Sorted by").select_option("key")
+    page.get_by_role("button", name="Show").click()
+    rows = page.locator("tbody tr")
+    seen = []
+    for expected in (50, 50, 20):
+        expect(rows).to_have_count(expected)
+        seen += [str(each.get_attribute("id")) for each in rows.all()]
+        if expected == 50:
+            page.get_by_role("link", name="After").click()
+    assert seen == [f"job-{job_id}" for job_id in made]
+    expect(page.get_by_role("link", name="After")).to_have_count(0)
+    page.get_by_role("link", name="Before").click()
+    expect(rows.first).to_have_id(seen[50])
+    address = page.url
+    page.get_by_role("link", name="Before").click()
+    expect(rows.first).to_have_id(seen[0])
+    page.goto(address)  # as somebody else would to whom it was sent
+    expect(rows.first).to_have_id(seen[50])
+    visitor.go("/jobs?queue=many&task=task-1&lock_key=many-007&producer=airflow&consumer_group=reports&status=fresh")
+    expect(rows).to_have_count(1)
+    visitor.go("/jobs?queue=none")
+    expect(page.locator(".empty")).to_contain_text("No job fits.")
+    visitor.expected.add("400")
+    visitor.go("/jobs?since=yesterday")
+    expect(page.locator(".callout")).to_contain_text("as 2026-01-31T14:30")
+    visitor.go("/jobs?after=nonsense")
+    expect(page.locator(".callout")).to_contain_text("cursor")
+
+
+def test_refreshing_stays_out_of_the_way(visitor: Visitor, scene: Scene) -> None:
+    """An unchanged page is a 304; what is typed, opened and asked stays; paused it asks no more."""
+    page = visitor.go("/jobs?queue=quiet")
+    page.get_by_role("textbox", name="Task").fill("half a wor")
+    page.get_by_text("More filters").click()
+    with page.expect_response(lambda answer: answer.status == 304):
+        pass
+    scene.job(queue="quiet", lock_key="quiet")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_role("textbox", name="Task")).to_have_value("half a wor")
+    expect(page.get_by_role("textbox", name="Producer")).to_be_visible()
+
+    page = visitor.go(f"/jobs/{scene.dead}")
+    page.locator("#live details summary").click()
+    page.get_by_role("button", name="Delete").click()
+    with page.expect_response(lambda answer: answer.status in (200, 304)):
+        pass
+    expect(page.locator("dialog[open] #question")).to_contain_text("Delete this job")
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    expect(page.locator("#live details pre")).to_be_visible()
+    assert scene.status(scene.dead) == "failed"
+
+    page.get_by_role("button", name="Live").click()
+    asked = len(visitor.asked)
+    page.wait_for_timeout(2_500)  # longer than its period: nothing may come
+    assert len(visitor.asked) == asked
+    page.get_by_role("button", name="Paused").click()
+    expect(page.get_by_role("button", name="Live")).to_be_visible()
+    with page.expect_response(lambda answer: answer.status == 304):
+        pass
+
+
+def test_colours_are_as_the_system_has_them_until_they_are_chosen(visitor: Visitor) -> None:
+    page = visitor.go("/workers")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    by_day = page.evaluate(ground)
+    page.emulate_media(color_scheme="dark")
+    by_night = page.evaluate(ground)
+    assert by_day != by_night
+    page.get_by_role("button", name="Theme").click()
+    expect(page.locator("#theme")).to_have_text("Theme: light")
+    visitor.go("/jobs")
+    assert page.evaluate(ground) == by_day
+
+
+def test_without_a_database_it_says_so_and_comes_back(scene: Scene, visit: Callable[[str], Visitor]) -> None:
+    with linked(scene.dsn) as link, served(link.dsn) as address, visit(address) as early, visit(address) as late:
+        early.go("/")
+        early.expected.add("503")
+        late.expected.add("503")
+        link.cut()
+        late.go(f"/jobs/{scene.running}")
+        expect(late.page.locator("#live")).to_contain_text("The database does not answer.")
+        assert "Traceback" not in late.page.content()
+        expect(early.page.locator("#banner")).to_contain_text("The database does not answer.")
+        expect(early.page.locator("#queues-title ~ .scroll")).to_contain_text("load.orders")  # the last values
+        link.mend()
+        expect(early.page.locator("#banner")).to_be_hidden(timeout=15_000)
+        expect(late.page.locator("#args")).to_be_visible(timeout=15_000)
+
+
+def test_what_is_not_there_is_said_in_words(visitor: Visitor) -> None:
+    visitor.expected |= {"400", "404"}
+    page = visitor.go("/jobs/00000000-0000-4000-8000-000000000000")
+    expect(page.locator("#live")).to_contain_text("There is no job with this id")
+    page = visitor.go("/jobs/nonsense")
+    expect(page.locator("h1")).to_contain_text("not valid")
+    page = visitor.go("/queues/never-heard-of")
+    expect(page.locator("#live")).to_contain_text("None has failed for good.")

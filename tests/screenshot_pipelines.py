@@ -1,0 +1,54 @@
+"""What the farm of `tests.screenshots` runs: loads that take their time, one that fails, one that dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from dataloader.pipelines import Context, Progress, register
+
+
+def _load(rows: int, rows_a_second: int, **more: Any) -> Iterator[Progress]:
+    done, step, ballast = 0, max(rows // 50, 1), bytearray(20_000_000)
+    while done < rows:
+        until = time.perf_counter() + step / rows_a_second
+        while time.perf_counter() < until - 0.8 * step / rows_a_second:
+            ballast[random.randrange(len(ballast))] = 1
+        time.sleep(max(until - time.perf_counter(), 0))
+        done = min(done + step, rows)
+        yield {"processed": done, "total": rows, **more}
+
+
+@register("load.orders")
+def load_orders(args: dict[str, Any]) -> Iterator[Progress]:
+    """So many rows, so many a second."""
+    yield from _load(args["rows"], args.get("rows_a_second", 20_000), step="merge")
+
+
+@register("load.customers")
+def load_customers(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Fails half-way for a region without a file; in the last attempt something kills it."""
+    yield from _load(args["rows"] // 2, 40_000, step="read")
+    if context.attempt == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    rates = _rates_of(args["region"])
+    yield from _load(int(args["rows"] // 2 * rates["EUR"]), 40_000, step="convert")
+
+
+def _rates_of(region: str) -> dict[str, float]:
+    return _RATES[region]
+
+
+_RATES = {"north": {"EUR": 1.0}}
+
+
+@register("report.daily")
+def report_daily(args: dict[str, Any]) -> Iterator[Progress]:
+    """A short one, which fails now and then."""
+    yield from _load(2_000, 8_000)
+    if args["number"] % 9 == 4:
+        raise ConnectionError("the report server at reports.example:443 refused the connection")

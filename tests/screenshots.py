@@ -1,0 +1,151 @@
+"""The pictures in docs/screenshots, of a farm that runs: `python -m tests.screenshots`.
+
+On a PostgreSQL of its own, with workers, reaper and API as real processes; the half hour that the chart shows before
+they started is made up. Needs chromium, playwright and pillow.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+
+sys.path.append(str(Path(__file__).parent / "process"))
+
+from farming import Farm, until
+
+from dataloader import embedded, migrations, operate
+
+OUT = Path(__file__).parents[1] / "docs" / "screenshots"
+PORT = 18_099
+ADDRESS = f"http://127.0.0.1:{PORT}"
+PIPELINES = {"dl_pipelines": "screenshot_pipelines", "pythonpath": Path(__file__).parent, "dl_heartbeat_sec": 1}
+LIMIT = 150_000  # octets of a picture
+BEFORE = """
+INSERT INTO dl_pace (at, queue, processed, failed)
+SELECT to_timestamp(floor(extract(epoch FROM now()) / 10) * 10 - n * 10), 'load.orders',
+       greatest(0, (14 + 9 * sin(n / 14.0) + 5 * random())::int), (random() * random() * 1.4)::int
+  FROM generate_series(6, 185) n ON CONFLICT DO NOTHING
+"""
+
+
+class Show:
+    """A farm with load, and jobs worth a picture."""
+
+    def __init__(self, farm: Farm) -> None:
+        self.farm = farm
+        farm.conn.execute(BEFORE)
+        farm.start("reaper", **PIPELINES)
+        for queue, workers in (("load.orders", 4), ("load.customers", 2), ("report.daily", 1)):
+            farm.start("workers", workers=workers, queue=queue, **PIPELINES)
+        farm.start("api", app_port=PORT, app_host="127.0.0.1", environment="production", timezone="Europe/Berlin")
+        self.dead = self._dead()
+        self.running = self.job("load.orders", rows=9_000_000, rows_a_second=60_000, key="orders/all")
+        farm.begun(self.running)
+        self.waiting = self.job("load.orders", rows=1_200_000, key="orders/all")
+        for number in range(60):
+            rows = 400_000 + 130_000 * (number % 7)
+            self.job("load.orders", f"orders/part-{number:02}", rows=rows, rows_a_second=150_000)
+            self.job("report.daily", f"report/{number:02}", attempts=1 if number == 4 else 4, number=number)
+        for hour in range(5):
+            self.job("load.customers", "customers/all", rows=4_000_000, region="all", available_at=_in(hours=hour + 1))
+        for region in ("north", "east", "west"):
+            self.job("load.customers", f"customers/{region}", rows=4_000_000, region=region)
+        self.job("report.monthly", number=1)
+        operate.pause(farm.conn, "report.monthly", "token anna from 10.0.4.17")
+
+    def job(self, task: str, key: str = "", attempts: int = 4, **args: Any) -> UUID:
+        """Add a job to the queue of its task's name."""
+        more = {"available_at": args.pop("available_at", None), "max_attempts": attempts, "producer": "airflow"}
+        args = {"source": f"s3://lake/{task}/", "api_key": "canary"} | args
+        return self.farm.enqueue(task, task, key, args=args, partition_key="2026-11", **more)
+
+    def settle(self) -> None:
+        """Wait until some reports have failed and the workers have been shown."""
+        until(lambda: self.farm.rows("SELECT FROM dl_jobs WHERE queue = 'report.daily' AND attempt > 0 AND error > ''"))
+        time.sleep(12)  # the pace of these seconds is rolled up
+
+    def _dead(self) -> UUID:
+        """Its first attempt ends with an error, the second by SIGKILL; nobody waits for the back-off."""
+        job_id = self.job("load.customers", key="customers/south", attempts=2, rows=60_000, region="south")
+        until(lambda: self.farm.job(job_id)["error"])
+        until(lambda: operate.run_now(self.farm.conn, [job_id], "token anna from 10.0.4.17"))
+        self.farm.wait(job_id, "lost")
+        return job_id
+
+
+def _in(**time_: float) -> datetime:
+    return datetime.now(UTC) + timedelta(**time_)
+
+
+def take(browser: Browser, show: Show) -> None:
+    """All of them."""
+    shots = [
+        ("overview", "/", {}),
+        ("overview-dark", "/", {"color_scheme": "dark"}),
+        ("overview-phone", "/", {"viewport": {"width": 375, "height": 812}}),
+        ("job-running", f"/jobs/{show.running}", {}),
+        ("job-waiting", f"/jobs/{show.waiting}", {}),
+        ("job-dead", f"/jobs/{show.dead}", {}),
+        ("job-phone-dark", f"/jobs/{show.dead}", {"viewport": {"width": 375, "height": 812}, "color_scheme": "dark"}),
+        ("jobs", "/jobs?queue=load.orders", {}),
+        ("queue", "/queues/report.daily", {}),
+    ]
+    for name, path, how in shots:
+        context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how))
+        page = context.new_page()
+        page.goto(ADDRESS + path)
+        page.wait_for_timeout(2_500)  # one refresh
+        height = page.evaluate("document.documentElement.scrollHeight")
+        width = page.evaluate("innerWidth")
+        page.set_viewport_size({"width": width, "height": min(height, 1_240 if width > 500 else 1_400)})
+        picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
+        picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+            OUT / f"{name}.png", optimize=True
+        )
+        size = (OUT / f"{name}.png").stat().st_size
+        print(f"{name}.png {math.ceil(size / 1_000)} KB{'  TOO LARGE' if size > LIMIT else ''}")
+        context.close()
+
+
+@contextmanager
+def farm() -> Iterator[Farm]:
+    """A database of its own, and what runs on it."""
+    with tempfile.TemporaryDirectory(prefix="dl-screenshots-") as place:
+        folder = Path(place)
+        folder.chmod(0o755)
+        with embedded.Server.start(folder / "postgres") as server:
+            migrations.migrate(server.dsn, "public")
+            farm = Farm(server.dsn, folder)
+            try:
+                yield farm
+            finally:
+                farm.close()
+
+
+def main() -> None:
+    """Start, wait until there is something to see, take the pictures."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or sys.exit("no chromium here: apt-get install chromium")
+    with farm() as running, sync_playwright() as driver:
+        show = Show(running)
+        show.settle()
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        take(browser, show)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The dashboard's pure parts: how values are shown, what is wrong, which buttons there are; and what is vendored."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from dataloader import api
+from dataloader.api import buttons, concerns, shown
+from dataloader.api.recent import Recent
+
+VENDOR = [Path(api.__file__).parent / "static" / "vendor", Path(__file__).parents[1] / "browser" / "vendor"]
+QUEUE: dict[str, Any] = {
+    "queue": "q", "length": 0, "scheduled": 0, "busy": 0, "dead": 0, "lag_sec": 0.0, "workers": 1,
+    "paused_at": None, "paused_by": None, "max_length": None,
+}  # fmt: skip
+POSTGRES: dict[str, Any] = {
+    "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
+}  # fmt: skip
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "–"), (0, "0 s"), (-3, "0 s"), (0.0804, "80 ms"), (1, "1 s"), (2.54, "2.5 s"), (59.6, "1 min"),
+        (61, "1 min 1 s"), (3_600, "1 h"), (7_512, "2 h 5 min"), (90_061, "1 d 1 h"), (172_805, "2 d"),
+        (timedelta(minutes=3), "3 min"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: Any, words: str) -> None:
+    assert shown.duration(seconds) == words
+
+
+def test_sizes_counts_and_shares() -> None:
+    assert [shown.size(n) for n in (None, 0, 999, 1_000, 99_949, 123_456, 8_400_000, 2.5e12)] == [
+        "–", "0 B", "999 B", "1.0 KB", "99.9 KB", "123 KB", "8.4 MB", "2.5 TB",
+    ]  # fmt: skip
+    assert [shown.count(1_234_567), shown.count(1_000, False), shown.count(None)] == ["1,234,567", "1,000+", "–"]
+    assert [shown.percent(x) for x in (0, 0.004, 0.37, 1, None)] == ["0 %", "0.4 %", "37 %", "100 %", "–"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "part", "words"),
+    [
+        (None, None, ""),
+        ({}, None, ""),
+        ([1], None, ""),
+        ({"processed": 500, "total": 1_000}, 0.5, "500 of 1,000"),
+        ({"processed": 5, "total": 0}, None, "processed 5 · total 0"),
+        ({"processed": 9, "total": 3, "step": "a"}, 1.0, "9 of 3 · step a"),
+        ({"processed": True, "total": "many"}, None, "processed true · total many"),
+        ({"processed": 10**400, "total": 1}, None, None),
+        ({"percent": 25}, 0.25, "percent 25"),
+        ({"deep": {"a": [1]}}, None, 'deep {"a": [1]}'),
+    ],
+)
+def test_progress_whatever_a_pipeline_yields(progress: Any, part: float | None, words: str | None) -> None:
+    assert shown.share(progress) == part
+    assert words is None or shown.steps(progress) == words
+    assert len(shown.steps(progress)) <= 120
+
+
+def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
+    moment = shown.clock(ZoneInfo("Europe/Moscow"), lambda: NOW)
+    assert moment(NOW) == (
+        '<time datetime="2026-11-21T12:00:00Z" title="2026-11-21 12:00:00.000000 UTC">15:00:00</time>'
+    )
+    assert ">00:30:00<" in moment(NOW.replace(day=20, hour=21, minute=30))  # today, there
+    assert ">20 Nov 15:00:00<" in moment(NOW - timedelta(days=1))
+    assert ">21 Nov 2025 15:00<" in moment(NOW - timedelta(days=365))
+    assert moment("2026-11-21T12:00:00+00:00") == moment(NOW)
+    assert moment("<b>") == "&lt;b&gt;"
+    assert moment(None) == "–"
+
+
+def test_what_is_wrong_is_said_the_gravest_first() -> None:
+    def of(seen: Any = (), postgres: Any = None, **queue: Any) -> list[str]:
+        found = concerns.of_farm({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
+        return [concern.text for concern in found]
+
+    assert of() == []
+    assert of(dead=1, length=3, workers=0) == ["Queue q has 3 due and no worker.", "1 job is dead in queue q."]
+    assert of(paused_at=NOW, paused_by="token boss from ::1") == ["Queue q is paused by token boss from ::1."]
+    assert of(lag_sec=400.0, length=1) == ["The oldest due job of queue q has waited 6 min 40 s."]
+    assert of(max_length=5, length=5) == ["Queue q is full: 5 jobs."]
+    silent = {"is_live": False, "state": "busy", "host": "vm-2"}
+    assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
+    assert of([silent | {"state": "dead"}]) == []
+    oldest = {"user": "bi", "age_sec": 4_000.0, "holds_back_vacuum": True}
+    assert of(postgres={"oldest_transaction": oldest}) == [
+        "A transaction of bi has been open for 1 h 6 min and holds back vacuum."
+    ]
+    bad = {"in_recovery": True, "connections": 95, "notify_usage": 0.5}
+    assert [text.split()[0] for text in of(postgres=bad)] == ["The", "95", "The"]
+
+
+def test_buttons_are_those_that_a_state_allows() -> None:
+    job: dict[str, Any] = {"status": "queued", "cancel_requested": False, "waiting_for": {"reason": "time"}}
+
+    def of(**more: Any) -> list[str]:
+        return [button.name + "!" * bool(button.because) for button in buttons.of_job(job | more)]
+
+    assert of() == ["run-now", "cancel", "delete"]
+    assert of(waiting_for={"reason": "lock"}) == ["run-now!", "cancel", "delete"]
+    assert of(status="running") == ["cancel", "force-cancel", "delete!"]
+    assert of(status="running", cancel_requested=True) == ["cancel!", "force-cancel", "delete!"]
+    for final in sorted(buttons.FINAL):
+        assert of(status=final) == ["requeue", "delete"]
+    names = [button.name + "!" * bool(button.because) for button in buttons.of_queue(QUEUE)]
+    assert names == ["pause", "run-all!", "requeue-dead!", "delete-dead!"]
+    paused = buttons.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000})
+    assert next(button.name for button in paused if not button.because) == "resume"
+    assert "all 2,000 scheduled jobs" in paused[1].question
+    assert "the one dead job" in paused[3].question
+
+
+def test_viewers_share_an_answer_but_not_a_failure() -> None:
+    recent: Recent[int] = Recent()
+    asked: list[int] = []
+
+    def question() -> int:
+        asked.append(1)
+        if len(asked) == 1:
+            raise ConnectionError
+        return recent.ask(question) if len(asked) == 2 else len(asked)  # somebody else asks meanwhile: for himself
+
+    with pytest.raises(ConnectionError):
+        recent.ask(question)
+    assert recent.ask(question) == 3
+    assert recent.ask(question) == 3
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("folder", VENDOR, ids=("shipped", "tests"))
+def test_what_is_vendored_is_what_was_published(folder: Path) -> None:
+    """Every file is in the list of checksums, has its own, and brings its licence."""
+    listed = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text("utf-8").splitlines())
+    files = {path.name for path in folder.iterdir()} - {"SHA256SUMS"}
+    assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files} == listed
+    for name in files:
+        assert any(other.startswith(name.split("-")[0]) and "LICENSE" in other for other in files)

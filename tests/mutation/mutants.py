@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-QUEUE, FUNCTIONS, TARGET = "queue.sql", "functions.sql", "target.sql"
+QUEUE, FUNCTIONS, TARGET, OPERATE = "queue.sql", "functions.sql", "target.sql", "operate.sql"
 CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS = (
     f"migrations/{name}.sql"
     for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers")
@@ -88,8 +88,10 @@ WAIT = "FOR NO KEY UPDATE"
 MUTANTS: list[Mutant] = [
     *_statement(
         "enqueue",
-        ("not counted as journaled", "clock_timestamp(), 1)", "clock_timestamp(), 0)"),
-        ("all of a transaction at one time", "clock_timestamp(), 1)", "now(), 1)"),
+        ("not counted as journaled", "clock_timestamp(), 1,", "clock_timestamp(), 0,"),
+        ("all of a transaction at one time", "clock_timestamp(), 1,", "now(), 1,"),
+        ("into a full queue", "dl_is_full(%(queue)s)", "false"),
+        ("limits whoever did not ask", "%(limited)s AND "),
         ("fails on a twin", "ON CONFLICT (idempotency_key) DO NOTHING\n"),
     ),
     *_statement(
@@ -513,4 +515,56 @@ MUTANTS: list[Mutant] = [
         ("steps that are none", "NEW.status <> OLD.status AND "),
         ("our own steps too", " AND NEW.journaled = OLD.journaled", "", COSTS),
     ),
+    *_function(
+        "dl_is_paused",
+        ("never", "IS NOT NULL", "IS NOT NULL AND false"),
+    ),
+    *_function(
+        "dl_is_full",
+        ("counts one more", ">= most", "> most"),
+        ("counts all states", " AND status = 'queued' LIMIT", " LIMIT"),
+        ("without a limit", "most IS NOT NULL\n     AND", "true AND"),
+    ),
+    *_function(
+        "dl_roll",
+        ("past a gap", "> 1\n                     AND ts", "> 1 AND false\n                     AND ts"),
+        ("never past a gap", "AND ts > clock_timestamp() - interval '10 s' AS", "AS"),
+        ("two at once", "FOR UPDATE SKIP LOCKED", ""),
+        ("counts again", "UPDATE dl_rolled SET last_event = upto", "UPDATE dl_rolled SET last_event = since"),
+        ("forgets the earlier", "count = t.count + excluded.count", "count = excluded.count"),
+        ("any earlier start", "ORDER BY p.event_id DESC LIMIT 1", "ORDER BY p.event_id LIMIT 1"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: pause\n",
+        ("a new time", "coalesce(q.paused_at, excluded.paused_at)", "excluded.paused_at"),
+        ("a new author", "coalesce(q.paused_by, excluded.paused_by)", "excluded.paused_by"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: resume\n",
+        ("wakes nobody", "SELECT pg_notify('dl_jobs', queue)", "SELECT NULL"),
+        ("wakes for nothing", " AND paused_at IS NOT NULL"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: requeue\n",
+        ("what has not ended", "AND status IN ('succeeded', 'failed', 'canceled', 'lost')", ""),
+        ("with spent attempts", "attempt = 0, error", "attempt = attempt, error"),
+        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: run_now\n",
+        ("what is not queued", " AND status = 'queued' AND (", " AND ("),
+        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+    ),
+    *_in(OPERATE, "-- name: delete\n", ("what runs", " AND status <> 'running'")),
+    *_in(
+        OPERATE,
+        "-- name: dead\n",
+        ("of every queue", "queue = %(queue)s AND "),
+        ("all that ended", "status IN ('failed', 'lost')", "finished_at IS NOT NULL"),
+    ),
+    *_in(OPERATE, "-- name: not_due\n", ("of every queue", "queue = %(queue)s AND ")),
 ]

@@ -18,12 +18,12 @@ ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
     *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order", "idempotency"),
-    *("enqueue_many", "foreign_journal", "schemas"),
+    *("enqueue_many", "foreign_journal", "schemas", "operate", "stats"),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
-    "enqueue": "guards idempotency enqueue_many",
+    "enqueue": "guards idempotency enqueue_many operate",
     "request_cancel": "cancel guards",
     "cancellations": "guards",
     "dl_slot_is_busy": "guards",
@@ -53,6 +53,16 @@ FIRST = {
     "hold": "target guards",
     "forget": "target guards",
     "end_older": "target guards",
+    "dl_is_paused": "operate",
+    "dl_is_full": "operate",
+    "dl_roll": "stats",
+    "pause": "operate",
+    "resume": "operate",
+    "requeue": "operate",
+    "run_now": "operate",
+    "delete": "operate",
+    "dead": "operate",
+    "not_due": "operate",
 }
 OPTIONS = [
     "-x",

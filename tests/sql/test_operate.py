@@ -70,6 +70,7 @@ def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: db.Connection) -> 
 
 def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: Worker) -> None:
     operate.limit_length(conn, "q", 2, BY)
+    plain(conn, status="succeeded")
     known = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
     queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
     with pytest.raises(QueueFull, match=r"the queue q is full: 2 jobs are queued"):
@@ -79,7 +80,7 @@ def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: 
     assert queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True) == known
     queue.enqueue(conn, NewJob("other", "t", "k"), limited=True)
     queue.enqueue(conn, NewJob("q", "t", "k"))  # whoever is not limited, is not
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE queue = 'q'") == 3
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE queue = 'q'") == 4
     operate.limit_length(conn, "q", None, BY)
     queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
 

@@ -40,7 +40,7 @@ def _printable(text: str) -> str:
     return text
 
 
-def _instant(value: object) -> datetime | None:
+def instant(value: object) -> datetime | None:
     """The instant that an RFC 3339 text names, or a datetime, in UTC, when it is one that the queue can keep."""
     if value is None:
         return None
@@ -81,7 +81,7 @@ class Trigger(BaseModel):
     idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
     partition_key: str = Field(default="", max_length=255)
     priority: int = Field(default=100, ge=0, le=INT4_MAX)
-    available_at: Annotated[datetime | None, BeforeValidator(_instant)] = None
+    available_at: Annotated[datetime | None, BeforeValidator(instant)] = None
     max_attempts: int = Field(default=5, ge=1, le=INT4_MAX)
     lease_ttl_sec: int = Field(default=60, ge=1, le=86_400)
     timeout_sec: int | None = Field(default=None, ge=1, le=30 * 86_400)

@@ -13,7 +13,23 @@ from uuid import UUID
 from flask import Flask, Response, abort, request
 
 from dataloader import config, log, queue
-from dataloader.api import access, audit, dashboard, infra, page, pressed, problems, signin, v1
+from dataloader.api import (
+    access,
+    audit,
+    dashboard,
+    farm,
+    infra,
+    jobs,
+    metrics,
+    openapi,
+    operation,
+    page,
+    pressed,
+    problems,
+    queues,
+    signin,
+    v1,
+)
 from dataloader.api.schemas import BODY_LIMIT, Json
 from dataloader.api.sessions import Sessions
 from dataloader.api.waits import Versions, Waits
@@ -35,18 +51,17 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
     # An empty or odd job_id is to be refused, not redirected to another address.
     app.url_map.merge_slashes = False
-    app.url_map.converters["anything"] = v1.Anything
+    app.url_map.converters.update(operation.CONVERTERS)
     app.extensions["settings"] = settings
     sessions = app.extensions["sessions"] = Sessions(settings)
     waits = app.extensions["waits"] = Waits(_versions(sessions))
+    app.extensions["probe"] = infra.Probe(sessions)
+    app.extensions["metrics"] = metrics.Metrics(sessions)
     # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
-    app.extensions["on_drain"] = [waits.stop, getattr(infra, "drain", lambda: None)]
-    app.register_blueprint(infra.blueprint)
-    app.register_blueprint(v1.blueprint)
-    for part in (page, dashboard, pressed):
-        app.register_blueprint(part.blueprint)
-    app.register_blueprint(signin.blueprint)
+    app.extensions["on_drain"] = [waits.stop, infra.drain]
+    for module in (infra, v1, jobs, queues, farm, openapi, metrics, page, dashboard, pressed, signin):
+        app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)
     access.install(app)

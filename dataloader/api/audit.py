@@ -6,7 +6,9 @@ and no header is written, but for the address that a proxy names. May import `co
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from time import monotonic
 from typing import Any
@@ -19,9 +21,32 @@ from dataloader import config, log
 from dataloader.api import problems
 
 ANYBODY = "anonymous"
+FILES = "page.static"
+# Upper bounds (seconds) of the histogram of durations; a last bucket without a bound follows.
+BUCKETS_SEC = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 _counting = Lock()
 _requests: Counter[tuple[str, str]] = Counter()  # by method and route, in this process
 _responses: Counter[tuple[str, str, int]] = Counter()  # by status as well
+_durations: dict[tuple[str, str], Durations] = {}
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long the answers of one route took, in this process."""
+
+    seconds: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SEC) + 1))
+
+    def add(self, seconds: float) -> None:
+        """Count one answer."""
+        self.seconds += seconds
+        self.buckets[bisect_left(BUCKETS_SEC, seconds)] += 1
+
+
+def counted() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
+    """What this process has answered: how often by method, route and status, how fast by method and route."""
+    with _counting:
+        return dict(_responses), {route: replace(took, buckets=[*took.buckets]) for route, took in _durations.items()}
 
 
 def install(app: Flask) -> None:
@@ -36,26 +61,43 @@ def _begin() -> None:
     g.log_context = structlog.contextvars.bind_contextvars(request_id=problems.request_id())
     with _counting:
         _requests[_route()] += 1
-    log.audit("request.begin", **_who())
+    if not _is_routine():
+        log.audit("request.begin", **_who())
 
 
 def _end(response: Response) -> Response:
-    took = round((monotonic() - g.began) * 1_000, 2)
-    log.audit("request.end", **_who(), **_changed(response), status=response.status_code, duration_ms=took)
+    seconds = monotonic() - g.began
+    took = round(seconds * 1_000, 2)
+    is_worth_a_line = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
+    if is_worth_a_line:
+        log.audit("request.end", **_who(), **_changed(response), status=response.status_code, duration_ms=took)
     method, route = _route()
     with _counting:
         _responses[method, route, response.status_code] += 1
+        _durations.setdefault((method, route), Durations()).add(seconds)
         asked, answered = _requests[method, route], _responses[method, route, response.status_code]
-    log.metric(
-        "http.request",
-        method=method,
-        route=route,
-        status=response.status_code,
-        duration_ms=took,
-        requests_total=asked,
-        responses_total=answered,
-    )
+    if is_worth_a_line:
+        log.metric(
+            "http.request",
+            method=method,
+            route=route,
+            status=response.status_code,
+            duration_ms=took,
+            requests_total=asked,
+            responses_total=answered,
+        )
     return response
+
+
+def _is_routine() -> bool:
+    """A page of the dashboard asks for itself again, every two seconds, or for a file that it is made of.
+
+    Without this a page that is left open would fill the logs. Whatever it was given is still a line: its end.
+    """
+    if request.method != "GET":
+        return False
+    refreshes = (request.endpoint or "").startswith("dashboard.") and "HX-Request" in request.headers
+    return refreshes or request.endpoint == FILES
 
 
 def _forget(_error: BaseException | None) -> None:

@@ -1,7 +1,7 @@
 """Everything that is not a 200: RFC 9457 problem documents, and which error becomes which of them.
 
 A problem names what is wrong and what would be right; it holds neither a stack nor the value that was sent.
-May import `db`, `migrations` and `log`.
+May import `db`, `migrations`, `operate` and `log`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ import structlog
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
-from dataloader import db, log, migrations
+from dataloader import db, log, migrations, operate
 
 RETRY_AFTER_SEC = 3  # at least
+FULL_RETRY_AFTER_SEC = 15
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _log = structlog.get_logger("api")
 
 # status: (the last part of the problem's type, title). A type, once published, never changes.
-_KINDS = {
+KINDS = {
     400: ("invalid-input", "The request is not valid"),
     404: ("not-found", "There is nothing at this address"),
     405: ("method-not-allowed", "This address does not take that method"),
+    409: ("conflict", "The job's status does not allow it"),
     411: ("length-required", "The request should say how long its body is"),
     413: ("too-large", "The request is too large"),
+    429: ("queue-full", "The queue holds as many jobs as it may"),
     500: ("internal-error", "The service has failed"),
     503: ("unavailable", "The service cannot answer now"),
 }
@@ -47,13 +50,16 @@ class Fault:
 
 
 class Problem(Exception):
-    """Raised anywhere in a request, it becomes the answer: a status, a text and the faults found."""
+    """Raised anywhere in a request, it becomes the answer: a status, a text, the faults found, headers."""
 
-    def __init__(self, status: int, detail: str, faults: Iterable[Fault] = ()) -> None:
+    def __init__(
+        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.faults = tuple(faults)
+        self.headers = headers
 
 
 def invalid(pointer: str, code: str, message: str) -> Problem:
@@ -65,6 +71,7 @@ def install(app: Flask) -> None:
     """Answer every error of `app` with a problem document."""
     app.register_error_handler(Problem, _of_problem)
     app.register_error_handler(HTTPException, _of_http)
+    app.register_error_handler(operate.QueueFull, _of_full)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(Exception, _of_any)
 
@@ -78,7 +85,11 @@ def request_id() -> str:
 
 
 def _of_problem(error: Problem) -> Response:
-    return _document(error.status, error.detail, error.faults)
+    return _document(error.status, error.detail, error.faults, error.headers)
+
+
+def _of_full(error: operate.QueueFull) -> Response:
+    return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
 
 
 def _of_http(error: HTTPException) -> Response:
@@ -117,7 +128,7 @@ def _document(
     headers: Mapping[str, str] | None = None,
     name: str = "Error",
 ) -> Response:
-    kind, title = _KINDS.get(status, (name.lower().replace(" ", "-"), name))
+    kind, title = KINDS.get(status, (name.lower().replace(" ", "-"), name))
     document = {
         "type": f"/problems/{kind}",
         "title": title,

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 from flask.json.provider import DefaultJSONProvider
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from dataloader.api.problems import Fault, Problem, invalid
-from dataloader.producer import DEPTH_LIMIT, FAULTS_SHOWN, Trigger, columns_of, is_deep
+from dataloader.producer import DEPTH_LIMIT, FAULTS_SHOWN, INT4_MAX, Trigger, columns_of, is_deep
 from dataloader.queue import Columns, NewJob
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
@@ -26,38 +26,99 @@ BATCH_LIMIT = 16 * 1024 * 1024  # bytes
 TRIGGER_DEPTH = DEPTH_LIMIT  # objects and arrays within each other, the body itself being the first
 BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
 DIGITS_LIMIT = 4_300  # what Python reads as one integer, and so what a worker can
+BULK_JOBS = 1_000
+QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
+KEY_LIMIT = 255
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
 _SECONDS = re.compile("[0-9]{1,2}")
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
+_KEY = re.compile(r"[ -~]{1,255}")
+# W3C Trace Context: version, trace id, span id, flags; a later version may say more behind them.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?")
 
 
-class Batch(BaseModel):
-    """The body of POST /api/v1/jobs/batch, but for the jobs in it."""
+class Body(BaseModel):
+    """A body of which every field is known and has its type."""
 
     model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Batch(Body):
+    """The body of POST /api/v1/jobs/batch, but for the jobs in it."""
 
     jobs: list[Any] = Field(max_length=BATCH_JOBS)
 
 
-class Cancel(BaseModel):
+class Cancel(Body):
     """The body of POST /api/v1/jobs/{job_id}/cancel, which may be left out."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
     force: bool = False
 
 
-def new_job(document: dict[str, Any], lease_ttl_sec: int) -> NewJob:
+class Nothing(Body):
+    """A body that may be left out and says nothing."""
+
+
+class Bulk(Body):
+    """The jobs of a bulk request."""
+
+    job_ids: list[Annotated[str, Field(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]] = Field(
+        max_length=BULK_JOBS
+    )
+
+    @property
+    def ids(self) -> list[UUID]:
+        """The ids, in their order."""
+        return [UUID(text) for text in self.job_ids]
+
+
+class BulkCancel(Bulk):
+    """The body of POST /api/v1/jobs/bulk/cancel."""
+
+    force: bool = False
+
+
+class QueueLimit(Body):
+    """The body of PUT /api/v1/queues/{queue}/limit; null: no limit."""
+
+    max_length: int | None = Field(ge=0, le=INT4_MAX)
+
+
+def new_job(
+    document: dict[str, Any], lease_ttl_sec: int, key: str | None = None, traceparent: str | None = None
+) -> NewJob:
     """The job that a trigger's body asks for; `lease_ttl_sec` counts where the body names none.
 
-    Raises a 400 Problem that names every field that is wrong.
+    `key` and `traceparent` are the headers Idempotency-Key and traceparent. Raises a 400 Problem that names every field
+    that is wrong.
     """
     trigger = _validated(Trigger, document)
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
-    return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
+    given["idempotency_key"] = _one_key(trigger.idempotency_key, key)
+    return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
+
+
+def _one_key(in_body: str | None, in_header: str | None) -> str | None:
+    if in_header is None:
+        return in_body
+    if not _KEY.fullmatch(in_header):
+        message = f"Idempotency-Key should be 1 to {KEY_LIMIT} printable ASCII characters"
+        raise invalid("/idempotency_key", "idempotency_key", message)
+    if in_body not in (None, in_header):
+        message = "the header Idempotency-Key and the field idempotency_key should be the same, or one be left out"
+        raise invalid("/idempotency_key", "idempotency_key", message)
+    return in_header
+
+
+def trace(traceparent: str | None) -> str | None:
+    """The W3C traceparent, when it is a valid one: whoever calls us may send what he likes there."""
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    if match is None or (match["more"] and match[0].startswith("00")):
+        return None
+    return match[0][:55]
 
 
 def new_jobs(document: dict[str, Any], lease_ttl_sec: int) -> Columns:
@@ -90,6 +151,33 @@ def seconds_to_wait(text: str | None) -> int:
 def is_forced(document: dict[str, Any]) -> bool:
     """Whether a cancel's body asks for force; raises a 400 Problem that names what is wrong."""
     return _validated(Cancel, document).force
+
+
+def nothing(document: dict[str, Any]) -> None:
+    """Raise a 400 Problem for a body that says something where nothing can be said."""
+    _validated(Nothing, document)
+
+
+def bulk(document: dict[str, Any]) -> Bulk:
+    """The jobs that a bulk request names; raises a 400 Problem that names what is wrong."""
+    return _validated(Bulk, document)
+
+
+def bulk_cancel(document: dict[str, Any]) -> BulkCancel:
+    """The jobs that a bulk cancellation names; raises a 400 Problem that names what is wrong."""
+    return _validated(BulkCancel, document)
+
+
+def queue_limit(document: dict[str, Any]) -> int | None:
+    """The new limit of a queue's length; raises a 400 Problem that names what is wrong."""
+    return _validated(QueueLimit, document).max_length
+
+
+def queue(text: str) -> str:
+    """The name of a queue in a path, which may be any that PostgreSQL can store; raises a 400 Problem."""
+    if not 1 <= len(text) <= QUEUE_LIMIT or _UNSTORABLE.search(text):
+        raise invalid("", "queue", f"queue should be 1 to {QUEUE_LIMIT} characters, none of them U+0000")
+    return text
 
 
 def job_id(text: str) -> UUID:

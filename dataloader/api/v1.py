@@ -1,4 +1,4 @@
-"""/api/v1: trigger a job or many, ask for its status, cancel it.
+"""/api/v1, the contract: trigger a job or many, ask for its status, cancel it.
 
 Each view is validate, borrow a session, one call of `queue`. May import `queue`, `job` and `config`.
 """
@@ -9,45 +9,57 @@ from typing import Any
 from uuid import UUID
 
 from flask import Blueprint, Response, current_app, g, request
-from werkzeug.routing import BaseConverter
 
 from dataloader import queue
-from dataloader.api import access, schemas
-from dataloader.api.problems import Problem, invalid, retry_after
-from dataloader.api.sessions import Sessions
+from dataloader.api import access, answers, queries, schemas
+from dataloader.api.operation import body, found, operation, session
+from dataloader.api.problems import retry_after
 from dataloader.api.waits import Outcome, Waits
 from dataloader.job import FINAL
+from dataloader.producer import Trigger
 
 blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
 
 
-class Anything(BaseConverter):
-    """A part of the path that may hold whatever was percent-encoded in it, to be refused with a reason."""
-
-    regex = r"[\s\S]*?"
-    part_isolating = False
-    weight = 200
-
-
 @blueprint.post("/jobs/trigger")
 @access.require("trigger")
+@operation(
+    "jobs",
+    answers.Triggered,
+    body=Trigger,
+    headers=("Idempotency-Key", "traceparent"),
+    errors=(429,),
+    leads_to_jobs="/job_id",
+)
 def trigger() -> dict[str, Any]:
     """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
     default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
-    new = schemas.new_job(_body(), default_lease)
-    with _sessions().borrow() as conn:
-        job_id, status = queue.enqueue(conn, new)
+    key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
+    new = schemas.new_job(body(), default_lease, key, traceparent)
+    with session() as conn:
+        job_id, status = queue.enqueue(conn, new, limited=True)
     return {"job_id": job_id, "status": status}
 
 
 @blueprint.post("/jobs/batch")
 @access.require("trigger")
+@operation(
+    "jobs",
+    answers.TriggeredMany,
+    body=schemas.Batch,
+    headers=("traceparent",),
+    errors=(429,),
+    leads_to_jobs="/jobs/0/job_id",
+)
 def batch() -> Response:
     """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body."""
     request.max_content_length = schemas.BATCH_LIMIT
     default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
-    columns = schemas.new_jobs(_body(depth=schemas.BATCH_DEPTH), default_lease)
-    with _sessions().borrow() as conn:
+    columns = schemas.new_jobs(body(depth=schemas.BATCH_DEPTH), default_lease)
+    if trace := schemas.trace(request.headers.get("traceparent")):
+        columns["trace"] = [trace]
+    with session() as conn:
+        queue.require_room(conn, sorted(set(columns["queue"])))
         added = queue.enqueue_columns(conn, columns)
     g.changed = {"jobs": len(added)}
     if added:
@@ -59,6 +71,9 @@ def batch() -> Response:
 
 @blueprint.get("/jobs/<anything:job_id>/status")
 @access.require("read", "trigger")
+@operation(
+    "jobs", answers.Status, query=queries.Status, is_documented_only=True, headers=("If-None-Match",), errors=(304,)
+)
 def status(job_id: str) -> Response:
     """The job as it is now, or with `?wait=SECONDS` once it has changed; 404 when there is none."""
     wanted, seconds = schemas.job_id(job_id), schemas.seconds_to_wait(request.args.get("wait"))
@@ -77,22 +92,23 @@ def status(job_id: str) -> Response:
 
 @blueprint.post("/jobs/<anything:job_id>/cancel")
 @access.require("trigger", "operate")
+@operation("jobs", answers.Status, body=schemas.Cancel, body_may_be_empty=True)
 def cancel(job_id: str) -> dict[str, Any]:
     """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 
     With `{"force": true}` a running one is interrupted, and killed where that does not stop it.
     """
     wanted = schemas.job_id(job_id)
-    force = schemas.is_forced(_body(may_be_empty=True))
-    with _sessions().borrow() as conn:
-        return _found(queue.request_cancel(conn, wanted, force))
+    force = schemas.is_forced(body(may_be_empty=True))
+    with session() as conn:
+        return found(queue.request_cancel(conn, wanted, force, access.who()))
 
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
     """The job and its version, which is read first: at worst it is older, and the next to ask is answered at once."""
-    with _sessions().borrow() as conn:
+    with session() as conn:
         versions = queue.versions(conn, [job_id])
-        job = _found(queue.status(conn, job_id))
+        job = found(queue.status(conn, job_id))
     return job, versions.get(job_id, "")
 
 
@@ -108,33 +124,3 @@ def _as_json(document: dict[str, Any]) -> Response:
 def _waits() -> Waits:
     waits: Waits = current_app.extensions["waits"]
     return waits
-
-
-def _sessions() -> Sessions:
-    sessions: Sessions = current_app.extensions["sessions"]
-    return sessions
-
-
-def _found(job: dict[str, Any] | None) -> dict[str, Any]:
-    if job is None:
-        raise Problem(404, "there is no job with this job_id")
-    return job
-
-
-def _body(*, may_be_empty: bool = False, depth: int = schemas.TRIGGER_DEPTH) -> dict[str, Any]:
-    """The request's JSON object; {} for a body that is empty and may be."""
-    # A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken.
-    if "Transfer-Encoding" in request.headers:
-        raise Problem(411, "the request should have a Content-Length and no Transfer-Encoding")
-    raw = request.get_data(cache=False)
-    if len(raw) < (request.content_length or 0):
-        raise invalid("", "truncated", "the body should be as long as its Content-Length")
-    if may_be_empty and not raw:
-        return {}
-    if request.mimetype != "application/json" or _charset() != "utf-8":
-        raise invalid("", "content_type", "Content-Type should be application/json")
-    return schemas.document(raw, depth)
-
-
-def _charset() -> str:
-    return request.mimetype_params.get("charset", "utf-8").lower()

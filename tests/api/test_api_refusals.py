@@ -139,7 +139,9 @@ def test_the_value_sent_is_not_repeated(client: FlaskClient, field: str) -> None
     assert CANARY not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/", "/api", "/api/v1/jobs", TRIGGER + "/", "/api/v1/jobs//status", "/%00", "/a//b"])
+@pytest.mark.parametrize(
+    "path", ["/api", "/api/v1", "/api/v1/jobs/", TRIGGER + "/", "/api/v1/jobs//status", "/%00", "/a//b"]
+)
 def test_an_unknown_path_is_404(client: FlaskClient, refused: Refused, path: str) -> None:
     if path == "/api/v1/jobs//status":
         refused(client.get(path), 400, "invalid-input", "")

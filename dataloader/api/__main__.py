@@ -1,0 +1,13 @@
+"""`python -m dataloader.api` prints the OpenAPI document, as docs/openapi.json has it. May import `config`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+
+from dataloader import config
+from dataloader.api import create_app, openapi
+
+with redirect_stdout(sys.stderr):  # where log lines go that the making of an application is worth
+    app = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://localhost/none"))
+sys.stdout.write(openapi.text(openapi.document(app)))

@@ -1,0 +1,365 @@
+"""What the API answers: a model for each document, from which the OpenAPI document has its schemas.
+
+Answers are written from the rows as they are, not by way of these models (that would cost every request); a test holds
+each answer against its model. Clients should expect more fields than these. May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "lost"]
+Count = Annotated[int, Field(ge=0)]
+Progress = Annotated[
+    Any, Field(description="what the pipeline last reported: an object, unless another service wrote it")
+]
+Outcome = Annotated[str, Field(description="`done`, `unknown` (there is no such job) or the status that forbids it")]
+
+
+class Fault(BaseModel):
+    """One thing wrong in a request."""
+
+    pointer: str = Field(description="JSON pointer (RFC 6901) into the body, `/name` of a parameter, or empty")
+    code: str
+    message: str
+
+
+class Problem(BaseModel):
+    """Every answer that is not a success (RFC 9457)."""
+
+    type: str = Field(description="/problems/ and the kind, which never changes")
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    errors: list[Fault]
+
+
+class Triggered(BaseModel):
+    """A job that is committed, or the one that has the idempotency key."""
+
+    job_id: UUID
+    status: JobStatus
+
+
+class TriggeredMany(BaseModel):
+    """One entry for each job of the batch, in its order."""
+
+    jobs: list[Triggered]
+
+
+class WaitingFor(BaseModel):
+    """Why a queued job does not run yet. Which fields there are depends on `reason`."""
+
+    reason: str = Field(description="paused, time, lock, session, worker, no_worker; there may be more")
+    queue: str | None = None
+    since: datetime | None = None
+    by: str | None = None
+    until: datetime | None = None
+    lock_key: str | None = None
+    job_id: UUID | None = None
+    pid: int | None = None
+    application: str | None = None
+    workers: int | None = None
+    ahead: int | None = None
+
+
+class Status(BaseModel):
+    """A job as its clients see it."""
+
+    job_id: UUID
+    status: JobStatus
+    attempt: Count
+    max_attempts: Count
+    timeout_sec: int | None
+    created_at: datetime
+    available_at: datetime
+    started_at: datetime | None
+    heartbeat_at: datetime | None
+    finished_at: datetime | None
+    error: str | None
+    progress: Progress
+    cancel_requested: bool
+    waiting_for: WaitingFor | None
+    queue: str
+    task: str
+    lock_key: str
+    partition_key: str
+    priority: int
+    producer: str | None
+    consumer_group: str | None
+
+
+class Job(Status):
+    """A job with all that is known of it; secrets in `args` are masked."""
+
+    args: Any
+    idempotency_key: str | None
+    lease_ttl_sec: int
+    lease_expires_at: datetime | None
+    claimed_by: str | None
+    claims: int
+    blocked_on: str | None
+    hot: bool
+    backoffs: int
+    cancel_forced: bool
+    trace: str | None = Field(description="the W3C traceparent of its trigger")
+
+
+class ListedJob(BaseModel):
+    """A job in a list; `error` is cut to 300 characters."""
+
+    job_id: UUID
+    queue: str
+    task: str
+    status: JobStatus
+    lock_key: str
+    partition_key: str
+    priority: int
+    attempt: Count
+    max_attempts: Count
+    producer: str | None
+    consumer_group: str | None
+    progress: Progress
+    error: str | None
+    created_at: datetime
+    available_at: datetime
+    started_at: datetime | None
+    heartbeat_at: datetime | None
+    finished_at: datetime | None
+    changed_at: datetime
+    claimed_by: str | None
+    cancel_requested: bool
+    blocked_on: str | None
+
+
+class Jobs(BaseModel):
+    """One page. It may be short and there may be more all the same: `next` says."""
+
+    jobs: list[ListedJob]
+    next: str | None = Field(description="`after` of the next page; null when this is the last")
+
+
+class Event(BaseModel):
+    """One row of the journal."""
+
+    event_id: int
+    ts: datetime
+    kind: str
+    payload: Any
+
+
+class FarmEvent(Event):
+    """One row of the farm's journal."""
+
+    job_id: UUID
+    queue: str
+
+
+class JobEvents(BaseModel):
+    """The journal of one job, the oldest first."""
+
+    events: list[Event]
+    next: int | None = Field(description="`after` of the next page; null when this is the last")
+
+
+class FarmEvents(BaseModel):
+    """The farm's journal, the oldest first. To follow it, ask again with `after` = the last `event_id`."""
+
+    events: list[FarmEvent]
+
+
+class Deleted(BaseModel):
+    """The job and its journal are gone."""
+
+    job_id: UUID
+    deleted: Literal[True]
+
+
+class BulkOutcome(BaseModel):
+    """What became of one job of a bulk request."""
+
+    job_id: UUID
+    outcome: Outcome
+
+
+class BulkOutcomes(BaseModel):
+    """One entry for each of `job_ids`, in their order."""
+
+    jobs: list[BulkOutcome]
+
+
+class QueueState(BaseModel):
+    """What operators have said of a queue."""
+
+    queue: str
+    paused_at: datetime | None
+    paused_by: str | None
+    max_length: int | None
+
+
+class QueueFigures(BaseModel):
+    """A queue in figures. `length` is all that is queued: what is due and what is scheduled."""
+
+    length: Count
+    length_is_exact: bool
+    scheduled: Count = Field(description="queued, but their time has not come; retries in back-off included")
+    fresh: Count = Field(description="queued and never run")
+    retries: Count = Field(description="queued again after a run")
+    busy: Count = Field(description="running")
+    dead: Count = Field(description="failed and lost")
+    lag_sec: float = Field(ge=0, description="how long the oldest due job has waited")
+    workers: Count = Field(description="live ones")
+
+
+class QueueRow(QueueFigures):
+    """One queue."""
+
+    queue: str
+    paused_at: datetime | None
+    paused_by: str | None
+    max_length: int | None
+
+
+class TotalRow(QueueFigures):
+    """All queues together; what only one queue can have is null."""
+
+    queue: str | None
+    paused_at: datetime | None
+    paused_by: str | None
+    max_length: int | None
+
+
+class Queues(BaseModel):
+    """Every queue that has jobs, a pause, a limit or a worker."""
+
+    queues: list[QueueRow]
+
+
+class Overview(Queues):
+    """The farm in figures."""
+
+    at: datetime
+    total: TotalRow
+
+
+class Changed(BaseModel):
+    """How many jobs of the queue were changed. Send the request again until it is 0: then none is left."""
+
+    queue: str
+    changed: Count
+
+
+class Worker(BaseModel):
+    """A worker as its farm's keeper has last shown it, and the job it runs."""
+
+    worker: str
+    farm: str
+    host: str
+    pid: int
+    queue: str
+    state: str = Field(description="starting, idle, awake, busy, leaving, dead")
+    is_live: bool
+    memory_bytes: int | None
+    cpu_percent: float | None
+    jobs: Count
+    started_at: datetime | None
+    seen_at: datetime
+    job_id: UUID | None
+    task: str | None
+    lock_key: str | None
+    attempt: int | None
+    progress: Progress
+    job_started_at: datetime | None
+
+
+class Workers(BaseModel):
+    """The workers of all hosts that were seen in the last ten minutes."""
+
+    workers: list[Worker]
+
+
+class Transaction(BaseModel):
+    """The oldest transaction of the database server."""
+
+    pid: int
+    user: str | None
+    application: str | None
+    state: str | None
+    age_sec: float
+    query: str | None = Field(description="its first 200 characters")
+    holds_back_vacuum: bool
+
+
+class Database(BaseModel):
+    """The queue's database."""
+
+    version: str
+    database: str
+    size_bytes: int
+    connections: int
+    max_connections: int
+    queue_tables_bytes: int
+    dead_tuples: int
+    live_tuples: int
+    last_autovacuum: datetime | None
+    notify_usage: float = Field(description="of the notification queue, 0 to 1")
+    in_recovery: bool
+    oldest_transaction: Transaction | None
+
+
+class Bucket(BaseModel):
+    """What ended within ten seconds from `at`."""
+
+    at: datetime
+    processed: Count
+    failed: Count
+
+
+class Pace(BaseModel):
+    """What ended lately, in buckets of ten seconds, the oldest first."""
+
+    pace: list[Bucket]
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: Literal["healthy"]
+
+
+class Info(BaseModel):
+    """What runs here."""
+
+    service: str
+    version: str
+    environment: str
+
+
+class Running(BaseModel):
+    """How long this process has run, in seconds."""
+
+    status: Literal["running"]
+    service: str
+    version: str
+    uptime: float
+
+
+class Checks(BaseModel):
+    """What was looked at; all of it is well, else the answer is a 503."""
+
+    database: Literal["ok"]
+    schema_: Literal["ok"] = Field(alias="schema")
+    draining: Literal[False]
+
+
+class Ready(BaseModel):
+    """Requests may be sent here."""
+
+    status: Literal["ready"]
+    checks: Checks

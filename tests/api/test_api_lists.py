@@ -1,0 +1,219 @@
+"""What the API tells beside the contract: lists, one job, journals, the farm; and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+from pydantic import BaseModel
+
+from dataloader import db, stats
+from dataloader.api import answers
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+WORKER = {
+    "worker": "vm1:7:b",
+    "pid": 7,
+    "queue": "load.cbr",
+    "state": "busy",
+    "memory_bytes": 5_000_000,
+    "cpu_percent": 90.5,
+    "jobs": 3,
+    "started_at": "2026-01-31T06:30:00Z",
+}
+
+
+def made(client: FlaskClient, **fields: Any) -> str:
+    return str(client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"])
+
+
+def asked(client: FlaskClient, path: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The answer, which is to have the fields of its model and no others."""
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.get_json()
+    strict(model, document)
+    return document
+
+
+def strict(model: type[BaseModel], document: Any) -> None:
+    model.model_validate(document)
+    fields = {field.alias or name for name, field in model.model_fields.items()}
+    assert set(document) <= fields
+    for name, field in model.model_fields.items():
+        for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                rows = document[name] if isinstance(document[name], list) else [document[name]]
+                for row in rows:
+                    if row is not None:
+                        strict(inner, row)
+
+
+def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> None:
+    ids = [made(client, lock_key=str(number)) for number in range(5)]
+    found, path, pages = [], "/api/v1/jobs?limit=2&queue=load.cbr", 0
+    while path:
+        answer = client.get(path)
+        strict(answers.Jobs, answer.get_json())
+        found += [job["job_id"] for job in answer.get_json()["jobs"]]
+        assert ("Link" in answer.headers) == (answer.get_json()["next"] is not None)
+        path, pages = answer.headers.get("Link", "").partition(">")[0].lstrip("<"), pages + 1
+    assert found == ids[::-1]
+    assert pages >= 3
+    by_key = client.get("/api/v1/jobs?sort=key").get_json()["jobs"]
+    assert [job["lock_key"] for job in by_key] == list("01234")
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("queue=load.cbr", 2),
+        ("queue=other", 1),
+        ("status=queued", 3),
+        ("status=scheduled", 1),
+        ("status=dead", 0),
+        ("task=t%26x", 1),
+        ("lock_key=cbr", 3),
+        ("partition_key=p", 1),
+        ("producer=airflow&consumer_group=g", 1),
+        ("since=2020-01-31T06:30:00%2B03:00", 3),
+        ("until=2020-01-31T06:30:00Z", 0),
+    ],
+)
+def test_a_list_is_filtered(client: FlaskClient, query: str, count: int) -> None:
+    made(client, task="t&x", partition_key="p", available_at="2030-01-01T00:00:00Z")
+    made(client, producer="airflow", consumer_group="g")
+    made(client, queue="other")
+    assert len(asked(client, f"/api/v1/jobs?{query}", answers.Jobs)["jobs"]) == count
+
+
+LIST_FAULTS = [
+    ("color=red", "/color", "extra_forbidden"),
+    ("limit=0", "/limit", "greater_than_equal"),
+    ("limit=201", "/limit", "less_than_equal"),
+    ("limit=7.0", "/limit", "int_parsing"),
+    ("limit=%D9%A1", "/limit", "int_parsing"),
+    ("limit=", "/limit", "int_parsing"),
+    ("limit=1&limit=2", "/limit", "duplicate"),
+    ("status=done", "/status", "literal_error"),
+    ("sort=age", "/sort", "literal_error"),
+    ("since=yesterday", "/since", "rfc3339"),
+    ("until=1999-01-01T00:00:00Z", "/until", "time_range"),
+    ("queue=a%00b", "/queue", "unstorable_text"),
+    ("task=", "/task", "string_too_short"),
+    ("producer=" + "x" * 513, "/producer", "string_too_long"),
+    ("after=nonsense", "/after", "cursor"),
+    ("after=%00", "/after", "unstorable_text"),
+]
+
+
+@pytest.mark.parametrize(("query", "pointer", "code"), LIST_FAULTS)
+def test_a_question_that_makes_no_sense_is_refused(
+    client: FlaskClient, refused: Refused, query: str, pointer: str, code: str
+) -> None:
+    problem = refused(client.get(f"/api/v1/jobs?{query}"), 400, "invalid-input", pointer)
+    assert problem["errors"][0]["code"] == code
+    if code == "extra_forbidden":
+        assert "partition_key" in problem["errors"][0]["message"]
+
+
+def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refused) -> None:
+    secret = {"password": "s3cret-canary", "url": "postgresql://u:s3cret-canary@h/db", "date": "2026-01-31"}
+    answer = client.post(
+        TRIGGER, json=MINIMAL | {"args": secret}, headers={"traceparent": TRACE, "Idempotency-Key": "k-1"}
+    )
+    path = f"/api/v1/jobs/{answer.get_json()['job_id']}"
+    job = asked(client, path, answers.Job)
+    assert (job["trace"], job["idempotency_key"], job["args"]["date"]) == (TRACE, "k-1", "2026-01-31")
+    assert "s3cret-canary" not in client.get(path).text
+    assert set(client.get(path + "/status").get_json()) <= set(job)
+    refused(client.get(f"/api/v1/jobs/{uuid4()}"), 404, "not-found")
+    refused(client.get("/api/v1/jobs/7"), 400, "invalid-input", "")
+    refused(client.get(path + "?wait=1"), 400, "invalid-input", "/wait")
+
+
+def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refused) -> None:
+    job_id = made(client)
+    client.post(f"/api/v1/jobs/{job_id}/cancel")
+    made(client, queue="other")
+    path = f"/api/v1/jobs/{job_id}/events"
+    events = asked(client, path, answers.JobEvents)["events"]
+    assert [event["kind"] for event in events] == ["queued", "canceled"]
+    assert events[1]["payload"]["by"] == "anonymous from 127.0.0.1"
+    first = client.get(path + "?limit=1")
+    assert [event["kind"] for event in first.get_json()["events"]] == ["queued"]
+    assert first.headers["Link"] == f'<{path}?limit=1&after={first.get_json()["next"]}>; rel="next"'
+    last = client.get(f"{path}?after={events[1]['event_id']}").get_json()
+    assert last == {"events": [], "next": None}
+    refused(client.get(f"/api/v1/jobs/{uuid4()}/events"), 404, "not-found")
+    refused(client.get(f"{path}?after=-1"), 400, "invalid-input", "/after")
+
+    farm = asked(client, "/api/v1/events", answers.FarmEvents)["events"]
+    assert [event["queue"] for event in farm] == ["load.cbr", "load.cbr", "other"]
+    path = f"/api/v1/events?after={farm[0]['event_id']}&queue=load.cbr"
+    assert [event["kind"] for event in asked(client, path, answers.FarmEvents)["events"]] == ["canceled"]
+
+
+def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    conn.execute(
+        "UPDATE dl_jobs SET status = 'running', attempt = 1, claimed_by = 'vm1:7:b', started_at = now(),"
+        " lease_expires_at = now() + '1 min'"
+    )
+    stats.show_workers(conn, "vm1/a", "vm1", [WORKER | {"job_id": job_id}])
+    stats.roll(conn)
+    figures = asked(client, "/api/v1/stats", answers.Overview)
+    assert (figures["total"]["busy"], figures["queues"][0]["workers"]) == (1, 1)
+    assert asked(client, "/api/v1/queues", answers.Queues)["queues"] == figures["queues"]
+    (worker,) = asked(client, "/api/v1/workers", answers.Workers)["workers"]
+    assert (worker["job_id"], worker["is_live"], worker["host"]) == (job_id, True, "vm1")
+    assert len(asked(client, "/api/v1/pace?minutes=1", answers.Pace)["pace"]) in (6, 7)
+    with conn.transaction():
+        conn.execute("SELECT count(*) FROM dl_jobs")
+        assert asked(client, "/api/v1/database", answers.Database)["oldest_transaction"]["application"] == "test"
+
+
+@pytest.mark.parametrize("path", ["stats", "queues", "workers", "database", "pace", "events"])
+def test_parameters_are_known_or_refused(client: FlaskClient, refused: Refused, path: str) -> None:
+    refused(client.get(f"/api/v1/{path}?verbose=1"), 400, "invalid-input", "/verbose")
+
+
+@pytest.mark.parametrize("given", ["", "x" * 256, "a\tb", "Schlüssel".encode().decode("latin-1")])
+def test_an_idempotency_key_in_the_header_is_held_to_the_rules(
+    client: FlaskClient, refused: Refused, given: str
+) -> None:
+    answer = client.post(TRIGGER, json=MINIMAL, environ_overrides={"HTTP_IDEMPOTENCY_KEY": given})
+    refused(answer, 400, "invalid-input", "/idempotency_key")
+
+
+def test_an_idempotency_key_may_be_in_the_header_or_in_the_body(client: FlaskClient, refused: Refused) -> None:
+    key = {"Idempotency-Key": "k-1"}
+    ids = {
+        client.post(TRIGGER, json=MINIMAL | body, headers=headers).get_json()["job_id"]
+        for body, headers in (({}, key), ({"idempotency_key": "k-1"}, {}), ({"idempotency_key": "k-1"}, key), ({}, key))
+    }
+    assert len(ids) == 1
+    answer = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k-2"}, headers=key)
+    refused(answer, 400, "invalid-input", "/idempotency_key")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (TRACE, TRACE),
+        ("cc" + TRACE[2:] + "-what-the-future-adds", "cc" + TRACE[2:]),
+        (TRACE + "-00", None),
+        ("ff" + TRACE[2:], None),
+        (TRACE.upper(), None),
+        (TRACE.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32), None),
+        ("", None),
+        ("'); DROP TABLE dl_jobs; --", None),
+    ],
+)
+def test_a_trace_is_kept_when_it_is_one(client: FlaskClient, conn: db.Connection, given: str, kept: str | None) -> None:
+    for path, body in ((TRIGGER, MINIMAL), ("/api/v1/jobs/batch", {"jobs": [MINIMAL, MINIMAL]})):
+        assert client.post(path, json=body, headers={"traceparent": given}).status_code == 200
+    assert conn.execute("SELECT trace FROM dl_jobs").fetchall() == [(kept,)] * 3

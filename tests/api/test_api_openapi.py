@@ -1,0 +1,113 @@
+"""The OpenAPI document is whole and up to date, and the page that shows it needs no other host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_app import running
+from flask import Flask
+from openapi_spec_validator import validate
+
+from dataloader.api import openapi, tokens
+
+ROOT = Path(__file__).parents[2]
+SWAGGER = ROOT / "dataloader/api/swagger"
+# Pages for people and what they are made of; the document is of what programs use.
+PAGES = {"docs", "page", "dashboard", "pressed", "signin"}
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    with running("postgresql://nobody@127.0.0.1:1/none") as app:  # no server listens on port 1
+        yield app
+
+
+@pytest.fixture(scope="module")
+def document(app: Flask) -> dict[str, Any]:
+    return openapi.document(app)
+
+
+def test_the_copy_is_up_to_date(document: dict[str, Any]) -> None:
+    copy = (ROOT / "docs/openapi.json").read_text("utf-8")
+    assert copy == openapi.text(document), "make it anew with: python -m dataloader.api > docs/openapi.json"
+
+
+def test_it_is_valid(document: dict[str, Any]) -> None:
+    validate(document)
+
+
+def test_every_route_is_in_it(app: Flask, document: dict[str, Any]) -> None:
+    routes = set()
+    for rule in app.url_map.iter_rules():
+        if rule.endpoint.partition(".")[0] not in PAGES and rule.endpoint != "static":
+            routes |= {(openapi.path_of(rule), method.lower()) for method in rule.methods - {"HEAD", "OPTIONS"}}
+    assert routes == {(path, method) for path, methods in document["paths"].items() for method in methods}
+
+
+def test_each_operation_says_who_may_and_what_may_come(document: dict[str, Any]) -> None:
+    operations = [found for methods in document["paths"].values() for found in methods.values()]
+    names = [found["operationId"] for found in operations]
+    assert len(set(names)) == len(names)
+    for found in operations:
+        assert found["summary"]
+        assert {"200", "500"} <= set(found["responses"])
+        assert ("401" in found["responses"]) == bool(found["security"])
+        assert ("411" in found["responses"]) == ("requestBody" in found)
+        for name, link in found["responses"]["200"].get("links", {}).items():
+            assert name == link["operationId"]
+            assert name in names
+    trigger = document["paths"]["/api/v1/jobs/trigger"]["post"]
+    assert {"status", "cancel", "get_job", "job_events"} <= set(trigger["responses"]["200"]["links"])
+    assert trigger["security"][0] == {"bearer": ["trigger"]}
+
+
+def test_what_needs_a_token_is_closed_without_one(document: dict[str, Any]) -> None:
+    """And to one of another scope; all in words that the document has."""
+    given = {scope: tokens.new() for scope in ("read", "trigger", "operate")}
+    entries = [json.loads(tokens.entry(token, scope, [scope])) for scope, token in given.items()]
+    with running("postgresql://nobody@127.0.0.1:1/none", dl_api_tokens=json.dumps(entries)) as app:
+        client = app.test_client()
+        for path, methods in document["paths"].items():
+            for method, found in methods.items():
+                scopes = found["security"][0]["bearer"] if found["security"] else []
+                for scope in {*given} - {*scopes} if scopes else ():
+                    answer = client.open(path, method=method, headers={"Authorization": f"Bearer {given[scope]}"})
+                    assert (answer.status_code, answer.mimetype) == (403, "application/problem+json"), path
+                answer = (
+                    client.open(path, method=method, headers={"Authorization": "Bearer dl_wrong"}) if scopes else None
+                )
+                assert answer is None or (answer.status_code == 401 and "WWW-Authenticate" in answer.headers)
+
+
+def test_it_is_served(app: Flask, document: dict[str, Any]) -> None:
+    answer = app.test_client().get("/openapi.json")
+    assert (answer.mimetype, answer.get_json()) == ("application/json", document)
+
+
+def test_the_page_holds_to_a_strict_policy(app: Flask) -> None:
+    client = app.test_client()
+    page = client.get("/docs")
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'self'; img-src 'self' data:;")
+    assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|https?:", page.text)
+    wanted = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(wanted) == 4
+    for path in wanted:
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["X-Content-Type-Options"]) == (200, "nosniff")
+        answer.close()
+    assert "http" not in (SWAGGER / "start.js").read_text("utf-8")
+
+
+def test_what_is_vendored_is_what_it_was() -> None:
+    noted = dict(re.findall(r"^\| (\S+) \| ([0-9a-f]{64}) \|$", (SWAGGER / "README.md").read_text("utf-8"), re.M))
+    files = {path.name for path in SWAGGER.iterdir()} - {"README.md", "start.js"}
+    assert noted == {name: hashlib.sha256((SWAGGER / name).read_bytes()).hexdigest() for name in files}
+
+
+def test_it_holds_no_secret_and_no_address_of_a_server(document: dict[str, Any]) -> None:
+    assert not re.search("https?://|postgresql:", json.dumps(document))

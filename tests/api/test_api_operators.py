@@ -1,0 +1,215 @@
+"""What operators do over HTTP: to one job, to many, to queues; what forbids it; who did it."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+
+from dataloader import db
+from dataloader.api import answers, audit
+
+LATER = "2031-01-31T06:30:00Z"
+BATCH = "/api/v1/jobs/batch"
+BULK = "/api/v1/jobs/bulk"
+
+
+def made(client: FlaskClient, **fields: Any) -> str:
+    return str(client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"])
+
+
+def end(conn: db.Connection, job_id: str, status: str) -> None:
+    conn.execute(
+        "UPDATE dl_jobs SET status = %s, attempt = 5, finished_at = now(), error = 'no' WHERE job_id = %s",
+        (status, job_id),
+    )
+
+
+def run(conn: db.Connection, job_id: str) -> None:
+    conn.execute(
+        "UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + '1 min' WHERE job_id = %s", (job_id,)
+    )
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
+def test_a_job_that_has_ended_is_requeued_with_a_fresh_budget(
+    client: FlaskClient, conn: db.Connection, status: str
+) -> None:
+    job_id = made(client)
+    end(conn, job_id, status)
+    job = client.post(f"/api/v1/jobs/{job_id}/requeue").get_json()
+    answers.Status.model_validate(job)
+    assert (job["status"], job["attempt"], job["error"]) == ("queued", 0, None)
+    event = client.get(f"/api/v1/jobs/{job_id}/events").get_json()["events"][-1]
+    assert (event["kind"], event["payload"]["by"]) == ("requeue", "anonymous from 127.0.0.1")
+
+
+def test_a_job_whose_time_has_not_come_is_run_now(client: FlaskClient) -> None:
+    job_id = made(client, available_at=LATER)
+    for _ in range(2):
+        job = client.post(f"/api/v1/jobs/{job_id}/run-now", json={}).get_json()
+        assert (job["status"], job["available_at"] < LATER) == ("queued", True)
+
+
+def test_a_deleted_job_is_gone(client: FlaskClient, refused: Refused) -> None:
+    path = f"/api/v1/jobs/{made(client)}"
+    assert client.delete(path).get_json() == {"job_id": path.rpartition("/")[2], "deleted": True}
+    refused(client.delete(path), 404, "not-found")
+    refused(client.get(path), 404, "not-found")
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "status"),
+    [
+        ("POST", "/requeue", "queued"),
+        ("POST", "/requeue", "running"),
+        ("POST", "/run-now", "running"),
+        ("POST", "/run-now", "failed"),
+        ("DELETE", "", "running"),
+    ],
+)
+def test_a_status_that_forbids_it_is_409_and_named(
+    client: FlaskClient, conn: db.Connection, refused: Refused, method: str, step: str, status: str
+) -> None:
+    job_id = made(client)
+    if status == "running":
+        run(conn, job_id)
+    elif status != "queued":
+        end(conn, job_id, status)
+    problem = refused(client.open(f"/api/v1/jobs/{job_id}{step}", method=method), 409, "conflict")
+    assert problem["detail"].startswith(f"the job is {status}; ")
+    assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["status"] == status
+
+
+@pytest.mark.parametrize("step", ["requeue", "run-now"])
+def test_one_job_that_is_none(client: FlaskClient, refused: Refused, step: str) -> None:
+    refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}"), 404, "not-found")
+    refused(client.post(f"/api/v1/jobs/7/{step}"), 400, "invalid-input", "")
+    refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}", json={"force": True}), 400, "invalid-input", "/force")
+    refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}?force=1"), 400, "invalid-input", "/force")
+
+
+def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db.Connection) -> None:
+    late, running, failed = made(client, available_at=LATER), made(client), made(client)
+    run(conn, running)
+    end(conn, failed, "failed")
+    unknown = str(uuid4())
+    ids = [late, running, failed, unknown, late.upper()]
+
+    def outcomes(verb: str, **more: Any) -> list[str]:
+        answer = client.post(f"{BULK}/{verb}", json={"job_ids": ids, **more}).get_json()
+        answers.BulkOutcomes.model_validate(answer)
+        assert [row["job_id"] for row in answer["jobs"]] == [text.lower() for text in ids]
+        return [row["outcome"] for row in answer["jobs"]]
+
+    assert outcomes("run-now") == ["done", "running", "failed", "unknown", "done"]
+    assert outcomes("requeue") == ["queued", "running", "done", "unknown", "queued"]
+    assert outcomes("cancel", force=True) == ["done", "done", "done", "unknown", "done"]
+    assert conn.execute("SELECT cancel_forced FROM dl_jobs WHERE job_id = %s", (running,)).fetchone() == (True,)
+    assert outcomes("delete") == ["done", "running", "done", "unknown", "done"]
+    assert client.post(f"{BULK}/delete", json={"job_ids": []}).get_json() == {"jobs": []}
+
+
+@pytest.mark.parametrize("verb", ["cancel", "requeue", "run-now", "delete"])
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({}, "/job_ids"),
+        ({"job_ids": None}, "/job_ids"),
+        ({"job_ids": ["7"]}, "/job_ids/0"),
+        ({"job_ids": [str(uuid4()), str(uuid4()) + "\n"]}, "/job_ids/1"),
+        ({"job_ids": [str(uuid4())] * 1_001}, "/job_ids"),
+        ({"job_ids": [], "reason": "because"}, "/reason"),
+        ({"job_ids": [], "force": "yes"}, "/force"),
+    ],
+)
+def test_a_bulk_body_is_checked(
+    client: FlaskClient, refused: Refused, verb: str, body: dict[str, Any], pointer: str
+) -> None:
+    refused(client.post(f"{BULK}/{verb}", json=body), 400, "invalid-input", pointer)
+
+
+@pytest.mark.parametrize("queue", ["load.cbr", "a/b", "<img src=x onerror=alert(1)>", "é %"])
+def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) -> None:
+    path = f"/api/v1/queues/{quote(queue, safe='')}"
+    paused = client.post(f"{path}/pause").get_json()
+    answers.QueueState.model_validate(paused)
+    assert (paused["queue"], paused["paused_by"]) == (queue, "anonymous from 127.0.0.1")
+    assert paused["paused_at"]
+    assert client.put(f"{path}/limit", json={"max_length": 7}).get_json()["max_length"] == 7
+    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
+    assert (shown["queue"], shown["paused_at"], shown["max_length"]) == (queue, paused["paused_at"], 7)
+    assert client.post(f"{path}/resume").get_json()["paused_at"] is None
+    assert client.put(f"{path}/limit", json={"max_length": None}).get_json()["max_length"] is None
+    assert client.get("/api/v1/queues").get_json() == {"queues": []}
+
+
+def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:
+    for status in ("failed", "lost", "succeeded"):
+        end(conn, made(client), status)
+    made(client, available_at=LATER)
+    path = "/api/v1/queues/load.cbr"
+    done = {"queue": "load.cbr"}
+    assert client.post(f"{path}/run-all").get_json() == done | {"changed": 1}
+    assert client.post(f"{path}/requeue-dead").get_json() == done | {"changed": 2}
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE status = 'queued'")
+    assert client.post(f"{path}/delete-dead").get_json() == done | {"changed": 3}
+    assert client.post(f"{path}/delete-dead").get_json() == done | {"changed": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [({}, "/max_length"), ({"max_length": -1}, "/max_length"), ({"max_length": 2**31}, "/max_length"),
+     ({"max_length": "7"}, "/max_length"), ({"max_length": 7, "x": 1}, "/x"), ([], "")],
+)  # fmt: skip
+def test_a_limit_is_checked(client: FlaskClient, refused: Refused, body: Any, pointer: str) -> None:
+    refused(client.put("/api/v1/queues/q/limit", json=body), 400, "invalid-input", pointer)
+
+
+@pytest.mark.parametrize("queue", ["", "%00", "a%00b", "x" * 513])
+def test_the_name_of_a_queue_is_checked(client: FlaskClient, refused: Refused, queue: str) -> None:
+    for step in ("pause", "resume", "requeue-dead", "delete-dead", "run-all"):
+        refused(client.post(f"/api/v1/queues/{queue}/{step}"), 400, "invalid-input", "")
+    refused(client.put(f"/api/v1/queues/{queue}/limit", json={"max_length": 1}), 400, "invalid-input", "")
+
+
+def test_a_full_queue_takes_no_more_until_there_is_room(client: FlaskClient, refused: Refused) -> None:
+    client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 1})
+    job_id = made(client, idempotency_key="k")
+    for path, body in ((TRIGGER, MINIMAL), (BATCH, {"jobs": [MINIMAL | {"queue": "other"}, MINIMAL]})):
+        answer = client.post(path, json=body)
+        problem = refused(answer, 429, "queue-full")
+        assert "load.cbr" in problem["detail"]
+        assert int(answer.headers["Retry-After"]) > 0
+    assert made(client, idempotency_key="k") == job_id  # it is there already
+    assert client.post(TRIGGER, json=MINIMAL | {"queue": "other"}).status_code == 200
+    client.delete(f"/api/v1/jobs/{job_id}")
+    made(client)
+
+
+def test_every_change_is_in_the_audit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_id = made(client)
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(audit.log, "audit", lambda event, **facts: lines.append({"event": event, **facts}))
+    client.post(f"/api/v1/jobs/{job_id}/run-now")
+    client.post(f"{BULK}/cancel", json={"job_ids": [job_id]})
+    client.post("/api/v1/queues/load.cbr/pause")
+    client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 7})
+    client.post("/api/v1/queues/load.cbr/delete-dead")
+    client.delete(f"/api/v1/jobs/{job_id}")
+    ends = [line for line in lines if line["event"] == "request.end"]
+    assert {(line["who"], line["remote"], line["status"]) for line in ends} == {("anonymous", "127.0.0.1", 200)}
+    known = {"event", "who", "remote", "method", "path", "status", "duration_ms"}
+    changed = [{name: value for name, value in line.items() if name not in known} for line in ends]
+    assert changed == [
+        {"job_id": job_id},
+        {"jobs": 1, "first_job_id": job_id, "last_job_id": job_id},
+        {"queue": "load.cbr"},
+        {"queue": "load.cbr", "max_length": 7},
+        {"queue": "load.cbr", "jobs": 0},
+        {"job_id": job_id},
+    ]

@@ -1,0 +1,78 @@
+"""GET /ready: whether requests should be sent here, and if not, why; however the database is, it answers soon."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any
+
+import pytest
+from api_app import Refused, running
+from api_link import linked
+from flask import Flask
+from flask.testing import FlaskClient
+
+from dataloader import db
+from dataloader.api import infra
+
+
+def refusal(client: FlaskClient, refused: Refused, check: str) -> dict[str, Any]:
+    answer = client.get("/ready")
+    problem = refused(answer, 503, "unavailable", f"/checks/{check}")
+    assert check in problem["detail"]
+    assert int(answer.headers["Retry-After"]) > 0
+    return problem
+
+
+def test_it_is_ready(client: FlaskClient) -> None:
+    answer = client.get("/ready")
+    assert (answer.status_code, answer.get_json()) == (
+        200,
+        {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}},
+    )
+
+
+def test_a_process_that_ends_is_not(client: FlaskClient, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infra, "_drains", False)
+    infra.drain()
+    refusal(client, refused, "draining")
+    assert client.get("/health").status_code == 200
+
+
+def test_a_schema_that_does_not_fit(empty_db: str, refused: Refused) -> None:
+    with running(empty_db) as app:
+        assert "dataloader migrate" in refusal(app.test_client(), refused, "schema")["detail"]
+
+
+def test_a_schema_that_became_too_new(own_db: str, refused: Refused) -> None:
+    with running(own_db) as app, db.connect(own_db, name="test", schema="public") as conn:
+        assert app.test_client().get("/ready").status_code == 200
+        conn.execute("UPDATE dl_migrations SET oldest_code = 9999 WHERE number = 1")
+        refusal(app.test_client(), refused, "schema")
+
+
+def test_no_database(refused: Refused) -> None:
+    with running("postgresql://nobody@127.0.0.1:1/none") as app:
+        began = monotonic()
+        refusal(app.test_client(), refused, "database")
+        assert monotonic() - began < 2
+
+
+def test_a_database_that_hangs_holds_nobody_up_and_heals(own_db: str, refused: Refused) -> None:
+    """The look is shared: ten who ask wait a second together, and whoever comes later does not wait."""
+    with linked(own_db) as link, running(link.dsn) as app:
+        assert app.test_client().get("/ready").status_code == 200
+        link.freeze()
+        began = monotonic()
+        with ThreadPoolExecutor(10) as pool:
+            assert set(pool.map(lambda _: _status(app), range(10))) == {503}
+        assert 0.9 < monotonic() - began < 2
+        refusal(app.test_client(), refused, "database")
+        assert monotonic() - began < 2
+        link.thaw()
+        while _status(app) == 503:
+            assert monotonic() - began < 20
+
+
+def _status(app: Flask) -> int:
+    return app.test_client().get("/ready").status_code

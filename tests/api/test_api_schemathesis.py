@@ -1,0 +1,109 @@
+"""Every operation of the OpenAPI document, called as the document says and otherwise: no 5xx, no undocumented answer.
+
+All checks of schemathesis, also over chains of calls along the document's links.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+import schemathesis
+from api_app import running
+from flask import Flask
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from schemathesis.config import SchemathesisConfig
+
+from dataloader import config
+from dataloader.api import create_app, infra, openapi, sessions
+
+# What the document says in words: an instant from 2000 to ten years from now.
+first, last = datetime.fromisoformat("2000-01-01"), datetime.fromisoformat("2030-01-01")
+instants = st.datetimes(first, last, timezones=st.just(UTC)).map(datetime.isoformat)
+schemathesis.openapi.format("date-time", instants)
+# Only a page says what its `next` is.
+cursors = st.tuples(instants, st.uuids().map(str)).map(lambda at: urlsafe_b64encode(json.dumps(at).encode()).decode())
+schemathesis.openapi.format("cursor", cursors)
+# Made without a database; the tests call the application that has one.
+unconnected = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://nobody@127.0.0.1:1/none"))
+schema = schemathesis.openapi.from_dict(
+    openapi.document(unconnected),
+    config=SchemathesisConfig.from_dict({
+        # JSON Schema has no way to say that the texts inside of `args` may hold no U+0000.
+        "generation": {"allow-x00": False, "deterministic": True},
+    }),
+)  # fmt: skip
+schema.app = unconnected
+QUICK = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@schemathesis.hook
+def before_call(context: schemathesis.HookContext, case: schemathesis.Case, kwargs: dict[str, Any]) -> None:
+    """Make valid what JSON Schema takes for that: for it 7.0 is 7, and no two fields have to agree. Nobody waits."""
+    is_valid = bool(case.meta and case.meta.generation.mode.is_positive)
+    if is_valid and case.query and "wait" in case.query:
+        case.query["wait"] = "0"
+    if is_valid and isinstance(case.body, dict):
+        case.body = with_integers(case.body)
+        if case.body.get("idempotency_key") and case.headers:
+            case.headers.pop("Idempotency-Key", None)
+
+
+def with_integers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: with_integers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_integers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.fixture(scope="module")
+def app(worker_db: str) -> Iterator[Flask]:
+    """One that gives a busy machine time: how soon it says 503 is for other tests."""
+    with pytest.MonkeyPatch.context() as patch, running(worker_db, pg_command_timeout=30) as app:
+        patch.setattr(infra, "READY_SEC", 30)
+        patch.setattr(sessions, "PROBE_SEC", 30)
+        yield app
+
+
+@schema.parametrize()
+@QUICK
+def test_an_operation_is_as_documented(case: schemathesis.Case, app: Flask) -> None:
+    case.call_and_validate(app=app)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@schema.parametrize()
+@settings(QUICK, max_examples=500, derandomize=False)
+def test_an_operation_is_as_documented_at_length(case: schemathesis.Case, app: Flask) -> None:
+    case.call_and_validate(app=app)
+
+
+def chained(app: Flask, dsn: str, **given: Any) -> None:
+    class Chains(schema.as_state_machine()):  # type: ignore[misc]
+        def setup(self) -> None:
+            """Nothing is there: what a chain finds must not depend on the chains before."""
+            conn.execute("DELETE FROM dl_jobs; DELETE FROM dl_queues")
+
+        def get_call_kwargs(self, case: schemathesis.Case) -> dict[str, Any]:
+            return {"app": app}
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        Chains.run(settings=settings(QUICK, **given))
+
+
+def test_chains_of_calls_are_as_documented(app: Flask, worker_db: str) -> None:
+    chained(app, worker_db, max_examples=20, stateful_step_count=6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_chains_of_calls_are_as_documented_at_length(app: Flask, worker_db: str) -> None:
+    chained(app, worker_db, max_examples=1_000, stateful_step_count=20, derandomize=False)

@@ -31,9 +31,9 @@ def load_orders(args: dict[str, Any]) -> Iterator[Progress]:
 
 @register("load.customers")
 def load_customers(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Fails half-way for a region without a file; in the last attempt something kills it."""
+    """Something kills its first attempt for a region without rates, the next one fails for want of them."""
     yield from _load(args["rows"] // 2, 40_000, step="read")
-    if context.attempt == 2:
+    if context.attempt == 1 and args["region"] == "south":
         os.kill(os.getpid(), signal.SIGKILL)
     rates = _rates_of(args["region"])
     yield from _load(int(args["rows"] // 2 * rates["EUR"]), 40_000, step="convert")
@@ -43,7 +43,7 @@ def _rates_of(region: str) -> dict[str, float]:
     return _RATES[region]
 
 
-_RATES = {"north": {"EUR": 1.0}}
+_RATES = {"north": {"EUR": 1.0}, "east": {"EUR": 1.0}, "west": {"EUR": 1.0}}
 
 
 @register("report.daily")

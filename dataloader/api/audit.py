@@ -21,6 +21,7 @@ from dataloader import config, log
 from dataloader.api import problems
 
 ANYBODY = "anonymous"
+FILES = "page.static"
 # Upper bounds (seconds) of the histogram of durations; a last bucket without a bound follows.
 BUCKETS_SEC = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 _counting = Lock()
@@ -60,28 +61,43 @@ def _begin() -> None:
     g.log_context = structlog.contextvars.bind_contextvars(request_id=problems.request_id())
     with _counting:
         _requests[_route()] += 1
-    log.audit("request.begin", **_who())
+    if not _is_routine():
+        log.audit("request.begin", **_who())
 
 
 def _end(response: Response) -> Response:
     seconds = monotonic() - g.began
     took = round(seconds * 1_000, 2)
-    log.audit("request.end", **_who(), **_changed(response), status=response.status_code, duration_ms=took)
+    is_worth_a_line = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
+    if is_worth_a_line:
+        log.audit("request.end", **_who(), **_changed(response), status=response.status_code, duration_ms=took)
     method, route = _route()
     with _counting:
         _responses[method, route, response.status_code] += 1
         _durations.setdefault((method, route), Durations()).add(seconds)
         asked, answered = _requests[method, route], _responses[method, route, response.status_code]
-    log.metric(
-        "http.request",
-        method=method,
-        route=route,
-        status=response.status_code,
-        duration_ms=took,
-        requests_total=asked,
-        responses_total=answered,
-    )
+    if is_worth_a_line:
+        log.metric(
+            "http.request",
+            method=method,
+            route=route,
+            status=response.status_code,
+            duration_ms=took,
+            requests_total=asked,
+            responses_total=answered,
+        )
     return response
+
+
+def _is_routine() -> bool:
+    """A page of the dashboard asks for itself again, every two seconds, or for a file that it is made of.
+
+    Without this a page that is left open would fill the logs. Whatever it was given is still a line: its end.
+    """
+    if request.method != "GET":
+        return False
+    refreshes = (request.endpoint or "").startswith("dashboard.") and "HX-Request" in request.headers
+    return refreshes or request.endpoint == FILES
 
 
 def _forget(_error: BaseException | None) -> None:

@@ -269,7 +269,9 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
     """Its row of the overview; nothing but zeros where nobody knows of it."""
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
-    return next((row for row in farm["queues"] if row["queue"] == queue), nothing | {"queue": queue})
+    return next(
+        (row for row in farm["queues"] if row["queue"] == queue), nothing | {"queue": queue, "length_is_exact": True}
+    )
 
 
 def _sessions() -> Sessions:

@@ -149,3 +149,20 @@ def test_gunicorns_own_lines_are_json(dsn: str, tmp_path: Path) -> None:
     assert [line for line in events if "Starting gunicorn" in line["event"]]
     assert [line for line in events if "Booting worker" in line["event"]]
     assert "Traceback" not in ended.stderr
+
+
+def test_a_page_left_open_does_not_fill_the_logs(dsn: str, lines: Lines) -> None:
+    """What it asks for again is no line while nothing is new; what it is given is one, and so is a button."""
+    htmx = {"HX-Request": "true"}
+    with running(dsn) as app:
+        client = app.test_client()
+        etag = client.get("/workers", headers=htmx).headers["ETag"]
+        assert [line["event"] for line in lines("audit")] == ["request.end"]
+        for path, headers in (("/workers", htmx | {"If-None-Match": etag}), ("/static/app.js", {})):
+            client.get(path, headers=headers)
+        assert [line["event"] for line in lines("audit") + lines("metric")] == ["request.end", "http.request"]
+        client.get("/health", headers=htmx)
+        client.post("/queues/q/pause", headers=htmx)
+        begin, end = lines("audit")[-2:]
+    assert (begin["event"], begin["path"]) == ("request.begin", "/queues/q/pause")
+    assert (end["event"], end["queue"], end["action"]) == ("request.end", "q", "pause")

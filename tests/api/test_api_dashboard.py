@@ -25,6 +25,7 @@ def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(client: Flask
     assert page.text.startswith("<!doctype html>")
     assert " style=" not in page.text
     assert " onclick=" not in page.text
+    assert re.search('id="live" hx-get="([^"]+)"', page.text)[1].replace("&amp;", "&").replace("a/b", "a%2Fb") == path
     part = client.get(path, headers=HTMX)
     assert "<html" not in part.text
     if path != "/":  # the database's own figures may move
@@ -50,7 +51,8 @@ def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn:
     assert client.post(f"/jobs/{job_id}/run-now", headers=HTMX).text == "That was not done: the job is canceled by now."
     assert client.post(f"/jobs/{uuid4()}/delete", headers=HTMX).status_code == 404
     assert client.post("/queues/a%2Fb/pause", headers=HTMX).status_code == 200
-    assert "paused" in client.get("/").text
+    assert "Paused</strong> since" in client.get("/queues/a%2Fb").text
+    assert "0+" not in client.get("/queues/never-heard-of").text
     assert client.post("/queues/a%2Fb/resume", headers=HTMX).status_code == 200
     assert "1 job deleted" not in client.post("/queues/q/delete-dead", headers=HTMX).text
     rows = conn.execute("SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'canceled'").fetchall()

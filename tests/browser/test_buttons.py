@@ -157,8 +157,9 @@ def test_sign_in_and_what_only_a_reader_sees(scene: Scene, visit: Callable[[str]
         page.get_by_label("Token").fill(made["reader"])
         page.keyboard.press("Enter")
         expect(page.locator("#error")).to_be_visible()  # where he wanted to go
-        expect(page.locator(".who")).to_have_text("reader")
+        expect(page.locator(".who.name")).to_have_text("reader")
         expect(page.locator("#live button")).to_have_count(0)
+        expect(page.get_by_text("read only")).to_be_visible()
         assert made["reader"] not in page.content()
         page.evaluate("(path) => htmx.ajax('POST', path, '#flash')", f"/jobs/{scene.dead}/delete")
         expect(page.locator("#flash .bad")).to_contain_text("This needs the scope operate")
@@ -166,7 +167,7 @@ def test_sign_in_and_what_only_a_reader_sees(scene: Scene, visit: Callable[[str]
         expect(page.get_by_label("Token")).to_be_visible()
         page.get_by_label("Token").fill(made["boss"])
         page.keyboard.press("Enter")
-        expect(page.locator(".who")).to_have_text("boss")
+        expect(page.locator(".who.name")).to_have_text("boss")
         visitor.go(f"/jobs/{scene.dead}")
         expect(page.get_by_role("button", name="Requeue")).to_be_enabled()
         with visit(address) as victim:

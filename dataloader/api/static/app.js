@@ -94,12 +94,12 @@ document.addEventListener("htmx:confirm", (event) => {
 });
 
 // --- The theme: as the system, light, dark.
-const themes = ["", "light", "dark"], names = ["Theme: system", "Theme: light", "Theme: dark"];
+const themes = ["", "light", "dark"], names = ["system", "light", "dark"];
 let chosen = Math.max(0, themes.indexOf(document.documentElement.dataset.theme || ""));
-$("theme").textContent = names[chosen];
+$("chosen").textContent = names[chosen];
 $("theme").addEventListener("click", () => {
   chosen = (chosen + 1) % themes.length;
-  $("theme").textContent = names[chosen];
+  $("chosen").textContent = names[chosen];
   if (themes[chosen]) document.documentElement.dataset.theme = themes[chosen];
   else delete document.documentElement.dataset.theme;
   try { localStorage.setItem("theme", themes[chosen]); } catch { /* then for this page only */ }

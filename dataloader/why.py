@@ -55,10 +55,12 @@ def _session(why: dict[str, Any], now: datetime) -> str:
 def _worker(why: dict[str, Any], now: datetime) -> str:
     ahead, workers = why.get("ahead", 0), why.get("workers", 0)
     if not ahead:
-        return f"It is the next of its queue: it starts when one of {workers} workers of {why['queue']} is free."
+        who = f"the only worker of {why['queue']}" if workers == 1 else f"one of {workers} workers of {why['queue']}"
+        return f"It is the next of its queue: it starts when {who} is free."
     many = f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more"
     many = "1 job" if ahead == 1 else many
-    return f"{many} of the queue {why['queue']} go before it; {workers} workers serve that queue."
+    go, serve = "goes" if ahead == 1 else "go", "1 worker serves" if workers == 1 else f"{workers} workers serve"
+    return f"{many} of the queue {why['queue']} {go} before it; {serve} that queue."
 
 
 def _no_worker(why: dict[str, Any], now: datetime) -> str:

@@ -7,6 +7,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     module          what it is                                       may import (besides config, log)
     cli             the command line, one command per process        anything
     up              PROCESS everything on one machine                anything below cli
+    client          the HTTP API from Python, for other programs     -
     bench           PROCESS a farm beside its database's bare limit  anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
@@ -24,7 +25,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     target          fenced transactions in the pipelines' database   db
     heartbeat       thread: keeps a claim while the pipeline runs    db queue job process slots
     run             one job after the other: its pipeline, stepped   job pipelines heartbeat process slots target
-    worker          PROCESS waits, claims, ends  db queue job heartbeat pipelines process slots run migrations probe
+    traces          spans of runs, where OpenTelemetry is wanted     job
+    worker          PROCESS claims and runs  db queue job heartbeat pipelines process slots run migrations probe traces
     census          what a keeper shows of the workers               db process slots stats
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations census
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations stats
@@ -35,8 +37,10 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     check           what keeps a farm from working, reported         check_database db pipelines
     check_database  the same for the databases                       db migrations probe
     settings_doc    docs/settings.md and .env.example                -
+    new             a pipeline and its test, to begin with           -
+    testing         for the tests of pipelines                       anything below cli
 
-Other programs import `NewJob`, `enqueue` and `enqueue_many` from here (docs/producers.md).
+Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 
 Only `db` opens connections; only `queue`, `operate`, `stats` and `migrations` execute SQL on the queue's tables; only
 `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of its own.
@@ -48,14 +52,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dataloader.client import Client
     from dataloader.producer import enqueue, enqueue_many
     from dataloader.queue import NewJob
 
-__all__ = ["NewJob", "enqueue", "enqueue_many"]
+__all__ = ["Client", "NewJob", "enqueue", "enqueue_many"]
 
 
 def __getattr__(name: str) -> Any:
     # On first use, for every process of a farm imports this package and few of them need pydantic or a driver.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("dataloader.producer"), name)
+    return getattr(import_module("dataloader.client" if name == "Client" else "dataloader.producer"), name)

@@ -302,6 +302,11 @@ class Settings(BaseSettings):
         description="Where `load.cbr.rates` asks for rates.",
     )
 
+    dl_url: str | None = Field(
+        default=None, description="The API that the command line and the Python client ask; by default this machine's."
+    )
+    dl_token: SecretStr | None = Field(default=None, description="The token that they show it.")
+
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:
         """What WORKERS_JSON wishes; by default one worker per core on `etl.default`."""

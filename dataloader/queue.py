@@ -390,6 +390,11 @@ def claim(session: Session, queue: str, backoff_sec: float) -> Step:
     return step(session, queue, backoff_sec, 1, None)
 
 
+def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
+    """The W3C traceparents of those of these jobs that have one."""
+    return dict(conn.execute(_SQL["traces"], {"job_ids": list(job_ids)}).fetchall())
+
+
 def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
     """Renew the lease, with progress where given; True when the job should stop, None when it is no longer ours."""
     row = conn.execute(_SQL["beat"], _claim_of(job) | {"progress": progress, "journal": journal}).fetchone()

@@ -19,6 +19,7 @@ GROUPS = {
     "pg_host": "Databases",
     "workers_json": "Workers and jobs",
     "dl_pipelines": "Pipelines and files",
+    "dl_url": "The command line and the Python client",
 }
 
 MARKDOWN_HEAD = """\

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ SORTS = ("changed", "key")
 _SQL = db.statements("stats.sql")
 _EVER = datetime(1, 1, 2, tzinfo=UTC)
 _NEVER = datetime(9999, 12, 30, tzinfo=UTC)
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
@@ -260,6 +262,8 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
         return None
     try:
         key, job_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if _UNSTORABLE.search(key):
+            raise ValueError
         return read(key), UUID(job_id)
     except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
         raise ValueError("the cursor should be the `next` of a page") from None

@@ -12,7 +12,7 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from uuid import UUID, uuid4
 
 import psutil
@@ -20,7 +20,7 @@ import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import db, log, migrations, pipelines, probe, queue
+from dataloader import db, log, migrations, pipelines, probe, queue, traces
 from dataloader.config import ConfigError, Settings
 from dataloader.heartbeat import TICK_SEC, Heartbeat
 from dataloader.job import Finish, Job, Status, decide
@@ -65,6 +65,8 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
     except Unwritten as e:
         worker.log.error("worker.end.unwritten", error=str(e))
         return EXIT_FAILED
+    finally:
+        worker.traces.close()
 
 
 class Unwritten(Exception):
@@ -96,6 +98,7 @@ class Worker:
         self._seconds_each: float | None = None  # of the jobs claimed last
         self._peak = Peak()
         self.runner = Runner(settings, dsn, slot, lambda: self._stop_at)
+        self.traces = traces.start(self.name)
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         adopt_orphans()
 
@@ -186,6 +189,8 @@ class Worker:
             return step.look_again
         hold = self.heartbeat.hold
         hold.waiting.extend(step.jobs)
+        if self.traces.is_on:
+            self._learn_traces(step.jobs)
         with self.heartbeat.holding():
             while self.sound and not self.stopping and (job := hold.next()):
                 self._run(job, sent)
@@ -200,6 +205,10 @@ class Worker:
             return 1
         return min(self._prefetch, 1 + int(TICK_SEC / self._seconds_each))
 
+    def _learn_traces(self, jobs: Sequence[Job]) -> None:
+        with suppress(psycopg.Error):  # a lost session is the heartbeat's to notice; the jobs are ours
+            self.traces.learn(queue.traces(self.session.conn, [job.job_id for job in jobs]))
+
     def _run(self, job: Job, sent: float) -> None:
         """Run a job that was claimed at `sent`; its end is kept, to be written with the next claim."""
         began = now()
@@ -211,7 +220,7 @@ class Worker:
         self._peak.forget()
         if self._prefetch == 1:
             self._title(f"job={job.job_id} attempt={job.attempt}")
-        with _named(job):
+        with _named(job), self.traces.run(job) as tell:
             with self.heartbeat.run_of(job, self.slot) as lease:
                 try:
                     outcome = self.runner.run(job, lease)
@@ -219,6 +228,7 @@ class Worker:
                     facts = self.slot.cost(cpu_used(), self._peak.bytes())
                     is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
+            tell(outcome)
             self._jobs += 1
             is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound
             self.sound = is_sound and not self._is_worn_out()

@@ -111,6 +111,10 @@ SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 -- running -> wherever the runs have ended, and queued -> running; see dl_step.
 SELECT * FROM dl_step(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(ends)s::json);
 
+-- name: traces
+-- Where the triggers of these jobs stand in traces; asked only by workers that trace.
+SELECT job_id, trace FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND trace IS NOT NULL;
+
 -- name: beat
 -- running -> running: the lease is renewed, progress written where there is any, the journal only at a regular
 -- heartbeat. Changes no indexed column, so it can be a heap-only update.

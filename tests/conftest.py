@@ -162,6 +162,13 @@ def own_db() -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="module")
+def module_db() -> Iterator[str]:
+    """A database with the project's schema for the tests of one file: where starting a farm is what takes long."""
+    with lent() as dsn:
+        yield dsn
+
+
 @pytest.fixture
 def empty_db() -> Iterator[str]:
     """A database for this test alone, without the project's schema."""

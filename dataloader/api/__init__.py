@@ -60,7 +60,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
     app.extensions["on_drain"] = [waits.stop, infra.drain]
-    for module in (infra, v1, jobs, queues, farm, openapi, metrics, page, dashboard, pressed, signin):
+    for module in (infra, v1, jobs, queues, farm, openapi, metrics, signin, page, dashboard, pressed):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)

@@ -75,7 +75,11 @@ def batch() -> Response:
     "jobs", answers.Status, query=queries.Status, is_documented_only=True, headers=("If-None-Match",), errors=(304,)
 )
 def status(job_id: str) -> Response:
-    """The job as it is now, or with `?wait=SECONDS` once it has changed; 404 when there is none."""
+    """The job as it is now, or with `wait` once it has changed; 404 when there is none.
+
+    With `If-None-Match` the wait ends when the job has another `ETag`, at once if it has one already; without it when
+    the job changes, at once if it has ended. `Retry-After` says that too many wait already, and this request did not.
+    """
     wanted, seconds = schemas.job_id(job_id), schemas.seconds_to_wait(request.args.get("wait"))
     job, version = _versioned(wanted)
     outcome = None

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from api_app import MINIMAL, TRIGGER, Refused, running
+from click.testing import CliRunner
 from flask import Flask
 from flask.testing import FlaskClient
 from structlog.testing import capture_logs
 
 from dataloader.api import access, tokens
+from dataloader.cli import main
 
 JOB = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057"
 TOKENS = {name: tokens.new() for name in ("read", "trigger", "operate")}
@@ -280,3 +282,18 @@ def test_j6_chunks_and_large_bodies_are_refused_everywhere(client: FlaskClient, 
     assert client.post(path, headers={"Transfer-Encoding": "chunked"}).status_code == 411
     large = {"data": "x" * 300_000, "content_type": "application/x-www-form-urlencoded"}
     assert client.post(path, **large).status_code == 413
+
+
+# Tokens as they are made ------------------------------------------------------------------------------------
+
+
+def test_the_command_makes_a_token_and_its_entry(dsn: str) -> None:
+    made = CliRunner().invoke(main, ["token", "etl", "--scope", "trigger", "--scope", "read"])
+    token, entry = made.stdout.splitlines()
+    assert re.fullmatch(r"dl_[\w-]{43}", token)
+    assert token not in entry + made.stderr
+    with running(dsn, dl_api_tokens=f"[{entry}]") as app:
+        answer = app.test_client().post(TRIGGER, json=MINIMAL, headers={"Authorization": f"bearer {token}"})
+        assert answer.status_code == 200
+    refused = CliRunner().invoke(main, ["token", "two words", "--scope", "read"])
+    assert (refused.exit_code, refused.stdout) == (2, "")

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from scenes import Scene
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These are run apart, by `-m browser`: Playwright keeps an event loop running in the tests' thread."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("browser")
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("chromium-browser")

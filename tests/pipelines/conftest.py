@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,8 +13,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from dataloader import pipelines
+from dataloader import pipelines, testing
 from dataloader.pipelines import Context, resolve, steps
+from dataloader.testing import Result
 
 DATA = Path(__file__).parent.parent / "data"
 Run = Callable[..., list[Any]]
@@ -53,6 +55,12 @@ def run(context: Context) -> Run:
         return [document for document in steps(resolve(task), args, context) if document is not None]
 
     return run
+
+
+@pytest.fixture
+def job(dsn: str, tmp_path: Path) -> Callable[..., Result]:
+    """Run a job as a worker would, until its status is final."""
+    return partial(testing.run, dsn=dsn, data_dir=tmp_path)
 
 
 @pytest.fixture

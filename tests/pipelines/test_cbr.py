@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dataloader.pipelines import Context, PermanentError, cbr, resolve, steps
+from dataloader.pipelines import PermanentError, cbr
+from dataloader.testing import Result
 
 ANSWERS = Path(__file__).parent.parent / "data" / "cbr"
 DAY = "2021-03-17"
@@ -264,9 +265,9 @@ def test_a_table_of_another_shape(permanent: Callable[..., str], rows: Rows) -> 
     assert permanent().startswith("cbr_rates: ")
 
 
-def test_cancelled_before_the_end(context: Context, rows: Rows, bank: Bank) -> None:
-    running = steps(resolve("load.cbr.rates"), {"date": DAY}, context)
-    while next(running) is None:
-        pass
-    running.close()
-    assert rows("SELECT to_regclass('cbr_rates')") == [(None,)]
+def test_cancelled_before_the_end(job: Callable[..., Result], rows: Rows, bank: Bank) -> None:
+    points = range(1, job("load.cbr.rates", {"date": DAY}).steps + 1)
+    rows("DROP TABLE cbr_rates")
+    for point in points:
+        assert job("load.cbr.rates", {"date": DAY}, cancel_at=point).status == "canceled"
+        assert rows("SELECT to_regclass('cbr_rates')") == [(None,)]

@@ -7,6 +7,7 @@ import os
 import shutil
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from dataloader.pipelines import Context, PermanentError, csv_source, csv_table, resolve, steps
+from dataloader.testing import Result
 
 OURAIRPORTS = Path(__file__).parent.parent / "data" / "ourairports"
 LOAD = {"table": "t", "key": ["id"]}
@@ -427,14 +429,21 @@ def test_links_and_absolute_paths_within_the_folder(run: Run, tmp_path: Path, ro
 # Ends
 
 
-@pytest.mark.parametrize("after", range(1, 5))
-def test_cancelled_at_any_safe_point(after: int, context: Context, rows: Rows) -> None:
-    (context.data_dir / "f.csv").write_text("id\n1\n2\n3\n")
-    running = steps(resolve("load.csv"), LOAD | {"path": "f.csv", "batch_rows": 1}, context)
-    for _ in range(after):
-        next(running)
-    running.close()
-    assert rows("SELECT to_regclass('t')") == [(None,)]
+def test_ended_at_any_safe_point(job: Callable[..., Result], rows: Rows, tmp_path: Path) -> None:
+    """Cancelled it leaves nothing; killed and run again, the rows of the file."""
+    (tmp_path / "f.csv").write_text("id\n1\n2\n3\n")
+    load = partial(job, "load.csv", LOAD | {"path": "f.csv", "batch_rows": 1})
+    points = range(1, load().steps + 1)
+    assert len(points) > 4
+    for point in points:
+        rows("DROP TABLE IF EXISTS t")
+        assert load(cancel_at=point).status == "canceled"
+        assert rows("SELECT to_regclass('t')") == [(None,)]
+        assert load(crash_at=point).attempts == 2
+        assert rows("SELECT id FROM t ORDER BY id") == [("1",), ("2",), ("3",)]
+    versions = rows("SELECT id, xmin FROM t ORDER BY id")
+    assert load(crash_at="end").status == "succeeded"
+    assert rows("SELECT id, xmin FROM t ORDER BY id") == versions
 
 
 def test_a_lost_session_is_tried_again(context: Context, rows: Rows) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -109,7 +111,10 @@ def test_a_list_of_a_time(conn: db.Connection) -> None:
         assert {job["job_id"] for job in found} == set(jobs[1:4])
 
 
-@pytest.mark.parametrize("bad", ["", "x", "bnVsbA", "WzEsMl0", "é", "WyJhIiwiYiJd", "W10", "WyIyMDI2IiwgIngiXQ"])
+NUL = base64.urlsafe_b64encode(json.dumps(["a\x00b", str(UUID(int=1))]).encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("bad", ["", "x", "bnVsbA", "WzEsMl0", "é", "WyJhIiwiYiJd", "W10", "WyIyMDI2IiwgIngiXQ", NUL])
 def test_a_cursor_that_is_none(conn: db.Connection, bad: str) -> None:
     for sort in stats.SORTS:
         with pytest.raises(ValueError, match="the cursor should be"):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,10 +68,17 @@ def test_only_api_knows_flask(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_only_bench_knows_rich(module: str) -> None:
+def test_only_bench_and_what_people_ask_know_rich(module: str) -> None:
     """It costs each worker some MB, and draws for people."""
     names = {name.split(".")[0] for name in imported(ROOT / module)}
-    assert "rich" not in names or module.startswith("bench/")
+    assert "rich" not in names or (module.startswith(("bench/", "cli/")) and module != "cli/__init__.py")
+
+
+def test_a_program_of_a_farm_holds_nothing_of_what_people_ask() -> None:
+    code = "import sys, dataloader.cli; print(*sys.modules)"
+    held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
+    assert "dataloader.worker" in held
+    assert not {"dataloader.client", "dataloader.cli.screen", "http.client", "rich.live"} & set(held)
 
 
 @pytest.mark.parametrize("module", [module for module in modules() if not module.startswith("bench/")])

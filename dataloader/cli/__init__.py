@@ -1,26 +1,37 @@
 """The command line: one command per process, and what people need beside them. May import anything.
 
-Messages for people go to stderr, answers to stdout. Exit statuses are those of `process`.
+Messages for people go to stderr, answers to stdout. Exit statuses are those of `process`. Here are the programs; what
+people ask of a farm is in modules of its own, imported when it is asked for:
+
+    jobs      trigger, wait, status, cancel, jobs, job, events
+    steer     requeue, run-now, delete, pause, resume, limit
+    farm      queues, ps, top (drawn by `top`), completion
+    doctor    doctor: why does this job not run, or not well
+    watch     a job watched until its end, and the exit status of that
+    journal   the journal by pages, and as it grows
+    told      a job in words
+    ways      `Way`: a farm over HTTP or by its database, and the options that choose
+    direct    `Direct`: by its database
+    screen    what is shown: harmless texts, tables, times, JSON
+    base      a refusal, and where the queue is
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 import click
 import psycopg
 
 from dataloader import config, db, embedded, keeper, log, migrations, pipelines, probe, reaper, supervisor, worker
+from dataloader.cli.base import dsn as _dsn
+from dataloader.cli.base import refuse as _refuse
 from dataloader.config import Settings
 from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, Pipes
 from dataloader.slots import Farm, Slot
@@ -28,7 +39,40 @@ from dataloader.slots import Farm, Slot
 T = TypeVar("T")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_PEOPLE = {
+    "jobs": ("trigger", "wait", "status", "cancel", "jobs", "job", "events"),
+    "doctor": ("doctor",),
+    "steer": ("requeue", "run-now", "delete", "pause", "resume", "limit"),
+    "farm": ("queues", "ps", "top", "completion"),
+}
+
+
+class _Main(click.Group):
+    """The commands of people are imported when one of them is meant: no process of a farm is to hold them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return sorted([*super().list_commands(ctx), *(name for names in _PEOPLE.values() for name in names)])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of this name."""
+        for module, names in _PEOPLE.items():
+            if name in names:
+                group: click.Group = importlib.import_module(f"dataloader.cli.{module}").commands
+                return group.get_command(ctx, name)
+        return super().get_command(ctx, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The programs apart from what people ask of a farm."""
+        people = [name for names in _PEOPLE.values() for name in names]
+        programs = [name for name in self.list_commands(ctx) if name not in people]
+        for title, names in (("Programs", programs), ("What people ask of a farm", people)):
+            found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str(70)) for name, command in found])
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(version("dataloader"), prog_name="dataloader")
 def main() -> None:
     """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
@@ -117,6 +161,19 @@ def check(as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Write a pipeline and its test into this folder: NAME.py and test_NAME.py."""
+    from dataloader import new as kit
+
+    try:
+        written = kit.write(name, Path.cwd())
+    except kit.Refused as e:
+        _refuse(str(e), EXIT_FAILED)
+    click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
+
+
+@main.command()
 @click.argument("figures", nargs=-1)
 @click.option(
     "--rounds", type=click.IntRange(1, 1_000), default=5, show_default=True, help="of which medians are taken"
@@ -187,51 +244,6 @@ def token_command(name: str, scopes: tuple[str, ...]) -> None:
     click.echo(f"{token}\n{entry}")
 
 
-@main.command()
-@click.argument("task")
-@click.option("--queue", default="etl.default", show_default=True)
-@click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")
-@click.option("--args", "args_json", default="{}", show_default=True, help="the pipeline's arguments, a JSON object")
-@click.option("--idempotency-key")
-@click.option("--timeout-sec", type=int, help="how long one run may take; default: what the pipeline says")
-@click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
-def trigger(
-    task: str,
-    queue: str,
-    lock_key: str | None,
-    args_json: str,
-    idempotency_key: str | None,
-    timeout_sec: int | None,
-    url: str | None,
-) -> None:
-    """Start a job and print its id and status."""
-    try:
-        args = json.loads(args_json)
-    except ValueError as e:
-        raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
-    body = {"queue": queue, "task": task, "lock_key": lock_key or task, "args": args}
-    given = {"idempotency_key": idempotency_key or None, "timeout_sec": timeout_sec}
-    body |= {name: value for name, value in given.items() if value is not None}
-    _call(url, "POST", "/api/v1/jobs/trigger", body)
-
-
-@main.command()
-@click.argument("job_id")
-@click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
-def status(job_id: str, url: str | None) -> None:
-    """Print a job's status."""
-    _call(url, "GET", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/status")
-
-
-@main.command()
-@click.argument("job_id")
-@click.option("--force", is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it")
-@click.option("--url", help="the API; default: http://127.0.0.1:APP_PORT")
-def cancel(job_id: str, force: bool, url: str | None) -> None:
-    """Cancel a job: a queued one at once, a running one at its next safe point."""
-    _call(url, "POST", f"/api/v1/jobs/{urllib.parse.quote(job_id, safe='')}/cancel", {"force": True} if force else None)
-
-
 def _can_be_written(path: Path) -> bool:
     return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
@@ -243,17 +255,6 @@ def _settings() -> Settings:
         _refuse(str(e), EXIT_CANNOT_START)
     log.configure(settings)
     return settings
-
-
-def _dsn(settings: Settings) -> str:
-    """The queue's DSN: the configured one, or that of an embedded server that is running."""
-    dsn = settings.queue_dsn or embedded.running(settings.dl_home / "postgres")
-    if dsn is None:
-        _refuse(
-            "no database is configured: set DL_DB_DSN or PG_HOST and PG_DATABASE, or run `dataloader up`",
-            EXIT_CANNOT_START,
-        )
-    return dsn
 
 
 def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
@@ -304,37 +305,3 @@ def _reached(action: Callable[[], T]) -> T:
         return action()
     except psycopg.Error as e:
         _refuse(f"database: {str(e).strip()}", EXIT_FAILED)
-
-
-def _refuse(message: str, status: int) -> NoReturn:
-    for line in message.splitlines():
-        click.echo(f"dataloader: {log.masked(line)}", err=True)
-    sys.exit(status)
-
-
-def _call(url: str | None, method: str, path: str, body: dict[str, Any] | None = None) -> None:
-    base = url or f"http://127.0.0.1:{_settings().app_port}"
-    if not base.startswith(("http://", "https://")):
-        raise click.BadParameter("should begin with http:// or https://", param_hint="--url")
-    request = urllib.request.Request(  # noqa: S310  the user names the URL
-        base.rstrip("/") + path,
-        method=method,
-        data=json.dumps(body).encode() if body is not None else b"" if method == "POST" else None,
-        headers={"Content-Type": "application/json"} if body is not None else {},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            click.echo(json.dumps(json.load(answer), ensure_ascii=False, indent=2))
-    except urllib.error.HTTPError as e:
-        _refuse(_problem(e), EXIT_FAILED)
-    except (OSError, ValueError) as e:
-        _refuse(f"no answer from {base}: {getattr(e, 'reason', e)}; is the API running?", EXIT_FAILED)
-
-
-def _problem(error: urllib.error.HTTPError) -> str:
-    try:
-        problem = json.load(error)
-        details = [f"  {item['pointer']}: {item['message']}" for item in problem.get("errors", []) if item["pointer"]]
-        return "\n".join([f"{problem['title']}: {problem.get('detail', '')}".rstrip(": "), *details])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code} {error.reason}"

@@ -1,0 +1,230 @@
+"""`Direct`: a farm by its queue's database, with the methods of the client and its results and errors.
+
+May import anything below cli.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID, uuid4
+
+import psycopg
+from pydantic import ValidationError
+
+from dataloader import db, log, migrations, operate, queue, stats
+from dataloader.cli.screen import as_json
+from dataloader.client import (
+    Event,
+    Fault,
+    Job,
+    NotFound,
+    Overview,
+    Queue,
+    QueueFull,
+    Refused,
+    Started,
+    Unavailable,
+    Unexpected,
+    Worker,
+)
+from dataloader.client.results import read
+from dataloader.client.watch import Looking
+from dataloader.config import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+STATEMENT_SEC = 30.0  # people wait longer than programs
+POLL_SEC = 0.3
+VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
+    "cancel": operate.cancel,
+    "requeue": operate.requeue,
+    "run-now": operate.run_now,
+    "delete": operate.delete,
+}
+
+
+class Direct:
+    """A farm by its database. The session is opened when it is needed first, and again when it was lost."""
+
+    def __init__(self, dsn: str, settings: Settings) -> None:
+        self._dsn, self._settings = dsn, settings
+        self._conn: db.Connection | None = None
+        self._by = f"{_user()}@{socket.gethostname()} (command line)"
+
+    @property
+    def url(self) -> str:
+        """The DSN without its password."""
+        return db.shown(self._dsn)
+
+    def close(self) -> None:
+        """End the session."""
+        if self._conn:
+            self._conn.close()
+
+    def trigger(self, task: str, /, *args: Any, **fields: Any) -> Started:
+        given = {name: value for name, value in fields.items() if value is not None}
+        given = {"lock_key": task, "idempotency_key": f"client-{uuid4()}", **given}
+        new = _checked(given | {"task": task}, self._settings.dl_default_lease_ttl_sec)
+        job_id, status = self._ask(queue.enqueue, new, limited=True)
+        return Started(job_id, status, {"job_id": str(job_id), "status": status})
+
+    def status(self, job_id: UUID | str) -> Job:
+        return _one(Job, self._ask(queue.status, UUID(str(job_id))))
+
+    def job(self, job_id: UUID | str) -> Job:
+        return _one(Job, self._ask(stats.job, UUID(str(job_id))))
+
+    def watch(self, job_id: UUID | str) -> Looking:
+        return _Watch(self, job_id)
+
+    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
+        return _one(Job, self._ask(queue.request_cancel, UUID(str(job_id)), force, by=self._by))
+
+    def jobs(self, *args: Any, **wanted: Any) -> Iterator[Job]:
+        left, after = wanted.pop("limit", None), None
+        sought = stats.Wanted(**{name: value for name, value in wanted.items() if value is not None})
+        while left is None or left > 0:
+            page = self._ask(stats.jobs, sought, min(200, left or 200), after)
+            yield from (_one(Job, row) for row in page.jobs)
+            left, after = left and left - len(page.jobs), page.next
+            if after is None:
+                return
+
+    def events(
+        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = 200
+    ) -> list[Event]:
+        if job_id is None:
+            rows = self._ask(stats.latest_events, after, limit, queue)
+        else:
+            rows = self._ask(stats.events, UUID(str(job_id)), after or 0, limit)
+            if not rows:
+                self.status(job_id)  # that there is none is another answer than that there is nothing new
+        return [_one(Event, row) for row in rows]
+
+    def overview(self) -> Overview:
+        return _one(Overview, self._ask(stats.overview))
+
+    def workers(self) -> list[Worker]:
+        return [_one(Worker, row) for row in self._ask(stats.workers)]
+
+    def pause(self, queue: str) -> Queue:
+        return _one(Queue, self._ask(operate.pause, queue, self._by))
+
+    def resume(self, queue: str) -> Queue:
+        return _one(Queue, self._ask(operate.resume, queue, self._by))
+
+    def limit(self, queue: str, max_length: int | None) -> Queue:
+        return _one(Queue, self._ask(operate.limit_length, queue, max_length, self._by))
+
+    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
+        more = {"force": True} if force else {}
+        return self._ask(VERBS[verb], [UUID(str(job_id)) for job_id in job_ids], self._by, **more)
+
+    def requeue_dead(self, queue: str) -> int:
+        return self._ask(operate.requeue_dead, queue, self._by)
+
+    def delete_dead(self, queue: str) -> int:
+        return self._ask(operate.delete_dead, queue, self._by)
+
+    def run_all(self, queue: str) -> int:
+        return self._ask(operate.run_all, queue, self._by)
+
+    def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
+        """Ask on our session; whatever goes wrong is one of the client's errors."""
+        try:
+            return question(self._session(), *args, **fields)
+        except migrations.SchemaError as e:
+            raise Refused(str(e)) from None
+        except operate.QueueFull as e:
+            raise QueueFull(str(e)) from None
+        except ValueError as e:
+            raise Refused("The request is not valid", str(e)) from None
+        except psycopg.DataError as e:  # text that PostgreSQL cannot store
+            raise Refused("The request is not valid", _words(e)) from None
+        except psycopg.Error as e:
+            self._forget()
+            kind = Unavailable if db.is_passing(e) else Unexpected
+            raise kind("database", _words(e)) from None
+
+    def _session(self) -> db.Connection:
+        if self._conn is None:
+            schema = self._settings.pg_schema_queue
+            self._conn = db.connect(
+                self._dsn,
+                name="dl-cli",
+                schema=schema,
+                connect_timeout=self._settings.pg_connect_timeout,
+                statement_timeout=STATEMENT_SEC,
+                answer_within=2 * STATEMENT_SEC,
+            )
+            migrations.check(self._conn)
+        return self._conn
+
+    def _forget(self) -> None:
+        if self._conn:
+            with suppress(psycopg.Error):
+                self._conn.close()
+        self._conn = None
+
+
+class _Watch:
+    """One job, looked at every moment: the database's answer to Client's Watch."""
+
+    pause = POLL_SEC
+
+    def __init__(self, way: Direct, job_id: UUID | str) -> None:
+        self._way, self._job_id = way, job_id
+
+    def look(self, within: float, patience: float) -> Job:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return self._way.status(self._job_id)
+            except Unavailable:
+                if time.monotonic() + 1 > until:
+                    raise
+                time.sleep(1)
+
+
+def as_document(row: Any) -> Any:
+    """A row of the database as the API would write it: masked, and nothing but what JSON has."""
+    return json.loads(as_json(log.masked(row), None))
+
+
+def _checked(fields: dict[str, Any], lease_ttl_sec: int) -> queue.NewJob:
+    """A job by the rules that the API has for one."""
+    from dataloader import producer  # pydantic takes its time
+
+    try:
+        valid = producer.Trigger.model_validate(fields)
+    except ValidationError as e:
+        faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
+        raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
+    given = {name: getattr(valid, name) for name in valid.model_fields_set}
+    return queue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
+
+
+def _words(error: psycopg.Error) -> str:
+    return log.masked(" ".join(str(error).split()))
+
+
+def _one(kind: type[T], row: Any) -> T:
+    if row is None:
+        raise NotFound("there is no job with this job_id", status=404)
+    return read(kind, as_document(row))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"user {os.getuid()}"

@@ -1,0 +1,204 @@
+"""`doctor JOB`: why a job does not run, or not well, in words, each with the command that helps.
+
+`diagnose` is pure: a case's facts in, findings out.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+import click
+from rich.text import Text
+
+from dataloader import stats
+from dataloader.cli import journal, screen
+from dataloader.cli.told import said
+from dataloader.cli.watch import waits_for
+from dataloader.cli.ways import Reached, reaching
+from dataloader.client import Event, Job, Queue, Worker
+
+SILENT_SEC = 60.0  # without a heartbeat, which comes every 10 s unless set otherwise
+MUCH_MEMORY_MB = 1_000
+
+
+class Finding(NamedTuple):
+    """Something to know about a job; `command` (words behind `dataloader`) helps, or shows more."""
+
+    text: str
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a job that somebody asks about."""
+
+    job: Job
+    runs: Sequence[stats.Attempt]
+    events: Sequence[Event]
+    queue: Queue | None
+    serving: Sequence[str]  # queues that have workers
+    worker: Worker | None  # that runs it
+    now: datetime
+
+
+@click.group()
+def commands() -> None:
+    """Why."""
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID)
+@reaching
+def doctor(reached: Reached, job_id: UUID) -> None:
+    """Say why a job waits or fails, and what helps."""
+    case = _case(reached, job_id)
+    findings = list(diagnose(case))
+    if reached.as_json:
+        told = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
+        reached.print_json({"job_id": job_id, "status": case.job.status, "findings": told})
+        return
+    screen.show(Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status)))
+    for finding in findings:
+        click.echo(f"- {screen.plain(finding.text)}")
+        if finding.command:
+            click.echo(f"    {screen.plain(reached.command(*finding.command))}")
+
+
+def diagnose(case: Case) -> Iterator[Finding]:
+    """What is the matter, the most important first."""
+    yield from _BY_STATUS.get(case.job.status, _over)(case)
+    yield from _earlier_runs(case)
+
+
+def _case(reached: Reached, job_id: UUID) -> Case:
+    way = reached.way
+    job, events = way.job(job_id), journal.whole(way, job_id)
+    overview, workers = way.overview(), way.workers()
+    return Case(
+        job,
+        journal.attempts(events),
+        events,
+        next((queue for queue in overview.queues if queue.queue == job.queue), None),
+        sorted({worker.queue for worker in workers if worker.is_live}),
+        next((worker for worker in workers if worker.job_id == job_id), None),
+        overview.at,
+    )
+
+
+def _waiting(case: Case) -> Iterator[Finding]:
+    job, reason = case.job, (case.job.waiting_for or {}).get("reason")
+    text = waits_for(job, case.now) or "It is queued, and nothing is known that keeps it from running."
+    if reason == "paused":
+        yield Finding(text, ("resume", job.queue))
+    elif reason == "time":
+        rest = " It rests after a run that ended badly." if case.runs else ""
+        yield Finding(text + rest, ("run-now", str(job.job_id)))
+    elif reason == "lock":
+        yield Finding(text, ("doctor", str((job.waiting_for or {}).get("job_id"))))
+    elif reason == "session":
+        yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")
+    elif reason == "no_worker":
+        others = (
+            f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
+        )
+        yield Finding(text + others, ("ps",))
+    else:
+        yield Finding(text, ("top",))
+    if case.queue and case.queue.paused_at and reason != "paused":
+        yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
+
+
+def _running(case: Case) -> Iterator[Finding]:
+    job, worker = case.job, case.worker
+    since = case.runs[-1].started_at if case.runs else job.started_at
+    where = f" on {worker.host}, process {worker.pid}" if worker else f" by {job.claimed_by}" if job.claimed_by else ""
+    took = f" for {screen.duration((case.now - since).total_seconds())}" if since else ""
+    reported = screen.progress(job.progress)
+    yield Finding(
+        f"It runs{where}{took}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
+    )
+    yield from _silent(case)
+    if job.cancel_forced:
+        yield Finding("Its cancellation is forced: it is being interrupted, and then killed.")
+    elif job.cancel_requested:
+        text = "It is asked to stop and has not come to a safe point (a yield, context.check). To stop it all the same:"
+        yield Finding(text, ("cancel", str(job.job_id), "--force"))
+    if worker and (worker.memory_bytes or 0) > MUCH_MEMORY_MB * 1_000_000:
+        yield Finding(f"Its process holds {screen.size(worker.memory_bytes)}.", ("ps",))
+
+
+def _silent(case: Case) -> Iterator[Finding]:
+    job = case.job
+    if job.lease_expires_at and job.lease_expires_at < case.now:
+        late = screen.duration((case.now - job.lease_expires_at).total_seconds())
+        text = f"Its lease ran out {late} ago: its machine is gone, and the reaper has not seen that. Does one run?"
+        yield Finding(text, ("ps",))
+    elif job.heartbeat_at and (silent := (case.now - job.heartbeat_at).total_seconds()) > SILENT_SEC:
+        yield Finding(
+            f"Its last heartbeat was {screen.duration(silent)} ago: its worker may be stopped or cut off.", ("ps",)
+        )
+    if case.worker and not case.worker.is_live:
+        yield Finding("The keeper of its worker has not been heard of lately: look at that machine.", ("ps",))
+
+
+def _failed(case: Case) -> Iterator[Finding]:
+    job = case.job
+    tried = f"after {job.attempt} of {job.max_attempts} attempts"
+    how = "its error was permanent, so it was not tried again" if job.attempt < (job.max_attempts or 0) else tried
+    yield Finding(f"It has failed, {how}: {screen.short(job.error, 300) or 'it left no error'}")
+    yield Finding("The whole error, and its journal:", ("job", str(job.job_id)))
+    yield Finding("When what was wrong is put right, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
+
+
+def _lost(case: Case) -> Iterator[Finding]:
+    job = case.job
+    tries = f"each of {job.attempt} attempts" if job.attempt > 1 else "its only attempt"
+    yield Finding(f"Its workers died on {tries}, so it is not tried again: {_death(case)}")
+    if any(run.signal == signal.SIGKILL for run in case.runs):
+        peak = max((run.peak_mb or 0 for run in case.runs), default=0)
+        held = f" (it had up to {peak:,.0f} MB)" if peak else ""
+        text = f"A kill by signal 9 is mostly the machine being short of memory{held}, or a limit of the pipeline's: "
+        yield Finding(text + "look for it in the kernel's log (dmesg), and at max_memory_mb and timeout_sec.")
+    if any(run.signal in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS) for run in case.runs):
+        yield Finding("Its code, or a C library of its, crashed the process: the worker's log has the stack.")
+    yield Finding("To try it again, with a fresh budget of attempts:", ("requeue", str(job.job_id)))
+
+
+def _death(case: Case) -> str:
+    told = [text for run in case.runs if (text := said(run))]
+    return screen.short(told[-1] if told else case.job.error, 300) or "nothing is known of how"
+
+
+def _canceled(case: Case) -> Iterator[Finding]:
+    asked = [event for event in case.events if event.kind in ("cancel_requested", "canceled") and event.payload]
+    by = next(
+        (event.payload["by"] for event in asked if isinstance(event.payload, dict) and event.payload.get("by")), None
+    )
+    note = f" {screen.short(case.job.error, 300)}" if case.job.error else ""
+    yield Finding(f"It was canceled{f' by {by}' if by else ''}.{note}")
+    yield Finding("To run it all the same:", ("requeue", str(case.job.job_id)))
+
+
+def _over(case: Case) -> Iterator[Finding]:
+    took = case.runs[-1].seconds if case.runs else None
+    yield Finding(f"It has {case.job.status}{f' in {screen.duration(took)}' if took else ''}; nothing is the matter.")
+
+
+def _earlier_runs(case: Case) -> Iterator[Finding]:
+    bad = [run for run in case.runs if run.end and run.end != "done" and said(run)]
+    if case.job.status in ("queued", "running", "succeeded") and bad:
+        last = bad[-1]
+        count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
+        text = f"{count} ended otherwise; the last of them, attempt {last.attempt}: {screen.short(said(last), 300)}"
+        yield Finding(text, ("job", str(case.job.job_id)))
+    backoffs = sum(event.kind == "worker.claim.backoff" for event in case.events)
+    if backoffs:
+        yield Finding(f"Its key was found held by a session of another service {backoffs} times.")
+
+
+_BY_STATUS = {"queued": _waiting, "running": _running, "failed": _failed, "lost": _lost, "canceled": _canceled}

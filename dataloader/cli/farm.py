@@ -1,0 +1,129 @@
+"""Commands about the farm: queues, ps, top, completion; and the tables of queues and workers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from click.shell_completion import get_completion_class
+from rich.text import Text
+
+from dataloader.cli import screen
+from dataloader.cli.ways import Reached, reaching
+from dataloader.client import Overview, Queue, Worker
+from dataloader.client.results import fraction
+
+QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dead", "lag", "workers", "")
+NUMBERS = QUEUE_TITLES[1:9]
+
+
+@click.group()
+def commands() -> None:
+    """About the farm."""
+
+
+@commands.command()
+@reaching
+def queues(reached: Reached) -> None:
+    """List the queues: what waits, runs and has failed, and for how long the oldest due job has waited."""
+    overview = reached.way.overview()
+    if reached.as_json:
+        reached.print_json(overview.document)
+    else:
+        screen.show(queue_table(overview))
+
+
+@commands.command()
+@reaching
+def ps(reached: Reached) -> None:
+    """List the workers of all hosts, and what they run."""
+    found = reached.way.workers()
+    if reached.as_json:
+        reached.print_json({"workers": [worker.document for worker in found]})
+    else:
+        screen.show(worker_table(found, datetime.now(UTC)))
+
+
+@commands.command()
+@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="seconds")
+@click.option("--once", is_flag=True, help="show it once")
+@reaching
+def top(reached: Reached, every: float, once: bool) -> None:
+    """Watch the farm: queues, and workers with what they run; q leaves."""
+    if reached.as_json:
+        overview, workers = reached.way.overview(), reached.way.workers()
+        reached.print_json({"overview": overview.document, "workers": [worker.document for worker in workers]})
+        return
+    from dataloader.cli import top as program
+
+    if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        screen.show(program.picture(reached.way))
+    else:
+        program.run(reached.way, every)
+
+
+@commands.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete our commands: eval "$(dataloader completion bash)"."""
+    from dataloader.cli import main
+
+    made = get_completion_class(shell)
+    assert made  # noqa: S101  click knows these shells
+    click.echo(made(main, {}, "dataloader", "_DATALOADER_COMPLETE").source())
+
+
+def queue_table(overview: Overview) -> Any:
+    """The queues, and all of them together."""
+    queues = [*overview.queues, overview.total] if len(overview.queues) != 1 else overview.queues
+    return screen.table(QUEUE_TITLES, (_queue_row(queue, overview.at) for queue in queues), NUMBERS, QUEUE_TITLES[9:])
+
+
+def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
+    return (
+        Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
+        f"{queue.length:,}{'' if queue.length_is_exact else '+'}",
+        f"{queue.fresh:,}",
+        f"{queue.retries:,}",
+        f"{queue.scheduled:,}",
+        Text(f"{queue.busy:,}", style="cyan" if queue.busy else ""),
+        Text(f"{queue.dead:,}", style="red" if queue.dead else ""),
+        screen.duration(queue.lag_sec) if queue.lag_sec else "-",
+        Text(str(queue.workers), style="red" if queue.length and not queue.workers else ""),
+        Text(_remarks(queue, now), style="yellow"),
+    )
+
+
+def _remarks(queue: Queue, now: datetime) -> str:
+    words = []
+    if queue.paused_at:
+        words.append(f"paused {screen.ago(queue.paused_at, now)} by {screen.short(queue.paused_by, 60)}")
+    if queue.max_length is not None:
+        words.append(f"at most {queue.max_length:,}")
+    return ", ".join(words)
+
+
+def worker_table(workers: Sequence[Worker], now: datetime) -> Any:
+    """The workers, those with a job first."""
+    titles = ("worker", "queue", "state", "memory", "CPU", "jobs", "task", "key", "runs", "progress")
+    rows = (_worker_row(each, now) for each in sorted(workers, key=lambda each: (each.job_id is None, each.queue)))
+    return screen.table(titles, rows, titles[3:6], loose=titles[6:8] + titles[9:])
+
+
+def _worker_row(worker: Worker, now: datetime) -> Sequence[object]:
+    runs = screen.duration((now - worker.job_started_at).total_seconds()) if worker.job_started_at else ""
+    return (
+        f"{worker.host}:{worker.pid}",
+        screen.short(worker.queue, 40),
+        screen.status(worker.state) if worker.is_live else Text(f"{screen.plain(worker.state)}, silent", style="red"),
+        screen.size(worker.memory_bytes),
+        "" if worker.cpu_percent is None else f"{worker.cpu_percent:.0f}%",
+        f"{worker.jobs:,}",
+        screen.short(worker.task, 40),
+        screen.short(worker.lock_key, 30),
+        runs,
+        screen.bar(fraction(worker.progress), 10) or screen.short(screen.progress(worker.progress), 40),
+    )

@@ -1,0 +1,199 @@
+"""Commands about jobs: trigger, wait, status, cancel, jobs, job, events."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import click
+from rich.console import Group
+
+from dataloader.cli import journal, screen, told, watch
+from dataloader.cli.ways import Reached, reaching
+from dataloader.client import Started, Unavailable
+
+STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost", "scheduled", "fresh", "retries", "dead")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
+_UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+@click.group()
+def commands() -> None:
+    """About jobs."""
+
+
+@commands.command()
+@click.argument("task")
+@click.option("--queue", default="etl.default", show_default=True)
+@click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")
+@click.option(
+    "--args",
+    "args_json",
+    default="{}",
+    show_default=True,
+    help="the pipeline's arguments, a JSON object; @FILE reads a file, @- stdin",
+)
+@click.option("--idempotency-key", help="the same key, the same job, however often it is triggered")
+@click.option("--timeout-sec", type=int, help="how long one run may take; default: what the pipeline says")
+@click.option("--partition-key")
+@click.option("--priority", type=int, help="the lower runs first; default: 100")
+@click.option("--at", "available_at", metavar="TIME", help="not before then: 2026-01-31T06:30:00+03:00")
+@click.option("--max-attempts", type=int)
+@click.option("--lease-ttl-sec", type=int)
+@click.option("--producer")
+@click.option("--consumer-group")
+@click.option("--wait", "waits", is_flag=True, help="wait for its end; the exit status tells which, as that of `wait`")
+@click.option("--timeout", type=float, help="with --wait: seconds until it is left alone; exit status 13")
+@reaching
+def trigger(reached: Reached, task: str, args_json: str, waits: bool, timeout: float | None, **fields: Any) -> None:
+    """Start a job and print its id and status."""
+    if timeout is not None and not waits:
+        raise click.UsageError("--timeout is for --wait; how long a run may take says --timeout-sec")
+    fields["lock_key"] = fields["lock_key"] or task
+    fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
+    started = _triggered(reached, task, _arguments(args_json), fields)
+    if not waits:
+        reached.print_json(started.document)
+        return
+    click.echo(f"dataloader: job {started.job_id}", err=True)
+    sys.exit(watch.to_its_end(reached, started.job_id, timeout))
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--timeout", type=float, help="seconds until it is left alone; exit status 13")
+@reaching
+def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
+    """Wait for a job's end.
+
+    Exit status: 0 succeeded, 10 failed, 11 canceled, 12 lost, 13 not within --timeout, 130 after Ctrl-C, 1 when it
+    cannot be found out.
+    """
+    sys.exit(watch.to_its_end(reached, job_id, timeout))
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID)
+@reaching
+def status(reached: Reached, job_id: UUID) -> None:
+    """Print a job's status."""
+    reached.print_json(reached.way.status(job_id).document)
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID)
+@click.option("--force", is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it")
+@reaching
+def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
+    """Cancel a job: a queued one at once, a running one at its next safe point."""
+    reached.print_json(reached.way.cancel(job_id, force=force).document)
+
+
+@commands.command()
+@click.option("--queue")
+@click.option("--task")
+@click.option("--status", type=click.Choice(STATUSES))
+@click.option("--lock-key")
+@click.option("--partition-key")
+@click.option("--producer")
+@click.option("--consumer-group")
+@click.option("--since", metavar="TIME", help="changed since 2h (min, h, d) ago, or since a time")
+@click.option("--until", metavar="TIME", help="changed before that")
+@click.option("--sort", type=click.Choice(["changed", "key"]), default="changed", show_default=True)
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--all", "has_no_limit", is_flag=True, help="all of them")
+@reaching
+def jobs(
+    reached: Reached, since: str | None, until: str | None, limit: int, has_no_limit: bool, **filters: Any
+) -> None:
+    """List jobs, the newest change first."""
+    filters |= {"since": _instant("--since", since, reached.zone), "until": _instant("--until", until, reached.zone)}
+    found = list(reached.way.jobs(limit=None if has_no_limit else limit, **filters))
+    if reached.as_json:
+        reached.print_json({"jobs": [job.document for job in found]})
+        return
+    screen.show(told.listed(found, datetime.now(UTC)))
+    if len(found) == limit and not has_no_limit:
+        click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID)
+@reaching
+def job(reached: Reached, job_id: UUID) -> None:
+    """Show all that is known of a job: fields, arguments, attempts, journal."""
+    found, events = reached.way.job(job_id), journal.whole(reached.way, job_id)
+    if reached.as_json:
+        runs = [attempt._asdict() for attempt in journal.attempts(events)]
+        reached.print_json({"job": found.document, "attempts": runs, "events": [e.document for e in events]})
+        return
+    screen.show(Group(*told.whole(found, events, reached.zone)))
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID, required=False)
+@click.option("--queue", help="of all jobs of this queue")
+@click.option("--follow", is_flag=True, help="go on with what happens; until Ctrl-C, or the job's end")
+@click.option("--limit", type=click.IntRange(1, journal.PAGE), default=50, show_default=True, help="the newest so many")
+@reaching
+def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: bool, limit: int) -> None:
+    """Show the journal of a job, or of the farm; with --json and --follow a line for each event."""
+    if job_id and queue:
+        raise click.UsageError("a job's journal is of one queue: leave --queue out")
+    found = journal.whole(reached.way, job_id)[-limit:] if job_id else reached.way.events(queue=queue, limit=limit)
+    if reached.as_json and not follow:
+        reached.print_json({"events": [event.document for event in found]})
+        return
+    try:
+        for event in journal.followed(reached.way, job_id, queue, found) if follow else iter(found):
+            if reached.as_json:
+                reached.print_json(event.document, None)
+            else:
+                click.echo(told.line(event, reached.zone, job_id is None))
+    except KeyboardInterrupt:
+        return
+
+
+def _triggered(reached: Reached, task: str, args: Any, fields: dict[str, Any]) -> Started:
+    try:
+        return reached.way.trigger(task, args=args, **fields)
+    except Unavailable as e:
+        if e.is_open:
+            again = shlex.join(["--idempotency-key", fields["idempotency_key"]])
+            e.detail += f"\nwhether the job was added is not known; sent again with {again} it is added once"
+        raise
+
+
+def _arguments(text: str) -> Any:
+    try:
+        if text.startswith("@"):
+            text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text("utf-8")
+        args = json.loads(text)
+    except OSError as e:
+        raise click.BadParameter(f"{text[1:]} cannot be read: {e.strerror}", param_hint="--args") from None
+    except (ValueError, RecursionError) as e:
+        raise click.BadParameter(f"should be a JSON object: {e}", param_hint="--args") from None
+    if not isinstance(args, dict):
+        raise click.BadParameter("should be a JSON object", param_hint="--args")
+    return args
+
+
+def _instant(name: str, text: str | None, zone: tzinfo) -> datetime | None:
+    """A time, or so long ago; without an offset it is in the zone of the people."""
+    if text is None:
+        return None
+    if span := _SPAN.fullmatch(text.strip()):
+        return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _UNITS[span[2]])
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            "should be 15min, 2h, 3d or a time such as 2026-01-31T06:30", param_hint=name
+        ) from None
+    return at if at.tzinfo else at.replace(tzinfo=zone)

@@ -1,0 +1,92 @@
+"""`top`: the farm in a terminal, drawn anew every moment until q or Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from dataloader.cli import farm, screen
+from dataloader.cli.ways import Way
+from dataloader.client import Overview, Unavailable
+
+
+def run(way: Way, every: float) -> None:
+    """Draw until somebody leaves. A farm that is away is said to be, and asked again."""
+    out = screen.console()
+    shown: Any = Text(f"asking {way.url}")
+    with _keys() as pressed, Live(shown, console=out, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                shown = _picture_or_words(way, shown)
+                live.update(shown, refresh=True)
+                if pressed(every) in ("q", "Q", "\x03", "\x04"):
+                    return
+        except KeyboardInterrupt:
+            return
+
+
+def picture(way: Way) -> Any:
+    """The farm now: a line of totals, the queues, the workers."""
+    overview, workers = way.overview(), way.workers()
+    blank = Text("")
+    return Group(
+        _totals(overview),
+        blank,
+        farm.queue_table(overview),
+        blank,
+        farm.worker_table([worker for worker in workers if worker.state != "dead"], overview.at),
+    )
+
+
+def _picture_or_words(way: Way, last: Any) -> Any:
+    try:
+        return picture(way)
+    except Unavailable as e:
+        words = Text(f"{datetime.now(UTC):%H:%M:%S}Z {screen.plain(str(e))}; trying again", style="red")
+        return Group(words, *(last.renderables[1:] if isinstance(last, Group) else ()))
+
+
+def _totals(overview: Overview) -> Text:
+    total = overview.total
+    parts = (
+        f"{total.busy:,} busy",
+        f"{total.length:,}{'' if total.length_is_exact else '+'} queued",
+        f"{total.scheduled:,} scheduled",
+        f"{total.retries:,} retries",
+        f"{total.dead:,} dead",
+        f"lag {screen.duration(total.lag_sec)}",
+        f"{total.workers:,} workers",
+    )
+    return Text(f"{overview.at:%H:%M:%S}Z  " + "  ".join(parts), style="bold")
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Keys without Enter: a function that waits so many seconds for one."""
+    number = sys.stdin.fileno()
+    before = termios.tcgetattr(number)
+
+    def pressed(within: float) -> str:
+        until = time.monotonic() + within
+        while (left := until - time.monotonic()) > 0:
+            if select.select([number], [], [], left)[0]:
+                return os.read(number, 1).decode("ascii", "replace") or "q"  # the terminal is gone
+        return ""
+
+    try:
+        tty.setcbreak(number)
+        yield pressed
+    finally:
+        termios.tcsetattr(number, termios.TCSADRAIN, before)

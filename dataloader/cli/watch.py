@@ -1,0 +1,111 @@
+"""A job watched until its end: a bar in a terminal, else a line for each change; and an exit status that tells."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime
+from uuid import UUID
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from dataloader import why
+from dataloader.cli import screen
+from dataloader.cli.ways import Reached
+from dataloader.client import Job, WaitTimeout
+from dataloader.client.watch import wait_for
+
+# Exit statuses by outcome; 1 and 2 are click's and ours for what did not work at all.
+EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}
+EXIT_TIMEOUT = 13
+EXIT_INTERRUPTED = 130
+LINE_SEC = 2.0  # between two lines of progress
+
+
+def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
+    """Watch the job, on stderr; its end goes to stdout. Returns the exit status, see EXITS."""
+    err = screen.console(sys.stderr)
+    again = reached.command("wait", job_id)
+    watching: AbstractContextManager[Callable[[Job], None]] = _drawn(err) if err.is_terminal else _told()
+    try:
+        with watching as show:
+            job = wait_for(reached.way.watch(job_id), timeout, show)
+    except WaitTimeout as e:
+        click.echo(f"dataloader: {screen.plain(e)}; the job goes on. To go on watching: {again}", err=True)
+        return EXIT_TIMEOUT
+    except KeyboardInterrupt:
+        stop = reached.command("cancel", job_id)
+        click.echo(f"\ndataloader: the job goes on. To go on watching: {again}; to end it: {stop}", err=True)
+        return EXIT_INTERRUPTED
+    if reached.as_json or not screen.console().is_terminal:
+        reached.print_json(job.document)
+    else:
+        screen.show(Text.assemble(f"job {job.job_id} ", screen.status(job.status), _in_all(job)))
+    return EXITS.get(job.status, 1)
+
+
+def waits_for(job: Job, now: datetime) -> str:
+    """Why a queued job does not run yet, in a sentence; "" where nothing is known."""
+    reason = dict(job.waiting_for or {})
+    try:
+        return why.words(reason or None, now)
+    except (KeyError, TypeError, ValueError):  # another version of the service says it otherwise
+        return f"It waits for: {reason.get('reason')}."
+
+
+def doing(job: Job, now: datetime) -> str:
+    """What the job is at, in a few words."""
+    if job.status == "queued" and (why_not := waits_for(job, now)):
+        return screen.plain(f"queued. {why_not}")
+    words = [job.status]
+    if job.status == "running" and job.attempt > 1:
+        words.append(f"attempt {job.attempt} of {job.max_attempts}")
+    if job.cancel_requested and not job.is_final:
+        words.append("asked to stop")
+    if reported := screen.progress(job.progress):
+        words.append(reported)
+    if job.is_final and job.error:
+        words.append(screen.short(job.error, 200))
+    return ", ".join(words)
+
+
+@contextmanager
+def _drawn(err: Console) -> Iterator[Callable[[Job], None]]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
+    with Progress(*columns, TaskProgressColumn(), TimeElapsedColumn(), console=err, transient=True) as drawn:
+        bar = drawn.add_task("asking", total=None)
+
+        def show(job: Job) -> None:
+            text = screen.short(doing(job, datetime.now(UTC)), max(20, err.width - 55))
+            total = None if job.fraction is None else 1.0
+            drawn.update(bar, description=text, total=total, completed=job.fraction or 0.0)
+
+        yield show
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[Job], None]]:
+    last_status, last_time = "", 0.0
+
+    def show(job: Job) -> None:
+        nonlocal last_status, last_time
+        if job.status != last_status or time.monotonic() - last_time >= LINE_SEC:
+            last_status, last_time = job.status, time.monotonic()
+            click.echo(f"dataloader: {job.job_id} {doing(job, datetime.now(UTC))}", err=True)
+
+    yield show
+
+
+def _in_all(job: Job) -> str:
+    """How long its last run took, and after how many."""
+    text = ""
+    if job.started_at and job.finished_at:
+        text += f" after {screen.duration((job.finished_at - job.started_at).total_seconds())}"
+    if job.attempt > 1:
+        text += f", attempt {job.attempt} of {job.max_attempts}"
+    return text + (f"\n{screen.plain(job.error, lines=True)}" if job.error else "")

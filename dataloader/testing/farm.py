@@ -1,0 +1,399 @@
+"""One job, from its first start to its end, as a farm would have it; without queue, waiting and other processes.
+
+What happens to a run happens at its safe points, which are counted from 1: each yield, `check`, `progress`, look at
+`stopping`, and the commit of `context.transaction`. A run that crashes is a process of its own, which is killed there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import chain, count, repeat
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+from uuid import UUID, uuid4
+
+import psycopg
+
+from dataloader import log, pipelines, process
+from dataloader.config import Settings
+from dataloader.heartbeat import Lease
+from dataloader.job import End, Finish, Job, Outcome, Status, decide, to_json
+from dataloader.process import now
+from dataloader.run import Runner
+from dataloader.slots import Farm, Slot
+
+Point = int | Literal["end"]
+Progress = dict[str, Any]
+Dsn = str | Callable[[], str] | None
+CRASHED = "crash"
+_STATUS = {
+    "succeed": Status.SUCCEEDED,
+    "retry": Status.QUEUED,
+    "fail": Status.FAILED,
+    "cancel": Status.CANCELED,
+    "hand_back": Status.QUEUED,
+}
+_log = logging.getLogger("dataloader.testing")
+
+
+class NotReached(AssertionError):
+    """The run was over before the safe point at which something was to happen to it."""
+
+
+class NoDatabase(RuntimeError):
+    """The pipeline has asked for a transaction, and the test has given no database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job: how it ended ("done", "error", "permanent", "timeout", "canceled", "handed back", "crash"),
+    what it reported, how many safe points it has passed, and what the pipeline raised."""
+
+    attempt: int
+    end: str
+    progress: list[Progress]
+    steps: int
+    seconds: float
+    error: str | None = None
+    exception: BaseException | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of a job: its status and error as the API would show them, and its runs, the last of which counts."""
+
+    job_id: UUID
+    status: str
+    error: str | None
+    runs: list[Run]
+
+    @property
+    def progress(self) -> list[Progress]:
+        """What the last run has reported, as it would be stored; last of all what it returned, if that was a dict."""
+        return self.runs[-1].progress
+
+    @property
+    def value(self) -> Progress | None:
+        """The job's last progress: what its status would show."""
+        return next((run.progress[-1] for run in reversed(self.runs) if run.progress), None)
+
+    @property
+    def exception(self) -> BaseException | None:
+        """What the pipeline raised in its last run."""
+        return self.runs[-1].exception
+
+    @property
+    def attempts(self) -> int:
+        """How many runs counted; those that were handed back did not."""
+        return self.runs[-1].attempt - (self.runs[-1].end == End.HANDED_BACK)
+
+    @property
+    def steps(self) -> int:
+        """How many safe points the last run has passed."""
+        return self.runs[-1].steps
+
+    @property
+    def seconds(self) -> float:
+        """How long all runs took."""
+        return sum(run.seconds for run in self.runs)
+
+    def __repr__(self) -> str:
+        error = (self.error or "").partition("\n")[0]
+        return f"<Result {self.status}, attempts={self.attempts}, steps={self.steps}, error={error!r}>"
+
+
+class Fate(NamedTuple):
+    """What happens to a run at one of its safe points."""
+
+    kind: Literal["nothing", "cancel", "drain", "crash"]
+    at: Point = 0
+
+
+NOTHING = Fate("nothing")
+
+
+def run(
+    pipeline: str | Callable[..., Any],
+    args: dict[str, Any] | None = None,
+    *,
+    dsn: Dsn = None,
+    data_dir: Path | None = None,
+    cancel_at: int | None = None,
+    drain_at: int | None = None,
+    crash_at: Point | Sequence[Point] = (),
+    max_attempts: int = 5,
+    timeout_sec: int | None = None,
+    job_id: UUID | None = None,
+    lock_key: str = "test",
+    partition_key: str = "",
+    idempotency_key: str | None = None,
+) -> Result:
+    """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
+
+    An error is tried again up to `max_attempts` times, at once. With `crash_at=n` the first run is a process that is
+    killed at safe point n, with "end" when all is done but nobody knows; several points are for as many runs, one
+    after the other. The next run is handed back at `drain_at` as when its worker is stopped, the next canceled at
+    `cancel_at`; those after it are left alone. `timeout_sec` is noticed at safe points.
+
+    `dsn` is where `context.transaction` writes, in the schema public; `data_dir` the context's, by default the working
+    folder. Environment and .env are not read. Raises NotReached when a run is over before such a point, NoDatabase when
+    a transaction is begun without `dsn`, UnknownTask or ValueError when there is no such pipeline.
+    """
+    text = json.dumps(args or {}, allow_nan=False)  # what is no JSON could not be triggered
+    points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
+    job = Job(
+        job_id=job_id or uuid4(),
+        queue="test",
+        task=_task_of(pipeline),
+        args_json=text,
+        idempotency_key=idempotency_key,
+        lock_key=lock_key,
+        partition_key=partition_key,
+        attempt=1,
+        max_attempts=max_attempts,
+        lease_ttl_sec=60,
+        timeout_sec=timeout_sec,
+        claim=1,
+        claimed_by="test",
+    )
+    return _Trial(dsn, data_dir or Path.cwd()).run(job, chain(_fates(points, drain_at, cancel_at), repeat(NOTHING)))
+
+
+def _task_of(pipeline: str | Callable[..., Any]) -> str:
+    pipelines.load(())
+    if isinstance(pipeline, str):
+        return pipelines.resolve(pipeline).task
+    found = [task for task in pipelines.tasks() if pipelines.resolve(task).function is pipeline]
+    if len(found) == 1:
+        return found[0]
+    name = getattr(pipeline, "__name__", repr(pipeline))
+    if found:
+        raise ValueError(f"{name} is registered as {', '.join(found)}: name the task to run")
+    raise ValueError(f'{name} is no pipeline: put @register("...") in front of it, or name its task')
+
+
+def _fates(crashes: Sequence[Point], drain_at: int | None, cancel_at: int | None) -> Iterator[Fate]:
+    for point in [*crashes, drain_at, cancel_at]:
+        if isinstance(point, int) and point < 1:
+            raise ValueError(f"safe points are counted from 1, not {point}")
+    fates = [Fate("crash", point) for point in crashes]
+    fates += [Fate("drain", drain_at)] if drain_at is not None else []
+    fates += [Fate("cancel", cancel_at)] if cancel_at is not None else []
+    return iter(fates)
+
+
+class _Trial:
+    """The farm of one job: its settings, and where transactions go."""
+
+    def __init__(self, dsn: Dsn, data_dir: Path) -> None:
+        self._dsn = dsn
+        self._data_dir = data_dir
+
+    def run(self, job: Job, fates: Iterator[Fate]) -> Result:
+        """Run the job until its status is final, each run with the next of the fates."""
+        runs: list[Run] = []
+        for claim, fate in zip(count(1), fates, strict=False):
+            ended, status, error = self._crash(job, fate) if fate.kind == "crash" else self._run(job, fate)
+            runs.append(ended)
+            if status is not Status.QUEUED:
+                if error:
+                    _log.error("%s: %s", job.task, error)
+                return Result(job.job_id, status.value, error, runs)
+            job = job._replace(claim=claim + 1, attempt=job.attempt + (ended.end != End.HANDED_BACK))
+        raise AssertionError("there is always another fate")
+
+    def _run(self, job: Job, fate: Fate) -> tuple[Run, Status, str | None]:
+        slot, runner = self._started(job)
+        lease = _Lease(job, slot, fate)
+        outcome = runner.attempt(job, lease)
+        runner.raise_what_is_the_tests_own()
+        if fate is not NOTHING and not lease.is_met:
+            raise NotReached(_missed(fate, lease.steps, outcome.error))
+        end = decide(job, outcome)
+        ended = lease.told(outcome, runner.raised)
+        return ended, *_written(end, was_canceled=fate.kind == "cancel")
+
+    def _crash(self, job: Job, fate: Fate) -> tuple[Run, Status, str | None]:
+        """The run in a process of its own, which tells what it does in a file: a pipe might fill, or stay open."""
+        with suppress(Exception):  # one that can be had only here; the run itself says what it misses
+            self._target()
+        began = now()
+        with tempfile.TemporaryFile("w+") as diary:
+            status = _ended(_forked(lambda: self._live(job, fate, diary)))
+            diary.seek(0)
+            told = [json.loads(line) for line in diary]
+        if told and "ended" in told[-1]:
+            raise NotReached(_missed(fate, told[-1]["ended"], told[-1]["error"]))
+        how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
+        error = f"worker {how} on attempt {job.attempt}"
+        progress = [entry["progress"] for entry in told if "progress" in entry]
+        steps = sum("step" in entry for entry in told)
+        run = Run(job.attempt, CRASHED, progress, steps, now() - began, error)
+        return run, Status.QUEUED if job.attempt < job.max_attempts else Status.LOST, error
+
+    def _live(self, job: Job, fate: Fate, diary: IO[str]) -> int:
+        """In the process: the run until it is killed; when it is not, how it ended."""
+        process.unblock_signals()
+        slot, runner = self._started(job)
+        lease = _Lease(job, slot, fate, diary)
+        outcome = runner.attempt(job, lease)
+        if fate.at == "end" and outcome.end is End.DONE:
+            die()
+        lease.write(ended=lease.steps, error=str(runner.trouble or outcome.error))
+        return 0
+
+    def _started(self, job: Job) -> tuple[Slot, _Runner]:
+        slot = Farm(1).slots[0]
+        slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, now())
+        # Not of the environment: a test should write nowhere else than where it says.
+        settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
+        return slot, _Runner(settings, self._target, slot)
+
+    def _target(self) -> str:
+        if callable(self._dsn):
+            self._dsn = self._dsn()
+        if self._dsn is None:
+            raise NoDatabase(
+                "context.transaction() needs a database: give `dsn`, or take the fixture run_pipeline"
+                " of dataloader.testing.plugin"
+            )
+        return self._dsn
+
+
+class _Runner(Runner):
+    """A worker's, which remembers what the pipeline raised and finds its database when that is asked for."""
+
+    def __init__(self, settings: Settings, target: Callable[[], str], slot: Slot) -> None:
+        super().__init__(settings, "", slot, lambda: None)
+        self._target = target
+        self.raised: BaseException | None = None
+        self.trouble: BaseException | None = None  # of the test, not of the pipeline
+
+    def attempt(self, job: Job, lease: Lease) -> Outcome:
+        """Run the job's pipeline once."""
+        try:
+            return self.run(job, lease)
+        finally:
+            log.learn_job({})
+
+    def raise_what_is_the_tests_own(self) -> None:
+        """Ctrl-C, a failure or a time limit of the test are no outcome of the pipeline."""
+        is_pipelines = isinstance(self.raised, Exception | SystemExit | pipelines.Stopped | GeneratorExit | None)
+        if trouble := self.trouble or (None if is_pipelines else self.raised):
+            raise trouble
+
+    def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
+        try:
+            return super()._next(steps, interruptible)
+        except StopIteration:
+            raise
+        except BaseException as e:
+            self.raised = e
+            raise
+
+    @contextmanager
+    def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+        try:
+            where = dsn or self._target()
+        except BaseException as e:
+            self.trouble = e
+            raise
+        with super()._transaction(where, job, lease) as conn:
+            yield conn
+
+
+class _Lease(Lease):
+    """A hold on a job that nobody can take away; at the safe point of its fate it is ended."""
+
+    def __init__(self, job: Job, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
+        super().__init__(job, slot, wake=lambda: None, is_watched=lambda: True)
+        self.steps = 0
+        self.is_met = False
+        self._fate = fate
+        self._diary = diary
+        self._reported: list[Progress] = []
+
+    def must_stop(self) -> bool:
+        self.renewed(now())
+        if self.stop is None:
+            self.steps += 1
+            self.write(step=self.steps)
+            if self.steps == self._fate.at:
+                self._meet()
+        return super().must_stop()
+
+    def report(self, progress: Progress) -> None:
+        super().report(progress)
+        document = to_json(log.masked(progress))
+        if document is None:
+            _log.warning("progress that is not JSON, or too large, is dropped")
+        else:
+            self._reported.append(json.loads(document))
+            self.write(progress=self._reported[-1])
+
+    def write(self, **entry: Any) -> None:
+        """In a process that is to be killed: tell the other one."""
+        if self._diary:
+            self._diary.write(json.dumps(entry) + "\n")
+            self._diary.flush()
+
+    def told(self, outcome: Outcome, raised: BaseException | None) -> Run:
+        """The run that is over, with what it returned as its last progress."""
+        last = json.loads(to_json(log.masked(outcome.progress)) or "null") if outcome.progress else None
+        if last is not None and last not in self._reported[-1:]:
+            self._reported.append(last)
+        seconds = now() - self.began
+        return Run(self.job.attempt, str(outcome.end), self._reported, self.steps, seconds, outcome.error, raised)
+
+    def _meet(self) -> None:
+        self.is_met = True
+        if self._fate.kind == "crash":
+            die()
+        elif self._fate.kind == "drain":
+            self.end(End.HANDED_BACK, "drain")
+        else:
+            self.end(End.CANCELED, None)
+
+
+def die() -> None:
+    """As for want of memory, or by a bug in C: nothing more of this process is done."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def _written(end: Finish | None, was_canceled: bool) -> tuple[Status, str | None]:
+    """What a run's end comes to; a cancellation that was asked for wins (dl_finish in sql/functions.sql)."""
+    if end is None:
+        return Status.RUNNING, None  # by a newer run of the job
+    if was_canceled:
+        error = "canceled when the pipeline had finished: its work stands" if end.verb == "succeed" else end.error
+        return Status.CANCELED, error
+    return _STATUS[end.verb], end.error
+
+
+def _missed(fate: Fate, steps: int, error: str | None) -> str:
+    text = f"{fate.kind}_at={fate.at!r}: the run was over before, after {steps} safe point{'s' * (steps != 1)}"
+    return text + (f": {error}" if error else "")
+
+
+def _forked(main: Callable[[], int]) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, by newer Pythons
+        return process.fork(main)
+
+
+def _ended(pid: int) -> int:
+    """Wait for the process, end what it has started; its exit status, or -N when signal N has killed it."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        process.kill_group(pid)

@@ -1,0 +1,38 @@
+"""Fixtures for pytest: `pytest_plugins = ["dataloader.testing.plugin"]` in a conftest.py or a module of tests.
+
+Nothing is installed as a plugin by itself: tests of other projects in the same environment pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from dataloader.testing.database import Databases, databases
+from dataloader.testing.farm import Result, run
+
+RunPipeline = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def dataloader_server() -> Iterator[Databases]:
+    """The server: that of TEST_DATABASE_URL, else an embedded one for these tests, started when first asked for."""
+    with databases() as made:
+        yield made
+
+
+@pytest.fixture
+def dataloader_db(dataloader_server: Databases) -> Iterator[str]:
+    """The DSN of a database for this test alone: the queue's schema and not a row."""
+    with dataloader_server.lent() as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def run_pipeline(request: pytest.FixtureRequest, tmp_path: Path) -> RunPipeline:
+    """`dataloader.testing.run` with the test's database (made when first asked for) and tmp_path as data folder."""
+    return partial(run, dsn=lambda: cast(str, request.getfixturevalue("dataloader_db")), data_dir=tmp_path)

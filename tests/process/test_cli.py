@@ -1,0 +1,379 @@
+"""What people ask of a farm by the command line, for real: over HTTP and on the database, which say the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from click.testing import CliRunner, Result
+from farming import Farm, until
+
+from dataloader import cli
+from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
+
+CANARY = "canary-5f2c"
+ESCAPE = "bad \x1b[31mred\x9b2J\u202e"
+Ask = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def farm(module_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
+    """Two workers on the queue q, and one on the default one."""
+    made = Farm(module_db, tmp_path_factory.mktemp("farm"))
+    wish = [{"queue": "q", "concurrency": 2}, {"queue": "etl.default", "concurrency": 1}]
+    made.ready(workers=3, workers_json=json.dumps(wish))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def url(farm: Farm) -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    serve(farm, port)
+    return f"http://127.0.0.1:{port}"
+
+
+def serve(farm: Farm, port: int) -> Any:
+    """Start the API, and wait until it answers."""
+    program = farm.start("api --processes 1", app_host="127.0.0.1", app_port=port)
+    with Client(f"http://127.0.0.1:{port}", patience=0) as client:
+        until(lambda: answers(client), "the API")
+    return program
+
+
+def answers(client: Client) -> bool:
+    try:
+        client.status(uuid4())
+    except NotFound:
+        return True
+    except Exception:
+        return False
+    return True
+
+
+@pytest.fixture(params=["http", "direct"])
+def ask(request: pytest.FixtureRequest, farm: Farm, url: str, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Run a command in this process, by one of the two ways."""
+    monkeypatch.setenv("DL_URL", url)
+    monkeypatch.setenv("DL_DB_DSN", farm.dsn)
+    more = ["--direct"] if request.param == "direct" else []
+
+    def run(*words: object, **given: Any) -> Result:
+        result = CliRunner().invoke(cli.main, [*map(str, words), *more], **given)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
+
+    return run
+
+
+def answer(result: Result) -> Any:
+    """The JSON document that was printed."""
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def triggered(ask: Ask, task: str = "noop", queue: str = "q", **args: Any) -> str:
+    key = f"key-{uuid4()}"
+    done = ask("trigger", task, "--queue", queue, "--lock-key", key, "--args", json.dumps(args), "--max-attempts", 1)
+    return str(answer(done)["job_id"])
+
+
+def test_the_exit_status_tells_the_outcome(ask: Ask) -> None:
+    done = ask("trigger", "noop", "--queue", "q", "--wait", "--args", '{"sleep1": 0.1}')
+    assert answer(done)["status"] == "succeeded"
+    assert "succeeded, 3 of 3" in done.stderr
+    failed = ask("trigger", "errs", "--queue", "q", "--wait", "--args", '{"permanent": true}')
+    assert (failed.exit_code, json.loads(failed.stdout)["error"]) == (10, "no use")
+    lost = ask("trigger", "kills_itself", "--queue", "q", "--wait", "--max-attempts", 1)
+    assert lost.exit_code == 12
+    waiting = triggered(ask, queue="nobody")
+    late = ask("wait", waiting, "--timeout", 0.2)
+    assert late.exit_code == 13
+    assert f"To go on watching: dataloader wait {waiting}" in late.stderr
+    assert answer(ask("cancel", waiting))["status"] == "canceled"
+    assert ask("wait", waiting).exit_code == 11
+
+
+def test_what_is_asked_can_be_read_by_programs(ask: Ask) -> None:
+    job_id = triggered(ask, sleep1=0.01)
+    assert ask("wait", job_id).exit_code == 0
+    listed = answer(ask("jobs", "--queue", "q", "--status", "succeeded", "--since", "1h", "--json"))["jobs"]
+    assert job_id in [job["job_id"] for job in listed]
+    whole = answer(ask("job", job_id, "--json"))
+    assert whole["job"]["args"] == {"sleep1": 0.01}
+    assert [event["kind"] for event in whole["events"] if event["kind"] != "heartbeat"] == ["queued", "picked", "done"]
+    assert [(run["attempt"], run["end"]) for run in whole["attempts"]] == [(1, "done")]
+    assert answer(ask("events", job_id, "--json"))["events"] == whole["events"]
+    queues = answer(ask("queues", "--json"))
+    assert {"length", "busy", "dead", "lag_sec"} <= queues["total"].keys()
+    assert "q" in [queue["queue"] for queue in queues["queues"]]
+    until(lambda: len(answer(ask("ps", "--json"))["workers"]) >= 2, "workers to be shown")
+    assert answer(ask("top", "--json"))["overview"]["queues"]
+    told = answer(ask("doctor", job_id, "--json"))
+    assert "nothing is the matter" in told["findings"][0]["text"]
+
+
+def test_what_is_asked_can_be_read_by_people(ask: Ask) -> None:
+    job_id = triggered(ask, sleep1=0.01)
+    ask("wait", job_id)
+    shown = {name: ask(*words).stdout for name, words in COMMANDS.items() for words in [[*words_of(words, job_id)]]}
+    assert job_id in shown["jobs"]
+    assert "succeeded" in shown["job"]
+    assert "picked worker=" in shown["events"]
+    assert shown["farm's events"].count("\n") == 3
+    assert "q " in shown["queues"]
+    assert shown["top"].splitlines()[0].endswith("workers")
+
+
+COMMANDS: dict[str, tuple[object, ...]] = {
+    "jobs": ("jobs", "--limit", 3),
+    "job": ("job", "JOB"),
+    "events": ("events", "JOB"),
+    "farm's events": ("events", "--limit", 3),
+    "queues": ("queues",),
+    "ps": ("ps",),
+    "top": ("top", "--once"),
+    "doctor": ("doctor", "JOB"),
+    "status": ("status", "JOB"),
+    "jobs as JSON": ("jobs", "--json"),
+    "job as JSON": ("job", "JOB", "--json"),
+    "events as JSON": ("events", "JOB", "--json"),
+    "doctor as JSON": ("doctor", "JOB", "--json"),
+}
+
+
+def words_of(words: tuple[object, ...], job_id: str) -> list[object]:
+    return [job_id if word == "JOB" else word for word in words]
+
+
+def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
+    text = f"{ESCAPE} password={CANARY}"
+    job_id = triggered(ask, "errs", permanent=False, text=text, api_key=CANARY, note=ESCAPE)
+    assert ask("wait", job_id).exit_code == 10
+    for name, words in COMMANDS.items():
+        result = ask(*words_of(words, job_id))
+        assert CANARY not in result.output, name
+        assert not set("\x1b\x9b\u202e") & set(result.output), name
+    assert "\\x1b[31mred\\x9b2J\\u202e" in ask("job", job_id).stdout
+    assert "\x1b[31mred\x9b2J\u202e" in answer(ask("status", job_id))["error"]
+
+
+def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
+    assert "is paused" in ask("pause", "q").stdout
+    job_id = triggered(ask)
+    told = ask("doctor", job_id).stdout
+    assert "The queue q is paused" in told
+    assert "dataloader resume q" in told
+    assert "paused" in ask("queues").stdout
+    assert ask("limit", "q", 1).exit_code == 0
+    full = ask("trigger", "noop", "--queue", "q")
+    assert (full.exit_code, "full" in full.stderr) == (1, True)
+    assert answer(ask("limit", "q", "none", "--json"))["max_length"] is None
+    assert ask("resume", "q").stdout == "q goes on\n"
+    assert ask("wait", job_id).exit_code == 0
+
+
+def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
+    first, second = triggered(ask, "errs", permanent=True), triggered(ask, "errs", permanent=True)
+    assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
+    some = ask("requeue", first, str(UUID(int=1)))
+    assert some.stdout == f"{first} queued again\n{UUID(int=1)} there is no such job\n"
+    assert some.exit_code == 1
+    assert ask("wait", first).exit_code == 10
+    assert int(answer(ask("requeue", "--dead", "q", "--json"))["changed"]) >= 2
+    assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
+    later = answer(ask("trigger", "noop", "--queue", "q", "--lock-key", uuid4(), "--at", "2030-01-01T00:00:00Z"))[
+        "job_id"
+    ]
+    assert "run-now" in ask("doctor", later).stdout
+    assert ask("run-now", later).stdout == f"{later} due now\n"
+    assert ask("wait", later).exit_code == 0
+    assert ask("delete", later, input="n\n").exit_code == 1
+    assert ask("status", later).exit_code == 0
+    assert answer(ask("delete", "-", "--yes", "--json", input=f"{later}\n"))["jobs"][0]["outcome"] == "done"
+    gone = ask("status", later)
+    assert (gone.exit_code, "there is no job with this job_id" in gone.stderr) == (1, True)
+    assert "jobs deleted" in ask("delete", "--dead", "q", "--yes").stdout
+    assert not answer(ask("jobs", "--status", "dead", "--queue", "q", "--json"))["jobs"]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["status", "x"], 2, "not a valid UUID"),
+        (["status", str(UUID(int=1)), "--url", "http://127.0.0.1:1"], 1, "Connection refused; is the API running?"),
+        (["status", str(UUID(int=1)), "--url", "http://no.such.host.invalid"], 1, "is the API running?"),
+        (["status", str(UUID(int=1)), "--url", "http://u:geheim@x"], 2, "should have no user or password"),
+        (["queues", "--dsn", "host=/nonexistent"], 1, "database: "),
+        (["queues", "--dsn", "postgresql://u:gehe@im@x/y"], 78, "percent-encoded"),
+        (["queues", "--direct", "--url", "http://x"], 2, "choose one"),
+        (["queues", "--token-file", "/no/such/file"], 2, "No such file"),
+        (["trigger", "noop", "--args", "[1]"], 2, "should be a JSON object"),
+        (["trigger", "noop", "--args", "{"], 2, "should be a JSON object"),
+        (["trigger", "noop", "--args", "@/no/such/file"], 2, "cannot be read"),
+        (["trigger", "noop", "--max-attempts", "0"], 1, "/max_attempts: "),
+        (["jobs", "--since", "yesterday"], 2, "should be 15min, 2h, 3d"),
+        (["requeue"], 2, "name jobs, or a queue"),
+        (["requeue", "x"], 2, "is a UUID such as"),
+        (["delete", "-"], 2, "add --yes"),
+        (["events", str(UUID(int=1)), "--queue", "q"], 2, "leave --queue out"),
+        (["limit", "q", "many"], 2, "should be a number or none"),
+    ],
+)
+def test_a_users_error_is_a_line_of_words(
+    words: list[str], status: int, said: str, farm: Farm, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DL_URL", url)
+    result = CliRunner().invoke(cli.main, words)
+    assert result.exit_code == status, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert "geheim" not in result.output
+
+
+def dataloader(farm: Farm, url: str, *words: str, **options: Any) -> subprocess.Popen[bytes]:
+    given = os.environ | {"DL_URL": url, "DL_DB_DSN": farm.dsn}
+    return subprocess.Popen([sys.executable, "-m", "dataloader", *words], env=given, **options)
+
+
+def test_a_reader_who_leaves_is_no_error(farm: Farm, url: str) -> None:
+    farm.enqueue("noop", "nobody")
+    command = f"{sys.executable} -m dataloader jobs --json | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["/bin/bash", "-c", command], env=os.environ | {"DL_URL": url}, capture_output=True, timeout=30
+    )
+    assert done.stdout == b"{"
+    assert b"Traceback" not in done.stderr
+    assert b"Exception" not in done.stderr
+
+
+def test_ctrl_c_leaves_the_job_and_says_how_to_go_on(farm: Farm, url: str) -> None:
+    words = ("trigger", "noop", "--queue", "nobody", "--lock-key", "c", "--wait")
+    asking = dataloader(farm, url, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert asking.stderr
+    assert asking.stderr.readline().startswith(b"dataloader: job ")
+    asking.stderr.readline()  # the first look is done
+    asking.send_signal(signal.SIGINT)
+    _, said = asking.communicate(timeout=20)
+    assert asking.returncode == 130
+    assert b"To go on watching: dataloader wait" in said
+    assert b"Traceback" not in said
+
+
+def test_following_shows_what_happens_until_the_jobs_end(farm: Farm, url: str) -> None:
+    job_id = farm.enqueue("noop", "later")
+    following = dataloader(farm, url, "events", str(job_id), "--follow", "--json", stdout=subprocess.PIPE)
+    assert following.stdout
+    assert json.loads(following.stdout.readline())["kind"] == "queued"
+    with Client(url) as client:
+        client.cancel(job_id)
+    rest = [json.loads(line)["kind"] for line in following.stdout]
+    assert rest[-1] == "canceled"
+    assert following.wait(20) == 0
+    following.stdout.close()
+
+
+def typed(farm: Farm, url: str, words: list[str], keys: dict[str, str]) -> tuple[int, str]:
+    """Run in a terminal; when a text of `keys` is seen, type its keys. The exit status and all that was shown."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"DL_URL": url, "DL_DB_DSN": farm.dsn, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        os.execv(sys.executable, [sys.executable, "-m", "dataloader", *words])
+    shown = ""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 0.1)[0]:
+            continue
+        try:
+            shown += os.read(terminal, 65_536).decode("utf-8", "replace")
+        except OSError:
+            break
+        for text in [text for text in keys if text in shown]:
+            os.write(terminal, keys.pop(text).encode())
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+def test_in_a_terminal_there_is_a_bar_and_a_live_view(farm: Farm, url: str) -> None:
+    status, shown = typed(farm, url, ["trigger", "noop", "--queue", "q", "--wait", "--args", '{"sleep1": 0.2}'], {})
+    assert status == 0, shown
+    assert "━" in shown
+    assert shown.rstrip().endswith("s")  # "job … succeeded after 0.2 s"
+    status, shown = typed(farm, url, ["top", "--every", "1"], {" workers": "q"})
+    assert status == 0, shown
+    assert "\x1b[?1049l" in shown  # the screen that was there before is back
+
+
+def test_the_client_speaks_with_the_real_service(farm: Farm, url: str) -> None:
+    with Client(url) as client:
+        key = str(uuid4())
+        first = client.trigger("noop", queue="q", lock_key=key, idempotency_key=key)
+        assert client.trigger("noop", queue="q", lock_key=key, idempotency_key=key).job_id == first.job_id
+        assert client.run("noop", queue="q", lock_key=key, timeout=30).status == "succeeded"
+        many = client.trigger_many([{"task": "noop", "queue": "many", "lock_key": key}] * 3)
+        assert {job.job_id for job in client.jobs(queue="many")} == {started.job_id for started in many}
+        assert [event.kind for event in client.events(many[0].job_id)] == ["queued"]
+        assert client.job(many[0].job_id).args == {}
+        assert set(client.change("delete", [each.job_id for each in many]).values()) == {"done"}
+        with pytest.raises(NotFound):
+            client.job(many[0].job_id)
+        with pytest.raises(Conflict):
+            client.run_now(first.job_id)
+        with pytest.raises(Refused) as refused:
+            client.trigger("", queue="q")
+        assert [fault.pointer for fault in refused.value.faults] == ["/task", "/lock_key"]
+        client.limit("full", 1)
+        client.trigger("noop", queue="full")
+        with pytest.raises(QueueFull) as full:
+            Client(url, patience=0).trigger("noop", queue="full")
+        assert full.value.retry_after
+        assert next(queue for queue in client.queues() if queue.queue == "full").max_length == 1
+        assert client.overview().total.queue is None
+        assert {worker.queue for worker in client.workers()} <= {"q", "etl.default"}
+
+
+def test_the_pages_examples_run(farm: Farm, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "client.md").read_text("utf-8").replace("http://127.0.0.1:8081", url)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/client.md", "exec"), names)
+    names["client"].close()
+    shown = capsys.readouterr().out
+    assert shown.startswith("succeeded {'step': 'sleep3', 'total': 3, 'processed': 3}")
+    assert "succeeded 100%" in shown
+
+
+def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:
+    program = next(program for program in farm.programs if program.log.name.startswith("api"))
+    with Client(url) as client:
+        job_id = client.trigger("noop", queue="restart", lock_key="restart").job_id
+        seen: list[Job] = []
+        ended: list[Job] = []
+        waiting = threading.Thread(target=lambda: ended.append(client.wait(job_id, 60, seen.append)))
+        waiting.start()
+        until(lambda: seen, "the first look")
+        program.stop()
+        farm.programs.remove(program)
+        serve(farm, int(url.rpartition(":")[2]))
+        client.cancel(job_id)
+        waiting.join(60)
+    assert [job.status for job in ended] == ["canceled"]

@@ -1,0 +1,140 @@
+"""Traces: a run is a span of its own, linked to what triggered its job; without the wish for them they cost nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from farming import Farm, until
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SECRET = "canary-of-the-args"
+OFF = {"otel_exporter_otlp_endpoint": "", "otel_traces_exporter": "", "otel_exporter_otlp_traces_endpoint": ""}
+
+
+class Collector(ThreadingHTTPServer):
+    """Receives what OTLP exporters send over HTTP."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Receiver)
+        self.bodies: list[bytes] = []
+        self.thread = threading.Thread(target=self.serve_forever)
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def spans(self) -> dict[str, Any]:
+        """The spans so far by their names, each with its resource's attributes."""
+        found = {}
+        for body in self.bodies:
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    found |= {span.name: (span, attributes(resource.resource)) for span in scope.spans}
+        return found
+
+    def close(self) -> None:
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+
+class Receiver(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
+        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Be quiet."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+def attributes(holder: Any) -> dict[str, Any]:
+    values = {item.key: item.value for item in holder.attributes}
+    return {key: getattr(value, value.WhichOneof("value")) for key, value in values.items()}
+
+
+def start(farm: Farm, **settings: Any) -> Any:
+    pipelines = {"dl_pipelines": "farm_pipelines,trace_pipelines"}
+    return farm.ready(workers=1, **(OFF | pipelines | settings))
+
+
+def test_a_run_is_a_linked_span_and_secrets_stay_here(farm: Farm, collector: Collector) -> None:
+    program = start(farm, otel_exporter_otlp_endpoint=collector.url)
+    linked = farm.enqueue("traced", args={"password": SECRET}, trace=f"00-{TRACE}-{SPAN}-01")
+    farm.wait(linked, "succeeded")
+    assert program.stop() == 0
+    spans = collector.spans()
+    run, resource = spans["traced"]
+    assert resource["service.name"] == "dataloader"
+    assert [(link.trace_id.hex(), link.span_id.hex()) for link in run.links] == [(TRACE, SPAN)]
+    assert run.trace_id.hex() != TRACE
+    assert not run.parent_span_id
+    assert run.kind == run.SPAN_KIND_CONSUMER
+    told = {name.removeprefix("dataloader."): value for name, value in attributes(run).items()}
+    assert told | {"job_id": str(linked), "queue": "q", "attempt": 1, "outcome": "done"} == told
+    inside = spans["inside"][0]
+    assert (inside.trace_id, inside.parent_span_id) == (run.trace_id, run.span_id)
+    assert farm.job(linked)["progress"]["current"][:-1] == f"00-{run.trace_id.hex()}-{inside.span_id.hex()}-0"
+    assert attributes(inside) == {"password": "***"}
+
+
+def test_an_error_is_told_masked_and_one_span_is_sent_for_each_attempt(farm: Farm, collector: Collector) -> None:
+    """One worker claims several at once here."""
+    program = start(
+        farm,
+        workers_json='[{"queue": "q", "prefetch": 10}]',
+        otel_traces_exporter="otlp",
+        otel_exporter_otlp_traces_endpoint=f"{collector.url}/v1/traces",
+    )
+    args = {"password": SECRET, "fails": True}
+    jobs = [farm.enqueue("traced", args=args, max_attempts=1, trace=trace) for trace in (None, "nonsense")]
+    for job in jobs:
+        farm.wait(job, "failed")
+    assert program.stop() == 0
+    run, inside = (collector.spans()[name][0] for name in ("traced", "inside"))
+    assert not run.links
+    assert run.status.code == run.status.STATUS_CODE_ERROR
+    assert run.status.message == "ValueError: no login with password=***"
+    assert attributes(run)["error.type"] == "ValueError"
+    (event,) = run.events
+    assert "Traceback" in attributes(event)["exception.stacktrace"]
+    assert attributes(inside.events[0])["exception.type"] == "ValueError"
+    assert SECRET.encode() not in b"".join(collector.bodies)
+
+
+def test_a_collector_that_hangs_delays_no_drain(farm: Farm) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        program = start(farm, otel_exporter_otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        farm.wait(farm.enqueue("traced", args={"password": SECRET}), "succeeded")
+        before = time.monotonic()
+        assert program.stop() == 0
+        assert time.monotonic() - before < 4
+
+
+def test_unwanted_traces_cost_nothing_and_impossible_ones_are_told(farm: Farm) -> None:
+    program = start(farm)
+    assert farm.wait(farm.enqueue("untraced"), "succeeded")["progress"]["modules"] == []
+    program.stop()
+    program = start(farm, otel_traces_exporter="pigeon")
+    farm.wait(farm.enqueue("untraced"), "succeeded")
+    until(lambda: program.events("traces.off"), "the word on the exporter")
+    (event,) = program.events("traces.off")
+    assert event["error"].startswith("OTEL_TRACES_EXPORTER: there is no exporter 'pigeon'; there are otlp, console")

@@ -1,0 +1,94 @@
+"""A service for the tests of those who ask one: it answers as it is told, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+ID = "01890a5d-ac96-474b-8cce-b302099a8057"
+TOKEN = "dl_canary-canary-canary"
+STARTED = {"job_id": ID, "status": "queued"}
+
+
+class Asked(NamedTuple):
+    """A request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    connection: int
+
+
+class Answer(NamedTuple):
+    """What is answered to one request; `raw` instead of a document, `close` ends the connection without an answer."""
+
+    status: int = 200
+    document: Any = None
+    headers: dict[str, str] = {}  # noqa: RUF012
+    raw: bytes | None = None
+    close: bool = False
+    delay: float = 0.0
+
+
+class Service:
+    """Answers the answers of its list in their order, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.answers: list[Answer] = [Answer(document=STARTED)]
+        service = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                service.reply(self)
+
+            do_POST = do_PUT = do_DELETE = do_GET
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.server.handle_error = lambda *args: None  # type: ignore[method-assign]  of clients that did not wait
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,))
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def reply(self, handler: BaseHTTPRequestHandler) -> None:
+        length = int(handler.headers.get("Content-Length") or 0)
+        body = json.loads(handler.rfile.read(length)) if length else None
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        self.asked.append(Asked(handler.command, handler.path, headers, body, handler.client_address[1]))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        time.sleep(answer.delay)
+        if answer.close:
+            handler.close_connection = True
+            return
+        raw = answer.raw if answer.raw is not None else json.dumps(answer.document).encode()
+        raw = b"" if answer.status == 304 else raw
+        handler.send_response(answer.status)
+        for name, value in ({"Content-Length": str(len(raw))} | answer.headers).items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(raw)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+def problem(status: int, kind: str, detail: str = "", **more: Any) -> Answer:
+    document = {"type": f"/problems/{kind}", "title": f"title {kind}", "status": status, "detail": detail}
+    headers = more.pop("headers", {})
+    return Answer(status, document | {"request_id": "r1", "errors": []} | more, headers)
+
+
+def state(status: str, **more: Any) -> dict[str, Any]:
+    return {"job_id": ID, "status": status, "attempt": 1, "error": None, "progress": {}} | more

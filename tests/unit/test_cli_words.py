@@ -1,0 +1,284 @@
+"""The command line without a farm: what is shown, what is said of errors, what doctor finds."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
+from click.testing import CliRunner, Result
+
+from dataloader import cli
+from dataloader.cli import doctor, screen, watch
+from dataloader.client import Event, Job, Queue, Worker
+from dataloader.stats import Attempt
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service]:
+    made = Service()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DL_URL", made.url)
+    monkeypatch.delenv("DL_TOKEN", raising=False)
+    yield made
+    made.close()
+
+
+def run(*words: str, **given: Any) -> Result:
+    result = CliRunner().invoke(cli.main, words, **given)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("succeeded", 0), ("failed", 10), ("canceled", 11), ("lost", 12), ("exploded", 13)]
+)
+def test_each_end_has_its_exit_status(service: Service, status: str, code: int) -> None:
+    service.answers = [Answer(document=STARTED), Answer(document=state(status, error="why\x1b[0m"))]
+    done = run("trigger", "noop", "--wait", "--timeout", "0")
+    assert done.exit_code == code
+    assert "\x1b" not in done.output
+    if code != 13:  # a state that a newer service may know is no end
+        assert json.loads(done.stdout)["status"] == status
+
+
+def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
+    words = "--queue q --lock-key k --timeout-sec 5 --partition-key p --priority 0 --at 2026-01-31T06:30:00+03:00"
+    more = "--max-attempts 1 --lease-ttl-sec 9 --producer me --consumer-group g --idempotency-key i --args @-"
+    assert run("trigger", "t", *words.split(), *more.split(), input='{"a": 1}').exit_code == 0
+    assert service.asked[0].body == {
+        "task": "t",
+        "queue": "q",
+        "lock_key": "k",
+        "args": {"a": 1},
+        "timeout_sec": 5,
+        "partition_key": "p",
+        "priority": 0,
+        "available_at": "2026-01-31T06:30:00+03:00",
+        "max_attempts": 1,
+        "lease_ttl_sec": 9,
+        "producer": "me",
+        "consumer_group": "g",
+        "idempotency_key": "i",
+    }
+
+
+def test_a_trigger_whose_answer_is_lost_can_be_sent_again(service: Service) -> None:
+    service.answers = [Answer(close=True)]
+    said = run("trigger", "t").stderr
+    key = service.asked[0].body["idempotency_key"]
+    assert f"sent again with --idempotency-key {key} it is added once" in said
+    service.close()
+    said = run("trigger", "t").stderr
+    assert "is the API running?" in said
+    assert "sent again" not in said
+
+
+def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    service.answers = [problem(401, "unauthorized", f"Bearer {TOKEN} is not known")]
+    results = [run("status", ID, "--token-file", "token"), run("status", ID, "--token-file", "-", input=TOKEN)]
+    (tmp_path / ".env").write_text(f"DL_TOKEN={TOKEN}\n")
+    results.append(run("status", ID))
+    monkeypatch.setenv("WORKERS_JSON", "broken")
+    monkeypatch.setenv("DL_TOKEN", TOKEN)
+    results.append(run("status", ID, "--url", service.url))  # for which this machine's settings need not be right
+    assert {asked.headers["authorization"] for asked in service.asked} == {f"Bearer {TOKEN}"}
+    assert len(service.asked) == 4
+    for result in results:
+        assert result.exit_code == 1
+        assert "set DL_TOKEN to a token of this service" in result.stderr
+        assert "canary" not in result.output
+    assert "WORKERS_JSON" in run("status", ID).stderr
+
+
+def test_a_forbidden_one_hears_what_the_service_says(service: Service) -> None:
+    service.answers = [problem(403, "forbidden", "This needs the scope operate; the token x has read.")]
+    assert "needs the scope operate" in run("pause", "q").stderr
+
+
+def test_json_can_be_shown_where_there_are_few_letters(service: Service) -> None:
+    service.answers = [Answer(document=state("failed", error="Ошибка"))]
+    env = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "dataloader", "status", ID]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, encoding="ascii")
+    assert json.loads(done.stdout)["error"] == "Ошибка"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_can_complete(shell: str) -> None:
+    assert "_DATALOADER_COMPLETE" in run("completion", shell).stdout
+
+
+def test_the_help_tells_programs_from_what_people_ask() -> None:
+    text = run("--help").stdout
+    assert text.index("Programs:") < text.index("  workers") < text.index("What people ask of a farm:")
+    for names in cli._PEOPLE.values():
+        for name in names:
+            assert f"\n  {name} " in text
+            assert run(name, "--help").exit_code == 0
+
+
+def test_texts_cannot_move_a_terminal() -> None:
+    evil = "a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"
+    assert screen.plain(evil) == r"a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"
+    assert screen.plain("a\r\nb\x1b", lines=True) == "a\nb\\x1b"
+    shown = screen.as_json({evil: [evil]})
+    assert json.loads(shown) == {evil: [evil]}
+    assert not set("\x00\x1b\x07\x7f\x9b\u202e\u2028\ud800\ufeff") & set(shown)
+    assert "ö漢" in shown
+
+
+def test_a_table_takes_no_markup_and_no_width_where_it_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.show(screen.table(("job", "n"), [("[red]x[/red]" + "y" * 150, None), ("\x1b[1m", 2)], right=("n",)))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "[red]x[/red]" + "y" * 150
+    assert lines[2].startswith("\\x1b[1m ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0 s"),
+        (9.94, "9.9 s"),
+        (12, "12 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (273_600, "3 d 4 h"),
+        (None, ""),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert screen.duration(seconds) == text
+
+
+def test_progress_in_words() -> None:
+    assert screen.progress({"processed": 5, "total": 10, "step": "a\x1b"}) == "5 of 10, step a\\x1b"
+    assert screen.progress({"rows": 3}) == "rows 3"
+    assert screen.progress(None) == screen.progress([1]) == screen.progress({}) == ""
+    assert screen.bar(0.5, 4) == "██░░  50%"
+    assert screen.bar(None) == ""
+
+
+def test_what_a_job_is_at() -> None:
+    job = Job(
+        UUID(ID), "running", attempt=2, max_attempts=5, cancel_requested=True, progress={"processed": 1, "total": 2}
+    )
+    assert watch.doing(job, NOW) == "running, attempt 2 of 5, asked to stop, 1 of 2"
+    waiting = Job(UUID(ID), "queued", waiting_for={"reason": "no_worker", "queue": "q\x1b"})
+    assert watch.doing(waiting, NOW).startswith("queued. No worker serves the queue q\\x1b")
+    assert watch.doing(Job(UUID(ID), "queued", waiting_for={"reason": "moon"}), NOW) == "queued. It waits for: moon."
+    assert watch.waits_for(Job(UUID(ID), "queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
+
+
+def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
+    given: dict[str, Any] = {"events": [], "queue": Queue("q"), "serving": ["q"], "worker": None, "now": NOW}
+    return doctor.Case(job=job, runs=runs, **given | more)
+
+
+def attempt(number: int, end: str | None, **more: Any) -> Attempt:
+    nothing = dict.fromkeys(Attempt._fields)
+    return Attempt(**nothing | {"attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end} | more)
+
+
+def a_job(status: str, **more: Any) -> Job:
+    return Job(UUID(ID), status, queue="q", task="t", max_attempts=3, **more)
+
+
+OTHER = str(UUID(int=7))
+PAUSED = {"reason": "paused", "queue": "q", "since": NOW.isoformat(), "by": "token ops from 10.0.0.7"}
+CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
+    (case(a_job("queued", waiting_for=PAUSED)), ["is paused", "by token ops"], [("resume", "q")]),
+    (
+        case(
+            a_job(
+                "queued", attempt=1, waiting_for={"reason": "time", "until": (NOW + timedelta(seconds=20)).isoformat()}
+            ),
+            attempt(1, "requeue", reason="error", error="boom\ntrace"),
+        ),
+        ["due in 20 s", "rests after a run that ended badly", "attempt 1: boom"],
+        [("run-now", ID), ("job", ID)],
+    ),
+    (
+        case(a_job("queued", waiting_for={"reason": "lock", "lock_key": "k", "job_id": OTHER})),
+        [f"held by job {OTHER}"],
+        [("doctor", OTHER)],
+    ),
+    (
+        case(a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"}), serving=["other"]),
+        ["No worker serves the queue q", "There are workers for: other"],
+        [("ps",)],
+    ),
+    (
+        case(a_job("queued", waiting_for={"reason": "worker", "queue": "q"}), queue=Queue("q", paused_at=NOW)),
+        ["next of its queue", "Besides, the queue q is paused"],
+        [("top",), ("resume", "q")],
+    ),
+    (
+        case(
+            a_job("running", attempt=1, cancel_requested=True, heartbeat_at=NOW - timedelta(seconds=300)),
+            attempt(1, None),
+            worker=Worker("w", host="vm1", pid=42, is_live=False, memory_bytes=5_000_000_000),
+        ),
+        ["on vm1, process 42 for 1 min 30 s", "reported nothing", "5 min 00 s ago", "5,000 MB"],
+        [("cancel", ID, "--force"), ("ps",)],
+    ),
+    (
+        case(a_job("running", attempt=1, claimed_by="w", lease_expires_at=NOW - timedelta(seconds=30))),
+        ["Its lease ran out 30 s ago"],
+        [("ps",)],
+    ),
+    (case(a_job("failed", attempt=1, error="no use")), ["permanent", "no use"], [("job", ID), ("requeue", ID)]),
+    (case(a_job("failed", attempt=3, error="x")), ["after 3 of 3 attempts: x"], [("requeue", ID)]),
+    (
+        case(a_job("lost", attempt=2), attempt(1, "requeue", signal=9), attempt(2, "lost", signal=9, peak_mb=900)),
+        ["each of 2 attempts", "killed by signal 9", "short of memory (it had up to 900 MB)"],
+        [("requeue", ID)],
+    ),
+    (case(a_job("lost", attempt=1), attempt(1, "lost", signal=11)), ["its only attempt", "crashed the process"], []),
+    (
+        case(a_job("canceled"), events=[Event(1, NOW, "canceled", {"by": "token ops"})]),
+        ["canceled by token ops"],
+        [("requeue", ID)],
+    ),
+    (case(a_job("succeeded"), attempt(1, "done", seconds=3.0)), ["succeeded in 3.0 s; nothing is the matter"], []),
+]
+
+
+@pytest.mark.parametrize(("case", "texts", "commands"), CASES)
+def test_doctor_finds(case: doctor.Case, texts: list[str], commands: list[tuple[str, ...]]) -> None:
+    findings = list(doctor.diagnose(case))
+    told = "\n".join(finding.text for finding in findings)
+    for text in texts:
+        assert text in told
+    for command in commands:
+        assert command in [finding.command for finding in findings]
+
+
+def test_a_dsn_on_the_command_line_is_hidden_from_others() -> None:
+    code = (
+        "import sys, psutil; sys.argv = ['x', 'queues', '--dsn', 'secret']\n"
+        "from dataloader.cli import ways; ways._hide_arguments()\n"
+        "print(*psutil.Process().cmdline())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "dataloader queues", done.stderr
+
+
+def test_a_stream_that_is_no_terminal_gets_whole_lines() -> None:
+    stream = io.StringIO()
+    screen.console(stream).print("x" * 300)
+    assert stream.getvalue() == "x" * 300 + "\n"

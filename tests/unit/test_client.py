@@ -1,0 +1,352 @@
+"""The client against a service that answers as it is told: retries, time limits, long polls, what never leaves."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
+
+import dataloader
+from dataloader import client as module
+from dataloader.client import (
+    Client,
+    ClientError,
+    Conflict,
+    Forbidden,
+    Job,
+    JobFailed,
+    NotFound,
+    QueueFull,
+    Refused,
+    Unauthorized,
+    Unavailable,
+    Unexpected,
+    WaitTimeout,
+    transport,
+)
+from dataloader.client.results import Overview, fraction, read
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    made = Service()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    monkeypatch.setattr(module.random, "uniform", lambda low, high: 0.01)
+    with Client(service.url, TOKEN, timeout=5, patience=5) as made:
+        yield made
+
+
+def test_a_trigger_says_all_fields_and_makes_a_key_that_its_retries_share(service: Service, client: Client) -> None:
+    service.answers = [problem(503, "unavailable"), Answer(close=True), Answer(document=STARTED | {"new": 1})]
+    at = datetime(2026, 1, 31, 6, tzinfo=UTC)
+    started = client.trigger("t", queue="q", args={"a": "ü"}, priority=0, available_at=at, trace="00-ab-cd-01")
+    assert (started.job_id, started.status, started.document["new"]) == (UUID(ID), "queued", 1)
+    assert len(service.asked) == 3
+    assert len({asked.body["idempotency_key"] for asked in service.asked}) == 1
+    last = service.asked[-1]
+    assert (last.method, last.path) == ("POST", "/api/v1/jobs/trigger")
+    assert last.headers["authorization"] == f"Bearer {TOKEN}"
+    assert last.headers["traceparent"] == "00-ab-cd-01"
+    assert last.body.pop("idempotency_key").startswith("client-")
+    assert last.body == {
+        "task": "t",
+        "queue": "q",
+        "lock_key": "t",
+        "args": {"a": "ü"},
+        "priority": 0,
+        "available_at": "2026-01-31T06:00:00+00:00",
+    }
+
+
+def test_many_jobs_are_sent_by_the_thousand_each_with_a_key(service: Service, client: Client) -> None:
+    service.answers = [Answer(document={"jobs": [STARTED] * 1000}), Answer(document={"jobs": [STARTED]})]
+    found = client.trigger_many([{"task": "t", "idempotency_key": "mine"}, *[{"task": "t", "queue": "q"}] * 1000])
+    assert len(found) == 1001
+    first, second = (asked.body["jobs"] for asked in service.asked)
+    assert (len(first), len(second)) == (1000, 1)
+    assert first[0] == {"task": "t", "queue": "etl.default", "lock_key": "t", "idempotency_key": "mine"}
+    assert len({job["idempotency_key"] for job in first + second}) == 1001
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (problem(400, "invalid-input"), Refused),
+        (problem(413, "too-large"), Refused),
+        (problem(401, "unauthorized"), Unauthorized),
+        (problem(403, "forbidden"), Forbidden),
+        (problem(404, "not-found"), NotFound),
+        (problem(409, "conflict"), Conflict),
+        (problem(500, "internal-error"), Unexpected),
+        (Answer(302, headers={"Location": "http://elsewhere.invalid/"}), Unexpected),
+        (Answer(raw=b"<html>"), Unexpected),
+        (Answer(raw=b"[" * 100_000), Unexpected),
+        (Answer(document=[]), Unexpected),
+        (Answer(document={"job_id": "x", "status": "queued"}), Unexpected),
+        (Answer(document={"job_id": ID}), Unexpected),
+        (Answer(document={"job_id": ID, "status": 7}), Unexpected),
+    ],
+)
+def test_what_does_not_pass_is_a_typed_error_at_once(
+    service: Service, client: Client, answer: Answer, kind: type[ClientError]
+) -> None:
+    service.answers = [answer]
+    with pytest.raises(ClientError) as caught:
+        client.trigger("t")
+    assert type(caught.value) is kind
+    assert len(service.asked) == 1
+
+
+def test_a_refusal_has_the_fields_of_the_problem(service: Service, client: Client) -> None:
+    fault = {"pointer": "/queue", "code": "too_short", "message": "at least 1 character"}
+    service.answers = [problem(400, "invalid-input", "one field", errors=[fault, "odd", {"pointer": 1}])]
+    with pytest.raises(Refused) as caught:
+        client.trigger("t")
+    error = caught.value
+    assert (error.status, error.kind, error.detail, error.request_id) == (400, "invalid-input", "one field", "r1")
+    assert error.faults[0] == module.Fault(**fault)
+    assert str(error) == "title invalid-input: one field\n  /queue: at least 1 character"
+
+
+def test_retry_after_is_kept(service: Service, client: Client) -> None:
+    service.answers = [problem(429, "queue-full", headers={"Retry-After": "1"}), Answer(document=STARTED)]
+    begun = time.monotonic()
+    client.trigger("t")
+    assert time.monotonic() - begun > 1
+
+
+def test_retry_after_may_be_a_date() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=60)
+    assert 58 < (transport._seconds(format_datetime(soon, usegmt=True)) or 0) <= 60
+    assert transport._seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert [transport._seconds(text) for text in ("120", "soon", "", None)] == [120, None, None, None]
+
+
+def test_a_pause_longer_than_the_patience_is_not_begun(service: Service, client: Client) -> None:
+    service.answers = [problem(429, "queue-full", headers={"Retry-After": "60"})]
+    begun = time.monotonic()
+    with pytest.raises(QueueFull) as caught:
+        client.trigger("t")
+    assert caught.value.retry_after == 60
+    assert time.monotonic() - begun < 2
+
+
+def test_what_means_something_else_twice_is_sent_once(service: Service, client: Client) -> None:
+    service.answers = [Answer(close=True), Answer(document=state("queued"))]
+    with pytest.raises(Unavailable):
+        client.requeue(ID)
+    assert len(service.asked) == 1
+    assert client.requeue(ID).status == "queued"
+    service.answers = [Answer(document={"job_id": ID, "deleted": True})]
+    client.delete(ID)
+    assert service.asked[-1][:2] == ("DELETE", f"/api/v1/jobs/{ID}")
+
+
+def test_a_connection_is_kept_and_a_closed_one_is_seen(service: Service, client: Client) -> None:
+    for _ in range(3):
+        client.status(ID)
+    service.answers = [Answer(document=STARTED, headers={"Connection": "close"})]
+    client.status(ID)
+    assert len({asked.connection for asked in service.asked}) == 1
+    client.status(ID)
+    assert len({asked.connection for asked in service.asked}) == 2
+
+
+def test_every_wait_ends(service: Service) -> None:
+    service.answers = [Answer(document=STARTED, delay=1)]
+    begun = time.monotonic()
+    with pytest.raises(Unavailable, match="timed out"):
+        Client(service.url, timeout=0.2, patience=0).status(ID)
+    silent = socket.create_server(("127.0.0.1", 0))  # accepts and says nothing
+    with silent, pytest.raises(Unavailable, match="timed out"):
+        Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2, patience=0).status(ID)
+    assert time.monotonic() - begun < 1
+
+
+def test_an_answer_that_ends_early_is_none(service: Service) -> None:
+    service.answers = [Answer(raw=b'{"job_id"', headers={"Content-Length": "50", "Connection": "close"})]
+    with pytest.raises(Unavailable, match="no whole HTTP answer"):
+        Client(service.url, patience=0).status(ID)
+
+
+def test_a_wait_polls_with_what_it_knows_and_tells_of_changes(service: Service, client: Client) -> None:
+    service.answers = [
+        Answer(document=state("queued"), headers={"ETag": 'W/"1"'}),
+        Answer(304, headers={"ETag": 'W/"1"', "Retry-After": "1"}),  # too many wait already
+        problem(503, "unavailable"),
+        Answer(close=True),
+        Answer(document=state("running", progress={"processed": 1, "total": 4}), headers={"ETag": 'W/"2"'}),
+        Answer(document=state("running", progress={"processed": 1, "total": 4}), headers={"ETag": 'W/"3"'}),
+        Answer(document=state("succeeded"), headers={"ETag": 'W/"4"'}),
+    ]
+    seen: list[Job] = []
+    begun = time.monotonic()
+    assert client.wait(ID, 60, seen.append).status == "succeeded"
+    assert time.monotonic() - begun > 1
+    assert [(job.status, job.fraction) for job in seen] == [("queued", None), ("running", 0.25), ("succeeded", None)]
+    assert [asked.path.partition("?")[2] for asked in service.asked[:2]] == ["", "wait=25"]
+    known = [asked.headers.get("if-none-match") for asked in service.asked]
+    assert known == [None, 'W/"1"', 'W/"1"', 'W/"1"', 'W/"1"', 'W/"2"', 'W/"3"']
+
+
+def test_a_wait_ends_in_time_whatever_the_service_does(service: Service, client: Client) -> None:
+    service.answers = [Answer(document=state("running"))]  # an older one, which waits for nothing
+    with pytest.raises(WaitTimeout) as caught:
+        client.wait(ID, 1)
+    assert caught.value.job
+    assert caught.value.job.status == "running"
+    assert isinstance(caught.value, TimeoutError)
+    assert 2 <= len(service.asked) <= 8
+    service.answers = [problem(503, "unavailable")]
+    with pytest.raises(WaitTimeout):
+        client.wait(ID, 0.2)
+    with pytest.raises(Unavailable):
+        client.wait(ID, patience=0.2)
+
+
+def test_run_returns_a_success_and_raises_any_other_end(service: Service, client: Client) -> None:
+    service.answers = [Answer(document=STARTED), Answer(document=state("succeeded"))]
+    assert client.run("t", args={"a": 1}).status == "succeeded"
+    service.answers = [Answer(document=STARTED), Answer(document=state("failed", error="boom"))]
+    with pytest.raises(JobFailed, match="ended failed") as caught:
+        client.run("t")
+    assert caught.value.job.error == "boom"
+
+
+def test_pages_are_asked_for_as_they_are_taken(service: Service, client: Client) -> None:
+    pages = [([state("failed")] * 2, "c 1"), ([], "c2"), ([state("lost")], None)]
+    service.answers = [Answer(document={"jobs": jobs, "next": after}) for jobs, after in pages]
+    found = client.jobs(queue="q", status="dead", since=datetime(2026, 1, 1, tzinfo=UTC))
+    assert next(found).status == "failed"
+    assert len(service.asked) == 1
+    assert [job.status for job in found] == ["failed", "lost"]
+    paths = [asked.path for asked in service.asked]
+    assert paths[0] == "/api/v1/jobs?queue=q&status=dead&since=2026-01-01T00%3A00%3A00%2B00%3A00&limit=200"
+    assert paths[1].endswith("&limit=200&after=c+1")
+    service.answers = [Answer(document={"jobs": [state("failed")] * 2, "next": "x"})]
+    assert len(list(client.jobs(limit=4))) == 4
+    assert service.asked[-1].path.endswith("limit=2&after=x")
+
+
+def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Client) -> None:
+    service.answers = [Answer(document={"queue": "a/b ?", "paused_at": None})]
+    assert client.pause("a/b ?").queue == "a/b ?"
+    assert service.asked[-1].path == "/api/v1/queues/a%2Fb%20%3F/pause"
+    client.limit("q", 5)
+    assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/q/limit")
+    assert service.asked[-1].body == {"max_length": 5}
+
+
+def test_a_result_ignores_what_it_does_not_know_and_keeps_it() -> None:
+    queue = {"queue": "q", "length": 3, "news": 1, "lag_sec": 2, "paused_at": "2026-01-01T00:00:00Z"}
+    overview = read(Overview, {"at": "2026-01-01T00:00:00Z", "total": queue | {"queue": None}, "queues": [queue]})
+    assert overview.queues[0].paused_at == datetime(2026, 1, 1, tzinfo=UTC)
+    assert overview.queues[0].document["news"] == 1
+    assert overview.total.queue is None
+    assert read(Job, state("running", progress=["any", "JSON"])).fraction is None
+
+
+@pytest.mark.parametrize(
+    ("progress", "share"),
+    [
+        ({"processed": 1, "total": 4}, 0.25),
+        ({"processed": 9, "total": 4}, 1.0),
+        ({"processed": -1, "total": 4}, 0.0),
+        ({"processed": 1, "total": 0}, None),
+        ({"processed": "1", "total": 4}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_the_share_of_what_is_done(progress: Any, share: float | None) -> None:
+    assert fraction(progress) == share
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "x", "http://", "http://u:geheim@x", "http://x:port", "http://x/?a=1", "http://x/\r\nA: b", "//x"],
+)
+def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match="the URL should") as caught:
+        Client(url)
+    assert "geheim" not in str(caught.value)
+
+
+def test_the_token_is_nowhere_to_be_seen(service: Service) -> None:
+    client = Client(service.url, TOKEN, patience=0)
+    service.answers = [problem(400, "invalid-input", f"the header was Bearer {TOKEN}")]
+    with pytest.raises(Refused) as caught:
+        client.status(ID)
+    texts = [repr(client), str(caught.value), repr(caught.value), caught.value.detail, repr(vars(client._transport))]
+    with pytest.raises(ValueError, match="printable") as refused:
+        Client(service.url, f"{TOKEN}\nX-Evil: 1")
+    texts += [str(refused.value), repr(client._transport._token)]
+    assert not any("canary" in text for text in texts), texts
+    with pytest.raises(TypeError):
+        pickle.dumps(client._transport._token)
+
+
+def test_the_environments_token_goes_to_the_environments_address_only(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DL_URL", service.url)
+    monkeypatch.setenv("DL_TOKEN", TOKEN)
+    Client().status(ID)
+    Client(service.url).status(ID)
+    assert ["authorization" in asked.headers for asked in service.asked] == [True, False]
+
+
+def test_threads_share_a_client(service: Service, client: Client) -> None:
+    service.answers = [Answer(document=STARTED, delay=0.02)]
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            for _ in range(5):
+                client.status(ID)
+        except BaseException as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(service.asked) == 40
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(service: Service, client: Client) -> None:
+    wrong: list[Callable[[], object]] = [
+        lambda: client.trigger("t", available_at=datetime(2026, 1, 1)),  # noqa: DTZ001
+        lambda: client.trigger("t", args={"a": float("nan")}),
+    ]
+    for call in wrong:
+        with pytest.raises(ValueError, match=r"time zone|JSON compliant"):
+            call()
+    assert not service.asked
+
+
+def test_it_needs_none_of_the_services_libraries() -> None:
+    assert dataloader.Client is Client
+    code = (
+        "import sys, dataloader; dataloader.Client;"
+        "print([m for m in ('flask', 'pydantic', 'psycopg', 'structlog', 'rich') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

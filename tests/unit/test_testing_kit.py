@@ -1,0 +1,211 @@
+"""dataloader.testing: a job's runs as in a farm, at the safe points that a test names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from dataloader import pipelines
+from dataloader.pipelines import PermanentError, Stopped, UnknownTask, register
+from dataloader.testing import NoDatabase, NotReached, Result, run
+
+pytest_plugins = ["dataloader.testing.plugin"]
+RunPipeline = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipelines.load(())
+    monkeypatch.setattr(pipelines, "_registry", dict(pipelines._registry))
+
+
+def generator(args: dict[str, Any]) -> Iterator[Any]:
+    yield {"n": 1}
+    yield {"n": 2}
+    return {"n": 3}
+
+
+async def async_generator(args: dict[str, Any], context: pipelines.Context) -> Any:
+    for n in (1, 2):
+        await asyncio.sleep(0)
+        yield {"n": n}
+
+
+async def coroutine(args: dict[str, Any]) -> Any:
+    await asyncio.sleep(0)
+    return {"n": args["n"]}
+
+
+def plain(args: dict[str, Any], context: pipelines.Context) -> Any:
+    for n in (1, 2):
+        context.progress({"n": n})
+    return {"n": context.attempt, "job_id": context.job_id}
+
+
+@pytest.mark.parametrize(
+    ("function", "seen"),
+    [(generator, [1, 2, 3]), (async_generator, [1, 2]), (coroutine, [7]), (plain, [1, 2, 1])],
+)
+def test_every_form_runs(function: Callable[..., Any], seen: list[int]) -> None:
+    register("t")(function)
+    for pipeline in ("t", function):
+        result = run(pipeline, {"n": 7})
+        assert (result.status, result.error, result.attempts) == ("succeeded", None, 1)
+        assert [document["n"] for document in result.progress] == seen
+        assert result.value == result.progress[-1]
+
+
+@pytest.mark.parametrize("function", [generator, async_generator, plain])
+def test_cancel_and_drain_at_a_step(function: Callable[..., Any]) -> None:
+    register("t")(function)
+    result = run("t", cancel_at=2)
+    assert (result.status, result.progress[-1], result.steps) == ("canceled", {"n": 2}, 2)
+    result = run("t", drain_at=1)
+    assert (result.status, result.attempts, [each.end for each in result.runs]) == (
+        "succeeded",
+        1,
+        ["handed back", "done"],
+    )
+    with pytest.raises(NotReached, match="cancel_at=9: the run was over before, after 2 safe points"):
+        run("t", cancel_at=9)
+
+
+def test_a_cancellation_that_is_ignored_wins_and_the_work_stands() -> None:
+    @register("t")
+    def stubborn(args: dict[str, Any], context: pipelines.Context) -> None:
+        assert context.stopping
+
+    result = run(stubborn, cancel_at=1)
+    assert (result.status, result.error) == ("canceled", "canceled when the pipeline had finished: its work stands")
+
+
+def test_errors_are_tried_again_and_permanent_ones_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    @register("t")
+    def moody(args: dict[str, Any], context: pipelines.Context) -> Iterator[Any]:
+        yield {"attempt": context.attempt}
+        if context.attempt < args.get("from", 9):
+            raise ValueError(f"password={args['password']}")
+        if args.get("bad"):
+            raise PermanentError("no use")
+
+    result = run(moody, {"from": 3, "password": "hunter22"})
+    assert (result.status, result.attempts) == ("succeeded", 3)
+    assert [each.end for each in result.runs] == ["error", "error", "done"]
+    result = run(moody, {"password": "hunter22"}, max_attempts=2)
+    assert (result.status, result.attempts) == ("failed", 2)
+    assert isinstance(result.exception, ValueError)
+    assert result.error is not None
+    assert "Traceback" in result.error
+    assert "hunter22" not in result.error + caplog.text + repr(result)
+    assert "ValueError: password=***" in caplog.text
+    result = run(moody, {"from": 1, "bad": True, "password": "x"})
+    assert (result.status, result.attempts, result.error) == ("failed", 1, "no use")
+
+
+def test_a_crash_is_a_killed_process(tmp_path: Path) -> None:
+    @register("t")
+    def careful(args: dict[str, Any], context: pipelines.Context) -> Iterator[Any]:
+        try:
+            yield {"pid": os.getpid()}
+            yield {"attempt": context.attempt}
+        finally:
+            (tmp_path / f"ended-{context.attempt}").touch()
+
+    result = run(careful, crash_at=[1, "end"])
+    assert [each.end for each in result.runs] == ["crash", "crash", "done"]
+    assert result.runs[0].error == "worker killed by signal 9 on attempt 1"
+    assert result.runs[0].progress[0]["pid"] != os.getpid()
+    assert (result.status, result.value, result.steps) == ("succeeded", {"attempt": 3}, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ended-2", "ended-3"]
+    result = run(careful, crash_at=2, max_attempts=1)
+    assert (result.status, result.error) == ("lost", "worker killed by signal 9 on attempt 1")
+    with pytest.raises(NotReached, match="crash_at=3: the run was over before, after 2 safe points"):
+        run(careful, crash_at=3)
+
+
+def test_what_the_test_raises_comes_through() -> None:
+    @register("t")
+    def interrupted(args: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("t")
+    with pytest.raises(UnknownTask, match="no pipeline 'nothing' is registered here"):
+        run("nothing")
+    with pytest.raises(ValueError, match="plain is no pipeline: put @register"):
+        run(plain)
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        run("t", {"at": Path("/")})
+    with pytest.raises(ValueError, match="counted from 1, not 0"):
+        run("t", cancel_at=0)
+
+
+def test_a_timeout_is_noticed_at_a_safe_point() -> None:
+    @register("t", timeout_sec=0.01)
+    def slow(args: dict[str, Any], context: pipelines.Context) -> None:
+        try:
+            while True:
+                context.check()
+        except Stopped:
+            context.logger.warning("cleaned up")
+            raise
+
+    result = run("t", max_attempts=1)
+    assert (result.status, result.runs[0].end) == ("failed", "timeout")
+    assert result.error == "timeout: the run took more than 0.01 s"
+
+
+def insert(args: dict[str, Any], context: pipelines.Context) -> Iterator[Any]:
+    with context.transaction() as conn:
+        conn.execute("CREATE TABLE IF NOT EXISTS t (id int)")
+        conn.execute("DELETE FROM t")
+        for n in (1, 2):
+            conn.execute("INSERT INTO t VALUES (%s)", (n,))
+            yield {"n": n}
+
+
+def rows(dsn: str) -> list[Any] | None:
+    with psycopg.connect(dsn) as conn:
+        exists = conn.execute("SELECT to_regclass('t')").fetchall() != [(None,)]
+        return conn.execute("SELECT id FROM t ORDER BY id").fetchall() if exists else None
+
+
+def test_transactions_need_a_database(caplog: pytest.LogCaptureFixture) -> None:
+    register("t")(insert)
+    with pytest.raises(NoDatabase, match=r"context.transaction\(\) needs a database: give `dsn`"):
+        run("t")
+    with pytest.raises(NotReached, match="needs a database"):
+        run("t", crash_at=1)
+
+
+@pytest.mark.parametrize("fate", [{"cancel_at": 2}, {"cancel_at": 3}, {"crash_at": [1, 2, 3], "max_attempts": 3}])
+def test_what_stops_a_run_leaves_nothing(fate: Any, run_pipeline: RunPipeline, dataloader_db: str) -> None:
+    """Step 3 is the commit."""
+    register("t")(insert)
+    assert run_pipeline("t", **fate).status in ("canceled", "lost")
+    assert rows(dataloader_db) is None
+
+
+def test_a_run_after_crashes_does_the_work_once(run_pipeline: RunPipeline, dataloader_db: str) -> None:
+    register("t")(insert)
+    result = run_pipeline(insert, crash_at=[1, 3, "end"], drain_at=2)
+    assert (result.status, result.attempts, result.steps) == ("succeeded", 4, 3)
+    assert rows(dataloader_db) == [(1,), (2,)]
+
+
+def test_each_test_has_a_database_of_its_own(run_pipeline: RunPipeline, dataloader_db: str, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("id,name\n1,tea\n")
+    assert rows(dataloader_db) is None
+    result = run_pipeline("load.csv", {"path": "f.csv", "table": "t", "key": ["id"]})
+    assert (result.status, result.value) == ("succeeded", {"processed": 1, "total": 1})
+    assert rows(dataloader_db) == [("1",)]
+    with psycopg.connect(dataloader_db) as conn:
+        assert conn.execute("SELECT count(*) FROM dl_jobs").fetchall() == [(0,)]
+    assert not logging.getLogger("dataloader.testing").handlers

@@ -551,7 +551,12 @@ MUTANTS: list[Mutant] = [
         "-- name: requeue\n",
         ("what has not ended", "AND status IN ('succeeded', 'failed', 'canceled', 'lost')", ""),
         ("with spent attempts", "attempt = 0, error", "attempt = attempt, error"),
-        ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+        (
+            "not counted as journaled",
+            "journaled = journaled + 1",
+            "journaled = journaled",
+            "the trigger finds our row, of the same transaction, and adds none",
+        ),
     ),
     *_in(
         OPERATE,

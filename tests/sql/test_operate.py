@@ -114,7 +114,7 @@ def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: db.Connection,
 def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> None:
     running = enqueue(conn)
     worker.take()
-    queued, done, unknown = enqueue(conn), plain(conn, status="succeeded"), uuid4()
+    queued, done, unknown = enqueue(conn), plain(conn, status="succeeded", in_sec=60), uuid4()
     every = [running, queued, done, unknown]
     said = {running: "running", queued: "queued", unknown: "unknown"}
     assert operate.requeue(conn, every, BY) == said | {done: "done"}
@@ -151,8 +151,8 @@ def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: db.Conn
 
 def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
     dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
-    conn.execute("UPDATE dl_jobs SET finished_at = now()")
     elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
+    conn.execute("UPDATE dl_jobs SET finished_at = now()")
     assert [operate.requeue_dead(conn, "q", BY, limit=2), operate.delete_dead(conn, "q", BY, limit=2)] == [2, 2]
     assert [operate.delete_dead(conn, "q", BY, limit=2), operate.delete_dead(conn, "q", BY, limit=2)] == [1, 0]
     left = {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}

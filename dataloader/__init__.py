@@ -7,7 +7,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     module          what it is                                       may import (besides config, log)
     cli             the command line, one command per process        anything
     up              PROCESS everything on one machine                anything below cli
-    client          the HTTP API from Python, for other programs     -
+    client          the HTTP API from Python, for other programs     traces
     bench           PROCESS a farm beside its database's bare limit  anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -

@@ -18,6 +18,7 @@ from werkzeug.exceptions import Unauthorized
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as BaseResponse
 
+from dataloader import log
 from dataloader.api import tokens
 from dataloader.config import ApiToken, Settings
 
@@ -159,7 +160,7 @@ def _sign_in() -> BaseResponse:
     if "HX-Request" in request.headers:
         return Response(status=401, headers={"HX-Redirect": "/login"})
     if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
-        wish = request.full_path.rstrip("?")
+        wish = log.masked(request.full_path.rstrip("?"))
         return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
     raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
 

@@ -122,8 +122,11 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]]) -> None:
-    """By a farm's keeper: these are the farm's workers now, and no others."""
-    conn.execute(_SQL["show_workers"], {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)})
+    """By a farm's keeper: these are the farm's workers now, and no others. Gives up rather than keep it waiting."""
+    shown = {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)}
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        conn.execute(_SQL["show_workers"], shown)
 
 
 def postgres(conn: Conn) -> Row:

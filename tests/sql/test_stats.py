@@ -370,6 +370,23 @@ def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker
     assert value(conn, "SELECT count(*) FROM dl_workers") == 0
 
 
+def test_a_replaced_keeper_speaks_for_the_workers_of_the_one_before(conn: db.Connection) -> None:
+    ours = {"worker": "h:7:a", "pid": 7, "queue": "q", "state": "idle", "jobs": 0}
+    stats.show_workers(conn, "before", "h", [ours])
+    stats.show_workers(conn, "after", "h", [ours])
+    stats.show_workers(conn, "after", "h", [])
+    assert stats.workers(conn) == []
+
+
+def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: db.Connection, dsn: str) -> None:
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE dl_workers IN EXCLUSIVE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            stats.show_workers(conn, "farm", "h", [])
+    stats.show_workers(conn, "farm", "h", [])
+    assert value(conn, "SELECT current_setting('lock_timeout')") == "0"
+
+
 def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str) -> None:
     assert stats.postgres(conn)["oldest_transaction"] is None
     with psycopg.connect(dsn, application_name="forgotten") as forgotten:

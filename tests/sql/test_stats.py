@@ -306,6 +306,21 @@ def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: 
     assert done["seconds"] == pytest.approx(seconds, abs=0.2)
 
 
+def test_a_job_that_is_cancelled_while_it_waits_for_its_next_run_ends_no_run(conn: db.Connection, worker: Worker) -> None:
+    """Its last run ended before; the time it waited since, for days perhaps, is nobody's run."""
+    job_id = enqueue(conn)
+    worker.finish(worker.take(), "retry")
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '1 day' WHERE kind = 'picked'")
+    queue.request_cancel(conn, job_id)
+    queue.request_cancel(conn, enqueue(conn))
+    stats.roll(conn)
+    totals = {each["kind"]: each for each in stats.totals(conn)}
+    assert (totals["canceled"]["count"], totals["canceled"]["seconds"]) == (2, 0)
+    assert sum(totals["canceled"]["buckets"]) == 0
+    assert sum(totals["retry"]["buckets"]) == 1
+    assert sum(each["processed"] for each in stats.pace(conn, 1)) == 1
+
+
 def test_a_row_that_is_committed_late_is_counted_too(conn: db.Connection, dsn: str) -> None:
     """Numbers are given out before they are visible: nothing is passed over but what stays away for long."""
     enqueue(conn)

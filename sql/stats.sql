@@ -1,6 +1,9 @@
 -- Questions about many jobs, for people; called by the functions of the same name in dataloader/stats.py. None of them
 -- changes a job. Besides: the notes that some answers come from (workers shown by keepers, sums of the journal).
 
+-- name: give_up_after
+SELECT set_config('statement_timeout', %(time)s, true);
+
 -- name: queues
 -- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. The queues are found by
 -- loose scans; each count is of one index and ends at p_most, for a queue may hold millions. Served by ix_dl_jobs_claim,

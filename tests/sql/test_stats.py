@@ -306,7 +306,7 @@ def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: 
     assert done["seconds"] == pytest.approx(seconds, abs=0.2)
 
 
-def test_a_job_that_is_cancelled_while_it_waits_for_its_next_run_ends_no_run(conn: db.Connection, worker: Worker) -> None:
+def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: db.Connection, worker: Worker) -> None:
     """Its last run ended before; the time it waited since, for days perhaps, is nobody's run."""
     job_id = enqueue(conn)
     worker.finish(worker.take(), "retry")
@@ -418,6 +418,25 @@ def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str)
     assert 0 <= found["notify_usage"] < 1
     assert found["size_bytes"] > found["queue_tables_bytes"] > 0
     assert 0 < found["connections"] <= found["max_connections"]
+
+
+def test_queues_that_take_too_long_to_count_are_counted_roughly(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of jobs in several queues: the answer comes within the time of a request, and says that there are more."""
+    with quietly(conn):
+        many(conn, 20_000, "k%s")
+    monkeypatch.setattr(stats, "COUNTING_SEC", 0.001)
+    monkeypatch.setattr(stats, "COUNTED_ROUGHLY", 1_000)
+    with conn.transaction():  # as for /metrics
+        total = stats.overview(conn)["total"]
+        assert (total["length"], total["length_is_exact"]) == (1_000, False)
+        assert value(conn, "SELECT current_setting('statement_timeout')") == "0"
+    assert stats.overview(conn)["total"]["length"] == 1_000
+    monkeypatch.setattr(stats, "COUNTING_SEC", 30)
+    with conn.transaction():
+        assert stats.overview(conn)["total"]["length"] == 20_000
+        assert value(conn, "SELECT current_setting('statement_timeout')") == "0"
 
 
 def test_ages_are_not_negative(conn: db.Connection) -> None:

@@ -423,7 +423,7 @@ def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str)
 def test_queues_that_take_too_long_to_count_are_counted_roughly(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Millions of jobs in several queues: the answer comes within the time of a request, and says that there are more."""
+    """Millions of jobs in several queues: the answer comes in time and says that there are more."""
     with quietly(conn):
         many(conn, 20_000, "k%s")
     monkeypatch.setattr(stats, "COUNTING_SEC", 0.001)

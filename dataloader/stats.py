@@ -31,6 +31,7 @@ COUNTED_ROUGHLY = 10_000  # the same where counting takes longer than COUNTING_S
 COUNTING_SEC = 1.0
 SCAN = 20_000  # jobs that one page of a list looks at
 ROLLED = 20_000  # rows of the journal that one call of roll takes
+ROLLING_SEC = 3.0  # in which it should
 GROUPS = ("scheduled", "fresh", "retries", "dead")  # what a list can be filtered by besides a status
 STATUSES = (*(str(status) for status in Status), *GROUPS)
 SORTS = ("changed", "key")
@@ -162,8 +163,21 @@ def totals(conn: Conn) -> list[Row]:
 
 
 def roll(conn: Conn) -> int:
-    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED."""
-    row = conn.execute(_SQL["roll"], {"limit": ROLLED}).fetchone()
+    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED.
+
+    Takes few rows where many take too long, and raises rather than wait for a lock.
+    """
+    try:
+        return _roll(conn, ROLLED)
+    except psycopg.errors.QueryCanceled:
+        return _roll(conn, ROLLED // 20)
+
+
+def _roll(conn: Conn, limit: int) -> int:
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        conn.execute(_SQL["give_up_after"], {"time": f"{ROLLING_SEC * 1_000:.0f}ms"})
+        row = conn.execute(_SQL["roll"], {"limit": limit}).fetchone()
     return row[0] if row else 0
 
 

@@ -1045,7 +1045,7 @@ $$;
 
 
 -- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns how many. One at a time: who finds another at
--- it returns 0. Called by the reaper each round, and by whoever shows the sums.
+-- it returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
 -- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a

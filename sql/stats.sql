@@ -59,7 +59,7 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, w.state, w.memory_bytes, w.cpu_
  ORDER BY w.host, w.queue, w.worker;
 
 -- name: briefly
--- For the rest of the transaction: a keeper has one session for this and for the leases, which must not wait for it.
+-- For the rest of the transaction: keeper and reaper have one session for this and for leases, which must not wait for it.
 SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '500ms', true);
 
 -- name: show_workers

@@ -343,6 +343,25 @@ def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) 
     assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
 
 
+def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    with quietly(conn):
+        many(conn, 5_000, "k%s")
+    before = value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals")
+    conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+    taken = []
+    rolled = stats._roll
+
+    def slow(conn: db.Connection, limit: int) -> int:
+        taken.append(limit)
+        monkeypatch.setattr(stats, "ROLLING_SEC", 0.001 if limit == stats.ROLLED else 30)
+        return rolled(conn, limit)
+
+    monkeypatch.setattr(stats, "_roll", slow)
+    assert stats.roll(conn) == stats.ROLLED // 20
+    assert taken == [stats.ROLLED, stats.ROLLED // 20]
+    assert value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals") - before == stats.ROLLED // 20
+
+
 def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: str) -> None:
     enqueue(conn)
     with db.connect(dsn, name="other", schema="public") as other, other.transaction():

@@ -186,8 +186,13 @@ def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "req
     With `force` a running one need not reach a safe point: it is interrupted, and killed after DL_KILL_GRACE_SEC.
     `by` is who asks, for the journal.
     """
-    conn.execute(_SQL["request_cancel"], {"job_id": job_id, "force": force, "by": by})
+    request_cancels(conn, [job_id], force, by)
     return status(conn, job_id)
+
+
+def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str) -> None:
+    """The same for many, in one statement: a worker's step that ends some of them waits no longer than for one."""
+    conn.execute(_SQL["request_cancel"], {"job_ids": list(job_ids), "force": force, "by": by})
 
 
 def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] | None = ()) -> Step:

@@ -1051,8 +1051,8 @@ $$;
 -- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
 -- transaction of such a length that its row is not counted.
 --
--- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper bounds of the buckets, in seconds, are those of
--- dataloader.stats.BUCKETS_SEC; the last bucket has no end.
+-- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper bounds
+-- of the buckets, in seconds, are those of dataloader.stats.BUCKETS_SEC; the last bucket has no end.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE

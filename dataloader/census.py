@@ -33,14 +33,19 @@ class Census:
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
     def take(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
-        """Show the workers in these slots, if anything has changed or it is time."""
+        """Show the workers in these slots, if anything has changed or it is time.
+
+        Soon over, whatever the database does (see `briefly` in stats.sql). Raises psycopg.Error; then it is tried again
+        as if they had been shown.
+        """
         present = [slot for slot in slots if slot.state is not State.FREE and slot.worker]
         seen = [(slot.worker, slot.state, slot.jobs) for slot in present]
         if now() < self._at + (UNCHANGED_SEC if seen == self._shown else CHANGED_SEC):
             return
-        stats.show_workers(conn, self.farm, self.host, [self._row(slot) for slot in present])
         self._shown, self._at = seen, now()
+        rows = [self._row(slot) for slot in present]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
+        stats.show_workers(conn, self.farm, self.host, rows)
 
     def close(self, conn: db.Connection) -> None:
         """The farm is over: it has no workers any more."""

@@ -103,7 +103,17 @@ class Keeper:
         for slot in self.farm.slots:
             if slot.state is State.DEAD:
                 self._settle(slot)
-        self._census.take(self._connection(), self.farm.slots)
+        self._show_workers()
+
+    def _show_workers(self) -> None:
+        """For people only: no lease is worth less because this fails, nor is the session given up."""
+        conn = self._connection()
+        try:
+            self._census.take(conn, self.farm.slots)
+        except psycopg.Error as e:
+            if conn.closed:
+                raise
+            self.log.warning("keeper.census.failed", error=str(e).strip())
 
     def _enforce_cancellations(self) -> None:
         """A cancellation that is forced, or has waited for DL_CANCEL_GRACE_SEC, does not wait for a safe point.

@@ -79,9 +79,11 @@ def delete(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
 
 def cancel(conn: Conn, job_ids: Sequence[UUID], by: str, force: bool = False) -> Outcomes:
     """Cancel queued jobs at once, ask running ones to stop (see queue.request_cancel); finished ones forbid it."""
+    wanted = list(dict.fromkeys(job_ids))
     with _transaction(conn):
-        found = {job_id: queue.request_cancel(conn, job_id, force, by) for job_id in sorted(set(job_ids))}
-    return {job_id: _of_cancellation(found[job_id]) for job_id in job_ids}
+        queue.request_cancels(conn, wanted, force, by)
+        found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
+    return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
 
 
 def requeue_dead(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
@@ -115,10 +117,8 @@ def _change_next(conn: Conn, which: str, step: str, queue: str, by: str, limit: 
     return len(changed)
 
 
-def _of_cancellation(job: dict[str, Any] | None) -> str:
-    if job is None:
-        return UNKNOWN
-    return DONE if job["status"] == "canceled" or job["cancel_requested"] else str(job["status"])
+def _of_cancellation(status: str, is_requested: bool) -> str:
+    return DONE if status == "canceled" or is_requested else status
 
 
 def _settings_of(conn: Conn, queue: str) -> dict[str, Any]:

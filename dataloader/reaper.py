@@ -42,7 +42,7 @@ def main(settings: Settings, dsn: str) -> int:
                 log.info("reaper.started")
             started = now()
             reap(conn, log)
-            roll(conn, started + ROLL_SHARE * settings.dl_reaper_period_sec)
+            roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)
             if settings.dl_retention_days is not None:
                 until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
                 prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
@@ -74,10 +74,18 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
         pass
 
 
-def roll(conn: db.Connection, until: float) -> None:
-    """Sum up what is new in the journal, until a monotonic instant at most; the rest is the next round's."""
-    while stats.roll(conn) >= stats.ROLLED and now() < until:
-        pass
+def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
+    """Sum up what is new in the journal, until a monotonic instant at most; the rest is the next round's.
+
+    For people only: when it fails, the rounds go on without it.
+    """
+    try:
+        while stats.roll(conn) >= stats.ROLLED and now() < until:
+            pass
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        log.warning("reaper.roll.failed", error=str(e).strip())
 
 
 def prune(

@@ -27,8 +27,11 @@ from dataloader.job import Status
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
 COUNTED = 1_000_000  # jobs of one kind and queue that are counted; beyond that it says so
+COUNTED_ROUGHLY = 10_000  # the same where counting takes longer than COUNTING_SEC: there are many such queues
+COUNTING_SEC = 1.0
 SCAN = 20_000  # jobs that one page of a list looks at
 ROLLED = 20_000  # rows of the journal that one call of roll takes
+ROLLING_SEC = 3.0  # in which it should
 GROUPS = ("scheduled", "fresh", "retries", "dead")  # what a list can be filtered by besides a status
 STATUSES = (*(str(status) for status in Status), *GROUPS)
 SORTS = ("changed", "key")
@@ -99,8 +102,18 @@ def overview(conn: Conn) -> Row:
     `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
     `lag_sec` is for how long the oldest due job has waited.
     """
-    queues = _rows(conn, "queues", most=COUNTED)
+    queues = _counted(conn)
     return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
+
+
+def _counted(conn: Conn) -> list[Row]:
+    """Each queue's figures; rough ones where exact ones would outlast a request, when people need them most."""
+    try:
+        with conn.transaction(force_rollback=True):  # undoes the setting, also within another transaction
+            conn.execute(_SQL["give_up_after"], {"time": f"{COUNTING_SEC * 1_000:.0f}ms"})
+            return _rows(conn, "queues", most=COUNTED)
+    except psycopg.errors.QueryCanceled:
+        return _rows(conn, "queues", most=COUNTED_ROUGHLY)
 
 
 def _total(queues: Sequence[Row]) -> Row:
@@ -122,8 +135,11 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]]) -> None:
-    """By a farm's keeper: these are the farm's workers now, and no others."""
-    conn.execute(_SQL["show_workers"], {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)})
+    """By a farm's keeper: these are the farm's workers now, and no others. Gives up rather than keep it waiting."""
+    shown = {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)}
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        conn.execute(_SQL["show_workers"], shown)
 
 
 def postgres(conn: Conn) -> Row:
@@ -147,8 +163,21 @@ def totals(conn: Conn) -> list[Row]:
 
 
 def roll(conn: Conn) -> int:
-    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED."""
-    row = conn.execute(_SQL["roll"], {"limit": ROLLED}).fetchone()
+    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED.
+
+    Takes few rows where many take too long, and raises rather than wait for a lock.
+    """
+    try:
+        return _roll(conn, ROLLED)
+    except psycopg.errors.QueryCanceled:
+        return _roll(conn, ROLLED // 20)
+
+
+def _roll(conn: Conn, limit: int) -> int:
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        conn.execute(_SQL["give_up_after"], {"time": f"{ROLLING_SEC * 1_000:.0f}ms"})
+        row = conn.execute(_SQL["roll"], {"limit": limit}).fetchone()
     return row[0] if row else 0
 
 

@@ -1045,13 +1045,13 @@ $$;
 
 
 -- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns how many. One at a time: who finds another at
--- it returns 0. Called by the reaper each round, and by whoever shows the sums.
+-- it returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
 -- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
 -- transaction of such a length that its row is not counted.
 --
--- A run's time is from its 'picked' to its end. The upper bounds of the buckets, in seconds, are those of
+-- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper bounds of the buckets, in seconds, are those of
 -- dataloader.stats.BUCKETS_SEC; the last bucket has no end.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -1079,7 +1079,8 @@ BEGIN
     SELECT e.queue, coalesce(j.task, '') AS task, e.step, date_bin('10 s', e.ts, '2000-01-01 00:00+00') AS at,
            CASE WHEN e.step NOT IN ('queued', 'picked', 'cancel_requested', 'backoff', 'requeue') THEN
              extract(epoch FROM e.ts - (
-               SELECT p.ts FROM dl_job_events p WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind = 'picked'
+               SELECT CASE p.kind WHEN 'picked' THEN p.ts END FROM dl_job_events p
+                WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested')
                 ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds
       FROM (SELECT event_id, job_id, queue, ts, dl_step_of(kind, payload) AS step FROM dl_job_events
              WHERE event_id > since AND event_id <= upto AND kind <> 'heartbeat') e
@@ -1105,7 +1106,8 @@ BEGIN
        buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth))
   INSERT INTO dl_pace AS p (at, queue, processed, failed)
   SELECT at, queue, count(*), count(*) FILTER (WHERE step IN ('failed', 'lost', 'retry', 'crash', 'lease')) FROM steps
-   WHERE step IN ('done', 'failed', 'canceled', 'lost', 'retry', 'crash', 'lease') GROUP BY at, queue
+   WHERE step IN ('done', 'failed', 'lost', 'retry', 'crash', 'lease') OR step = 'canceled' AND seconds IS NOT NULL
+   GROUP BY at, queue
   ON CONFLICT (at, queue) DO UPDATE SET
      processed = p.processed + excluded.processed, failed = p.failed + excluded.failed;
   DELETE FROM dl_pace WHERE at < now() - interval '2 days';

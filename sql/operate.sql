@@ -27,6 +27,9 @@ SELECT queue, paused_at, paused_by, max_length FROM dl_queues WHERE queue = %(qu
 -- What these jobs are, after a statement that has left some of them alone.
 SELECT job_id, status::text FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
+-- name: cancellations
+SELECT job_id, status::text, cancel_requested FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
+
 -- name: requeue
 -- final -> queued, due at once, with a fresh budget: the place trigger resets the attempts and the cancellation.
 WITH again AS (

@@ -97,7 +97,7 @@ WITH asked AS (
   UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = journaled + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
          finished_at = CASE status WHEN 'queued' THEN now() END
-   WHERE job_id = %(job_id)s AND (status = 'queued' OR status = 'running'
+   WHERE job_id = ANY (%(job_ids)s) AND (status = 'queued' OR status = 'running'
          AND (NOT cancel_requested OR %(force)s AND NOT cancel_forced))
   RETURNING job_id, queue, status, attempt),
 journal AS (

@@ -1,6 +1,9 @@
 -- Questions about many jobs, for people; called by the functions of the same name in dataloader/stats.py. None of them
 -- changes a job. Besides: the notes that some answers come from (workers shown by keepers, sums of the journal).
 
+-- name: give_up_after
+SELECT set_config('statement_timeout', %(time)s, true);
+
 -- name: queues
 -- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. The queues are found by
 -- loose scans; each count is of one index and ends at p_most, for a queue may hold millions. Served by ix_dl_jobs_claim,
@@ -55,6 +58,10 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, w.state, w.memory_bytes, w.cpu_
  WHERE w.seen_at > now() - interval '10 min'
  ORDER BY w.host, w.queue, w.worker;
 
+-- name: briefly
+-- For the rest of the transaction: keeper and reaper have one session for this and for leases, which must not wait for it.
+SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '500ms', true);
+
 -- name: show_workers
 -- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go after
 -- a day. Not waited for: after a crash of the server the next one comes in seconds.
@@ -64,6 +71,7 @@ WITH shown AS (
     FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, state text, job_id uuid,
          memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz)
   ON CONFLICT (worker) DO UPDATE SET
+     farm = excluded.farm,  -- another, after the keeper was replaced
      state = excluded.state, job_id = excluded.job_id, memory_bytes = excluded.memory_bytes, queue = excluded.queue,
      cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now()
   RETURNING worker)

@@ -174,7 +174,7 @@ def _sign_in() -> BaseResponse:
     if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
         wish = here()
         return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
-    raise _Unknown("This needs a token that is known here, in the header Authorization behind the word Bearer.")
+    raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
 
 
 def _wants_a_page() -> bool:

@@ -15,6 +15,7 @@ from dataloader.api import access, answers, queries, schemas
 from dataloader.api.operation import body, found, operation, session
 from dataloader.api.problems import retry_after
 from dataloader.api.waits import Outcome, Waits
+from dataloader.batch import enqueue_columns
 from dataloader.job import FINAL
 from dataloader.producer import Trigger
 
@@ -60,7 +61,7 @@ def batch() -> Response:
         columns["trace"] = [trace]
     with session() as conn:
         queue.require_room(conn, sorted(set(columns["queue"])))
-        added = queue.enqueue_columns(conn, columns)
+        added = enqueue_columns(conn, columns)
     g.changed = {"jobs": len(added)}
     if added:
         g.changed |= {"first_job_id": added[0][0], "last_job_id": added[-1][0]}

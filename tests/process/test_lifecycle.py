@@ -158,6 +158,36 @@ def test_i1_a_call_that_holds_the_gil_keeps_its_lease(farm: Farm) -> None:
     assert farm.story(job) == ["queued", "picked", "done"]
 
 
+def test_a_lease_is_kept_although_what_people_see_cannot_be_written(farm: Farm, own_db: str) -> None:
+    """A table that only people read is locked: the keeper renews all the same, and settles, in its one session."""
+    program = farm.ready(workers=2)
+    until(lambda: farm.rows("SELECT FROM dl_workers WHERE state <> 'starting'"), "the keeper")
+    job = farm.enqueue("holds_the_gil", lease_ttl_sec=1, args={"n": 200_000_000})
+    crashes = farm.enqueue("recorded", args={"sec": 60})
+    farm.begun(crashes)
+    with psycopg.connect(own_db) as other:
+        other.execute("LOCK TABLE dl_workers IN EXCLUSIVE MODE")
+        victim = farm.rows("SELECT claimed_by FROM dl_jobs WHERE job_id = %s", crashes)[0][0].split(":")[1]
+        psutil.Process(int(victim)).kill()
+        farm.wait(crashes, "queued", "running")
+        end = farm.wait(job, "succeeded", patience=60)
+        assert (end["finished_at"] - end["started_at"]).total_seconds() > 1.5, "too quick to show anything"
+        assert not program.events("keeper.session.lost")
+    assert farm.story(job) == ["queued", "picked", "done"]
+    until(lambda: farm.rows("SELECT FROM dl_workers WHERE jobs > 0"), "the keeper to show them again")
+
+
+def test_a_farm_works_although_it_may_not_write_what_people_see(farm: Farm, own_db: str) -> None:
+    with psycopg.connect(own_db) as owner:
+        owner.execute("ALTER TABLE dl_workers DROP COLUMN cpu_percent")
+    program = farm.ready(workers=1)
+    assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+    refused = until(lambda: program.events("keeper.census.failed"), "a warning")
+    assert "dl_workers" in refused[0]["error"]
+    assert not program.events("keeper.session.lost")
+    assert not program.events("supervisor.keeper.exited")
+
+
 def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_stall_sec=1.5, dl_heartbeat_sec=0.5)
     job = farm.enqueue("holds_the_gil", max_attempts=1, args={"n": 10**12})

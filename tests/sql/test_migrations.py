@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -329,6 +330,45 @@ def test_the_queue_may_live_in_any_schema(empty_db: str, schema: str) -> None:
         assert state(one.conn, job_id) == ("succeeded", 1)
     with session(empty_db) as conn:
         assert value(conn, "SELECT to_regclass('public.dl_jobs')") is None
+
+
+RIGHTS = """
+SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
+ WHERE has_table_privilege(%s, %s, p)
+"""
+NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled")
+
+
+def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(empty_db: str) -> None:
+    """Only the owner has rights on new tables by itself; a claim looks into one of them."""
+    apply_first(empty_db, 10)
+    with session(empty_db) as conn, roles(conn, "farm", "viewer", "plain") as (farm, viewer, plain):
+        everything, parts = "SELECT, INSERT, UPDATE, DELETE", "dl_jobs, dl_job_events"
+        conn.execute(f"GRANT {everything} ON {parts} TO {farm}, {plain}; GRANT SELECT ON {parts} TO {viewer}")  # type: ignore
+        conn.execute(f"GRANT SELECT ON dl_migrations TO {farm}, {viewer}")  # type: ignore
+        conn.execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {farm}")  # type: ignore
+        migrations.migrate(empty_db, "public")
+        for table in NEW_TABLES:
+            given = [value(conn, RIGHTS, role, table) for role in (farm, viewer, plain)]
+            assert given == ["DELETE INSERT SELECT UPDATE", "SELECT", None], table
+        worker = Worker(empty_db, "host:1:boot")
+        with worker.conn:
+            enqueue(conn)
+            worker.conn.execute(f"SET ROLE {farm}")  # type: ignore
+            worker.take()
+
+
+@contextmanager
+def roles(conn: db.Connection, *names: str) -> Iterator[list[str]]:
+    """Roles, which a server's databases share, for one test."""
+    made = [f"dl_test_{name}_{os.getpid()}" for name in names]
+    for role in made:
+        conn.execute(f"CREATE ROLE {role}")  # type: ignore
+    try:
+        yield made
+    finally:
+        for role in made:
+            conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")  # type: ignore
 
 
 def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrated(own_db: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
@@ -177,6 +177,18 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
     assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
 
 
+@pytest.mark.parametrize("change", [operate.cancel, operate.requeue, operate.run_now, operate.delete])
+def test_a_thousand_jobs_cost_few_round_trips(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[UUID, str]]
+) -> None:
+    """Else a worker that ends some of them waits as long, and a distant database outlasts the request."""
+    jobs = [enqueue(conn) for _ in range(50)]
+    waits, wait = [], db.Connection.wait
+    monkeypatch.setattr(db.Connection, "wait", lambda *args, **more: (waits.append(1), wait(*args, **more))[1])
+    change(conn, jobs, BY)
+    assert len(waits) <= 6
+
+
 def test_a_cancellation_says_who_asked(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
@@ -201,8 +213,8 @@ def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
     conn.execute(
         "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', 'busy')"
     )
-    assert reason(first) == ("worker", "It is the next of its queue: it starts when one of 1 workers of q is free.")
-    assert reason(second) == ("worker", "1 job of the queue q go before it; 1 workers serve that queue.")
+    assert reason(first) == ("worker", "It is the next of its queue: it starts when the only worker of q is free.")
+    assert reason(second) == ("worker", "1 job of the queue q goes before it; 1 worker serves that queue.")
 
     holder = enqueue(conn, queue="other", lock_key="k")
     worker.take("other")

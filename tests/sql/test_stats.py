@@ -306,6 +306,21 @@ def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: 
     assert done["seconds"] == pytest.approx(seconds, abs=0.2)
 
 
+def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: db.Connection, worker: Worker) -> None:
+    """Its last run ended before; the time it waited since, for days perhaps, is nobody's run."""
+    job_id = enqueue(conn)
+    worker.finish(worker.take(), "retry")
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '1 day' WHERE kind = 'picked'")
+    queue.request_cancel(conn, job_id)
+    queue.request_cancel(conn, enqueue(conn))
+    stats.roll(conn)
+    totals = {each["kind"]: each for each in stats.totals(conn)}
+    assert (totals["canceled"]["count"], totals["canceled"]["seconds"]) == (2, 0)
+    assert sum(totals["canceled"]["buckets"]) == 0
+    assert sum(totals["retry"]["buckets"]) == 1
+    assert sum(each["processed"] for each in stats.pace(conn, 1)) == 1
+
+
 def test_a_row_that_is_committed_late_is_counted_too(conn: db.Connection, dsn: str) -> None:
     """Numbers are given out before they are visible: nothing is passed over but what stays away for long."""
     enqueue(conn)
@@ -326,6 +341,25 @@ def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) 
     assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '11 s'")
     assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
+
+
+def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    with quietly(conn):
+        many(conn, 5_000, "k%s")
+    before = value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals")
+    conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
+    taken = []
+    rolled = stats._roll
+
+    def slow(conn: db.Connection, limit: int) -> int:
+        taken.append(limit)
+        monkeypatch.setattr(stats, "ROLLING_SEC", 0.001 if limit == stats.ROLLED else 30)
+        return rolled(conn, limit)
+
+    monkeypatch.setattr(stats, "_roll", slow)
+    assert stats.roll(conn) == stats.ROLLED // 20
+    assert taken == [stats.ROLLED, stats.ROLLED // 20]
+    assert value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals") - before == stats.ROLLED // 20
 
 
 def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: str) -> None:
@@ -370,6 +404,23 @@ def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker
     assert value(conn, "SELECT count(*) FROM dl_workers") == 0
 
 
+def test_a_replaced_keeper_speaks_for_the_workers_of_the_one_before(conn: db.Connection) -> None:
+    ours = {"worker": "h:7:a", "pid": 7, "queue": "q", "state": "idle", "jobs": 0}
+    stats.show_workers(conn, "before", "h", [ours])
+    stats.show_workers(conn, "after", "h", [ours])
+    stats.show_workers(conn, "after", "h", [])
+    assert stats.workers(conn) == []
+
+
+def test_a_locked_list_of_workers_does_not_hold_up_who_shows_them(conn: db.Connection, dsn: str) -> None:
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE dl_workers IN EXCLUSIVE MODE")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            stats.show_workers(conn, "farm", "h", [])
+    stats.show_workers(conn, "farm", "h", [])
+    assert value(conn, "SELECT current_setting('lock_timeout')") == "0"
+
+
 def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str) -> None:
     assert stats.postgres(conn)["oldest_transaction"] is None
     with psycopg.connect(dsn, application_name="forgotten") as forgotten:
@@ -386,6 +437,25 @@ def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str)
     assert 0 <= found["notify_usage"] < 1
     assert found["size_bytes"] > found["queue_tables_bytes"] > 0
     assert 0 < found["connections"] <= found["max_connections"]
+
+
+def test_queues_that_take_too_long_to_count_are_counted_roughly(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of jobs in several queues: the answer comes in time and says that there are more."""
+    with quietly(conn):
+        many(conn, 20_000, "k%s")
+    monkeypatch.setattr(stats, "COUNTING_SEC", 0.001)
+    monkeypatch.setattr(stats, "COUNTED_ROUGHLY", 1_000)
+    with conn.transaction():  # as for /metrics
+        total = stats.overview(conn)["total"]
+        assert (total["length"], total["length_is_exact"]) == (1_000, False)
+        assert value(conn, "SELECT current_setting('statement_timeout')") == "0"
+    assert stats.overview(conn)["total"]["length"] == 1_000
+    monkeypatch.setattr(stats, "COUNTING_SEC", 30)
+    with conn.transaction():
+        assert stats.overview(conn)["total"]["length"] == 20_000
+        assert value(conn, "SELECT current_setting('statement_timeout')") == "0"
 
 
 def test_ages_are_not_negative(conn: db.Connection) -> None:

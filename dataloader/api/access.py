@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import structlog
-from flask import Flask, Response, abort, current_app, g, redirect, request
+from flask import Flask, Response, abort, current_app, g, redirect, request, url_for
 from werkzeug.exceptions import Unauthorized
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as BaseResponse
@@ -85,6 +85,16 @@ def who() -> str:
     """Who asks, for the journal: `token airflow from 10.0.0.7`, `anonymous from 127.0.0.1`."""
     name = g.get("token_name", ANYBODY)
     return f"{name if name == ANYBODY else f'token {name}'} from {request.remote_addr or 'a local socket'}"
+
+
+def here() -> str:
+    """The address that was asked for, as a browser may be sent to it: Flask has decoded the path, and a queue may be
+    called `a?b` or `a/../b`. Without secrets: whoever pasted a token into an address does not get it back.
+    """
+    rule = request.url_rule
+    path = url_for(request.endpoint, **request.view_args or {}) if rule and request.endpoint else quote(request.path)
+    query = request.query_string.decode("latin-1")
+    return log.masked(path + (f"?{query}" if query else ""))
 
 
 def announce(settings: Settings) -> None:
@@ -162,7 +172,7 @@ def _sign_in() -> BaseResponse:
     if "HX-Request" in request.headers:
         return Response(status=401, headers={"HX-Redirect": "/login"})
     if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
-        wish = log.masked(request.full_path.rstrip("?"))
+        wish = here()
         return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
     raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from flask import current_app, request
 from flask.typing import ResponseReturnValue
@@ -32,6 +33,10 @@ class Anything(BaseConverter):
     regex = r"[\s\S]*?"
     part_isolating = False
     weight = 200
+
+    def to_url(self, value: Any) -> str:
+        """One part of an address: of a queue `a/../b` a browser would make `b`, and a button would hit that."""
+        return quote(str(value), safe="")
 
 
 class JobId(BaseConverter):

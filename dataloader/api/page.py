@@ -10,7 +10,6 @@ from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
@@ -104,20 +103,11 @@ def _of_every_page() -> dict[str, Any]:
         "environment": settings.environment,
         "version": VERSION,
         "zone": settings.timezone,
-        "here": _here(),
+        "here": access.here(),
         "who": g.get("token_name"),
         "may_operate": access.may("operate"),
         "has_tokens": bool(settings.dl_api_tokens),
     }
-
-
-def _here() -> str:
-    """This page's address, as it was asked for: Flask has its path decoded, and a queue may be called `a?b`.
-
-    Without secrets: whoever pasted a token into an address does not get it back in a page.
-    """
-    query = request.query_string.decode("latin-1")
-    return log.masked(quote(request.path) + (f"?{query}" if query else ""))
 
 
 @blueprint.record_once

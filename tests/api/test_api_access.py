@@ -406,6 +406,16 @@ def test_people_are_led_to_the_sign_in_and_programs_are_not(guarded: Flask) -> N
     assert client.get("/page", headers={"HX-Request": "true"}).headers["HX-Redirect"] == "/login"
 
 
+def test_people_come_back_to_the_page_that_they_wanted(guarded: Flask) -> None:
+    """As it was asked for, whatever it is called; a token that was pasted into it is not kept."""
+    client, browser = guarded.test_client(), {"Accept": "text/html"}
+    asked = client.get(f"/queues/a%2F..%2Fb%3Fc?token={TOKENS['read']}&x=1", headers=browser).location
+    assert asked == "/login?next=%2Fqueues%2Fa%252F..%252Fb%253Fc%3Ftoken%3D%2A%2A%2A%26x%3D1"
+    answer = client.post("/login", data={"token": TOKENS["read"], "next": "/queues/a%2F..%2Fb%3Fc?x=1"})
+    assert answer.location == "/queues/a%2F..%2Fb%3Fc?x=1"
+    assert 'hx-get="/queues/a%2F..%2Fb%3Fc?x=1"' in client.get(answer.location).text
+
+
 def test_without_tokens_there_is_nothing_to_sign_in_to(client: FlaskClient) -> None:
     assert client.get("/login?next=/jobs").location == "/jobs"
 

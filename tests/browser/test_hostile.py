@@ -1,0 +1,133 @@
+"""Hostile texts, wherever somebody can put one, on every page: shown as they are, and nothing happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+import pytest
+from browsing import Visitor, served
+from playwright.sync_api import Page, expect
+from scenes import Scene
+
+from dataloader import operate
+from dataloader.api import tokens
+
+TEXTS = [
+    "<img src=x onerror=alert(1)>",
+    """javascript:alert(1)//'"/><a href=javascript:alert(2)>x</a><hx-partial hx-target="#live">y</hx-partial>"""
+    "/../..//?a=b#c",
+    "</title></textarea></script><script>alert(1)</script>\\u0000\r\n\t\u202e\u2028\x1b[31m{{7*7}}{% for %}%2f%00",
+]
+# What none of our pages has outside its header; a text that became markup would be one of these.
+FOREIGN = """main img, main svg, main script, script:not([src]), iframe, object, embed, base, hx-partial, style,
+    [onerror], [onload], [onclick], a[href^='javascript:' i], main [hx-get]:not(#live), form[action*=':']"""
+
+
+def put_everywhere(scene: Scene, text: str) -> list[UUID]:
+    """Jobs that have it wherever a service that shares the tables can write it: the queue has no other name."""
+    jobs = [scene.running, scene.waiting, scene.dead, scene.retry, scene.scheduled, scene.done, scene.orphan]
+    scene.conn.execute(
+        "UPDATE dl_jobs SET queue = %(t)s, task = %(t)s, partition_key = %(t)s, producer = %(t)s,"
+        " consumer_group = %(t)s, args = %(doc)s, progress = %(doc)s, idempotency_key = %(t)s || job_id, trace = %(t)s,"
+        " claimed_by = CASE WHEN claimed_by IS NOT NULL THEN %(t)s END,"
+        " error = CASE WHEN error IS NOT NULL THEN %(t)s END",
+        {"t": text, "doc": json.dumps({text: text, "list": [text], "processed": 1, "total": 2})},
+    )
+    scene.conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " SELECT job_id, %(t)s, kind, %(doc)s FROM dl_jobs, unnest(ARRAY['backoff', 'failed', 'note', %(t)s]) AS kind",
+        {"t": text, "doc": json.dumps({text: text, "error": text, "by": text, "reason": text, "worker": text})},
+    )
+    scene.conn.execute("UPDATE dl_workers SET host = %(t)s, queue = %(t)s, state = %(t)s", {"t": text})
+    operate.pause(scene.conn, text, text)
+    return jobs
+
+
+def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
+    """A browser would make /queues/victim of /queues/a/../victim: then a button would hit the wrong one."""
+    job = scene.job(queue="a/../victim")
+    scene.conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (job,))
+    victim = scene.job(queue="victim")
+    scene.conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (victim,))
+    page = visitor.go(f"/jobs/{job}")
+    page.locator("main").get_by_role("link", name="a/../victim").first.click()
+    expect(page.locator("h1")).to_have_text("a/../victim")
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as refreshed:
+        page.evaluate("htmx.trigger('#live', 'refresh')")
+    assert refreshed.value.url.endswith("/queues/a%2F..%2Fvictim")
+    visitor.press("Requeue all dead")
+    expect(page.locator("#flash")).to_contain_text("1 job queued again")
+    assert (scene.status(job), scene.status(victim)) == ("queued", "failed")
+    scene.conn.execute("DELETE FROM dl_jobs WHERE job_id IN (%s, %s)", (job, victim))
+
+
+def is_inert(page: Page, address: str) -> bool:
+    """Nothing of the page was made from a text, and it is still the page."""
+    return page.locator(FOREIGN).count() == 0 and page.url.startswith(address + "/")
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(3))
+def test_a_hostile_text_is_inert_on_every_page(lend: Any, visit: Callable[[str], Visitor], text: str) -> None:
+    with lend() as dsn, served(dsn) as address, visit(address) as visitor:
+        scene = Scene(dsn, address)
+        jobs = put_everywhere(scene, text)
+        name = quote(text, safe="")
+        filters = "&".join(f"{field}={name}" for field in ("queue", "task", "lock_key", "producer"))
+        paths = ["/", "/jobs", "/workers", f"/queues/{name}", *(f"/jobs/{job}" for job in jobs), f"/jobs?{filters}"]
+        for path in paths:
+            page = visitor.go(path)
+            with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
+                page.evaluate("htmx.trigger('#live', 'refresh')")
+            assert is_inert(page, address), path
+        page = visitor.go(f"/queues/{name}")
+        assert text[:12] in page.title()
+        for label, said in (("Resume", "goes on"), ("Pause", "paused"), ("Requeue all dead", "2 jobs queued again")):
+            visitor.press(label)
+            expect(page.locator("#flash")).to_contain_text(said)
+            assert is_inert(page, address), label
+        assert scene.status(scene.dead) == "queued"
+        visitor.expected |= {"400", "404", "405"}
+        for path in (f"/jobs?since={name}", f"/jobs?after={name}", f"/jobs?sort={name}&status={name}", f"/jobs/{name}"):
+            assert is_inert(visitor.go(path), address), path
+        page.evaluate(
+            "(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/queues/{name}/{name}"
+        )
+        assert not [url for url, _ in visitor.asked if url.endswith("/x")]
+        scene.close()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    ["//evil.example", "/\\evil.example", "javascript:alert(1)", "/%0d%0aSet-Cookie: a=b", "\t//evil.example",
+     "/jobs?a=<img src=x>", '"><img src=x onerror=alert(1)>', "/..//evil.example", "/.//evil.example", "https:evil"],
+)  # fmt: skip
+def test_a_sign_in_stays_here_wherever_it_should_lead(scene: Scene, visit: Callable[[str], Visitor], wish: str) -> None:
+    token = tokens.new()
+    with (
+        served(scene.dsn, dl_api_tokens=f"[{tokens.entry(token, 'x', ['read'])}]") as address,
+        visit(address) as visitor,
+    ):
+        visitor.expected |= {"401", "404"}
+        page = visitor.go(f"/login?next={quote(wish, safe='')}")
+        page.get_by_label("Token").fill("dl_wrong<img src=x onerror=alert(1)>")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert").filter(has_text="not known")).to_be_visible()
+        assert is_inert(page, address)
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Sign in").click()
+        page.wait_for_url(lambda url: not url.startswith(f"{address}/login"))
+        assert is_inert(page, address)
+        assert [cookie["name"] for cookie in visitor.context.cookies()] == ["dl_token"]
+
+
+def test_the_page_of_the_api_takes_no_orders_from_its_address(visitor: Visitor) -> None:
+    elsewhere = quote("https://evil.example/x.json", safe="")
+    page = visitor.go(
+        f"/docs?url={elsewhere}&configUrl={elsewhere}&queryConfigEnabled=true#/<img src=x onerror=alert(1)>"
+    )
+    expect(page.locator(".swagger-ui .info").first).to_contain_text("dataloader")
+    assert page.locator("img[src='x'], [onerror]").count() == 0

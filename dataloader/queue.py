@@ -179,6 +179,20 @@ def require_room(conn: Conn, queues: Iterable[str]) -> None:
             raise QueueFull(queue, limit[0])
 
 
+def require_room_for(conn: Conn, columns: Columns) -> None:
+    """require_room for the jobs of a list, unless all of them are there already: whoever sends it again is answered."""
+    try:
+        require_room(conn, sorted(set(columns["queue"])))
+    except QueueFull:
+        if not _are_known(conn, set(columns["idempotency_key"])):
+            raise
+
+
+def _are_known(conn: Conn, keys: set[str | None]) -> bool:
+    found = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
+    return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
+
+
 def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:
     """Add jobs, all or none; for each, in the order of the list, what `enqueue` returns.
 

@@ -59,7 +59,7 @@ def batch() -> Response:
     if trace := schemas.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
     with session() as conn:
-        queue.require_room(conn, sorted(set(columns["queue"])))
+        queue.require_room_for(conn, columns)
         added = queue.enqueue_columns(conn, columns)
     g.changed = {"jobs": len(added)}
     if added:

@@ -7,7 +7,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     module          what it is                                       may import (besides config, log)
     cli             the command line, one command per process        anything
     up              PROCESS everything on one machine                anything below cli
-    client          the HTTP API from Python, for other programs     -
+    client          the HTTP API from Python, for other programs     traces
     bench           PROCESS a farm beside its database's bare limit  anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
@@ -18,7 +18,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     operate         what people do to jobs and queues                db queue
     stats           questions about many jobs, for people            db queue job
     why             PURE why a queued job waits, in words            -
-    producer        PURE rules of a new job; jobs from Python        queue
+    batch           many jobs added at once                          db queue
+    producer        PURE rules of a new job; jobs from Python        queue batch
     process         signals, exit codes, children                    -
     slots           what a farm's processes show each other          process
     pipelines       registry, context, the built-in ones             job
@@ -31,7 +32,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     keeper          PROCESS leases of the silent, jobs of the dead   db queue job process slots migrations census
     reaper          PROCESS what is due or lost in the cluster       db queue process migrations stats
     supervisor      PROCESS forks and ends; no SQL                   process slots
-    api             PROCESS (gunicorn) HTTP                          db queue job migrations producer stats operate why
+    api             PROCESS (gunicorn) HTTP            db queue batch job migrations producer stats operate why
     embedded        a PostgreSQL of our own                          -
     probe           is a session direct, does it hear a NOTIFY       db
     check           what keeps a farm from working, reported         check_database db pipelines
@@ -42,8 +43,9 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
 
 Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 
-Only `db` opens connections; only `queue`, `operate`, `stats` and `migrations` execute SQL on the queue's tables; only
-`api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of its own.
+Only `db` opens connections; only `queue`, `batch`, `operate`, `stats` and `migrations` execute SQL on the queue's
+tables; only `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of
+its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """For producers in Python: jobs added inside a transaction of their own; and the rules that every new job meets.
 
 `dataloader.enqueue` and `dataloader.enqueue_many` are this module's. It needs pydantic, so no worker imports it.
-May import `queue`.
+May import `queue` and `batch`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from dataloader import config
-from dataloader.queue import Columns, NewJob, as_texts, enqueue_columns, merged, spread
+from dataloader.batch import Columns, as_texts, enqueue_columns, merged, spread
+from dataloader.queue import NewJob
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
 INT4_MAX = 2_147_483_647
@@ -166,7 +167,7 @@ def enqueue_many(
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
-    """Documents as queue.enqueue_columns takes them, `lease_ttl_sec` for those that name none.
+    """Documents as batch.enqueue_columns takes them, `lease_ttl_sec` for those that name none.
 
     Raises pydantic.ValidationError; its places begin with the number of the document. Whether `args` can be stored is
     not looked at.

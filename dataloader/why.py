@@ -53,12 +53,15 @@ def _session(why: dict[str, Any], now: datetime) -> str:
 
 
 def _worker(why: dict[str, Any], now: datetime) -> str:
-    ahead, workers = why.get("ahead", 0), why.get("workers", 0)
-    if not ahead:
-        return f"It is the next of its queue: it starts when one of {workers} workers of {why['queue']} is free."
-    many = f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more"
-    many = "1 job" if ahead == 1 else many
-    return f"{many} of the queue {why['queue']} go before it; {workers} workers serve that queue."
+    ahead, workers, queue = why.get("ahead", 0), why.get("workers", 0), why["queue"]
+    if not ahead:  # a queue with running jobs and no worker that shows itself is served by older code or plain services
+        who = {0: f"a worker of {queue}", 1: f"the only worker of {queue}"}.get(
+            workers, f"one of {workers} workers of {queue}"
+        )
+        return f"It is the next of its queue: it starts when {who} is free."
+    many = {1: "1 job"}.get(ahead, f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more")
+    served = {0: "", 1: "; 1 worker serves that queue"}.get(workers, f"; {workers} workers serve that queue")
+    return f"{many} of the queue {queue} {'goes' if ahead == 1 else 'go'} before it{served}."
 
 
 def _no_worker(why: dict[str, Any], now: datetime) -> str:

@@ -118,7 +118,7 @@ def take(browser: Browser, show: Show) -> None:
         width = page.evaluate("innerWidth")
         page.set_viewport_size({"width": width, "height": min(height, 1_240 if width > 500 else 1_400)})
         picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
-        picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        picture.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE).save(
             OUT / f"{name}.png", optimize=True
         )
         size = (OUT / f"{name}.png").stat().st_size

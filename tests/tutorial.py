@@ -78,6 +78,7 @@ class Terminal:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where this runs in the background, and inherited
             os.execve(SHELL[0], SHELL, environment)
         self._news = threading.Condition()
         self._shown, self._is_closed = "", False

@@ -6,6 +6,7 @@ answer, log line or error. May import `config` and `log`.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from ipaddress import ip_address
@@ -18,6 +19,7 @@ from werkzeug.exceptions import Unauthorized
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as BaseResponse
 
+from dataloader import log
 from dataloader.api import tokens
 from dataloader.config import ApiToken, Settings
 
@@ -26,7 +28,8 @@ ANYBODY = "anonymous"
 SAFE = {"GET", "HEAD", "OPTIONS"}
 # Their views say nothing themselves: probes, the way in, and what a page is made of.
 OPEN = ("/health", "/info", "/status", "/ready", "/login", "/logout", "/docs", "/static")
-_FORWARDED = ("X-Forwarded-For", "X-Forwarded-Host", "Forwarded", "X-Real-IP", "Via")
+# What only proxies write; of X-Forwarded-* all.
+_FORWARDED = re.compile("x-forwarded-.*|forwarded|via|x-real-ip|.*-client-ip|client-ip|.*-connecting-ip", re.IGNORECASE)
 _LOCAL_ONLY = (
     "Without tokens only this machine may change anything: ask on 127.0.0.1 and not by way of a proxy, or give the "
     "service tokens (DL_API_TOKENS, made by `dataloader token`). DL_ALLOW_ANONYMOUS=1 opens it to everybody."
@@ -101,10 +104,10 @@ def announce(settings: Settings) -> None:
 
 
 def is_cross_site() -> bool:
-    """True when a browser says that another site's page asks."""
+    """True when a browser says that another site's page asks; an old one says so by its Referer alone."""
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return True
-    origin = request.headers.get("Origin")
+    origin = request.headers.get("Origin", request.headers.get("Referer"))
     return origin is not None and not _is_ours(origin)
 
 
@@ -159,9 +162,9 @@ def _sign_in() -> BaseResponse:
     if "HX-Request" in request.headers:
         return Response(status=401, headers={"HX-Redirect": "/login"})
     if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
-        wish = request.full_path.rstrip("?")
+        wish = log.masked(request.full_path.rstrip("?"))
         return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
-    raise _Unknown("This needs a token that is known here, as `Authorization: Bearer dl_...`.")
+    raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
 
 
 def _wants_a_page() -> bool:
@@ -197,7 +200,7 @@ def _is_local() -> bool:
 
     The name is looked at because a page whose own name leads to 127.0.0.1 asks from here too.
     """
-    if any(name in request.headers for name in _FORWARDED):
+    if any(_FORWARDED.fullmatch(name) for name in request.headers.keys()):  # noqa: SIM118  it is no dict
         return False
     return _is_loopback(request.remote_addr or "") and _is_loopback(_name_of_host())
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, request, url_for
@@ -28,7 +29,8 @@ PACE_MINUTES = 30
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page
 CONCERNS = 8  # that the overview names
-EVENTS = 1_000  # of a journal on one page
+EVENTS = 10_000  # of a journal on one page: a heartbeat every ten seconds makes so many in a day
+EVENTS_AT_ONCE = 1_000
 TRAIL = 30  # pages that `newer` leads back through
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
 STATUSES = [
@@ -169,7 +171,7 @@ def job(job_id: str) -> Response:
     after = request.args.get("after", 0, type=int)
     with _sessions().borrow() as conn:
         found = stats.job(conn, wanted)
-        events = stats.events(conn, wanted, max(after, 0), EVENTS)
+        events = _events(conn, wanted, max(after, 0))
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
@@ -188,6 +190,16 @@ def job(job_id: str) -> Response:
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
         buttons=[asdict(button) for button in buttons.of_job(found)],
     )
+
+
+def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
+    found: Rows = []
+    while len(found) < EVENTS:
+        more = stats.events(conn, job_id, found[-1]["event_id"] if found else after, EVENTS_AT_ONCE)
+        found += more
+        if len(more) < EVENTS_AT_ONCE:
+            break
+    return found
 
 
 # What the job's page says by other means than a line of its own.

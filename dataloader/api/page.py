@@ -112,9 +112,12 @@ def _of_every_page() -> dict[str, Any]:
 
 
 def _here() -> str:
-    """This page's address, as it was asked for: Flask has its path decoded, and a queue may be called `a?b`."""
+    """This page's address, as it was asked for: Flask has its path decoded, and a queue may be called `a?b`.
+
+    Without secrets: whoever pasted a token into an address does not get it back in a page.
+    """
     query = request.query_string.decode("latin-1")
-    return quote(request.path) + (f"?{query}" if query else "")
+    return log.masked(quote(request.path) + (f"?{query}" if query else ""))
 
 
 @blueprint.record_once

@@ -23,6 +23,7 @@ from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic
 from typing import Any
 
+from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
 
 HEAD_SEC = 10.0  # for the head of a request, from its connection or its first byte
@@ -216,6 +217,13 @@ class PatientWorker(ThreadWorker):  # type: ignore[misc]
         conn.since = monotonic()
         conn.until = conn.since + HEAD_SEC + len(conn.sock.rest) / RATE
         self._answer(conn)
+
+    def _keepalive_after(self, conn: Any, keepalive: bool) -> bool:
+        """What follows a body that was refused unread need not be one: then the connection has said its last answer."""
+        try:
+            return bool(super()._keepalive_after(conn, keepalive))
+        except ParseException:
+            return False
 
     def _answer(self, conn: _Connection) -> None:
         """Send what is left of the answer, then see to what comes after it."""

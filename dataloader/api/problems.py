@@ -80,7 +80,8 @@ def request_id() -> str:
     """The request's id: X-Request-ID when that is fit to be logged, else one made here."""
     if "request_id" not in g:
         given = request.headers.get("X-Request-ID", "")
-        g.request_id = given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+        is_fit = _REQUEST_ID.fullmatch(given) and log.masked(given) == given
+        g.request_id = given if is_fit else uuid4().hex
     return str(g.request_id)
 
 

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from dataloader.api.problems import Fault, Problem, invalid
+from dataloader.batch import Columns
 from dataloader.producer import DEPTH_LIMIT, FAULTS_SHOWN, INT4_MAX, Trigger, columns_of, is_deep
-from dataloader.queue import Columns, NewJob
+from dataloader.queue import NewJob
 
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
 BATCH_JOBS = 10_000

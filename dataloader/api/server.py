@@ -25,6 +25,8 @@ threads = 32  # half of them may hold a long poll, nearly as many a database ses
 keepalive = 15  # seconds; an idle connection costs no thread
 graceful_timeout = 30
 timeout = 60
+# gunicorn would take an address' path from a client's SCRIPT_NAME and PATH_INFO, past whatever a proxy guards by path.
+forwarder_headers = ""
 # It would make the arbiter threaded, and two services of one user would share its path.
 control_socket_disable = True
 

@@ -1,6 +1,6 @@
 """The dashboard's sign-in: a token from a form becomes a cookie that scripts and other sites cannot use.
 
-May import no other part of the package.
+May import `log`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from flask import Blueprint, Response, current_app, make_response, redirect, render_template, request
 from werkzeug.wrappers import Response as BaseResponse
 
+from dataloader import log
 from dataloader.api import access, tokens
 
 blueprint = Blueprint("signin", __name__, template_folder="templates")
@@ -58,6 +59,6 @@ def _page(status: int) -> Response:
 
 
 def _destination() -> str:
-    """Where to go on; never to another site."""
-    wish = request.values.get("next", "/")
+    """Where to go on; never to another site, and with no secret, for it stands in the page."""
+    wish = log.masked(request.values.get("next", "/"))
     return wish if _PATH.fullmatch(wish) else "/"

@@ -196,9 +196,11 @@ def _earlier_runs(case: Case) -> Iterator[Finding]:
         count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
         text = f"{count} ended otherwise; the last of them, attempt {last.attempt}: {screen.short(said(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
-    backoffs = sum(event.kind == "worker.claim.backoff" for event in case.events)
+    requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
+    backoffs = sum("backoffs" in payload for payload in requeues)
     if backoffs:
-        yield Finding(f"Its key was found held by a session of another service {backoffs} times.")
+        times = "once" if backoffs == 1 else f"{backoffs} times"
+        yield Finding(f"Its key was found held by a session of another service {times}.")
 
 
 _BY_STATUS = {"queued": _waiting, "running": _running, "failed": _failed, "lost": _lost, "canceled": _canceled}

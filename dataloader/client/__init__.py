@@ -1,7 +1,7 @@
 """`Client`: a farm from Python, over HTTP. Start with docs/client.md.
 
 Standard library and tenacity only: a program that triggers jobs needs neither flask nor a driver in its process.
-May import nothing of the package but its modules:
+Of the package it may import `traces`, and its own modules:
 
     watch        a job until its end
     results      the answers as frozen values
@@ -24,6 +24,7 @@ from uuid import UUID, uuid4
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
+from dataloader import traces
 from dataloader.client.errors import (
     ClientError,
     Conflict,
@@ -132,7 +133,8 @@ class Client:
         """Add a job, once, however often it had to be asked for: without an `idempotency_key` one is made.
 
         Jobs of one `lock_key` never run at the same time; by default that is the task's name. `trace` is a W3C
-        traceparent. The fields and their bounds are the API's (docs/api.md).
+        traceparent, by default that of the OpenTelemetry span under way here. The fields and their bounds are the
+        API's (docs/api.md).
         """
         body = _document(
             task=task,
@@ -149,8 +151,7 @@ class Client:
             producer=producer,
             consumer_group=consumer_group,
         )
-        headers = {"traceparent": trace} if trace else None
-        return read(Started, self._call("POST", "/jobs/trigger", body, headers=headers).document)
+        return read(Started, self._call("POST", "/jobs/trigger", body, headers=_traced(trace)).document)
 
     def trigger_many(self, jobs: Iterable[Mapping[str, Any]]) -> list[Started]:
         """Add jobs, documents with the fields of `trigger`; for each what became of it, in their order.
@@ -166,7 +167,7 @@ class Client:
         ]
         found: list[Started] = []
         for start in range(0, len(whole), BATCH):
-            answer = self._call("POST", "/jobs/batch", {"jobs": whole[start : start + BATCH]})
+            answer = self._call("POST", "/jobs/batch", {"jobs": whole[start : start + BATCH]}, headers=_traced())
             found += read_all(Started, answer.document, "jobs")
         return found
 
@@ -395,3 +396,8 @@ def _queue(queue: str) -> str:
 
 def _new_key() -> str:
     return f"client-{uuid4()}"
+
+
+def _traced(trace: str | None = None) -> dict[str, str] | None:
+    traceparent = trace or traces.current()
+    return {"traceparent": traceparent} if traceparent else None

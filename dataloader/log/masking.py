@@ -1,8 +1,8 @@
 """Secrets leave by no way out: `masked` is the one function for log lines, error texts, journals and API answers.
 
-A value is masked by its name (`password`, `api_key`), by its place in a text (the userinfo of a URL, `token=...`), or
-because it is known: the configured passwords, what the environment names as secret, and the secret arguments of the
-job that runs. May import nothing of the package.
+A value is masked by its name (`password`, `api_key`), by its place in a text (the userinfo of a URL, `token=...`,
+`Bearer ...`), by its looks (the service's own tokens), or because it is known: the configured passwords, what the
+environment names as secret, and the secret arguments of the job that runs. May import nothing of the package.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, overload
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
@@ -23,15 +23,21 @@ TEXT_LIMIT = 1_000_000  # characters; of a longer text the halves at both ends a
 DEPTH_LIMIT = 100  # what is nested deeper is masked unseen
 # Shorter secrets are masked by name and place only: "etl" occurs everywhere.
 SHORTEST = 4
-SHORTEST_FOUND = 8  # for what only looks like a secret: a variable of the environment
+SHORTEST_FOUND = 8  # for what only looks like a secret: a variable of the environment, what is within credentials
+SHORTEST_NUMBER = 6  # digits: others are years, ports and counts
 _NAMES = (
-    r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|"
-    r"(?:api|access|private|auth)[-_]?key"
+    r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|bearer|jwt|"
+    r"(?:api|access|private|auth|signing|encryption)[-_]?key"
 )
-_NAME = re.compile(rf"{_NAMES}|pass$|dsn|conninfo", re.IGNORECASE)
+_NAME = re.compile(rf"{_NAMES}|pass$|^auth$|dsn|conninfo|conn(?:ection)?[-_]?str", re.IGNORECASE)
 _COUNT = re.compile("tokens", re.IGNORECASE)  # such a number is an amount, not a secret
-# Every repetition is bounded or possessive, so that no text costs more than its length.
-_URL = re.compile(r"(://[^\s:/@]{0,200}+:)\S{1,300}(@)")
+# Every repetition is bounded or possessive, so that no text costs more than its length. A text may have been cut
+# within a secret, so each may also end with the text.
+_URL = re.compile(r"(://[^\s:/@]{0,200}+:)(?:\S{1,300}(@)|(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z)")
+_USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # with no password, it is itself one
+_OWN = re.compile(r"(?<![A-Za-z0-9])dl_[A-Za-z0-9_-]{30,}+")  # a token of the service, or most of one
+_BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a digit: it is no word
+_PEM = re.compile(r"(PRIVATE KEY-----)[^-]{1,20000}+(?:-|\Z)")
 # In quotes a header's value ends with them, otherwise with the line.
 _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
@@ -39,13 +45,16 @@ _HEADER = re.compile(
 )
 _FLAG = re.compile(rf"(--[\w-]{{0,30}}?(?:{_NAMES})[\w-]{{0,30}}\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
 _PAIR = re.compile(
-    rf"""((?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:])\s{{0,3}})"""
-    r"""(?:[bru]?'(?:[^'\\]|\\.){0,5000}+'|[bru]?"(?:[^"\\]|\\.){0,5000}+"|"""
-    r"""\\{1,4}["'].{0,5000}?\\{1,4}["']|[^\s,;&]++)""",
+    rf"""((?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad])\s{{0,3}}|"""
+    r"""password\s{1,3}(?=e?'))"""  # the last is SQL
+    r"""(?:[brue]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
+    r"""\\{1,4}["'].{0,5000}?(?:\\{1,4}["']|\Z)|\[[^]]{0,5000}+(?:]|\Z)|\{[^}]{0,5000}+(?:}|\Z)|[^\s,;&]++)""",
     re.IGNORECASE | re.DOTALL,
 )
 # Each of _NAMES has one of these in it: most texts have none and need no further look.
-_WORD = re.compile("pass|pwd|secret|token|auth|cookie|credential|key")
+_WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key")
+_SCHEME = re.compile(r"(?:bearer|basic|token)\s+(\S+)", re.IGNORECASE)
+_USERINFO = re.compile(r"://[^\s:/@]{0,200}+:([^\s@/]{1,300}+)@")
 _ESCAPE = re.compile("%[0-9A-F]{2}")
 T = TypeVar("T")
 _configured: frozenset[str] = frozenset()
@@ -88,16 +97,24 @@ def masked_text(text: str) -> str:
     for secret in _known:
         if secret in text:
             text = text.replace(secret, MASK)
+    if "dl_" in text:
+        text = _OWN.sub(MASK, text)
     if "://" in text:
-        text = _URL.sub(rf"\g<1>{MASK}\g<2>", text)
-    if ":" in text or "=" in text or "--" in text:
+        text = _USER.sub(rf"\g<1>{MASK}@", _URL.sub(rf"\g<1>{MASK}\g<2>", text))
+    if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text:
         text = _named_masked(text)
+    if " " in text and ("earer " in text or "BEARER " in text):
+        text = _BEARER.sub(rf"\g<1>{MASK}", text)
     return text
 
 
 def _named_masked(text: str) -> str:
-    if text.isascii() and not _WORD.search(text.lower()):  # other letters may be equal to these but for their case
-        return text
+    if text.isascii():  # other letters may be equal to these but for their case
+        lowered = text.lower()
+        if not any(word in lowered for word in _WORDS):
+            return text
+    if "PRIVATE KEY" in text:
+        text = _PEM.sub(rf"\g<1>{MASK}", text)
     text = _PAIR.sub(rf"\g<1>{MASK}", _HEADER.sub(rf"\g<1>\g<2>{MASK}", text))
     return _FLAG.sub(rf"\g<1>{MASK}", text) if "--" in text else text
 
@@ -132,7 +149,7 @@ def learn_configured(settings: object) -> None:
 
 
 def learn_job(args: Mapping[str, Any]) -> None:
-    """Mask the secret arguments of the job that starts, until the next one starts."""
+    """Mask the secret arguments of the job that starts, and the passwords in its URLs, until the next one starts."""
     global _of_job
     before, _of_job = _of_job, frozenset(form for secret in _secrets_in(args, 0) for form in _forms(secret))
     if _of_job != before:
@@ -153,28 +170,36 @@ def _of_environment() -> Iterator[str]:
 
 
 def _passwords(text: str) -> Iterator[str]:
-    """The passwords of a DSN; a text that is none is a secret as a whole."""
+    """The passwords of a DSN, what an Authorization holds; a text that is neither is a secret as a whole."""
+    if found := _SCHEME.fullmatch(text):
+        yield from (text, found[1])
+        return
     try:
         parts = conninfo_to_dict(text)
     except (ProgrammingError, UnicodeError):
         yield text
         return
     yield from (str(parts[name]) for name in ("password", "sslpassword") if parts.get(name))
-    if found := re.search(r"://[^\s:/@]*:([^\s@/]+)@", text):
+    if found := _USERINFO.search(text):
         yield found[1]
 
 
-def _secrets_in(value: Any, depth: int) -> Iterator[str]:
-    items: Iterable[tuple[Any, Any]] = ()
-    if depth < DEPTH_LIMIT and isinstance(value, Mapping):
-        items = value.items()
-    elif depth < DEPTH_LIMIT and isinstance(value, list):
-        items = (("", item) for item in value)
-    for name, item in items:
-        if isinstance(item, str) and is_secret(name, item):
-            yield from _passwords(item)
-        else:
-            yield from _secrets_in(item, depth + 1)
+def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool = False) -> Iterator[str]:
+    """The secrets of args: of this value's own name, or within a structure that has such a name."""
+    if isinstance(value, str):
+        if is_named or (is_within and len(value) >= SHORTEST_FOUND):
+            yield from _passwords(value)
+        elif "://" in value:
+            yield from map(unquote, _USERINFO.findall(value))
+    elif isinstance(value, Mapping) and depth < DEPTH_LIMIT:
+        for name, item in value.items():
+            is_secret_item = is_secret(name, item)
+            yield from _secrets_in(item, depth + 1, is_secret_item, is_named or is_within)
+    elif isinstance(value, list) and depth < DEPTH_LIMIT:
+        for item in value:
+            yield from _secrets_in(item, depth + 1, is_named, is_within)
+    elif is_named and type(value) is int and len(str(abs(value))) >= SHORTEST_NUMBER:
+        yield str(abs(value))
 
 
 def _forms(secret: str) -> set[str]:

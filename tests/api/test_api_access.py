@@ -56,13 +56,115 @@ def test_each_call_needs_one_of_its_scopes(
     answer = client.open(path, method=method, json=None if method == "GET" else {})
     problem = refused(answer, 401, "unauthorized")
     assert answer.headers["WWW-Authenticate"].startswith('Bearer realm="dataloader"')
-    assert "token" in problem["detail"]
+    assert "bearer token in the header Authorization." in problem["detail"]  # no part of it may look like a secret
     for name in TOKENS:
         answer = client.open(path, method=method, headers=bearer(name), json=None if method == "GET" else {})
         if name in scopes:
             assert answer.status_code in (400, 404)
         else:
             assert all(scope in refused(answer, 403, "forbidden")["detail"] for scope in scopes)
+
+
+READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozenset({"operate"})
+ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
+# Every address there is, and the scopes of which one is needed; a new one is to be added here.
+SCOPES: dict[tuple[str, str], frozenset[str]] = {
+    **{("GET", path): frozenset() for path in ("/health", "/info", "/status", "/ready", "/login", "/docs")},
+    ("GET", "/docs/assets/<path:filename>"): frozenset(),
+    ("GET", "/static/<path:name>"): frozenset(),
+    ("POST", "/login"): frozenset(),
+    ("POST", "/logout"): frozenset(),
+    **{("GET", path): READ for path in ("/", "/jobs", "/workers", "/metrics", "/openapi.json")},
+    ("GET", "/jobs/<anything:job_id>"): READ,
+    ("GET", "/queues/<anything:queue>"): READ,
+    **{
+        ("GET", f"/api/v1/{name}"): READ
+        for name in ("stats", "workers", "pace", "events", "database", "queues", "jobs")
+    },
+    ("GET", "/api/v1/jobs/<job:job_id>"): READ,
+    ("GET", f"{ONE}/events"): READ,
+    ("GET", f"{ONE}/status"): READ | TRIGGERS,
+    ("POST", TRIGGER): TRIGGERS,
+    ("POST", "/api/v1/jobs/batch"): TRIGGERS,
+    ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,
+    ("POST", "/api/v1/jobs/bulk/cancel"): TRIGGERS | OPERATES,
+    **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now")},
+    **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
+    ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
+    **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},
+    ("PUT", f"{QUEUE}/limit"): OPERATES,
+    ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
+    ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
+    ("POST", "/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
+}
+VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
+
+
+def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:
+    calls = {(m, rule.rule): rule for rule in guarded.url_map.iter_rules() for m in rule.methods or ()}
+    assert {call for call in calls if call[0] not in ("HEAD", "OPTIONS")} == SCOPES.keys()
+    for (method, path), rule in calls.items():
+        if method == "OPTIONS":
+            continue
+        verb = {"verb": path.partition("any('")[2].partition("'")[0]} if "verb" in rule.arguments else {}
+        built = rule.build(VALUES | verb, append_unknown=False)
+        assert built, path
+        _opens_to(guarded.test_client(), method, built[1], SCOPES["GET" if method == "HEAD" else method, path])
+
+
+def _opens_to(client: FlaskClient, method: str, address: str, wanted: frozenset[str]) -> None:
+    """Whoever is let in gets something else than 401 and 403; a sign-in without a token is none."""
+    given = {}
+    for name, headers in {"nobody": {}, **{name: bearer(name) for name in TOKENS}}.items():
+        with client.open(address, method=method, headers=headers) as answer:
+            given[name] = answer.status_code
+    let_in = {name for name, status in given.items() if status not in (401, 403)}
+    assert let_in == (wanted or set(given)) or (method, address) == ("POST", "/login"), (method, address, given)
+    assert not wanted or given["nobody"] == 401, (method, address)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [("Authorization", f"Bearer {TOKENS['trigger']}"), ("Authorization", f"Bearer {TOKENS['trigger']}")],
+        [("Authorization", f"Bearer {TOKENS['trigger']}"), ("Authorization", "Bearer dl_x")],
+        [("Authorization", f"Bearer {TOKENS['trigger']}, Bearer dl_x")],
+        [("Authorization", f"Bearer\t{TOKENS['trigger']}")],
+        [("Authorization", "Bearer dl_x"), ("Cookie", f"dl_token={TOKENS['trigger']}")],
+        [("Proxy-Authorization", f"Bearer {TOKENS['trigger']}")],
+        [("Cookie", f"dl_token=dl_x; dl_token={TOKENS['trigger']}")],
+        [("Authorization", f"Bearer {tokens.digest(TOKENS['trigger'])}")],
+        [("Remote-User", "admin"), ("X-Forwarded-User", "admin")],
+    ],
+    ids=range(9),
+)
+def test_what_could_be_read_in_two_ways_is_401(guarded: Flask, refused: Refused, sent: list[tuple[str, str]]) -> None:
+    refused(guarded.test_client().post(TRIGGER, json=MINIMAL, headers=sent), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("header", ["BEARER {}", "bearer   {}", "Bearer {}  "])
+def test_a_bearer_token_however_it_is_written(guarded: Flask, header: str) -> None:
+    headers = {"aUTHORIZATION": header.format(TOKENS["trigger"]), "Cookie": "dl_token=dl_x"}
+    assert guarded.test_client().post(TRIGGER, json=MINIMAL, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"])
+def test_no_header_makes_another_method_of_a_request(guarded: Flask, name: str) -> None:
+    headers = bearer("read") | {name: "DELETE"}
+    assert guarded.test_client().post(f"{JOB}?_method=DELETE", headers=headers).status_code == 405
+    assert guarded.test_client().get(f"{JOB}/status", headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/api/v1//stats", "/health/../api/v1/stats", "/health/..%2f..%2fapi/v1/stats", "/docs/../api/v1/stats", "/docs/",
+     "/docs/assets/../../openapi.json", "/docs/assets/..%2f..%2fopenapi.py", "/static/../page.py", "/login/../jobs",
+     "/static/..%2f..%2fpage.py", "/static/app.css%00.js", "/api/v1/stats%00", "/./api/v1/stats"],
+)  # fmt: skip
+def test_no_way_round_leads_past_the_door(guarded: Flask, path: str) -> None:
+    answer = guarded.test_client().get(path)
+    assert answer.status_code in (401, 404), path
+    assert "Cache-Control: no-store" in str(answer.headers)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +227,16 @@ def test_who_asks_for_the_journal(guarded: Flask) -> None:
         ("127.0.0.1", {"X-Forwarded-For": "127.0.0.1"}, False),
         ("127.0.0.1", {"Forwarded": "for=127.0.0.1"}, False),
         ("127.0.0.1", {"X-Real-IP": "127.0.0.1"}, False),
+        ("127.0.0.1", {"X-Forwarded-Proto": "https"}, False),
+        ("127.0.0.1", {"X-Forwarded-Server": "proxy"}, False),
+        ("127.0.0.1", {"CF-Connecting-IP": "10.0.0.7"}, False),
+        ("127.0.0.1", {"X-Client-IP": "10.0.0.7"}, False),
+        ("127.0.0.1", {"Host": "localhost@rebound.example"}, False),
+        ("127.0.0.1", {"Host": "rebound.example@localhost"}, False),
+        ("127.0.0.1", {"Host": "localhost,rebound.example"}, False),
+        ("127.0.0.1", {"Host": "2130706433"}, False),
+        ("::1", {"Host": "[::1%25lo]"}, False),
+        ("127.0.0.1", {"Host": "[::ffff:127.0.0.1]:8081"}, True),
         ("127.0.0.1", {"Host": "rebound.example"}, False),
         ("127.0.0.1", {"Host": "localhost.rebound.example"}, False),
         ("127.0.0.1", {"Host": "[::1"}, False),
@@ -195,6 +307,11 @@ def test_only_trusted_proxies_are_believed(dsn: str, proxies: int, seen: str) ->
         ({"Origin": "http://localhost:8080"}, False),
         ({"Origin": "null"}, False),
         ({"Origin": "http://[::1"}, False),
+        ({"Origin": "http://localhost@evil.example"}, False),
+        ({"Origin": ""}, False),
+        ({"Sec-Fetch-Site": "none,cross-site"}, False),
+        ({"Referer": "http://evil.example/http://localhost/"}, False),
+        ({"Referer": "http://localhost/jobs"}, True),
     ],
 )
 def test_j9_other_sites_change_nothing(guarded: Flask, client: FlaskClient, headers: dict[str, str], may: bool) -> None:
@@ -239,7 +356,23 @@ def test_the_cookie_is_for_https_only_where_there_is_https(dsn: str) -> None:
         assert "; Secure" in answer.headers["Set-Cookie"]
 
 
-@pytest.mark.parametrize("wish", ["//evil.example", "/\\evil.example", "https://evil.example", "/\t/x", "x", "/%0a\n"])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        "//evil.example",
+        "/\\evil.example",
+        "https://evil.example",
+        "/\t/x",
+        "x",
+        "/%0a\n",
+        "javascript:alert(1)",
+        "/a\r\nSet-Cookie: x=1",
+        "\\\\evil.example",
+        "/\u2028",
+        " //evil.example",
+        "data:text/html,x",
+    ],
+)
 def test_a_sign_in_leads_to_no_other_site(guarded: Flask, wish: str) -> None:
     answer = guarded.test_client().post("/login", data={"token": TOKENS["read"], "next": wish})
     assert answer.location == "/"

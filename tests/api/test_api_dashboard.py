@@ -59,6 +59,21 @@ def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn:
     assert rows == [("anonymous from 127.0.0.1",)]
 
 
+def test_a_long_run_is_shown_to_its_end(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, _ = queue.enqueue(conn, queue.NewJob("q", "t", "k"))
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
+        " SELECT %s, 'q', CASE n WHEN 0 THEN 'picked' WHEN 2500 THEN 'lost' ELSE 'heartbeat' END,"
+        "        CASE n WHEN 2500 THEN '{\"signal\": 9}'::jsonb ELSE '{\"attempt\": 1}' END"
+        "   FROM generate_series(0, 2500) n",
+        (job_id,),
+    )
+    page = client.get(f"/jobs/{job_id}").text
+    assert "and 2,499 heartbeats" in page
+    assert "signal 9" in page
+    assert "Later entries" not in page
+
+
 def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClient, conn: db.Connection) -> None:
     job_id, _ = queue.enqueue(conn, queue.NewJob("q", "t", "k"))
     afar = {"environ_base": {"REMOTE_ADDR": "10.0.0.7"}}

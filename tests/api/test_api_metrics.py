@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from api_app import MINIMAL, TRIGGER, running
 from flask import Flask
 from flask.testing import FlaskClient
@@ -131,3 +134,21 @@ def test_there_are_so_many_series_whatever_is_named(
     assert sum(sample.value for sample in families["dl_job_steps"]) == 50
     assert "s3cret" not in text
     assert max(len(sample.labels["queue"]) for sample in families["dl_jobs_fresh"]) <= 200
+
+
+def test_the_alert_rules_of_the_documents_ask_for_what_there_is(client: FlaskClient) -> None:
+    told = re.findall(r"^# TYPE (\S+) (\S+)$", client.get("/metrics").text, flags=re.MULTILINE)
+    names = {"up"} | {name for name, _ in told}
+    names |= {name + end for name, kind in told if kind == "histogram" for end in ("_bucket", "_sum", "_count")}
+    docs = Path(__file__).parents[2] / "docs"
+    blocks = [
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", (docs / "operating.md").read_text(), re.S)
+    ]
+    rules = [rule for block in blocks for group in block.get("groups", []) for rule in group["rules"]]
+    assert len(rules) == len({rule["alert"] for rule in rules}) > 10
+    for rule in rules:
+        words = set(re.findall(r"\b(?:up|dl_\w+)(?=[{)\[ ]|$)", rule["expr"].strip()))
+        assert words
+        assert words <= names, rule
+    in_api = set(re.findall(r"`(dl_[a-z_]+)`", (docs / "api.md").read_text()))
+    assert in_api <= names

@@ -23,6 +23,8 @@ from schemathesis.config import SchemathesisConfig
 from dataloader import config
 from dataloader.api import create_app, infra, openapi, sessions
 
+pytestmark = pytest.mark.long
+
 # What the document says in words: an instant from 2000 to ten years from now.
 first, last = datetime.fromisoformat("2000-01-01"), datetime.fromisoformat("2030-01-01")
 instants = st.datetimes(first, last, timezones=st.just(UTC)).map(datetime.isoformat)

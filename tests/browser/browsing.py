@@ -70,10 +70,12 @@ class Visitor:
         if question.count():
             question.get_by_role("button", name=label, exact=True).click()
 
-    def grave_faults(self) -> list[str]:
-        """What axe-core finds serious or critical on the page as it is."""
-        self.page.evaluate(AXE)
-        found = self.page.evaluate("axe.run({resultTypes: ['violations']})")
+    def grave_faults(self, only: str = "") -> list[str]:
+        """What axe-core finds serious or critical on the page as it is, by one of its rules or all of them."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE)
+        how = {"resultTypes": ["violations"]} | ({"runOnly": [only]} if only else {})
+        found = self.page.evaluate("how => axe.run(how)", how)
         return [
             f"{violation['id']}: {node['html'][:200]}: {node.get('failureSummary', '')[:300]}"
             for violation in found["violations"]

@@ -21,6 +21,8 @@ from dataloader.bench import pgbench
 from dataloader.bench.program import FIGURES, INTERRUPTED
 from dataloader.config import Settings
 
+pytestmark = pytest.mark.long
+
 FEW = ("drain", "latency", "cpu", "enqueue", "memory")
 
 

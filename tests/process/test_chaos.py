@@ -19,6 +19,7 @@ SUCCEEDS = frozenset({"succeeded"})
 # --- the run ---
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [7, None])
 def test_a_farm_keeps_its_promises_under_faults(seed: int | None) -> None:

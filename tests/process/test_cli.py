@@ -25,6 +25,8 @@ from farming import Farm, until
 from dataloader import cli
 from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
 
+pytestmark = pytest.mark.long
+
 CANARY = "canary-5f2c"
 ESCAPE = "bad \x1b[31mred\x9b2J\u202e"
 Ask = Callable[..., Result]

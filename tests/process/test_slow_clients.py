@@ -131,6 +131,66 @@ def test_what_is_left_of_a_refused_body_is_no_request(port: int) -> None:
             assert sock.recv(1_000) == b""
 
 
+HIDDEN = b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n"
+ENDS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "statuses"),
+    [
+        # Whoever reads the length in another way than a proxy before us takes a body for a request.
+        (b"Content-Length: 6\r\nTransfer-Encoding: chunked", b"0\r\n\r\nX" + HIDDEN, [400]),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 6", b"0\r\n\r\nX" + HIDDEN, [400]),
+        (b"Transfer-Encoding: xchunked\r\nContent-Length: 1", b"x" + HIDDEN, [501]),
+        (b"Transfer-Encoding: identity\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"Transfer-Encoding : chunked\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"Transfer-Encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(HIDDEN), HIDDEN), [411, 200]),
+        (b"Content-Length: 1\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"Content-Length: 1\r\nContent-Length: 99", b"x" + HIDDEN, [400]),
+        *((b"Content-Length: " + length, b"x" + HIDDEN, [400]) for length in (b"+1", b"-1", b"1, 1", b"0x1", b"\xb9")),
+        (b"Content-Length: %016d" % len(HIDDEN), HIDDEN, [404, 200]),
+        (b"Content-Length:\r\n 1", b"x" + HIDDEN, [400]),
+        (b"X: a\nContent-Length: 99\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"X: a\rContent-Length: 99\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"X: a\0b\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"Host: elsewhere\r\nContent-Length: 1", b"x" + HIDDEN, [400]),
+        (b"Content-Length: 1000000000000000", b"x" + HIDDEN, [404]),
+        # What a client may not say for its proxy: here /nothing is what is asked for.
+        (b"SCRIPT_NAME: /nothing\r\nContent-Length: 1", b"x", [404, 200]),
+        (b"PATH_INFO: /info\r\nContent-Length: 1", b"x", [404, 200]),
+        (b"SCRIPT_NAME: /else\r\nContent-Length: 1", b"x", [404, 200]),
+    ],
+    ids=range(23),
+)
+def test_no_request_hides_in_another(port: int, head: bytes, body: bytes, statuses: list[int]) -> None:
+    request = b"POST /nothing/info HTTP/1.1\r\nHost: localhost\r\n%b\r\n\r\n%b%b" % (head, body, ENDS)
+    with connected(port, request) as sock:
+        said = all_said(sock)
+    assert [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", said)] == statuses
+    assert b'"service"' not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"GET /info\r\n\r\n", 400),
+        (b"GET /info HTTP/3.9\r\n\r\n", 400),
+        (b"CONNECT localhost:443 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 404),
+        (b"TRACE / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
+        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03\r\n\r\n", 400),
+        (b"GET /info HTTP/1.1\r\n" + b"".join(b"X%d: a\r\n" % n for n in range(2_000)) + b"\r\n", 431),
+        (b"GET /info HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 50_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"a" * 50_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414),
+        (b"GET /info HTTP/1.0\r\n\r\n", 200),
+    ],
+    ids=range(10),
+)
+def test_what_is_no_request_of_ours_is_refused_and_hung_up_on(port: int, words: bytes, status: int) -> None:
+    with connected(port, words) as sock:
+        assert re.match(rb"HTTP/1\.[01] %d " % status, all_said(sock))
+
+
 def test_an_answer_that_is_read_late_is_whole(port: int, dsn: str) -> None:
     job = job_of(port)
     with socket.socket() as sock:

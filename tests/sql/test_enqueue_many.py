@@ -20,7 +20,7 @@ from psycopg import errors
 from psycopg.rows import dict_row
 
 import dataloader
-from dataloader import db, migrations, queue
+from dataloader import batch, db, migrations, queue
 from dataloader.queue import NewJob
 
 Workers = Callable[[], Worker]
@@ -43,7 +43,7 @@ def order(conn: db.Connection) -> list[Any]:
 
 @pytest.fixture
 def batches_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "AT_ONCE", 3)
+    monkeypatch.setattr(batch, "AT_ONCE", 3)
 
 
 EVERYTHING = {
@@ -66,7 +66,7 @@ EVERYTHING = {
 @pytest.mark.parametrize("beside", [[], [NewJob("other", "other", "")], [NewJob("", "", "", idempotency_key="k")]])
 def test_every_field_is_stored(conn: db.Connection, key: str | None, beside: list[NewJob]) -> None:
     new = NewJob(**EVERYTHING, idempotency_key=key)
-    *_, (job_id, status) = queue.enqueue_many(conn, [*beside, new])
+    *_, (job_id, status) = batch.enqueue_many(conn, [*beside, new])
     stored = row(conn, job_id)
     assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
     assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 1)
@@ -103,7 +103,7 @@ def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three:
     texts = [text * 2 for text in ODD[-1:] * 10 if alike] or ODD
     new = [NewJob(**dict.fromkeys(names, text), args={text: [text, {text: {}}, {}]}) for text in texts]
     new = [replace(job, idempotency_key=f"{n}{job.task}" if keys else None) for n, job in enumerate(new)]
-    for job, (job_id, _) in zip(new, queue.enqueue_many(conn, new), strict=True):
+    for job, (job_id, _) in zip(new, batch.enqueue_many(conn, new), strict=True):
         stored = row(conn, job_id)
         assert {name: stored[name] for name in names} == dict.fromkeys(names, job.task)
         assert (stored["args"], stored["idempotency_key"]) == (job.args, job.idempotency_key)
@@ -114,8 +114,8 @@ def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three:
 def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) -> None:
     """But for the keys: they take different ways through the database."""
     new = [NewJob("q", "t", f"k{n}", {"n": n}, priority=n % 3, producer=[None, "p"][n % 2]) for n in range(1_300)]
-    plain = queue.enqueue_many(conn, new)
-    keyed = queue.enqueue_many(conn, [replace(job, idempotency_key=f"i{n}") for n, job in enumerate(new)])
+    plain = batch.enqueue_many(conn, new)
+    keyed = batch.enqueue_many(conn, [replace(job, idempotency_key=f"i{n}") for n, job in enumerate(new)])
     differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
     for (one, _), (other, _) in list(zip(plain, keyed, strict=True))[::50]:
         a, b = row(conn, one), row(conn, other)
@@ -135,7 +135,7 @@ def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) ->
 def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str | None]) -> None:
     differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
     one = row(conn, queue.enqueue(conn, NewJob("q", "t", "key"))[0])
-    for job_id, _ in queue.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
+    for job_id, _ in batch.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
         many = row(conn, job_id)
         assert {name: many[name] for name in many if name not in differ} == {
             name: one[name] for name in one if name not in differ
@@ -145,20 +145,20 @@ def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str 
 
 
 def test_no_jobs_are_no_rows(conn: db.Connection) -> None:
-    assert queue.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
+    assert batch.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
 def test_a_future_job_waits(conn: db.Connection, worker: Worker) -> None:
     later = NewJob("q", "t", "a", available_at=datetime(2099, 1, 1, tzinfo=UTC))
-    ids = [job_id for job_id, _ in queue.enqueue_many(conn, [later, NewJob("q", "t", "b")])]
+    ids = [job_id for job_id, _ in batch.enqueue_many(conn, [later, NewJob("q", "t", "b")])]
     assert row(conn, ids[0])["blocked_on"] == "time"
     assert worker.take().job_id == ids[1]
     assert worker.claim().job is None
 
 
 def test_the_sleepers_are_told(conn: db.Connection, worker: Worker) -> None:
-    queue.enqueue_many(conn, jobs(3))
+    batch.enqueue_many(conn, jobs(3))
     assert set(worker.notes()) == {"q"}
 
 
@@ -169,9 +169,9 @@ def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
     keys = random.Random(1).sample(range(1_000), 60) if shuffled else [None] * 60
     new = keyed(*(key and f"i{key}" for key in keys))
     with conn.transaction():
-        results = queue.enqueue_many(conn, new[:20])
+        results = batch.enqueue_many(conn, new[:20])
         results += [queue.enqueue(conn, job) for job in new[20:40]]
-        results += queue.enqueue_many(conn, new[40:])
+        results += batch.enqueue_many(conn, new[40:])
     assert order(conn) == list(range(60))
     taken = []
     for _ in new:
@@ -183,7 +183,7 @@ def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
 
 def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Connection, batches_of_three: None) -> None:
     keys = [None, "m", "z", "a", "b", None, "z", "y", "a", "c", None]
-    results = queue.enqueue_many(conn, keyed(*keys))
+    results = batch.enqueue_many(conn, keyed(*keys))
     assert [results[6], results[8]] == [results[2], results[3]]
     assert len(set(results)) == 9
     assert order(conn) == [0, 1, 2, 3, 4, 5, 7, 9, 10]
@@ -193,13 +193,13 @@ def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Conne
 
 
 def test_ten_thousand_and_one(conn: db.Connection) -> None:
-    results = queue.enqueue_many(conn, jobs(10_001))
+    results = batch.enqueue_many(conn, jobs(10_001))
     assert len(set(results)) == value(conn, "SELECT count(*) FROM dl_jobs") == 10_001
     assert order(conn) == list(range(10_001))
 
 
 def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
-    ids = [job_id for _ in range(3) for job_id, _ in queue.enqueue_many(conn, jobs(50))]
+    ids = [job_id for _ in range(3) for job_id, _ in batch.enqueue_many(conn, jobs(50))]
     assert ids == sorted(ids)
     assert {job_id.version for job_id in ids} == {7}
 
@@ -210,12 +210,12 @@ def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
 def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -> None:
     first, _ = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
     worker.finish(worker.take())
-    results = queue.enqueue_many(conn, keyed("new", "done", None, "new"))
+    results = batch.enqueue_many(conn, keyed("new", "done", None, "new"))
     assert results[1] == (first, "succeeded")
     assert results[3] == results[0]
     assert [status for _, status in results] == ["queued", "succeeded", "queued", "queued"]
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
-    assert queue.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
+    assert batch.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
     assert len(journal(conn, results[0][0])) == 1
 
 
@@ -226,7 +226,7 @@ def test_a_key_whose_job_is_removed_meanwhile_is_free_again(conn: db.Connection)
           $$ BEGIN DELETE FROM public.dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
         CREATE TRIGGER remove AFTER INSERT ON dl_job_events EXECUTE FUNCTION public.remove()""")
     try:
-        results = queue.enqueue_many(conn, keyed("a", "b", "c"))
+        results = batch.enqueue_many(conn, keyed("a", "b", "c"))
     finally:
         conn.execute("DROP FUNCTION public.remove CASCADE")
     assert old not in [job_id for job_id, _ in results]
@@ -246,7 +246,7 @@ def test_lists_with_the_same_keys_at_once_are_one_list(
             keys = [f"{number}-{i}" for i in range(10)]
             random.Random(seed * 100 + number).shuffle(keys)
             gate.wait(20)
-            results = queue.enqueue_many(worker.conn, keyed(*keys))
+            results = batch.enqueue_many(worker.conn, keyed(*keys))
             found.append({key: job_id for key, (job_id, _) in zip(keys, results, strict=True)})
         return found
 
@@ -265,7 +265,7 @@ def test_one_bad_job_and_there_is_none(conn: db.Connection, batches_of_three: No
     new = jobs(5)
     new[bad] = NewJob("q", "t", "k", priority=-1)
     with pytest.raises(errors.CheckViolation):
-        queue.enqueue_many(conn, new)
+        batch.enqueue_many(conn, new)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 

@@ -213,8 +213,8 @@ def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
     conn.execute(
         "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', 'busy')"
     )
-    assert reason(first) == ("worker", "It is the next of its queue: it starts when one of 1 workers of q is free.")
-    assert reason(second) == ("worker", "1 job of the queue q go before it; 1 workers serve that queue.")
+    assert reason(first) == ("worker", "It is the next of its queue: it starts when the only worker of q is free.")
+    assert reason(second) == ("worker", "1 job of the queue q goes before it; 1 worker serves that queue.")
 
     holder = enqueue(conn, queue="other", lock_key="k")
     worker.take("other")

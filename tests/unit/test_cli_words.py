@@ -257,6 +257,18 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         ["canceled by token ops"],
         [("requeue", ID)],
     ),
+    (
+        case(
+            a_job("queued", waiting_for={"reason": "session", "lock_key": "k", "until": NOW.isoformat()}),
+            events=[
+                Event(1, NOW, "requeue", {"reason": "the key is held by another session", "backoffs": 1}),
+                Event(2, NOW, "requeue", {"reason": "error", "delay_sec": 30}),
+                Event(3, NOW, "requeue", {"reason": "the key is held by another session", "backoffs": 2}),
+            ],
+        ),
+        ["held by a database session", "found held by a session of another service 2 times"],
+        [],
+    ),
     (case(a_job("succeeded"), attempt(1, "done", seconds=3.0)), ["succeeded in 3.0 s; nothing is the matter"], []),
 ]
 

@@ -343,6 +343,20 @@ def test_bad_arguments_are_refused_before_anything_is_sent(service: Service, cli
     assert not service.asked
 
 
+def test_the_span_under_way_goes_along(service: Service, client: Client) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    service.answers = [Answer(200, STARTED), Answer(200, {"jobs": [STARTED]}), Answer(200, STARTED)]
+    with TracerProvider().get_tracer("t").start_as_current_span("s") as span:
+        client.trigger("t")
+        client.trigger_many([{"task": "t"}])
+    client.trigger("t")
+    one, many, outside = service.asked
+    assert f"{span.get_span_context().trace_id:032x}" in one.headers["traceparent"]
+    assert many.headers["traceparent"] == one.headers["traceparent"]
+    assert "traceparent" not in outside.headers
+
+
 def test_it_needs_none_of_the_services_libraries() -> None:
     assert dataloader.Client is Client
     code = (

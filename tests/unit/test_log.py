@@ -303,6 +303,48 @@ def test_each_name_of_a_secret_is_masked(name: str) -> None:
     assert log.masked(f"{name}=canary") == f"{name}=***"
 
 
+OWN = "dl_Xq3-_" + "Zy8_" * 9 + "Kp"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"the token {OWN} is known",
+        f"GET /jobs/{OWN}/status",
+        f"it was {OWN[:40]}",
+        "sent as Bearer s3cret-and-more",
+        "sent as BEARER s3cret.0+/=~",
+        "bearer: s3cret",
+        "jwt=s3cret",
+        "signing_key=s3cret",
+        "https://s3cret@github.com/x",
+        "cut: postgresql://u:s3cret",
+        "cut: postgresql://u:12345s3cret",
+        "cut: password='s3 cret s3cret",
+        'cut: {"password": "s3 cret s3cret',
+        "ALTER ROLE u ENCRYPTED PASSWORD 's3cret'",
+        "ALTER ROLE u PASSWORD E's3cret'",
+        "{'tokens': ['s3cret', 's3cret']}",
+        "{'credentials': {'a': 's3cret', 'b': 's3cret'}}",
+        "/login?next=/x%3Ftoken%3Ds3cret",
+        "-----BEGIN RSA PRIVATE KEY-----\ns3cret\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_j4_what_only_looks_like_a_secret_is_masked(text: str) -> None:
+    assert "s3cret" not in log.masked(text)
+    assert OWN[:40] not in log.masked(text)
+    assert log.MASK in log.masked(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["send a bearer token", "bearer authentication", 'relation "dl_job_events" does not exist: dl_jobs_forget',
+     "cannot reach http://h:8081", "cannot reach http://h:8081/a/b", "it's fine"],
+)  # fmt: skip
+def test_what_only_speaks_of_secrets_stays(text: str) -> None:
+    assert log.masked(text) == text
+
+
 @pytest.mark.parametrize("text", ["took 5: fine", "lock_key=a", "https://host:80/a?b=c", "a@b.de", "primary key: id"])
 def test_other_texts_stay(text: str) -> None:
     assert log.masked(text) == text
@@ -375,8 +417,51 @@ def test_j4_a_jobs_secret_arguments_are_known_until_the_next_job() -> None:
 
 
 @pytest.mark.parametrize(
+    "args",
+    [
+        {"tokens": ["canary"]},
+        {"credentials": {"a": [{"b": "a-canary"}]}},
+        {"source": ["ftp://u:canary@h/x"]},
+        {"source": "ftp://u:can%61ry@h/x"},
+        {"authorization": "Bearer canary"},
+        {"auth": ["u", "canary"]},
+        {"connection_string": "canary"},
+    ],
+)
+def test_j4_a_jobs_secrets_are_known_however_they_are_given(args: dict[str, Any]) -> None:
+    log.learn_job(args)
+    assert "canary" not in log.masked("a-canary" if "credentials" in args else "canary"), args
+    log.learn_job({})
+
+
+def test_what_stands_beside_a_secret_is_shown() -> None:
+    log.learn_job({"credentials": {"region": "north", "port": 5432, "password": 123456}, "max_tokens": 123457})
+    assert log.masked("north 5432 123456 123457") == f"north 5432 {log.MASK} 123457"
+    log.learn_job({})
+
+
+@pytest.mark.parametrize(
     "piece",
-    ["password", "password=", "password='", 'password="\\', "://a:", "://a", "://", "a" * 50, "token: \\'", "cookie:"],
+    [
+        "password",
+        "password=",
+        "password='",
+        'password="\\',
+        "://a:",
+        "://a",
+        "://",
+        "a" * 50,
+        "token: \\'",
+        "cookie:",
+        "dl_",
+        "dl_" + "a" * 40,
+        "bearer ",
+        "https://a@",
+        "password '",
+        "password: [",
+        "PRIVATE KEY-----",
+        "token%3D",
+    ],
 )
 def test_masking_takes_time_in_proportion_to_the_text(piece: str) -> None:
     text = piece * (200_000 // len(piece))

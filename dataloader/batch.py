@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from dataloader import db
-from dataloader.queue import Conn, NewJob
+from dataloader.queue import Conn, NewJob, QueueFull, require_room
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
@@ -89,6 +89,20 @@ def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> 
             left = _add(conn, columns, results, left, since, schema)
         _set_traces(conn, columns, results, schema)
     return results
+
+
+def require_room_for(conn: Conn, columns: Columns) -> None:
+    """Raise QueueFull where a queue of these jobs is full, unless all are there already: a list may be sent again."""
+    try:
+        require_room(conn, sorted(set(columns["queue"])))
+    except QueueFull:
+        if not _are_known(conn, set(columns["idempotency_key"])):
+            raise
+
+
+def _are_known(conn: Conn, keys: set[str | None]) -> bool:
+    found = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
+    return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
 
 
 def _set_traces(conn: Conn, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:

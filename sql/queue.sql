@@ -30,12 +30,16 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
   %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz + %(before)s * interval '1 microsecond');
 
 -- name: set_trace
--- Of jobs that were just added.
-UPDATE dl_jobs SET trace = %(trace)s WHERE job_id = ANY (%(job_ids)s);
+-- Of those of these jobs that this transaction has added: one that was found by its key keeps that of its first trigger.
+UPDATE dl_jobs SET trace = %(trace)s WHERE job_id = ANY (%(job_ids)s) AND trace IS NULL AND created_at >= now();
 
 -- name: limit
 -- The most jobs that may be queued in a queue, if that is limited, and whether it is full.
 SELECT max_length, dl_is_full(queue) FROM dl_queues WHERE queue = %(queue)s AND max_length IS NOT NULL;
+
+-- name: known
+-- How many of these idempotency keys have a job.
+SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 
 -- name: find
 -- The job of an idempotency key.

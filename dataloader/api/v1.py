@@ -15,7 +15,7 @@ from dataloader.api import access, answers, queries, schemas
 from dataloader.api.operation import body, found, operation, session
 from dataloader.api.problems import retry_after
 from dataloader.api.waits import Outcome, Waits
-from dataloader.batch import enqueue_columns
+from dataloader.batch import enqueue_columns, require_room_for
 from dataloader.job import FINAL
 from dataloader.producer import Trigger
 
@@ -60,7 +60,7 @@ def batch() -> Response:
     if trace := schemas.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
     with session() as conn:
-        queue.require_room(conn, sorted(set(columns["queue"])))
+        require_room_for(conn, columns)
         added = enqueue_columns(conn, columns)
     g.changed = {"jobs": len(added)}
     if added:

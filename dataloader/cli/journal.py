@@ -43,7 +43,7 @@ def followed(way: Way, job_id: UUID | None, queue: str | None, first: list[Event
     """
     yield from first
     seen = {event.event_id: time.monotonic() for event in first}
-    after = first[0].event_id - 1 if first else 0
+    after = first[0].event_id - 1 if first else _newest(way, job_id)
     is_over = False
     while not is_over:
         is_over = job_id is not None and _has_ended(way, job_id)
@@ -55,6 +55,12 @@ def followed(way: Way, job_id: UUID | None, queue: str | None, first: list[Event
                 yield event
         if not is_over:
             time.sleep(FOLLOW_SEC)
+
+
+def _newest(way: Way, job_id: UUID | None) -> int:
+    """Where a farm's journal ends, for a queue of which nothing was found: its history is not news."""
+    newest = way.events(limit=1) if job_id is None else []
+    return newest[-1].event_id if newest else 0
 
 
 def _has_ended(way: Way, job_id: UUID) -> bool:

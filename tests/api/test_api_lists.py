@@ -217,3 +217,14 @@ def test_a_trace_is_kept_when_it_is_one(client: FlaskClient, conn: db.Connection
     for path, body in ((TRIGGER, MINIMAL), ("/api/v1/jobs/batch", {"jobs": [MINIMAL, MINIMAL]})):
         assert client.post(path, json=body, headers={"traceparent": given}).status_code == 200
     assert conn.execute("SELECT trace FROM dl_jobs").fetchall() == [(kept,)] * 3
+
+
+def test_a_job_that_is_found_keeps_the_trace_of_its_first_trigger(client: FlaskClient, conn: db.Connection) -> None:
+    batch, jobs = "/api/v1/jobs/batch", {"jobs": [MINIMAL | {"idempotency_key": "k"}]}
+    for trace in (TRACE, TRACE.replace("-01", "-00")):
+        assert client.post(batch, json=jobs, headers={"traceparent": trace}).status_code == 200
+    assert conn.execute("SELECT trace FROM dl_jobs").fetchall() == [(TRACE,)]
+    untraced = {"jobs": [MINIMAL | {"idempotency_key": "l"}]}
+    for headers in ({}, {"traceparent": TRACE}):
+        assert client.post(batch, json=untraced, headers=headers).status_code == 200
+    assert conn.execute("SELECT trace FROM dl_jobs WHERE idempotency_key = 'l'").fetchall() == [(None,)]

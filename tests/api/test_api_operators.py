@@ -191,6 +191,18 @@ def test_a_full_queue_takes_no_more_until_there_is_room(client: FlaskClient, ref
     made(client)
 
 
+def test_a_batch_that_has_filled_its_queue_is_answered_again(client: FlaskClient, refused: Refused) -> None:
+    """Its first answer may have been lost; nothing is added, so the limit has nothing to say."""
+    client.put("/api/v1/queues/load.cbr/limit", json={"max_length": 2})
+    jobs = [MINIMAL | {"idempotency_key": key} for key in ("a", "b", "a")]
+    first = client.post(BATCH, json={"jobs": jobs})
+    again = client.post(BATCH, json={"jobs": jobs})
+    assert (again.status_code, again.json) == (200, first.json)
+    for more in (MINIMAL, MINIMAL | {"idempotency_key": "c"}):
+        refused(client.post(BATCH, json={"jobs": [*jobs, more]}), 429, "queue-full")
+    refused(client.post(BATCH, json={"jobs": [MINIMAL, MINIMAL]}), 429, "queue-full")
+
+
 def test_every_change_is_in_the_audit(client: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = made(client)
     lines: list[dict[str, Any]] = []

@@ -7,10 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 import pytest
@@ -18,7 +21,7 @@ from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
 from click.testing import CliRunner, Result
 
 from dataloader import cli
-from dataloader.cli import doctor, screen, watch
+from dataloader.cli import doctor, journal, screen, watch
 from dataloader.client import Event, Job, Queue, Worker
 from dataloader.stats import Attempt
 
@@ -294,3 +297,20 @@ def test_a_stream_that_is_no_terminal_gets_whole_lines() -> None:
     stream = io.StringIO()
     screen.console(stream).print("x" * 300)
     assert stream.getvalue() == "x" * 300 + "\n"
+
+
+def test_following_a_quiet_queue_begins_at_the_end_of_the_journal(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last event may be millions of rows back, which no request can read through."""
+    now = {"ts": NOW.isoformat(), "kind": "queued", "payload": {}, "job_id": ID, "queue": "quiet"}
+    answers = [[], [now | {"event_id": 7_000_000}], [now | {"event_id": 7_000_001}]]
+    service.answers = [Answer(document={"events": events}) for events in answers]
+    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupted))
+    assert run("events", "--queue", "quiet", "--follow", "--json").stdout.count("7000001") == 1
+    asked = [parse_qs(urlsplit(each.path).query) for each in service.asked]
+    assert [each.get("after") for each in asked] == [None, None, ["7000000"]]
+
+
+def interrupted(seconds: float) -> None:
+    raise KeyboardInterrupt

@@ -409,23 +409,26 @@ BEGIN
       SELECT job_id FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
        ORDER BY priority, created_at LIMIT 1000);
-    near_unlocked := ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (near) FOR NO KEY UPDATE SKIP LOCKED);
-    -- Where somebody is at a row, the others of its slot stay as they are: were they hot and it still cold, the
-    -- first hot row would not be the first of its key.
     left_alone := '{}';
-    IF cardinality(near_unlocked) < cardinality(near) THEN
-      left_alone := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM dl_jobs
-                           WHERE job_id = ANY (near) AND job_id <> ALL (near_unlocked));
-    END IF;
-    UPDATE dl_jobs SET hot = true
-     WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot
-       AND hashtext(lock_key) <> ALL (left_alone);
-    GET DIAGNOSTICS marked = ROW_COUNT;
-    IF marked = 0 AND cardinality(near) >= 1000 THEN
-      -- But a lock that somebody holds on to must not hide what is behind these rows: then the order has to wait.
+    marked := 0;
+    IF near <> '{}' THEN  -- of an empty list the planner proves what it likes, and reads some index as a whole
+      near_unlocked := ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (near) FOR NO KEY UPDATE SKIP LOCKED);
+      -- Where somebody is at a row, the others of its slot stay as they are: were they hot and it still cold, the
+      -- first hot row would not be the first of its key.
+      IF cardinality(near_unlocked) < cardinality(near) THEN
+        left_alone := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM dl_jobs
+                             WHERE job_id = ANY (near) AND job_id <> ALL (near_unlocked));
+      END IF;
       UPDATE dl_jobs SET hot = true
-       WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot;
+       WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot
+         AND hashtext(lock_key) <> ALL (left_alone);
       GET DIAGNOSTICS marked = ROW_COUNT;
+      IF marked = 0 AND cardinality(near) >= 1000 THEN
+        -- But a lock that somebody holds on to must not hide what is behind these rows: then the order has to wait.
+        UPDATE dl_jobs SET hot = true
+         WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot;
+        GET DIAGNOSTICS marked = ROW_COUNT;
+      END IF;
     END IF;
     marks := marks OR marked > 0;
     IF cardinality(near) >= 1000 THEN
@@ -439,10 +442,13 @@ BEGIN
     -- something is becoming free, or is held by a finish, a beat or a claim under way: look again. Nothing is waited
     -- for (SKIP LOCKED), so this cannot deadlock, nor hang on a transaction that somebody left open.
     waiting := dl_hot_slots(p_queue);
-    SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
-      SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
-       WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (waiting) AND r.lease_expires_at > now()
-         FOR SHARE OF r SKIP LOCKED) holders;
+    held := '{}';
+    IF waiting <> '{}' THEN
+      SELECT coalesce(array_agg(slot), '{}') INTO held FROM (
+        SELECT hashtext(r.lock_key) AS slot FROM dl_jobs r
+         WHERE r.status = 'running' AND hashtext(r.lock_key) = ANY (waiting) AND r.lease_expires_at > now()
+           FOR SHARE OF r SKIP LOCKED) holders;
+    END IF;
     IF waiting <@ held AND left_alone = '{}' THEN
       marks := false;
       EXIT;

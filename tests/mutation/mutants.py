@@ -304,8 +304,8 @@ MUTANTS: list[Mutant] = [
         ("counts unmarked rows as marked", " AND left_alone = '{}'"),
         (
             "marks nothing",
-            "UPDATE dl_jobs SET hot = true\n     WHERE",
-            "UPDATE dl_jobs SET hot = true\n     WHERE false AND",
+            "UPDATE dl_jobs SET hot = true\n       WHERE",
+            "UPDATE dl_jobs SET hot = true\n       WHERE false AND",
         ),
         ("marks are not told of", "marks := marks OR marked > 0;", "NULL;"),
         ("leaves after a thousand", "      look_again := true;\n      EXIT;", "      EXIT;"),
@@ -315,10 +315,14 @@ MUTANTS: list[Mutant] = [
             "  IF false THEN\n    PERFORM pg_notify",
         ),
         ("tells though nothing is free", "      marks := false;\n"),
-        ("holds no running row", "         FOR SHARE OF r SKIP LOCKED"),
+        ("holds no running row", "           FOR SHARE OF r SKIP LOCKED"),
         ("waits for a running row", "FOR SHARE OF r SKIP LOCKED", "FOR SHARE OF r"),
         ("holds it against its key's readers", "FOR SHARE OF r SKIP LOCKED", "FOR UPDATE OF r SKIP LOCKED"),
-        ("counts a lease that is over", " AND r.lease_expires_at > now()\n         FOR SHARE", "\n         FOR SHARE"),
+        (
+            "counts a lease that is over",
+            " AND r.lease_expires_at > now()\n           FOR SHARE",
+            "\n           FOR SHARE",
+        ),
         (
             "counts rows that do not run",
             "r.status = 'running' AND hashtext(r.lock_key) = ANY",

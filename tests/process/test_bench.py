@@ -108,7 +108,11 @@ def test_interrupted_it_leaves_nothing(own_db: str, tmp_path: Path, number: sign
         text=True,
     )
     with psycopg.connect(own_db, autocommit=True) as conn:
-        worker = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dl-worker:bench%'"
+        # Of this database alone: another test's bench may be at work beside us, and ours not yet take signals.
+        worker = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE application_name LIKE 'dl-worker:bench%' AND datname = current_database()"
+        )
         until(lambda: conn.execute(worker).fetchone() != (0,), "a worker of the bench")
     process.send_signal(number)
     _, said = process.communicate(timeout=60)

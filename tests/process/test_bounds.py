@@ -16,6 +16,10 @@ from farming import Farm, until
 from dataloader import queue
 
 GIL = {"n": 3_000_000_000}
+JOBS_SESSIONS = (
+    "SELECT application_name FROM pg_stat_activity"
+    " WHERE application_name LIKE 'dl-job:%%' AND datname = current_database()"
+)
 MARKS = itertools.count(os.getpid() * 1_000)  # for a child that can be told from those of other tests
 
 
@@ -53,7 +57,7 @@ def test_e4_a_plain_function_that_takes_too_long_is_interrupted(farm: Farm, task
     assert payload["peak_mb"] > 1
     farm.wait(farm.enqueue("noop"), "succeeded")
     assert [worker.pid for worker in program.workers()] == workers
-    until(lambda: not farm.rows("SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-job:%%'"))
+    until(lambda: not farm.rows(JOBS_SESSIONS))
     if task == "tidies_up":
         assert farm.rows("SELECT FROM runs WHERE job_id = %s AND ended IS NOT NULL", job)
 
@@ -87,11 +91,11 @@ def test_a_killed_runs_statement_ends_too(farm: Farm) -> None:
     """The server notices that nobody waits for its answer."""
     program = farm.ready(workers=1)
     job = running(farm, "queries", max_attempts=1)
-    ((name,),) = farm.rows("SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'dl-job:%%'")
+    ((name,),) = farm.rows(JOBS_SESSIONS)
     assert name == f"dl-job:{job}:1"
     program.workers()[0].kill()
     farm.wait(job, "lost")
-    until(lambda: not farm.rows("SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-job:%%'"))
+    until(lambda: not farm.rows(JOBS_SESSIONS))
 
 
 # --- cancellations ---

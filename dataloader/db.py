@@ -99,10 +99,10 @@ def connect(
 ) -> Connection:
     """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
 
-    `name` becomes application_name; the times are in seconds. 0 is without limit, whatever the role's default is, unless
-    the DSN's own options set a limit. With `keeps_defaults` the role's isolation level, date style and encoding stay, for
-    the statements of pipelines. A multi-host DSN finds the writable primary. Raises psycopg.OperationalError; psycopg
-    keeps the password out of its text.
+    `name` becomes application_name; the times are in seconds. 0 is without limit, whatever the role's default is,
+    unless the DSN's own options set a limit. With `keeps_defaults` the role's isolation level, date style and encoding
+    stay: for the statements of pipelines. A multi-host DSN finds the writable primary. Raises psycopg.OperationalError;
+    psycopg keeps the password out of its text.
     """
     limits = {
         "statement_timeout": statement_timeout,

@@ -80,8 +80,10 @@ def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -
     For people only: when it fails, the rounds go on without it.
     """
     try:
-        while stats.roll(conn) >= stats.ROLLED and now() < until:
+        while (rolled := stats.roll(conn)) >= stats.ROLLED and now() < until:
             pass
+        if rolled == stats.ANEW:
+            log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
     except psycopg.Error as e:
         if conn.closed:
             raise

@@ -530,9 +530,20 @@ MUTANTS: list[Mutant] = [
         ("without a limit", "most IS NOT NULL\n     AND", "true AND"),
     ),
     *_function(
+        "dl_journal_begins_anew",
+        (
+            "after a deletion",
+            "coalesce(pg_sequence_last_value(sequence), 0)",
+            "coalesce((SELECT max(event_id) FROM dl_job_events), 0)",
+        ),
+    ),
+    *_function(
         "dl_roll",
         ("past a gap", "> 1\n                     AND ts", "> 1 AND false\n                     AND ts"),
-        ("never past a gap", "AND ts > clock_timestamp() - interval '10 s' AS", "AS"),
+        ("never past a gap", "AND ts > clock_timestamp() - interval '10 s'\n"),
+        ("waits for the future", "\n                     AND ts < clock_timestamp() + interval '10 s' AS", " AS"),
+        ("waits for numbers of before", "IF dl_journal_begins_anew(since) THEN", "IF false THEN"),
+        ("stays where it was", "UPDATE dl_rolled SET last_event = coalesce", "PERFORM coalesce"),
         ("two at once", "FOR UPDATE SKIP LOCKED", ""),
         ("counts again", "UPDATE dl_rolled SET last_event = upto", "UPDATE dl_rolled SET last_event = since"),
         ("forgets the earlier", "count = t.count + excluded.count", "count = excluded.count"),

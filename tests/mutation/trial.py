@@ -56,6 +56,7 @@ FIRST = {
     "dl_is_paused": "operate",
     "dl_is_full": "operate",
     "dl_roll": "stats",
+    "dl_journal_begins_anew": "stats",
     "pause": "operate",
     "resume": "operate",
     "requeue": "operate",

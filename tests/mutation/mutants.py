@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, FUNCTIONS, TARGET, OPERATE = "queue.sql", "functions.sql", "target.sql", "operate.sql"
-CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS = (
+CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS, ENDS = (
     f"migrations/{name}.sql"
-    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers")
+    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers", "0016_ends")
 )
 _BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
 
@@ -440,30 +440,38 @@ MUTANTS: list[Mutant] = [
         ("waits for a locked row", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     ),
     *_in(
-        "migrations/0006_put_back.sql",
+        ENDS,
         "CREATE OR REPLACE FUNCTION dl_jobs_place()",
         ("no fresh budget", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "NEW.attempt"),
         ("a fresh budget whatever is said", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "0"),
         ("stays cancelled", "NEW.cancel_requested AND NOT OLD.cancel_requested", "NEW.cancel_requested"),
-        ("a fresh budget for those that ran", "NOT IN ('queued', 'running')", "NOT IN ('queued')"),
+        (
+            "a fresh budget for those that ran",
+            "OLD.status NOT IN ('queued', 'running')",
+            "OLD.status NOT IN ('queued')",
+        ),
         ("blocks rows of any status", "CASE WHEN NEW.status = 'queued' AND ", "CASE WHEN "),
         ("blocks nothing", "NEW.status = 'queued' AND NEW.available_at > now()", "false"),
         ("keeps the claim's name", "NEW.status <> 'running'", "false"),
+        ("no time of an end", "coalesce(NEW.finished_at, now())", "NEW.finished_at"),
+        ("another time of an end", "coalesce(NEW.finished_at, now())", "now()"),
     ),
     *_in(
-        COSTS_LESS,
+        ENDS,
         "TRIGGER dl_jobs_place BEFORE",
         ("no look at the time", "OF status, available_at", "OF status"),
         ("no look at the status", "OF status, available_at", "OF available_at"),
         ("nothing for a row that comes back", "NEW.status = 'queued' OR "),
         ("leaves a canceled row blocked", "NEW.blocked_on IS NOT NULL", "false"),
-        ("leaves an ended row its claim", "NEW.status <> 'running' AND NEW.claimed_by IS NOT NULL", "false"),
+        ("leaves an ended row its claim", "NEW.claimed_by IS NOT NULL OR ", ""),
+        ("leaves an end without a time", " OR NEW.finished_at IS NULL", ""),
     ),
     *_in(
-        COSTS_LESS,
+        ENDS,
         "TRIGGER dl_jobs_place_ins",
         ("no look at the time", "NEW.available_at > now()", "false"),
-        ("calls for every row", "WHEN (NEW.status = 'queued' AND NEW.available_at > now()) ", "", COSTS),
+        ("no look at an end", " AND NEW.finished_at IS NULL", " AND false"),
+        ("calls for every row", "NEW.status = 'queued' AND NEW.available_at > now()", "true", COSTS),
     ),
     *_in(
         COSTS_LESS,

@@ -784,15 +784,27 @@ $$;
 -- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
 -- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
 -- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
-CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE plpgsql AS $$
+--
+-- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
+-- p_patience_sec  as long as a living worker may need to reach the database again and to write what it has to
+--
+-- While the database was away nobody could renew. So a lease that was last renewed before the database came back is over
+-- only when its worker has had that time, and a third of the lease besides: the longest pause between two heartbeats.
+-- After a jump of the database's clock the same holds for all leases of before.
+CREATE OR REPLACE FUNCTION dl_reap(
+  p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   held dl_jobs;
+  back timestamptz := CASE WHEN p_up_sec < 1e9 THEN now() - make_interval(secs => p_up_sec) ELSE '-infinity' END;
 BEGIN
   SELECT * INTO held FROM dl_jobs
    WHERE status = 'running'
      AND coalesce(lease_expires_at,
                   coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
+     AND (p_up_sec > p_patience_sec + lease_ttl_sec / 3.0
+          OR greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), heartbeat_at, created_at) >= back)
    LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
     RETURN;
@@ -804,6 +816,12 @@ BEGIN
     held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
     || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
 END
+$$;
+
+
+-- The same, as called by reapers of before.
+CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_reap('infinity', 0)
 $$;
 
 

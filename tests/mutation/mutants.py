@@ -366,8 +366,20 @@ MUTANTS: list[Mutant] = [
         ("what ran does not count", "IF claimed <> p_running", "IF true"),
         ("hides a locked row", "    RETURN NEXT;", "    IF FOUND THEN RETURN NEXT; END IF;"),
     ),
-    *_function(
-        "dl_reap",
+    *_in(
+        FUNCTIONS,
+        "FUNCTION dl_reap(\n",
+        ("no patience", "p_up_sec > p_patience_sec + lease_ttl_sec / 3.0", "true"),
+        ("no time for a heartbeat", " + lease_ttl_sec / 3.0", ""),
+        ("patience for ever", "p_up_sec > p_patience_sec + lease_ttl_sec / 3.0", "false"),
+        ("patience with the silent", "heartbeat_at, created_at) >= back", "heartbeat_at, created_at) >= 'infinity'"),
+        (
+            "no look at the keeper's renewals",
+            "greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), ",
+            "greatest(",
+        ),
+        ("no look at heartbeats", ", heartbeat_at, created_at)", ", created_at)"),
+        ("no look at the start", ", heartbeat_at, created_at)", ", heartbeat_at)"),
         ("any status", "status = 'running'\n     AND ", ""),
         (
             "a live lease",

@@ -28,6 +28,10 @@ T = TypeVar("T")
 
 CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody waits for any more
 
+# What the queue's statements rely on, whatever an administrator made the default of the server, database or role: each
+# statement of a function sees what was committed by then, and psycopg reads times in no other style.
+_RELIED_ON = r"-c default_transaction_isolation=read\ committed -c DateStyle=ISO"
+
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
 
@@ -91,18 +95,21 @@ def connect(
     statement_timeout: float = 0,
     lock_timeout: float = 0,
     idle_in_transaction_timeout: float = 60,
+    keeps_defaults: bool = False,
 ) -> Connection:
     """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
 
-    `name` becomes application_name; the times are in seconds, 0 is without limit. A multi-host DSN finds the writable
-    primary. Raises psycopg.OperationalError; psycopg keeps the password out of its text.
+    `name` becomes application_name; the times are in seconds. 0 is without limit, whatever the role's default is,
+    unless the DSN's own options set a limit. With `keeps_defaults` the role's isolation level, date style and encoding
+    stay: for the statements of pipelines. A multi-host DSN finds the writable primary. Raises psycopg.OperationalError;
+    psycopg keeps the password out of its text.
     """
     limits = {
         "statement_timeout": statement_timeout,
         "lock_timeout": lock_timeout,
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
-    conninfo = _conninfo(dsn, name, schema, connect_timeout, limits)
+    conninfo = _conninfo(dsn, name, schema, connect_timeout, limits, keeps_defaults)
     conn = Connection.connect(conninfo, autocommit=True)
     conn.answer_within = answer_within
     return conn
@@ -132,7 +139,7 @@ def pool(
             made.drain()
             raise
 
-    limits = {"statement_timeout": statement_timeout, "idle_in_transaction_session_timeout": 60.0}
+    limits = {"statement_timeout": statement_timeout, "lock_timeout": 0, "idle_in_transaction_session_timeout": 60}
     made = ConnectionPool(
         _conninfo(dsn, name, schema, connect_timeout, limits),
         connection_class=Connection,
@@ -149,10 +156,13 @@ def pool(
     return made
 
 
-def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, limits: dict[str, float]) -> str:
+def _conninfo(
+    dsn: str, name: str, schema: str, connect_timeout: float, limits: dict[str, float], keeps_defaults: bool = False
+) -> str:
     given = conninfo_to_dict(dsn)
     options = f"-c search_path={_quoted(schema)} -c TimeZone=UTC -c idle_session_timeout=0"
     options += "".join(f" -c {limit}={int(seconds * 1000)}" for limit, seconds in limits.items() if seconds)
+    options += "" if keeps_defaults else f" {_RELIED_ON}"
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
@@ -165,8 +175,11 @@ def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, limits: 
         "tcp_user_timeout": 15_000,
         "target_session_attrs": "read-write",
     }
+    if not keeps_defaults:
+        ours["client_encoding"] = "utf8"
     ours |= {key: value for key, value in given.items() if key in ours and key != "application_name"}
-    ours["options"] = f"{given.get('options') or ''} {options}".strip()
+    unlimited = " ".join(f"-c {limit}=0" for limit, seconds in limits.items() if not seconds)
+    ours["options"] = f"{unlimited} {given.get('options') or ''} {options}".strip()
     return make_conninfo(dsn, **ours)
 
 

@@ -5,6 +5,7 @@ May import `log`.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums of the answers: fifty times as dear
 import ctypes
 import gc
 import os
@@ -28,6 +29,12 @@ EXIT_USAGE = 2
 EXIT_FENCED = 70  # a worker left because its lease ran out and its pipeline would not stop
 EXIT_RECYCLE = 75  # a worker asks to be replaced
 EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying again does not help
+
+# What a pipeline may come to handle itself. SIGTTIN's handler is faulthandler's, which cannot be put back.
+_TAKEN = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1),
+    *(signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM, signal.SIGTTIN),
+)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -55,6 +62,28 @@ class Signals:
         self.received.add(number)
         if self._on_signal:
             self._on_signal(number)
+
+    def keep(self) -> None:
+        """Remember how signals are handled now, for `put_back`."""
+        self._kept = {number: _signal.getsignal(number) for number in _TAKEN}
+
+    def put_back(self) -> list[str]:
+        """Handle signals as at `keep` again, whatever other code has made of that; what it had changed, by name.
+
+        Where that is anything, signals that were sent meanwhile may have been missed.
+        """
+        changed = [number for number, handler in self._kept.items() if _signal.getsignal(number) is not handler]
+        found = [number.name for number in changed]
+        if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
+            found.append("wakeup_fd")
+        if signal.SIGALRM in changed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number in changed:
+            if number is not signal.SIGTTIN:
+                signal.signal(number, self._kept[number])
+        if signal.pthread_sigmask(signal.SIG_SETMASK, ()):
+            found.append("mask")
+        return found
 
     def wait(self, timeout: float, *others: int) -> list[int]:
         """Wait at most `timeout` seconds for a signal, a wake-up or one of the file descriptors `others`.

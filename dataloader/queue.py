@@ -7,6 +7,7 @@ psycopg.Error; `db.is_passing` tells whether a new connection heals it. May impo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -331,9 +332,19 @@ def settle(
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 
 
-def reap(conn: Conn) -> Settled | None:
-    """Take one job whose lease has run out from its worker; None when there is none left."""
-    row = conn.execute(_SQL["reap"]).fetchone()
+def clock(conn: Conn) -> tuple[float, float]:
+    """The database's clock (seconds since 1970), and for how many seconds its server has been up."""
+    row = conn.execute(_SQL["clock"]).fetchone()
+    assert row is not None  # noqa: S101  the statement always answers
+    return row[0], row[1]
+
+
+def reap(conn: Conn, up_sec: float = math.inf, patience_sec: float = 0.0) -> Settled | None:
+    """Take one job whose lease has run out from its worker; None when there is none left.
+
+    The database has been there for `up_sec`; a living worker may need `patience_sec` to reach it again (see dl_reap).
+    """
+    row = conn.execute(_SQL["reap"], {"up_sec": up_sec, "patience_sec": patience_sec}).fetchone()
     return Settled(row[0], Status(row[2])) if row else None
 
 

@@ -6,6 +6,7 @@ deletes what has been finished for DL_RETENTION_DAYS; sums up the journal. May i
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections import Counter
@@ -26,6 +27,34 @@ PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the
 PRUNE_SHARE = 0.8  # of a round: its longest pruning
 ROLL_SHARE = 0.3  # of a round: the longest summing up of the journal
 DAY_SEC = 86_400
+PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
+JUMP_SEC = 1.0  # of the database's clock against ours, between two rounds
+SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
+
+
+class Uptime:
+    """For how long the database has been there, as far as a reaper can tell, by a clock that did not jump."""
+
+    def __init__(self) -> None:
+        self._back: float | None = -math.inf  # since when (monotonic seconds); None: it is away
+        self._ahead = math.inf  # how far its clock is ahead of ours, at most
+
+    def lost(self) -> None:
+        """The database is away, or refuses what we want."""
+        self._back = None
+
+    def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
+        """It answered between these monotonic instants, with its clock and its age; for how long it has been there.
+
+        0.0: it has just come back, or its clock has just jumped forwards.
+        """
+        jumped = clock - got > self._ahead + JUMP_SEC
+        self._ahead = clock - sent
+        if self._back is None or jumped or got - sent > SILENCE_SEC:
+            self._back = got
+        if server_age >= 0:  # else its clock was set back to before its start
+            self._back = max(self._back, got - server_age)
+        return got - self._back
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -35,13 +64,15 @@ def main(settings: Settings, dsn: str) -> int:
     setproctitle("dataloader: reaper")
     log = structlog.get_logger("reaper").bind(pid=os.getpid())
     conn: db.Connection | None = None
+    uptime = Uptime()
+    patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
     while not signals.received:
         try:
             if conn is None or conn.closed:
                 conn = _connect(settings, dsn)
                 log.info("reaper.started")
             started = now()
-            reap(conn, log)
+            reap(conn, log, uptime, patience_sec)
             roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)
             if settings.dl_retention_days is not None:
                 until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
@@ -54,6 +85,7 @@ def main(settings: Settings, dsn: str) -> int:
             if not db.is_passing(e):
                 raise
             log.warning("reaper.session.lost", error=str(e).strip())
+            uptime.lost()
             if conn is not None:
                 conn.close()
             signals.wait(1.0)
@@ -61,10 +93,15 @@ def main(settings: Settings, dsn: str) -> int:
     return EXIT_OK
 
 
-def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
+def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:
     """One round: every expired lease, one short transaction each, then all rows whose time has come."""
+    sent = now()
+    clock = queue.clock(conn)
+    up_sec = uptime.answered(sent, now(), *clock)
+    if not up_sec:
+        log.warning("reaper.patient", patience_sec=patience_sec)
     taken: Counter[str] = Counter()
-    while job := queue.reap(conn):
+    while job := queue.reap(conn, up_sec, patience_sec):
         taken[str(job.status)] += 1
         logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
         log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
@@ -80,8 +117,10 @@ def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -
     For people only: when it fails, the rounds go on without it.
     """
     try:
-        while stats.roll(conn) >= stats.ROLLED and now() < until:
+        while (rolled := stats.roll(conn)) >= stats.ROLLED and now() < until:
             pass
+        if rolled == stats.ANEW:
+            log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
     except psycopg.Error as e:
         if conn.closed:
             raise

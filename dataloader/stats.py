@@ -32,6 +32,7 @@ COUNTING_SEC = 1.0
 SCAN = 20_000  # jobs that one page of a list looks at
 ROLLED = 20_000  # rows of the journal that one call of roll takes
 ROLLING_SEC = 3.0  # in which it should
+ANEW = -1  # what roll returns when the journal's sequence has been set back
 GROUPS = ("scheduled", "fresh", "retries", "dead")  # what a list can be filtered by besides a status
 STATUSES = (*(str(status) for status in Status), *GROUPS)
 SORTS = ("changed", "key")
@@ -165,7 +166,8 @@ def totals(conn: Conn) -> list[Row]:
 def roll(conn: Conn) -> int:
     """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED.
 
-    Takes few rows where many take too long, and raises rather than wait for a lock.
+    ANEW: the journal's sequence has been set back; the next call goes on behind the rows that are there. Takes few rows
+    where many take too long, and raises rather than wait for a lock.
     """
     try:
         return _roll(conn, ROLLED)

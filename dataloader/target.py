@@ -34,13 +34,19 @@ def transaction(dsn: str, schema: str, job_id: UUID, claim: int) -> Iterator[psy
     """
     # No limits: hours of computing between two statements, or in one, are what pipelines are for.
     conn = db.connect(
-        dsn, name=f"dl-job:{job_id}:{claim}", schema=schema, answer_within=7 * 86_400, idle_in_transaction_timeout=0
+        dsn,
+        name=f"dl-job:{job_id}:{claim}",
+        schema=schema,
+        answer_within=7 * 86_400,
+        idle_in_transaction_timeout=0,
+        keeps_defaults=True,
     )
     with conn:
         fence = {"job_id": job_id, "claim": claim, "session": f"^dl-job:{job_id}:(\\d+)$"}
         conn.execute(_SQL["end_older"], fence)
         where = _raise(conn, fence)
         with conn.transaction():
+            conn.execute(_SQL["unlimited"])
             yield conn
             _hold(conn, where, fence)
 

@@ -57,6 +57,7 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
     except BaseException as e:
         worker.log.error("worker.pipelines.failed", error=described(e))
         return EXIT_CANNOT_START
+    worker.signals.put_back()  # a module may have taken them at its import
     try:
         return worker.work()
     except (migrations.SchemaError, ConfigError) as e:
@@ -100,6 +101,7 @@ class Worker:
         self.runner = Runner(settings, dsn, slot, lambda: self._stop_at)
         self.traces = traces.start(self.name)
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
+        self.signals.keep()
         adopt_orphans()
 
     # --- life ---
@@ -225,12 +227,15 @@ class Worker:
                 try:
                     outcome = self.runner.run(job, lease)
                 finally:
+                    taken = self.signals.put_back()
                     facts = self.slot.cost(cpu_used(), self._peak.bytes())
                     is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             tell(outcome)
             self._jobs += 1
-            is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound
+            if taken:  # whoever sent one meanwhile was not heard, and it may have been an order to leave
+                self.log.warning("worker.signals.taken", changed=taken)
+            is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound and not taken
             self.sound = is_sound and not self._is_worn_out()
             if outcome.progress:
                 outcome = outcome._replace(progress=log.masked(outcome.progress))

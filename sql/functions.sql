@@ -784,15 +784,27 @@ $$;
 -- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
 -- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
 -- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
-CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE plpgsql AS $$
+--
+-- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
+-- p_patience_sec  as long as a living worker may need to reach the database again and to write what it has to
+--
+-- While the database was away nobody could renew. So a lease that was last renewed before the database came back is over
+-- only when its worker has had that time, and a third of the lease besides: the longest pause between two heartbeats.
+-- After a jump of the database's clock the same holds for all leases of before.
+CREATE OR REPLACE FUNCTION dl_reap(
+  p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   held dl_jobs;
+  back timestamptz := CASE WHEN p_up_sec < 1e9 THEN now() - make_interval(secs => p_up_sec) ELSE '-infinity' END;
 BEGIN
   SELECT * INTO held FROM dl_jobs
    WHERE status = 'running'
      AND coalesce(lease_expires_at,
                   coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
+     AND (p_up_sec > p_patience_sec + lease_ttl_sec / 3.0
+          OR greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), heartbeat_at, created_at) >= back)
    LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
   IF NOT FOUND THEN
     RETURN;
@@ -804,6 +816,12 @@ BEGIN
     held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
     || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
 END
+$$;
+
+
+-- The same, as called by reapers of before.
+CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_reap('infinity', 0)
 $$;
 
 
@@ -1050,12 +1068,24 @@ CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text
 $$;
 
 
+-- Has the journal's sequence been set back behind this event (TRUNCATE ... RESTART IDENTITY, setval)? Not asked of the
+-- rows: the newest go with a job that is deleted. Null for a role without rights.
+CREATE OR REPLACE FUNCTION dl_journal_begins_anew(p_last_event bigint) RETURNS boolean LANGUAGE sql AS $$
+  SELECT has_sequence_privilege(sequence, 'USAGE, SELECT') AND coalesce(pg_sequence_last_value(sequence), 0) < p_last_event
+    FROM CAST(pg_get_serial_sequence('dl_job_events', 'event_id') AS regclass) sequence
+$$;
+
+
 -- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns how many. One at a time: who finds another at
 -- it returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
 -- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
--- transaction of such a length that its row is not counted.
+-- transaction of such a length that its row is not counted. A row from ten seconds ahead counts as old as well: the clock
+-- was set back, and may need hours to get there.
+--
+-- Returns -1 when the journal is numbered anew: then the sums go on behind the rows that are there, for nobody knows
+-- which of them they have.
 --
 -- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper bounds
 -- of the buckets, in seconds, are those of dataloader.stats.BUCKETS_SEC; the last bucket has no end.
@@ -1073,11 +1103,16 @@ BEGIN
   END IF;
   WITH near AS (
     SELECT event_id, event_id - lag(event_id, 1, since) OVER (ORDER BY event_id) > 1
-                     AND ts > clock_timestamp() - interval '10 s' AS is_behind_gap
+                     AND ts > clock_timestamp() - interval '10 s'
+                     AND ts < clock_timestamp() + interval '10 s' AS is_behind_gap
       FROM (SELECT event_id, ts FROM dl_job_events WHERE event_id > since ORDER BY event_id LIMIT p_limit) rows)
   SELECT max(event_id), count(*) INTO upto, rolled FROM near
    WHERE event_id < coalesce((SELECT min(event_id) FROM near WHERE is_behind_gap), 9223372036854775807);
   IF upto IS NULL THEN
+    IF dl_journal_begins_anew(since) THEN
+      UPDATE dl_rolled SET last_event = coalesce((SELECT max(event_id) FROM dl_job_events), 0);
+      RETURN -1;
+    END IF;
     RETURN 0;
   END IF;
 

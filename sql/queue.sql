@@ -168,7 +168,12 @@ SELECT job_id, status::text FROM dl_settle(%(worker)s, %(running)s, %(end)s, %(r
 
 -- name: reap
 -- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.
-SELECT job_id, queue, status::text FROM dl_reap() WHERE job_id IS NOT NULL;
+SELECT job_id, queue, status::text FROM dl_reap(%(up_sec)s, %(patience_sec)s) WHERE job_id IS NOT NULL;
+
+-- name: clock
+-- The database's clock, and for how long its server has been up by it (seconds).
+SELECT extract(epoch FROM clock_timestamp())::float8,
+       extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8;
 
 -- name: wake
 -- queued -> queued: rows of every queue whose time has come become claimable; see dl_wake.

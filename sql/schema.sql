@@ -178,7 +178,7 @@ CREATE TABLE dl_migrations (
 -- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
 -- heartbeat and not by wake, which only clears blocked_on. A finished job that somebody puts back by a plain UPDATE is
 -- to run: with a fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets
--- itself stands.
+-- itself stands. A job that has ended has a finished_at, also when its service left it null: retention goes by that.
 CREATE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF TG_OP = 'UPDATE' AND NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running') THEN
@@ -192,6 +192,9 @@ BEGIN
     NEW.claimed_by := NULL;
     NEW.claimed_pid := NULL;
     NEW.claimed_backend_start := NULL;
+  END IF;
+  IF NEW.status NOT IN ('queued', 'running') THEN
+    NEW.finished_at := coalesce(NEW.finished_at, now());
   END IF;
   RETURN NEW;
 END
@@ -262,10 +265,12 @@ $$;
 -- The conditions keep the triggers from firing where they would have nothing to do: at each start and end of a job.
 CREATE TRIGGER dl_jobs_place BEFORE UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW WHEN (NEW.status = 'queued' OR NEW.blocked_on IS NOT NULL
-                     OR NEW.status <> 'running' AND NEW.claimed_by IS NOT NULL)
+                     OR NEW.status <> 'running' AND (NEW.claimed_by IS NOT NULL OR NEW.finished_at IS NULL))
   EXECUTE FUNCTION dl_jobs_place();
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
-  FOR EACH ROW WHEN (NEW.status = 'queued' AND NEW.available_at > now()) EXECUTE FUNCTION dl_jobs_place();
+  FOR EACH ROW WHEN (NEW.status = 'queued' AND NEW.available_at > now()
+                     OR NEW.status NOT IN ('queued', 'running') AND NEW.finished_at IS NULL)
+  EXECUTE FUNCTION dl_jobs_place();
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
 CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs

@@ -25,6 +25,11 @@ SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity
 DELETE FROM dl_fence WHERE job_id IN (
   SELECT job_id FROM dl_fence WHERE raised_at < now() - interval '30 days' LIMIT 100 FOR UPDATE SKIP LOCKED);
 
+-- name: unlimited
+-- The first statement of the transaction: it may last, whatever the role's default says (PostgreSQL 17 and later), unless
+-- the DSN's own options say it. Not in the session's options, which a server that does not know it would refuse.
+SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout' AND source <> 'client';
+
 -- name: hold
 -- The last statement of the transaction: true while no newer run has raised the fence. The row stays locked until the
 -- commit, so a newer run waits for it; a process that is stopped in between holds it up for 5 s at most.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, FUNCTIONS, TARGET, OPERATE = "queue.sql", "functions.sql", "target.sql", "operate.sql"
-CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS = (
+CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS, ENDS = (
     f"migrations/{name}.sql"
-    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers")
+    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers", "0016_ends")
 )
 _BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
 
@@ -366,8 +366,20 @@ MUTANTS: list[Mutant] = [
         ("what ran does not count", "IF claimed <> p_running", "IF true"),
         ("hides a locked row", "    RETURN NEXT;", "    IF FOUND THEN RETURN NEXT; END IF;"),
     ),
-    *_function(
-        "dl_reap",
+    *_in(
+        FUNCTIONS,
+        "FUNCTION dl_reap(\n",
+        ("no patience", "p_up_sec > p_patience_sec + lease_ttl_sec / 3.0", "true"),
+        ("no time for a heartbeat", " + lease_ttl_sec / 3.0", ""),
+        ("patience for ever", "p_up_sec > p_patience_sec + lease_ttl_sec / 3.0", "false"),
+        ("patience with the silent", "heartbeat_at, created_at) >= back", "heartbeat_at, created_at) >= 'infinity'"),
+        (
+            "no look at the keeper's renewals",
+            "greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), ",
+            "greatest(",
+        ),
+        ("no look at heartbeats", ", heartbeat_at, created_at)", ", created_at)"),
+        ("no look at the start", ", heartbeat_at, created_at)", ", heartbeat_at)"),
         ("any status", "status = 'running'\n     AND ", ""),
         (
             "a live lease",
@@ -440,30 +452,38 @@ MUTANTS: list[Mutant] = [
         ("waits for a locked row", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     ),
     *_in(
-        "migrations/0006_put_back.sql",
+        ENDS,
         "CREATE OR REPLACE FUNCTION dl_jobs_place()",
         ("no fresh budget", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "NEW.attempt"),
         ("a fresh budget whatever is said", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "0"),
         ("stays cancelled", "NEW.cancel_requested AND NOT OLD.cancel_requested", "NEW.cancel_requested"),
-        ("a fresh budget for those that ran", "NOT IN ('queued', 'running')", "NOT IN ('queued')"),
+        (
+            "a fresh budget for those that ran",
+            "OLD.status NOT IN ('queued', 'running')",
+            "OLD.status NOT IN ('queued')",
+        ),
         ("blocks rows of any status", "CASE WHEN NEW.status = 'queued' AND ", "CASE WHEN "),
         ("blocks nothing", "NEW.status = 'queued' AND NEW.available_at > now()", "false"),
         ("keeps the claim's name", "NEW.status <> 'running'", "false"),
+        ("no time of an end", "coalesce(NEW.finished_at, now())", "NEW.finished_at"),
+        ("another time of an end", "coalesce(NEW.finished_at, now())", "now()"),
     ),
     *_in(
-        COSTS_LESS,
+        ENDS,
         "TRIGGER dl_jobs_place BEFORE",
         ("no look at the time", "OF status, available_at", "OF status"),
         ("no look at the status", "OF status, available_at", "OF available_at"),
         ("nothing for a row that comes back", "NEW.status = 'queued' OR "),
         ("leaves a canceled row blocked", "NEW.blocked_on IS NOT NULL", "false"),
-        ("leaves an ended row its claim", "NEW.status <> 'running' AND NEW.claimed_by IS NOT NULL", "false"),
+        ("leaves an ended row its claim", "NEW.claimed_by IS NOT NULL OR ", ""),
+        ("leaves an end without a time", " OR NEW.finished_at IS NULL", ""),
     ),
     *_in(
-        COSTS_LESS,
+        ENDS,
         "TRIGGER dl_jobs_place_ins",
         ("no look at the time", "NEW.available_at > now()", "false"),
-        ("calls for every row", "WHEN (NEW.status = 'queued' AND NEW.available_at > now()) ", "", COSTS),
+        ("no look at an end", " AND NEW.finished_at IS NULL", " AND false"),
+        ("calls for every row", "NEW.status = 'queued' AND NEW.available_at > now()", "true", COSTS),
     ),
     *_in(
         COSTS_LESS,
@@ -530,9 +550,20 @@ MUTANTS: list[Mutant] = [
         ("without a limit", "most IS NOT NULL\n     AND", "true AND"),
     ),
     *_function(
+        "dl_journal_begins_anew",
+        (
+            "after a deletion",
+            "coalesce(pg_sequence_last_value(sequence), 0)",
+            "coalesce((SELECT max(event_id) FROM dl_job_events), 0)",
+        ),
+    ),
+    *_function(
         "dl_roll",
         ("past a gap", "> 1\n                     AND ts", "> 1 AND false\n                     AND ts"),
-        ("never past a gap", "AND ts > clock_timestamp() - interval '10 s' AS", "AS"),
+        ("never past a gap", "AND ts > clock_timestamp() - interval '10 s'\n"),
+        ("waits for the future", "\n                     AND ts < clock_timestamp() + interval '10 s' AS", " AS"),
+        ("waits for numbers of before", "IF dl_journal_begins_anew(since) THEN", "IF false THEN"),
+        ("stays where it was", "UPDATE dl_rolled SET last_event = coalesce", "PERFORM coalesce"),
         ("two at once", "FOR UPDATE SKIP LOCKED", ""),
         ("counts again", "UPDATE dl_rolled SET last_event = upto", "UPDATE dl_rolled SET last_event = since"),
         ("forgets the earlier", "count = t.count + excluded.count", "count = excluded.count"),

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
     *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order", "idempotency"),
-    *("enqueue_many", "foreign_journal", "schemas", "operate", "stats"),
+    *("enqueue_many", "foreign_journal", "schemas", "operate", "stats", "retention"),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
@@ -42,7 +42,8 @@ FIRST = {
     "dl_settle": "settle step guards",
     "dl_reap": "reap",
     "dl_retake": "lease guards",
-    "dl_jobs_place": "lease wake",
+    "dl_jobs_place": "lease wake retention",
+    "dl_jobs_place_ins": "wake retention",
     "notify_job_ready": "notify",
     "dl_jobs_notify_upd": "notify guards",
     "dl_jobs_notify_key": "notify schemas guards",
@@ -56,6 +57,7 @@ FIRST = {
     "dl_is_paused": "operate",
     "dl_is_full": "operate",
     "dl_roll": "stats",
+    "dl_journal_begins_anew": "stats",
     "pause": "operate",
     "resume": "operate",
     "requeue": "operate",

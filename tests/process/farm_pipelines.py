@@ -127,6 +127,23 @@ async def async_generator(args: dict[str, Any], context: Context) -> Any:
         yield {"processed": number + 1}
 
 
+@register("takes_the_signals")
+def takes_the_signals(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Leave the process deaf: `how` is ignore, block or silence; go on for `sec` seconds."""
+    if args["how"] == "ignore":
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+    elif args["how"] == "block":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    else:
+        signal.set_wakeup_fd(-1)
+    started(context).close()
+    end = time.monotonic() + args.get("sec", 0)
+    while time.monotonic() < end:
+        time.sleep(0.02)
+        yield {"processed": 1}
+
+
 @register("growing_progress")
 def growing_progress(args: dict[str, Any]) -> Iterator[Progress]:
     """Yield a document that goes on growing below its first level."""

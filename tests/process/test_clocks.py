@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from farming import Farm, until
+from test_database_faults import LongJob, goes_on, root, serving
 
-from dataloader import queue
+from dataloader import migrations, queue
+from dataloader.embedded import cluster
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed (Debian: apt-get install faketime)")
@@ -62,3 +64,29 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
 def beats(farm: Farm) -> Any:
     """The latest sign of life of a running job."""
     return farm.rows("SELECT max(heartbeat_at) FROM dl_jobs WHERE status = 'running'")[0][0]
+
+
+def test_f2_a_jump_of_the_databases_clock_ends_no_living_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an hour, forwards: every lease looks expired at once, and the reaper waits until the living have renewed."""
+    with root() as folder:
+        offset = folder / "offset"
+        offset.write_text("+0\n")
+        lies = lied_to(faketime_timestamp_file=offset)
+        monkeypatch.setattr(cluster, "ENVIRONMENT", cluster.ENVIRONMENT | {k.upper(): str(v) for k, v in lies.items()})
+        with serving(folder) as database:
+            migrations.migrate(database.dsn, schema="public")
+            farm = Farm(database.dsn, tmp_path)
+            try:
+                farm.ready(workers=4)
+                reaper = farm.start("reaper", dl_reaper_period_sec=0.1)
+                until(lambda: reaper.events("reaper.started"), "the reaper to start")
+                jobs = [LongJob(farm, f"job-{n}", lease_ttl_sec=6, max_attempts=1) for n in range(4)]
+                offset.write_text("+3600\n")
+                for job in jobs:
+                    goes_on(farm, job, beats=1)
+                for job in jobs:
+                    job.ends_well()
+                assert reaper.events("reaper.patient")
+                assert not reaper.events("reaper.job.taken")
+            finally:
+                farm.close()

@@ -72,6 +72,47 @@ def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, me
     assert program.stop() == 0
 
 
+# E7: what a pipeline leaves behind --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["ignore", "block", "silence"])
+def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm, how: str) -> None:
+    """It would never hear that it should drain; nor did it hear what was sent to it in that run."""
+    program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
+    assert farm.wait(farm.enqueue("takes_the_signals", args={"how": how}), "succeeded")["attempt"] == 1
+    assert farm.wait(farm.enqueue("recorded"), "succeeded")["attempt"] == 1
+    (first,), (second,) = farm.rows("SELECT pid FROM runs ORDER BY started")
+    assert first != second
+    (said,) = program.events("worker.signals.taken")
+    assert said["changed"], said
+    assert program.stop() == 0
+    assert not program.events("supervisor.worker.killed")
+
+
+def test_e7_a_module_that_takes_the_signals_at_its_import_does_not_keep_them(farm: Farm) -> None:
+    """Its worker hears when it should drain, and is not replaced after each job."""
+    (farm.folder / "rude.py").write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
+    path = f"{Path(__file__).parent}:{farm.folder}"
+    program = farm.ready(workers=1, dl_pipelines="farm_pipelines,rude", pythonpath=path)
+    assert farm.wait(farm.enqueue("recorded"), "succeeded")["attempt"] == 1
+    assert program.stop() == 0
+    assert not program.events("supervisor.worker.killed")
+    assert not program.events("worker.signals.taken")
+
+
+@pytest.mark.parametrize("sec", [1, 600])
+def test_e7_a_drain_ends_a_run_that_took_the_signals(farm: Farm, sec: float) -> None:
+    """One that ends in time has succeeded, and no other begins; the other is handed back, uncounted."""
+    program = farm.ready(workers=1, dl_drain_sec=2, dl_kill_grace_sec=0.5)
+    job = farm.enqueue("takes_the_signals", args={"how": "ignore", "sec": sec})
+    until(lambda: farm.rows("SELECT FROM runs"), "the run to begin")
+    later = farm.enqueue("noop")
+    assert program.stop() == 0
+    end = farm.job(job)
+    assert (end["status"], end["attempt"]) == (("succeeded", 1) if sec == 1 else ("queued", 0))
+    assert farm.story(later) == ["queued"]
+
+
 # E4: the threshold -------------------------------------------------------------------------------------------
 
 

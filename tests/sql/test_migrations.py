@@ -178,6 +178,25 @@ def test_a_future_row_that_somebody_holds_meanwhile_is_filled_too(contract: str)
         assert row(conn, held)["blocked_on"] == "time"
 
 
+def test_jobs_that_ended_without_a_time_get_their_last_sign_of_life(contract: str) -> None:
+    """Those that have one keep it, those that have not ended get none."""
+    with session(contract) as conn:
+        conn.execute("UPDATE dl_jobs SET created_at = '2001-01-01', started_at = '2001-01-02' WHERE task = 'lost'")
+        conn.execute("UPDATE dl_jobs SET created_at = '2001-01-01', finished_at = '2001-01-03' WHERE task = 'failed'")
+        migrations.migrate(contract, "public")
+        ends = "SELECT status::text, finished_at::date::text FROM dl_jobs WHERE task = status::text ORDER BY 1"
+        assert dict(conn.execute(ends).fetchall()) | {"canceled": "", "succeeded": ""} == {
+            "canceled": "",
+            "failed": "2001-01-03",
+            "lost": "2001-01-02",
+            "queued": None,
+            "running": None,
+            "succeeded": "",
+        }
+        wrong = "SELECT count(*) FROM dl_jobs WHERE (finished_at IS NULL) <> (status IN ('queued', 'running'))"
+        assert value(conn, wrong) == 0
+
+
 def apply_first(dsn: str, number: int) -> list[str]:
     """Apply the first migrations and stop, as a code of before would have done."""
     done = []
@@ -292,7 +311,9 @@ def test_check_says_what_to_do(empty_db: str) -> None:
             migrations.check(conn)
         apply_first(empty_db, 1)
         assert migrations.missing(conn) == ALL[1:]
-        with pytest.raises(SchemaError, match=f"the schema is at 1, this code needs {len(ALL) - 1}: run"):
+        with pytest.raises(
+            SchemaError, match=f"the schema is at 1, this code needs {migrations.known()[-1].number}: run"
+        ):
             migrations.check(conn)
         migrations.migrate(empty_db, "public")
         assert migrations.missing(conn) == []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hands import Worker, enqueue, expire, journal, keys_held, many, plain, row, started, state, value
+from hands import Worker, age, enqueue, expire, journal, keys_held, many, plain, row, started, state, value
 
 from dataloader import db, queue
 
@@ -70,6 +70,31 @@ def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: 
     assert found is not None
     assert found.job_id == silent
     assert queue.reap(conn) is None
+
+
+def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connection, worker: Worker) -> None:
+    """For as long as it needs to reach the database, and a third of its lease, the longest pause between heartbeats."""
+    job_id = enqueue(conn, lease_ttl_sec=30, max_attempts=1)
+    worker.take()
+    for column in ("heartbeat_at", "lease_expires_at", "created_at", "started_at"):
+        age(conn, job_id, column, 100)
+    for up_sec in (0, 60, 69.9):
+        assert queue.reap(conn, up_sec, patience_sec=60) is None
+    assert queue.reap(conn, 70.1, patience_sec=60)
+    assert state(conn, job_id) == ("lost", 1)
+
+
+@pytest.mark.parametrize("column", ["heartbeat_at", "lease_expires_at", "created_at"])
+def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
+    conn: db.Connection, worker: Worker, column: str
+) -> None:
+    """What renewed the lease last may have been the keeper; what has begun since was begun by the living."""
+    job_id = enqueue(conn, lease_ttl_sec=1)
+    worker.take()
+    for aged in ("heartbeat_at", "lease_expires_at", "created_at"):
+        age(conn, job_id, aged, 5 if aged == column else 100)
+    assert queue.reap(conn, 3, patience_sec=60) is None
+    assert queue.reap(conn, 10, patience_sec=60)
 
 
 def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) -> None:

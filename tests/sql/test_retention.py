@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 import pytest
+from foreign import Foreign
 from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, state, value
 
 from dataloader import db, queue
@@ -56,6 +57,21 @@ def test_c7_what_ended_long_ago_goes_with_its_journal(conn: db.Connection, statu
     assert prune(conn) == 1
     assert left(conn) == {young}
     assert (journal(conn, old), bool(journal(conn, young))) == ([], True)
+
+
+def test_c7_an_end_that_another_service_gave_no_time_is_found_too(conn: db.Connection, foreign: Foreign) -> None:
+    """By an UPDATE or in a row that is inserted as finished. A time that the service gives stands."""
+    updated = plain(conn)
+    assert foreign.claim()
+    foreign.conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (updated,))
+    inserted = plain(conn, status="lost")
+    given = plain(conn, status="failed", finished_at="2020-02-02 00:00+00")
+    assert prune(conn, days=0.0001) == 1
+    assert left(conn) == {updated, inserted}
+    for job_id in (updated, inserted):
+        age(conn, job_id, "finished_at", 30 * DAY)
+    assert prune(conn) == 2
+    assert given not in left(conn)
 
 
 def test_c7_fractions_of_a_day_count(conn: db.Connection) -> None:

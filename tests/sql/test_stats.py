@@ -343,6 +343,39 @@ def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) 
     assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
 
 
+def test_rows_of_the_future_hold_up_no_sums(conn: db.Connection) -> None:
+    """The clock was set back by an hour; a gap among the rows of that hour is not waited for, for so long."""
+    enqueue(conn)
+    value(conn, "SELECT nextval('dl_job_events_event_id_seq')")
+    enqueue(conn)
+    conn.execute("UPDATE dl_job_events SET ts = ts + interval '1 hour'")
+    assert [stats.roll(conn), stats.roll(conn)] == [2, 0]
+
+
+def test_sums_go_on_when_the_journal_is_numbered_anew(conn: db.Connection) -> None:
+    for _ in range(3):
+        enqueue(conn)
+    assert stats.roll(conn) == 3
+    conn.execute("TRUNCATE dl_job_events RESTART IDENTITY")
+    assert [stats.roll(conn), stats.roll(conn)] == [stats.ANEW, 0]
+    enqueue(conn)
+    enqueue(conn)
+    assert [stats.roll(conn), stats.roll(conn)] == [2, 0]
+
+
+def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(conn: db.Connection) -> None:
+    """Nor does it count a row twice."""
+    kept = enqueue(conn)
+    enqueue(conn)
+    assert stats.roll(conn) == 2
+    conn.execute("DELETE FROM dl_jobs WHERE job_id <> %s", (kept,))
+    assert stats.roll(conn) == 0
+    conn.execute("DELETE FROM dl_jobs")
+    assert stats.roll(conn) == 0
+    enqueue(conn)
+    assert stats.roll(conn) == 1
+
+
 def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     with quietly(conn):
         many(conn, 5_000, "k%s")

@@ -53,7 +53,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
-       dl_readable(j.available_at) AS available_at, waits.why AS waiting_for
+       dl_readable(j.available_at) AS available_at, dl_last_run_sec(j) AS run_sec, waits.why AS waiting_for
   FROM dl_jobs j
   LEFT JOIN LATERAL (
     SELECT coalesce(

@@ -231,6 +231,10 @@ SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s,
  WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
  ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
 
+-- name: last_runs
+-- How long the last runs of these jobs took.
+SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (%(job_ids)s);
+
 -- name: by_key
 -- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave little.
 SELECT false AS is_edge, true AS is_wanted,

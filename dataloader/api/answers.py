@@ -17,6 +17,10 @@ Count = Annotated[int, Field(ge=0)]
 Progress = Annotated[
     Any, Field(description="what the pipeline last reported: an object, unless another service wrote it")
 ]
+RunSec = Annotated[
+    float | None,
+    Field(ge=0, description="how long its last run took; `started_at` is the first start, over all attempts"),
+]
 Outcome = Annotated[str, Field(description="`done`, `unknown` (there is no such job) or the status that forbids it")]
 
 
@@ -82,6 +86,7 @@ class Status(BaseModel):
     started_at: datetime | None
     heartbeat_at: datetime | None
     finished_at: datetime | None
+    run_sec: RunSec
     error: str | None
     progress: Progress
     cancel_requested: bool
@@ -132,6 +137,7 @@ class ListedJob(BaseModel):
     started_at: datetime | None
     heartbeat_at: datetime | None
     finished_at: datetime | None
+    run_sec: RunSec
     changed_at: datetime
     claimed_by: str | None
     cancel_requested: bool

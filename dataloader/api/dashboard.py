@@ -219,6 +219,7 @@ _LABELS = {
     "started_at": "First started",
     "heartbeat_at": "Last heartbeat",
     "finished_at": "Finished",
+    "run_sec": "Last run took",
     "timeout_sec": "Time limit",
     "lease_ttl_sec": "Lease",
     "lease_expires_at": "Lease until",

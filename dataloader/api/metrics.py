@@ -40,7 +40,7 @@ OTHER = "(other)"  # what the rest is summed up as
 # The steps of a job that the journal sums up (see stats.totals), and which of them end a run.
 ENDS = ("done", "failed", "canceled", "lost", "retry", "crash", "lease")
 STEPS = (*ENDS, "queued", "picked", "backoff", "handed_back", "requeue", "cancel_requested")
-# What alerts look for: shown from a queue's first step on, for increase() knows nothing of a series before its first sample.
+# What alerts look for: shown from a queue's first step on, because increase() does not count a series' first sample.
 WATCHED = ("failed", "lost", "retry", "crash", "lease", "backoff")
 STATUSES = {"queued": "length", "running": "busy", "dead": "dead"}
 blueprint = Blueprint("metrics", __name__)

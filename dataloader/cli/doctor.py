@@ -194,7 +194,8 @@ def _earlier_runs(case: Case) -> Iterator[Finding]:
     if case.job.status in ("queued", "running", "succeeded") and bad:
         last = bad[-1]
         count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
-        text = f"{count} ended otherwise; the last of them, attempt {last.attempt}: {screen.short(said(last), 300)}"
+        number = f"attempt {last.attempt}" + (f" (run {last.run})" if last.run != last.attempt else "")
+        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(said(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
     requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
     backoffs = sum("backoffs" in payload for payload in requeues)

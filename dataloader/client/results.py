@@ -33,6 +33,7 @@ class Started:
 class Job:
     """A job as it was when the service answered; what an answer does not tell is None or empty.
 
+    `started_at` is its first start, over all attempts; `run_sec` how long its last run took, None while it runs.
     `waiting_for` says why a queued job does not run yet. `args` only `Client.job` tells. `progress` is what the
     pipeline reported, by rule an object.
     """
@@ -53,6 +54,7 @@ class Job:
     started_at: datetime | None = None
     heartbeat_at: datetime | None = None
     finished_at: datetime | None = None
+    run_sec: float | None = None
     changed_at: datetime | None = None
     lease_expires_at: datetime | None = None
     error: str | None = None

@@ -187,6 +187,14 @@ def test_what_a_job_is_at() -> None:
     assert watch.waits_for(Job(UUID(ID), "queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
 
 
+def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
+    ended = {"started_at": NOW - timedelta(minutes=6), "finished_at": NOW, "max_attempts": 5}
+    assert watch._in_all(Job(UUID(ID), "succeeded", attempt=1, run_sec=0.04, **ended)) == " after 0.0 s"
+    text = watch._in_all(Job(UUID(ID), "succeeded", attempt=3, run_sec=12.0, **ended))
+    assert text == " after 12 s, attempt 3 of 5, 6 min 00 s after its first start"
+    assert watch._in_all(Job(UUID(ID), "canceled")) == ""
+
+
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
     given: dict[str, Any] = {"events": [], "queue": Queue("q"), "serving": ["q"], "worker": None, "now": NOW}
     return doctor.Case(job=job, runs=runs, **given | more)
@@ -194,7 +202,9 @@ def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
 
 def attempt(number: int, end: str | None, **more: Any) -> Attempt:
     nothing = dict.fromkeys(Attempt._fields)
-    return Attempt(**nothing | {"attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end} | more)
+    return Attempt(
+        **nothing | {"run": number, "attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end} | more
+    )
 
 
 def a_job(status: str, **more: Any) -> Job:

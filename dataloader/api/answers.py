@@ -207,6 +207,8 @@ class QueueState(BaseModel):
     paused_at: datetime | None
     paused_by: str | None
     max_length: int | None
+    is_known: bool = Field(description="false: no job, worker or setting named this queue before; it may be mistyped")
+    similar: list[str] = Field(description="the known names most like an unknown one, for those who may read")
 
 
 class QueueFigures(BaseModel):

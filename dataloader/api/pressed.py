@@ -55,9 +55,11 @@ def change_job(job_id: UUID, verb: str) -> Response:
 def pause_queue(queue: str, verb: str) -> Response:
     """Pause or resume a queue, on all hosts at once."""
     with _sessions().borrow() as conn:
+        is_known = operate.known(conn, queue)["is_known"]
         (operate.pause if verb == "pause" else operate.resume)(conn, queue, access.who())
     g.changed = {"queue": queue, "action": verb}
-    return done("The queue is paused on all hosts." if verb == "pause" else "The queue goes on.")
+    unknown = "" if is_known else " No queue of this name is known now."
+    return done(("The queue is paused on all hosts." if verb == "pause" else "The queue goes on.") + unknown)
 
 
 @blueprint.post("/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>")

@@ -1,6 +1,6 @@
 """/api/v1/queues: queues in figures, and what operators do to them. What they say holds on all hosts at once.
 
-May import `stats` and `operate`.
+May import `stats`, `operate` and `db`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from flask import Blueprint, g
 
-from dataloader import operate, stats
+from dataloader import db, operate, stats
 from dataloader.api import access, answers, queries, schemas
 from dataloader.api.operation import body, operation, session
 
@@ -50,7 +50,8 @@ def limit_queue(queue: str, query: queries.Query) -> dict[str, Any]:
     """Refuse new jobs (429) while so many are queued; null: no limit."""
     wanted, most = schemas.queue(queue), schemas.queue_limit(body())
     with session() as conn:
-        answer = operate.limit_length(conn, wanted, most, access.who())
+        known = _known(conn, wanted)
+        answer = operate.limit_length(conn, wanted, most, access.who()) | known
     g.changed = {"queue": wanted, "max_length": most}
     return answer
 
@@ -83,9 +84,16 @@ def _told(queue: str, tell: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     wanted = schemas.queue(queue)
     schemas.nothing(body(may_be_empty=True))
     with session() as conn:
-        answer = tell(conn, wanted, access.who())
+        known = _known(conn, wanted)
+        answer = tell(conn, wanted, access.who()) | known
     g.changed = {"queue": wanted}
     return answer
+
+
+def _known(conn: db.Connection, queue: str) -> dict[str, Any]:
+    """Whether the queue is known; names of others only for those who may read them."""
+    found = operate.known(conn, queue)
+    return found if access.may("read") else found | {"similar": []}
 
 
 def _changed(queue: str, change: Callable[..., int]) -> dict[str, Any]:

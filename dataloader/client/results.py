@@ -96,7 +96,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How a queue stands; `queue` is None for all together. `dead` are the failed and the lost ones."""
+    """How a queue stands; `queue` is None for all together. `dead` are the failed and the lost ones.
+
+    What `pause`, `resume` and `limit` return says whether the queue was known before (`is_known`), and if not, which
+    known names are most like it (`similar`).
+    """
 
     queue: str | None
     length: int = 0
@@ -111,6 +115,8 @@ class Queue:
     paused_at: datetime | None = None
     paused_by: str | None = None
     max_length: int | None = None
+    is_known: bool = True
+    similar: tuple[str, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -200,7 +206,8 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
     kind = kinds[0]
     try:
         if get_origin(kind) is tuple:
-            return tuple(read(get_args(kind)[0], each) for each in value)
+            each_kind = get_args(kind)[0]
+            return tuple(map(str, value) if each_kind is str else (read(each_kind, each) for each in value))
         if kind is Queue:
             return read(Queue, value)
         if kind in (UUID, datetime):

@@ -86,12 +86,13 @@ def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskC
     journal = [("picked", 3600, {"attempt": 1}), ("failed", 3598, {"attempt": 1}),
                ("requeue", 120, {"attempt": 0, "by": "token <ops> from ::1"}),
                ("picked", 64, {"attempt": 1}), ("done", 60, {"attempt": 1})]  # fmt: skip
-    for kind, ago, payload in journal:
-        conn.execute(
-            "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
-            " VALUES (%s, 'q', %s, now() - make_interval(secs => %s), %s)",
-            (job_id, kind, ago, json.dumps(payload)),
-        )
+    with conn.transaction():  # in which now() is the same
+        for kind, ago, payload in journal:
+            conn.execute(
+                "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
+                " VALUES (%s, 'q', %s, now() - make_interval(secs => %s), %s)",
+                (job_id, kind, ago, json.dumps(payload)),
+            )
     page = " ".join(client.get(f"/jobs/{job_id}").text.split())
     runs = re.findall(
         r'data-label="Run" class="number">(\d+)</td> <td data-label="Attempt" class="number">(.*?)</td>', page

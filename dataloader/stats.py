@@ -45,7 +45,7 @@ _FIRST_ID = UUID(int=0)
 _ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
 _FINAL = frozenset({"done", "failed", "canceled", "lost"})
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
-_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")
+_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
 Conn = psycopg.Connection[Any]
 Row = dict[str, Any]
 

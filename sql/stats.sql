@@ -22,7 +22,7 @@ dead (queue) AS (
     FROM dead WHERE queue IS NOT NULL),
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
-  SELECT queue, count(*) AS workers FROM dl_workers
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
@@ -33,7 +33,7 @@ SELECT queue, length, length < %(most)s AND scheduled < %(most)s AS length_is_ex
          SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS NULL
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
-       coalesce(workers, 0) AS workers, paused_at, paused_by, max_length
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
   CROSS JOIN LATERAL (SELECT count(*) AS length FROM (

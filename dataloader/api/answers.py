@@ -60,7 +60,7 @@ class TriggeredMany(BaseModel):
 class WaitingFor(BaseModel):
     """Why a queued job does not run yet. Which fields there are depends on `reason`."""
 
-    reason: str = Field(description="paused, time, lock, session, worker, no_worker; there may be more")
+    reason: str = Field(description="paused, time, lock, session, worker, stopped, no_worker; there may be more")
     queue: str | None = None
     since: datetime | None = None
     by: str | None = None
@@ -223,6 +223,7 @@ class QueueFigures(BaseModel):
     dead: Count = Field(description="failed and lost")
     lag_sec: float = Field(ge=0, description="how long the oldest due job has waited")
     workers: Count = Field(description="live ones")
+    stopped: Count = Field(description="those of them whose processes are stopped, by SIGSTOP or a debugger")
 
 
 class QueueRow(QueueFigures):
@@ -271,7 +272,7 @@ class Worker(BaseModel):
     host: str
     pid: int
     queue: str
-    state: str = Field(description="starting, idle, awake, busy, leaving, dead")
+    state: str = Field(description="starting, idle, awake, busy, stopped, leaving, dead")
     is_live: bool
     memory_bytes: int | None
     cpu_percent: float | None

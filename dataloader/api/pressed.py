@@ -14,7 +14,7 @@ from flask import Blueprint, Response, current_app, g
 
 from dataloader import operate
 from dataloader.api import access, shown
-from dataloader.api.page import done, failed
+from dataloader.api.page import done, failed, named_queue
 from dataloader.api.problems import Problem
 from dataloader.api.sessions import Sessions
 
@@ -54,6 +54,7 @@ def change_job(job_id: UUID, verb: str) -> Response:
 @access.require("operate")
 def pause_queue(queue: str, verb: str) -> Response:
     """Pause or resume a queue, on all hosts at once."""
+    queue = named_queue(queue)
     with _sessions().borrow() as conn:
         is_known = operate.known(conn, queue)["is_known"]
         (operate.pause if verb == "pause" else operate.resume)(conn, queue, access.who())
@@ -66,6 +67,7 @@ def pause_queue(queue: str, verb: str) -> Response:
 @access.require("operate")
 def change_queue(queue: str, verb: str) -> Response:
     """Press a button for many jobs of a queue; as many as can be done in a request."""
+    queue = named_queue(queue)
     change, words = _QUEUE_VERBS[verb]
     until, changed, more = monotonic() + ALL_SEC, 0, 1
     with _sessions().borrow() as conn:

@@ -112,6 +112,7 @@ class Queue:
     dead: int = 0
     lag_sec: float = 0.0
     workers: int = 0
+    stopped: int = 0
     paused_at: datetime | None = None
     paused_by: str | None = None
     max_length: int | None = None

@@ -177,6 +177,28 @@ def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) 
     assert client.get("/api/v1/queues").get_json() == {"queues": []}
 
 
+@pytest.mark.parametrize("queue", [".", ".."])
+def test_a_queue_whose_name_no_path_can_hold(client: FlaskClient, queue: str) -> None:
+    """Clients and proxies take the dots out of a path, also percent-encoded ones: the name stands behind the `?`."""
+    path, named = "/api/v1/queues/-", f"?name={queue}"
+    made(client, queue=queue, available_at=LATER)
+    assert client.post(f"{path}/pause{named}").get_json()["queue"] == queue
+    assert client.put(f"{path}/limit{named}", json={"max_length": 7}).get_json()["max_length"] == 7
+    assert client.post(f"{path}/run-all{named}").get_json() == {"queue": queue, "changed": 1}
+    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
+    assert (shown["queue"], shown["max_length"]) == (queue, 7)
+    assert f'href="/queues/-?name={queue}"' in client.get("/").text
+    page = client.get(f"/queues/-{named}")
+    assert f'<h1 class="name">{queue}</h1>' in page.text
+    assert "Paused</strong> since" in page.text
+    assert f'hx-post="/queues/-/resume{named}"' in page.text
+    assert client.post(f"/queues/-/resume{named}", headers=HTMX).status_code == 200
+    assert client.post(f"/queues/-/requeue-dead{named}", headers=HTMX).status_code == 200
+    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
+    assert shown["paused_at"] is None
+    assert client.post(f"{path}/pause?name=other").status_code == 400
+
+
 def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:
     for status in ("failed", "lost", "succeeded"):
         end(conn, made(client), status)

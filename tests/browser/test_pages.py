@@ -204,8 +204,8 @@ def test_what_is_not_there_is_said_in_words(visitor: Visitor) -> None:
     expect(page.locator("#live")).to_contain_text("None has failed for good.")
 
 
-# The columns of the chart's canvas that have the colour of failures, from left to right, each with its height; as shares
-# of the canvas's width, and in pixels of the page.
+# The columns of the chart's canvas that have the colour of failures, from left to right: each with its place as a
+# share of the canvas's width, and its height in pixels of the page.
 FAILED_COLUMNS = """() => {
   const canvas = document.querySelector("#pace-chart canvas"), ctx = canvas.getContext("2d");
   const probe = document.querySelector(".swatch.failed");

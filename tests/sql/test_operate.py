@@ -244,6 +244,14 @@ def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
     assert reason(first) == ("worker", "It is the next of its queue: it starts when the only worker of q is free.")
     assert reason(second) == ("worker", "1 job of the queue q goes before it; 1 worker serves that queue.")
 
+    conn.execute("UPDATE dl_workers SET state = 'stopped'")
+    assert reason(first)[0] == "stopped"
+    assert reason(first)[1].startswith("The only worker of the queue q is stopped (SIGSTOP, ")
+    conn.execute(
+        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w2', 'f', 'h', 2, 'q', 'idle')"
+    )
+    assert reason(first)[0] == "worker"
+
     holder = enqueue(conn, queue="other", lock_key="k")
     worker.take("other")
     behind = enqueue(conn, lock_key="k")

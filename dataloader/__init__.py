@@ -45,8 +45,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
 Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 
 Only `db` opens connections; only `queue`, `batch`, `operate`, `stats`, `migrations` and `drift` execute SQL on the
-queue's tables; only `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of
-its own.
+queue's tables; only `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in
+schemas of its own.
 """
 
 from __future__ import annotations

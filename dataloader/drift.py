@@ -72,7 +72,8 @@ class Function:
 def found(conn: db.Connection, functions: str) -> list[Drift]:
     """What is missing, switched off or changed in the schema that `conn` sees.
 
-    `functions` is the text of functions.sql. To be asked only of a schema that this code's migrations have made. May raise psycopg.Error.
+    `functions` is the text of functions.sql. To be asked only of a schema that this code's migrations
+    have made. May raise psycopg.Error.
     """
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
     there = _rows(conn, "functions")
@@ -99,7 +100,7 @@ def _of_functions(wanted: Iterable[Function], there: list[Row]) -> Iterator[Drif
     for function in wanted:
         of_name = [row for row in there if row["name"] == function.name]
         if not function.is_in(of_name):
-            how = "is not as shipped" if of_name else "is missing"
+            how = "is changed" if of_name else "is missing"
             yield Drift(f"function {function.name}", how, (function.mend,) if function.mend else ())
 
 
@@ -111,7 +112,7 @@ def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
             yield Drift(f"trigger {name}", "is missing", (match[0],))
         elif row["calls"] != calls:
             drop = f"DROP TRIGGER {name} ON dl_jobs"
-            yield Drift(f"trigger {name}", "is not as shipped", (drop, match[0]))
+            yield Drift(f"trigger {name}", "is changed", (drop, match[0]))
         elif not row["works"]:
             yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE dl_jobs ENABLE TRIGGER {name}",))
 

@@ -210,7 +210,7 @@ def _apply(conn: db.Connection, migration: Migration) -> None:
 
 
 def _patiently(conn: db.Connection, name: str, text: LiteralString | bytes, record: Migration | None = None) -> None:
-    """Execute in a transaction. Whoever waits for a table lock makes all later comers wait too: so ask briefly, again."""
+    """Execute in a transaction. Whoever waits for a table lock makes all later comers wait too: ask briefly, again."""
     deadline = time.monotonic() + WAIT_SEC
     for attempt in count():
         try:

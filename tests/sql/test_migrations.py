@@ -387,20 +387,20 @@ DRIFTS = {
     "DROP TRIGGER dl_jobs_notify_key ON dl_jobs": "trigger dl_jobs_notify_key is missing",
     "DROP TRIGGER dl_jobs_journal_upd ON dl_jobs": "trigger dl_jobs_journal_upd is missing",
     "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
-    " EXECUTE FUNCTION dl_jobs_notify_key()": "trigger dl_jobs_forget is not as shipped",
+    " EXECUTE FUNCTION dl_jobs_notify_key()": "trigger dl_jobs_forget is changed",
     "DROP INDEX ix_dl_jobs_cold": "index ix_dl_jobs_cold is missing",
     "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_due'::regclass":
         "index ix_dl_jobs_due is invalid",
     "CREATE OR REPLACE FUNCTION dl_is_paused(p_queue text) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
-        "function dl_is_paused is not as shipped",
-    "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is not as shipped",
-    "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is not as shipped",
-    "DROP FUNCTION dl_settle(text, text, text, jsonb)": "function dl_settle is not as shipped",
+        "function dl_is_paused is changed",
+    "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
+    "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is changed",
+    "DROP FUNCTION dl_settle(text, text, text, jsonb)": "function dl_settle is changed",
     "DROP FUNCTION dl_reap": "function dl_reap is missing",
     "CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'":
-        "function dl_jobs_place is not as shipped",
+        "function dl_jobs_place is changed",
     "CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'":
-        "function dl_jobs_journal is not as shipped",
+        "function dl_jobs_journal is changed",
 }  # fmt: skip
 
 

@@ -13,7 +13,8 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     log             JSON lines, masking of secrets                   -
     job             PURE a job, its states, what becomes of it       -
     db              connections, named statements                    -
-    migrations      the schema's versions                            db
+    migrations      the schema's versions                            db drift
+    drift           is the schema as it was shipped                  db
     queue           every statement in the life of one job           db job
     operate         what people do to jobs and queues                db queue
     stats           questions about many jobs, for people            db queue job
@@ -43,9 +44,9 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
 
 Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 
-Only `db` opens connections; only `queue`, `batch`, `operate`, `stats` and `migrations` execute SQL on the queue's
-tables; only `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in schemas of
-its own.
+Only `db` opens connections; only `queue`, `batch`, `operate`, `stats`, `migrations` and `drift` execute SQL on the
+queue's tables; only `api` imports flask; no process imports another. `bench` alone goes around `db` and `queue`, in
+schemas of its own.
 """
 
 from __future__ import annotations

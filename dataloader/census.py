@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import psutil
 
-from dataloader import db, stats
+from dataloader import db, process, stats
 from dataloader.process import cpu_used_by, memory_used, now
 from dataloader.slots import Slot, State
 
@@ -29,7 +29,7 @@ class Census:
         self.host = socket.gethostname()[:100]
         self.farm = f"{self.host}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
-        self._at = -UNCHANGED_SEC
+        self._at = self._looked = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
     def take(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
@@ -38,12 +38,15 @@ class Census:
         Soon over, whatever the database does (see `briefly` in stats.sql). Raises psycopg.Error; then it is tried again
         as if they had been shown.
         """
-        present = [slot for slot in slots if slot.state is not State.FREE and slot.worker]
-        seen = [(slot.worker, slot.state, slot.jobs) for slot in present]
-        if now() < self._at + (UNCHANGED_SEC if seen == self._shown else CHANGED_SEC):
+        if now() < self._looked + CHANGED_SEC:
+            return
+        self._looked = now()
+        present = {slot: _state(slot) for slot in slots if slot.state is not State.FREE and slot.worker}
+        seen = [(slot.worker, state, slot.jobs) for slot, state in present.items()]
+        if seen == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = seen, now()
-        rows = [self._row(slot) for slot in present]
+        rows = [self._row(slot, state) for slot, state in present.items()]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
         stats.show_workers(conn, self.farm, self.host, rows)
 
@@ -51,13 +54,13 @@ class Census:
         """The farm is over: it has no workers any more."""
         stats.show_workers(conn, self.farm, self.host, [])
 
-    def _row(self, slot: Slot) -> dict[str, Any]:
+    def _row(self, slot: Slot, state: str) -> dict[str, Any]:
         held = slot.held()
         return {
             "worker": slot.worker,
             "pid": slot.fields.pid,
             "queue": slot.queue_name,
-            "state": slot.state.name.lower(),
+            "state": state,
             "job_id": held and str(held.job_id),
             "memory_bytes": memory_used(slot.fields.pid),
             "cpu_percent": self._cpu_percent(slot),
@@ -71,6 +74,12 @@ class Census:
         before, had_used = self._cpu.get(slot.worker, (at, used))
         self._cpu[slot.worker] = at, used
         return round(100 * max(0.0, used - had_used) / (at - before), 1) if at > before else 0.0
+
+
+def _state(slot: Slot) -> str:
+    """What people see: a worker whose process is stopped says of itself what it did before."""
+    is_stopped = slot.state is not State.DEAD and process.is_stopped(slot.fields.pid)
+    return "stopped" if is_stopped else slot.state.name.lower()
 
 
 def _started(pid: int) -> datetime | None:

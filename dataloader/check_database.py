@@ -148,7 +148,14 @@ def _schema(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     found = privileges(tables, _facts(conn, "strangers"))
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
         return found
-    return [*found, schema(_refusal(migrations.check, conn), _todo(conn), may_migrate)]
+    return [*found, schema(_refusal(migrations.check, conn), _todo(conn), may_migrate), *_drift(conn, may_migrate)]
+
+
+def _drift(conn: db.Connection, may_migrate: bool) -> list[Finding]:
+    drifted = migrations.drifted(conn)
+    if not drifted:
+        return []
+    return [Finding(Level.WARNING, "schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate))]
 
 
 def _refusal(question: Callable[[db.Connection], object], conn: db.Connection) -> str:
@@ -180,13 +187,17 @@ def privileges(tables: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[
 
 def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:
     """`refusal` is why this code may not use the schema, `todo` what `migrate` would apply."""
-    migrate = "run `dataloader migrate`" + ("" if may_migrate else f" {FEW_RIGHTS}; this one may not")
+    migrate = _migrate(may_migrate)
     if refusal:
         what, _, advice = refusal.partition(": ")
         return Finding(Level.ERROR, "schema", what, migrate if "migrate" in advice else advice)
     if todo:
         return Finding(Level.WARNING, "schema", f"not up to date: {todo}", migrate)
     return Finding(Level.OK, "schema", "up to date")
+
+
+def _migrate(may_migrate: bool) -> str:
+    return "run `dataloader migrate`" + ("" if may_migrate else f" {FEW_RIGHTS}; this one may not")
 
 
 def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:

@@ -3,7 +3,7 @@
 `sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed.
 A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
 `-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
-May import `db`.
+May import `db` and `drift`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import LiteralString
 
 from psycopg import errors, sql
 
-from dataloader import db
+from dataloader import db, drift
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
@@ -69,7 +69,8 @@ def functions() -> Migration:
 def migrate(dsn: str, schema: str) -> list[str]:
     """Bring the queue in `schema` up to date and return the names of the files applied.
 
-    Safe to run from several places at once and beside a working farm. Raises SchemaError when the schema belongs
+    What is not as shipped (`drifted`) is put back, and named beside them. Safe to run from several places at once and
+    beside a working farm. Raises SchemaError when the schema belongs
     to a newer dataloader or a file that was applied has been changed since.
     """
     with _session(dsn, schema) as conn, _alone(conn):
@@ -82,7 +83,7 @@ def migrate(dsn: str, schema: str) -> list[str]:
         todo = _missing(conn)
         for migration in todo:
             _apply(conn, migration)
-        return [migration.name for migration in todo]
+        return [*(migration.name for migration in todo), *_mend(conn)]
 
 
 def missing(conn: db.Connection) -> list[str]:
@@ -90,6 +91,14 @@ def missing(conn: db.Connection) -> list[str]:
     if not _exists(conn):
         return [migration.name for migration in (*known(), functions())]
     return [migration.name for migration in _missing(conn)]
+
+
+def drifted(conn: db.Connection) -> list[str]:
+    """What `migrate` would put back, in words: triggers, indexes, functions that are missing, switched off or changed.
+
+    Nothing is said of a schema that other migrations or another functions.sql have made than this code's.
+    """
+    return [str(each) for each in _drifts(conn)]
 
 
 def check(conn: db.Connection) -> None:
@@ -146,6 +155,28 @@ def _missing(conn: db.Connection) -> list[Migration]:
     return [*todo, functions()] if todo or applied.get(0) != functions().checksum else []
 
 
+def _drifts(conn: db.Connection) -> list[drift.Drift]:
+    if not _exists(conn):
+        return []
+    applied = dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
+    if applied != {migration.number: migration.checksum for migration in (*known(), functions())}:
+        return []
+    return drift.found(conn, functions().text)
+
+
+def _mend(conn: db.Connection) -> list[str]:
+    """Put back what is not as shipped; returns it in words."""
+    drifts = _drifts(conn)
+    if any(not each.mend for each in drifts):
+        _apply(conn, functions())
+    for each in drifts:
+        for statement in each.mend if each.is_index else ():
+            conn.execute(statement.encode())
+        if each.mend and not each.is_index:
+            _patiently(conn, each.what, ";\n".join(each.mend).encode())
+    return [f"{each.what}, which {each.how}" for each in drifts]
+
+
 @contextmanager
 def _alone(conn: db.Connection) -> Iterator[None]:
     """Hold the migrations' advisory lock.
@@ -171,15 +202,15 @@ def _value(conn: db.Connection, statement: LiteralString) -> bool:
 
 def _apply(conn: db.Connection, migration: Migration) -> None:
     if migration.in_transaction:
-        _patiently_in_transaction(conn, migration)
+        _patiently(conn, migration.name, migration.text, migration)
     else:
         for statement in _STATEMENT.finditer(migration.text):
             conn.execute(statement[0])
         _record(conn, migration)
 
 
-def _patiently_in_transaction(conn: db.Connection, migration: Migration) -> None:
-    """Whoever waits for a table lock makes all later comers wait too: so ask briefly, and again."""
+def _patiently(conn: db.Connection, name: str, text: LiteralString | bytes, record: Migration | None = None) -> None:
+    """Execute in a transaction. Whoever waits for a table lock makes all later comers wait too: ask briefly, again."""
     deadline = time.monotonic() + WAIT_SEC
     for attempt in count():
         try:
@@ -187,14 +218,13 @@ def _patiently_in_transaction(conn: db.Connection, migration: Migration) -> None
                 if attempt:
                     _see_off_vacuum(conn)
                 conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
-                conn.execute(migration.text)
-                _record(conn, migration)
+                conn.execute(text)
+                if record:
+                    _record(conn, record)
             return
         except (errors.LockNotAvailable, errors.DeadlockDetected) as e:
             if time.monotonic() > deadline:
-                raise SchemaError(
-                    f"{migration.name}: others have held the tables for {WAIT_SEC:g} s, see pg_locks"
-                ) from e
+                raise SchemaError(f"{name}: others have held the tables for {WAIT_SEC:g} s, see pg_locks") from e
             time.sleep(PAUSE_SEC)
 
 

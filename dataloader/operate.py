@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,7 @@ __all__ = [
     "cancel",
     "delete",
     "delete_dead",
+    "known",
     "limit_length",
     "pause",
     "requeue",
@@ -33,6 +35,8 @@ __all__ = [
 
 DONE = "done"
 UNKNOWN = "unknown"
+NAMES = 2_000  # of queues, among which similar ones are looked for
+SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
 
 _SQL = db.statements("operate.sql")
@@ -57,6 +61,18 @@ def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dict[str, Any]:
     """From so many queued jobs on the API refuses more for this queue (QueueFull); None: no limit."""
     return _one(conn, "limit_length", queue=queue, max_length=max_length)
+
+
+def known(conn: Conn, queue: str) -> dict[str, Any]:
+    """Whether a queue of this name is known now (`is_known`); if not, the names most like it (`similar`).
+
+    Known is a queue with jobs that wait, run or are dead, with a worker, a pause, a limit, or a journal that the reaper
+    has summed up. To be asked before a change that makes it known.
+    """
+    rows = conn.execute(_SQL["queue_names"], {"queue": queue, "most": NAMES}, prepare=False).fetchall()
+    names = [row[0] for row in rows]
+    similar = [] if queue in names else get_close_matches(queue, names, SIMILAR)
+    return {"is_known": queue in names, "similar": similar}
 
 
 def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:

@@ -125,14 +125,22 @@ class Pipes:
 
 def is_running(pid: int) -> bool:
     """Alive and not stopped (SIGSTOP, a debugger)."""
+    return _status(pid) not in (None, psutil.STATUS_ZOMBIE, *_STOPPED)
+
+
+def is_stopped(pid: int) -> bool:
+    """Alive, and stopped by SIGSTOP or a debugger."""
+    return _status(pid) in _STOPPED
+
+
+def _status(pid: int) -> str | None:
     try:
-        return psutil.Process(pid).status() not in (
-            psutil.STATUS_STOPPED,
-            psutil.STATUS_ZOMBIE,
-            psutil.STATUS_TRACING_STOP,
-        )
+        return str(psutil.Process(pid).status())
     except psutil.Error:
-        return False
+        return None
+
+
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def readable(fds: Iterable[int], timeout: float) -> list[int]:

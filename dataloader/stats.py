@@ -44,8 +44,9 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
+_FINAL = frozenset({"done", "failed", "canceled", "lost"})
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
-_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers")
+_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
 Conn = psycopg.Connection[Any]
 Row = dict[str, Any]
 
@@ -81,8 +82,14 @@ class Page:
 
 
 class Attempt(NamedTuple):
-    """One run of a job, as the journal tells of it; `ended_at` None while it runs."""
+    """One run of a job, as the journal tells of it; `ended_at` None while it runs.
 
+    `run` counts all runs from 1. `attempt` begins at 1 again when a finished job is put back; `requeued_by`
+    says who did that before this run, None where nobody did.
+    """
+
+    run: int
+    requeued_by: str | None
     attempt: int
     worker: str | None
     started_at: datetime
@@ -205,17 +212,23 @@ def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None =
 def attempts(events: Iterable[Row]) -> list[Attempt]:
     """PURE: the runs that a job's journal tells of, the first one first."""
     found: list[Attempt] = []
+    is_over, requeued_by = False, None
     for event in events:
-        if event["kind"] == "picked":
-            found.append(_begun(event))
-        elif event["kind"] in _ENDS and found and found[-1].ended_at is None:
+        kind, payload = event["kind"], event["payload"] or {}
+        if kind == "picked":
+            found.append(_begun(event, len(found) + 1, requeued_by))
+            requeued_by = None
+        elif kind in _ENDS and found and found[-1].ended_at is None:
             found[-1] = _ended(found[-1], event)
+        elif kind == "requeue" and is_over:
+            requeued_by = payload.get("by")
+        is_over = kind in _FINAL or (is_over and kind not in ("requeue", "picked"))
     return found
 
 
-def _begun(event: Row) -> Attempt:
+def _begun(event: Row, run: int, requeued_by: str | None) -> Attempt:
     payload = event["payload"] or {}
-    return Attempt(payload.get("attempt", 0), payload.get("worker"), event["ts"], *[None] * 9)
+    return Attempt(run, requeued_by, payload.get("attempt", 0), payload.get("worker"), event["ts"], *[None] * 9)
 
 
 def _ended(attempt: Attempt, event: Row) -> Attempt:
@@ -228,10 +241,13 @@ def _ended(attempt: Attempt, event: Row) -> Attempt:
 def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    The last change comes first, or the jobs come in the order of their keys. Raises ValueError for an `after` that is
-    none.
+    The last change comes first, or the jobs come in the order of their keys. `run_sec` is how long a job's last run
+    took, None where it is not known. Raises ValueError for an `after` that is none.
     """
-    return (_by_key if wanted.sort == "key" else _by_change)(conn, wanted, limit, after)
+    page = (_by_key if wanted.sort == "key" else _by_change)(conn, wanted, limit, after)
+    ran = [row["job_id"] for row in page.jobs if row["started_at"]]
+    took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
+    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next)
 
 
 def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:

@@ -64,6 +64,16 @@ def _worker(why: dict[str, Any], now: datetime) -> str:
     return f"{many} of the queue {queue} {'goes' if ahead == 1 else 'go'} before it{served}."
 
 
+def _stopped(why: dict[str, Any], now: datetime) -> str:
+    workers = why["workers"]
+    who, them = ("The only worker", "it") if workers == 1 else (f"All {workers} workers", "them")
+    verb = "is" if workers == 1 else "are"
+    return (
+        f"{who} of the queue {why['queue']} {verb} stopped (SIGSTOP, a debugger):"
+        f" send {them} kill -CONT, or end {them} by kill -KILL and others take their place."
+    )
+
+
 def _no_worker(why: dict[str, Any], now: datetime) -> str:
     return f"No worker serves the queue {why['queue']}: start one, or correct WORKERS_JSON or the job's queue."
 
@@ -74,6 +84,7 @@ _WORDS = {
     "lock": _lock,
     "session": _session,
     "worker": _worker,
+    "stopped": _stopped,
     "no_worker": _no_worker,
 }
 

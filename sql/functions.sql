@@ -1158,6 +1158,25 @@ END
 $$;
 
 
+-- For how many seconds the last run of a job went on: from its last 'picked' to what ended that run, as dl_roll counts it.
+-- Null while the job runs, before its first run, and where the journal does not tell. A job that started once and ended by
+-- itself needs no journal. Served by ix_dl_job_events_job.
+CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAGE sql STABLE AS $$
+  SELECT CASE
+    WHEN p_job.status = 'running' OR p_job.started_at IS NULL THEN NULL
+    WHEN p_job.status IN ('succeeded', 'failed') AND p_job.attempt <= 1 AND p_job.claims <= 1
+      THEN greatest(extract(epoch FROM p_job.finished_at - p_job.started_at), 0)
+    ELSE (
+      SELECT greatest(extract(epoch FROM ended.ts - picked.ts), 0)
+        FROM (SELECT event_id, ts FROM dl_job_events WHERE job_id = p_job.job_id AND kind = 'picked'
+               ORDER BY event_id DESC LIMIT 1) picked
+       CROSS JOIN LATERAL (
+         SELECT ts FROM dl_job_events
+          WHERE job_id = p_job.job_id AND event_id > picked.event_id
+            AND kind IN ('done', 'requeue', 'failed', 'canceled', 'lost') ORDER BY event_id LIMIT 1) ended) END::float8
+$$;
+
+
 -- Does a job pass the filter of a list? Null is no filter. p_status is one of dl_status, or scheduled (its time has not
 -- come), fresh (never tried), retries (tried before), dead (failed or lost).
 CREATE OR REPLACE FUNCTION dl_matches(

@@ -23,6 +23,17 @@ RETURNING queue, paused_at, paused_by, max_length;
 -- name: queue
 SELECT queue, paused_at, paused_by, max_length FROM dl_queues WHERE queue = %(queue)s;
 
+-- name: queue_names
+-- The queues that workers serve, operators have said something of, or the journal's sums name; and this one, when it has
+-- jobs that wait, run or are dead. Served by the keys of the small tables, and for the last by ix_dl_jobs_claim,
+-- ix_dl_jobs_running and ix_dl_jobs_dead.
+(SELECT queue FROM dl_workers UNION SELECT queue FROM dl_totals
+ UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL LIMIT %(most)s)
+UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' ORDER BY queue, available_at LIMIT 1)
+UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status = 'running' LIMIT 1)
+UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status IN ('failed', 'lost')
+        ORDER BY queue, finished_at LIMIT 1);
+
 -- name: statuses
 -- What these jobs are, after a statement that has left some of them alone.
 SELECT job_id, status::text FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);

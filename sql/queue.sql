@@ -47,13 +47,14 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 
 -- name: status
 -- One job as the API shows it. A queued one says what it waits for: the pause of its queue, its time, the running job that
--- holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers.
+-- holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers, which
+-- may all be stopped.
 -- Far-off dates that Python cannot read are cut to the year 9999.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
-       dl_readable(j.available_at) AS available_at, waits.why AS waiting_for
+       dl_readable(j.available_at) AS available_at, dl_last_run_sec(j) AS run_sec, waits.why AS waiting_for
   FROM dl_jobs j
   LEFT JOIN LATERAL (
     SELECT coalesce(
@@ -72,7 +73,9 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
            THEN jsonb_build_object('reason', 'time', 'until', dl_readable(j.available_at)) END,
       (SELECT jsonb_build_object('reason', 'lock', 'lock_key', j.lock_key, 'job_id', r.job_id) FROM dl_jobs r
         WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key) AND r.lease_expires_at > now() LIMIT 1),
-      (SELECT CASE WHEN live.workers = 0 AND NOT EXISTS (
+      (SELECT CASE WHEN live.stopped = live.workers AND live.workers > 0
+                   THEN jsonb_build_object('reason', 'stopped', 'queue', j.queue, 'workers', live.workers)
+                   WHEN live.workers = 0 AND NOT EXISTS (
                          SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.queue = j.queue
                             AND r.lease_expires_at > now())
                    THEN jsonb_build_object('reason', 'no_worker', 'queue', j.queue)
@@ -82,7 +85,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                                  SELECT FROM dl_jobs o
                                   WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL AND NOT o.hot
                                     AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before)) END
-         FROM (SELECT count(*) AS workers FROM dl_workers w
+         FROM (SELECT count(*) AS workers, count(*) FILTER (WHERE w.state = 'stopped') AS stopped FROM dl_workers w
                 WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live)) AS why
      WHERE j.status = 'queued') waits ON true
  WHERE j.job_id = %(job_id)s;

@@ -133,7 +133,7 @@ CREATE TABLE dl_workers (
   host text NOT NULL,
   pid int NOT NULL,
   queue text NOT NULL,
-  state text NOT NULL,                               -- starting, awake, idle, busy, leaving, dead
+  state text NOT NULL,                               -- starting, awake, idle, busy, stopped, leaving, dead
   job_id uuid,
   memory_bytes bigint,                               -- with its job's processes
   cpu_percent real,                                  -- of one core, since the last time

@@ -22,7 +22,7 @@ dead (queue) AS (
     FROM dead WHERE queue IS NOT NULL),
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
-  SELECT queue, count(*) AS workers FROM dl_workers
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
@@ -33,7 +33,7 @@ SELECT queue, length, length < %(most)s AND scheduled < %(most)s AS length_is_ex
          SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS NULL
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
-       coalesce(workers, 0) AS workers, paused_at, paused_by, max_length
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
   CROSS JOIN LATERAL (SELECT count(*) AS length FROM (
@@ -230,6 +230,10 @@ SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s,
            ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
  WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
  ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+
+-- name: last_runs
+-- How long the last runs of these jobs took.
+SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (%(job_ids)s);
 
 -- name: by_key
 -- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave little.

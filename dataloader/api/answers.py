@@ -17,6 +17,10 @@ Count = Annotated[int, Field(ge=0)]
 Progress = Annotated[
     Any, Field(description="what the pipeline last reported: an object, unless another service wrote it")
 ]
+RunSec = Annotated[
+    float | None,
+    Field(ge=0, description="how long its last run took; `started_at` is the first start, over all attempts"),
+]
 Outcome = Annotated[str, Field(description="`done`, `unknown` (there is no such job) or the status that forbids it")]
 
 
@@ -56,7 +60,7 @@ class TriggeredMany(BaseModel):
 class WaitingFor(BaseModel):
     """Why a queued job does not run yet. Which fields there are depends on `reason`."""
 
-    reason: str = Field(description="paused, time, lock, session, worker, no_worker; there may be more")
+    reason: str = Field(description="paused, time, lock, session, worker, stopped, no_worker; there may be more")
     queue: str | None = None
     since: datetime | None = None
     by: str | None = None
@@ -82,6 +86,7 @@ class Status(BaseModel):
     started_at: datetime | None
     heartbeat_at: datetime | None
     finished_at: datetime | None
+    run_sec: RunSec
     error: str | None
     progress: Progress
     cancel_requested: bool
@@ -132,6 +137,7 @@ class ListedJob(BaseModel):
     started_at: datetime | None
     heartbeat_at: datetime | None
     finished_at: datetime | None
+    run_sec: RunSec
     changed_at: datetime
     claimed_by: str | None
     cancel_requested: bool
@@ -201,6 +207,8 @@ class QueueState(BaseModel):
     paused_at: datetime | None
     paused_by: str | None
     max_length: int | None
+    is_known: bool = Field(description="false: no job, worker or setting named this queue before; it may be mistyped")
+    similar: list[str] = Field(description="the known names most like an unknown one, for those who may read")
 
 
 class QueueFigures(BaseModel):
@@ -215,6 +223,7 @@ class QueueFigures(BaseModel):
     dead: Count = Field(description="failed and lost")
     lag_sec: float = Field(ge=0, description="how long the oldest due job has waited")
     workers: Count = Field(description="live ones")
+    stopped: Count = Field(description="those of them whose processes are stopped, by SIGSTOP or a debugger")
 
 
 class QueueRow(QueueFigures):
@@ -263,7 +272,7 @@ class Worker(BaseModel):
     host: str
     pid: int
     queue: str
-    state: str = Field(description="starting, idle, awake, busy, leaving, dead")
+    state: str = Field(description="starting, idle, awake, busy, stopped, leaving, dead")
     is_live: bool
     memory_bytes: int | None
     cpu_percent: float | None

@@ -48,6 +48,9 @@ def _of_queue(queue: Row) -> Iterator[Concern]:
     elif due > 0 and not queue["workers"] and not queue["busy"]:
         advice = "Start workers for it: WORKERS_JSON of a farm should name this queue."
         yield Concern(f"Queue {name} has {count(due)} due and no worker.", advice, name)
+    elif queue["stopped"]:
+        advice = "Their processes got SIGSTOP or a debugger: kill -CONT, or kill -KILL and others take their place."
+        yield Concern(_stopped(queue), advice, name, is_grave=queue["stopped"] == queue["workers"])
     elif queue["lag_sec"] > LAG_SEC:
         advice = "Its jobs wait for a busy key, or its workers are too few."
         text = f"The oldest due job of queue {name} has waited {duration(queue['lag_sec'])}."
@@ -59,6 +62,14 @@ def _of_queue(queue: Row) -> Iterator[Concern]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."
         yield Concern(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead", is_grave=False)
+
+
+def _stopped(queue: Row) -> str:
+    stopped, workers = queue["stopped"], queue["workers"]
+    who = f"{stopped} of {workers} workers" if stopped < workers else f"All {workers} workers"
+    if workers == 1:
+        who = "The only worker"
+    return f"{who} of queue {queue['queue']} {'is' if stopped == 1 else 'are'} stopped."
 
 
 def _of_workers(workers: Sequence[Row]) -> Iterator[Concern]:

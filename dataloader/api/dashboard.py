@@ -18,7 +18,7 @@ from flask import Blueprint, Response, current_app, request, url_for
 
 from dataloader import db, stats, why
 from dataloader.api import buttons, concerns, schemas, shown
-from dataloader.api.page import failed, show
+from dataloader.api.page import failed, named_queue, show
 from dataloader.api.problems import Problem
 from dataloader.api.recent import Recent
 from dataloader.api.sessions import Sessions
@@ -219,6 +219,7 @@ _LABELS = {
     "started_at": "First started",
     "heartbeat_at": "Last heartbeat",
     "finished_at": "Finished",
+    "run_sec": "Last run took",
     "timeout_sec": "Time limit",
     "lease_ttl_sec": "Lease",
     "lease_expires_at": "Lease until",
@@ -254,7 +255,7 @@ def _since(at: datetime) -> float:
 @blueprint.get("/queues/<anything:queue>")
 def queue(queue: str) -> Response:
     """One queue: its figures, its buttons, the jobs that want a look."""
-    lists = []
+    queue, lists = named_queue(queue), []
     with _sessions().borrow() as conn:
         found = _of_queue(conn, queue)
         for status, *words in _LISTS:

@@ -40,6 +40,8 @@ OTHER = "(other)"  # what the rest is summed up as
 # The steps of a job that the journal sums up (see stats.totals), and which of them end a run.
 ENDS = ("done", "failed", "canceled", "lost", "retry", "crash", "lease")
 STEPS = (*ENDS, "queued", "picked", "backoff", "handed_back", "requeue", "cancel_requested")
+# What alerts look for: shown from a queue's first step on, because increase() does not count a series' first sample.
+WATCHED = ("failed", "lost", "retry", "crash", "lease", "backoff")
 STATUSES = {"queued": "length", "running": "busy", "dead": "dead"}
 blueprint = Blueprint("metrics", __name__)
 Row = dict[str, Any]
@@ -157,7 +159,8 @@ def _of_queues(queues: list[Row], names: Names) -> Iterator[Metric]:
 
 def _of_steps(totals: list[Row], names: Names) -> Iterator[Metric]:
     rows = [(names.of(row["queue"], row["task"]), row) for row in totals]
-    steps = [((*name, row["kind"] if row["kind"] in STEPS else OTHER), float(row["count"])) for name, row in rows]
+    steps = [((*name, step), 0.0) for name, _ in rows for step in WATCHED]
+    steps += [((*name, row["kind"] if row["kind"] in STEPS else OTHER), float(row["count"])) for name, row in rows]
     text = "Steps of jobs: picked (claims), done, failed, lost, retry, backoff, lease (lost leases) and more"
     yield _family(CounterMetricFamily, "dl_job_steps", text, ("queue", "task", "step"), steps)
     runs = HistogramMetricFamily("dl_run_duration_seconds", "How long runs took", labels=("queue", "task"))

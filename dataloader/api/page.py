@@ -100,6 +100,7 @@ def _of_every_page() -> dict[str, Any]:
     settings: Settings = current_app.extensions["settings"]
     return {
         "asset": _asset,
+        "queue_url": queue_url,
         "environment": settings.environment,
         "version": VERSION,
         "zone": settings.timezone,
@@ -122,6 +123,22 @@ def _teach(state: BlueprintSetupState) -> None:
         "first_line": shown.first_line,
     }
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
+
+
+def queue_url(queue: str, verb: str = "") -> str:
+    """The address of a queue's page, or of one of its buttons.
+
+    A browser takes `.` and `..` out of a path, percent-encoded ones too: these names stand behind the `?`.
+    """
+    is_dots = queue in (".", "..")
+    path = url_for("dashboard.queue", queue="-" if is_dots else queue)
+    return path + (f"/{verb}" if verb else "") + (f"?name={queue}" if is_dots else "")
+
+
+def named_queue(in_path: str) -> str:
+    """The queue that an address of `queue_url` means."""
+    name = request.args.get("name")
+    return name if name in (".", "..") else in_path
 
 
 def _asset(name: str) -> str:

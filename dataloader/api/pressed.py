@@ -14,7 +14,7 @@ from flask import Blueprint, Response, current_app, g
 
 from dataloader import operate
 from dataloader.api import access, shown
-from dataloader.api.page import done, failed
+from dataloader.api.page import done, failed, named_queue
 from dataloader.api.problems import Problem
 from dataloader.api.sessions import Sessions
 
@@ -54,16 +54,20 @@ def change_job(job_id: UUID, verb: str) -> Response:
 @access.require("operate")
 def pause_queue(queue: str, verb: str) -> Response:
     """Pause or resume a queue, on all hosts at once."""
+    queue = named_queue(queue)
     with _sessions().borrow() as conn:
+        is_known = operate.known(conn, queue)["is_known"]
         (operate.pause if verb == "pause" else operate.resume)(conn, queue, access.who())
     g.changed = {"queue": queue, "action": verb}
-    return done("The queue is paused on all hosts." if verb == "pause" else "The queue goes on.")
+    unknown = "" if is_known else " No queue of this name is known now."
+    return done(("The queue is paused on all hosts." if verb == "pause" else "The queue goes on.") + unknown)
 
 
 @blueprint.post("/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>")
 @access.require("operate")
 def change_queue(queue: str, verb: str) -> Response:
     """Press a button for many jobs of a queue; as many as can be done in a request."""
+    queue = named_queue(queue)
     change, words = _QUEUE_VERBS[verb]
     until, changed, more = monotonic() + ALL_SEC, 0, 1
     with _sessions().borrow() as conn:

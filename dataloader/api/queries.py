@@ -113,6 +113,16 @@ class FarmEvents(Query):
     limit: Limit = LIMIT
 
 
+class OfQueue(Query):
+    """What is done to one queue."""
+
+    name: Literal[".", ".."] | None = Field(
+        default=None,
+        description="the queue, for the two names that no path can hold, and that clients and proxies take out of it;"
+        " the path has any other part in their place, such as `-`",
+    )
+
+
 class Pace(Query):
     """GET /api/v1/pace."""
 

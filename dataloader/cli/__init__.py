@@ -142,9 +142,9 @@ def migrate(only_check: bool) -> None:
     settings = _settings()
     dsn, schema = _dsn(settings), settings.pg_schema_queue
     if only_check:
-        names = _reached(lambda: _refusing(lambda: _missing(dsn, schema)))
-        click.echo("\n".join(f"missing: {name}" for name in names) or "up to date")
-        sys.exit(EXIT_FAILED if names else 0)
+        todo = _reached(lambda: _refusing(lambda: _missing(dsn, schema)))
+        click.echo("\n".join(todo) or "up to date")
+        sys.exit(EXIT_FAILED if todo else 0)
     names = _reached(lambda: _refusing(lambda: migrations.migrate(dsn, schema)))
     click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
 
@@ -279,7 +279,8 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
 
 def _missing(dsn: str, schema: str) -> list[str]:
     with db.connect(dsn, name="dl-migrate", schema=schema) as conn:
-        return migrations.missing(conn)
+        missing = [f"missing: {name}" for name in migrations.missing(conn)]
+        return missing + [f"not as shipped: {what}" for what in migrations.drifted(conn)]
 
 
 def _preload(settings: Settings) -> None:

@@ -117,13 +117,13 @@ class Direct:
         return [_one(Worker, row) for row in self._ask(stats.workers)]
 
     def pause(self, queue: str) -> Queue:
-        return _one(Queue, self._ask(operate.pause, queue, self._by))
+        return self._told(queue, operate.pause, self._by)
 
     def resume(self, queue: str) -> Queue:
-        return _one(Queue, self._ask(operate.resume, queue, self._by))
+        return self._told(queue, operate.resume, self._by)
 
     def limit(self, queue: str, max_length: int | None) -> Queue:
-        return _one(Queue, self._ask(operate.limit_length, queue, max_length, self._by))
+        return self._told(queue, operate.limit_length, max_length, self._by)
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         more = {"force": True} if force else {}
@@ -137,6 +137,10 @@ class Direct:
 
     def run_all(self, queue: str) -> int:
         return self._ask(operate.run_all, queue, self._by)
+
+    def _told(self, queue: str, tell: Callable[..., dict[str, Any]], *what: Any) -> Queue:
+        known = self._ask(operate.known, queue)
+        return _one(Queue, self._ask(tell, queue, *what) | known)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Ask on our session; whatever goes wrong is one of the client's errors."""

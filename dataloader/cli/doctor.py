@@ -24,6 +24,7 @@ from dataloader.client import Event, Job, Queue, Worker
 
 SILENT_SEC = 60.0  # without a heartbeat, which comes every 10 s unless set otherwise
 MUCH_MEMORY_MB = 1_000
+_GONE = ("dead", "leaving")
 
 
 class Finding(NamedTuple):
@@ -42,6 +43,7 @@ class Case:
     events: Sequence[Event]
     queue: Queue | None
     serving: Sequence[str]  # queues that have workers
+    silent: Sequence[Worker]  # of its queue, that have not been shown lately
     worker: Worker | None  # that runs it
     now: datetime
 
@@ -85,6 +87,7 @@ def _case(reached: Reached, job_id: UUID) -> Case:
         events,
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
         sorted({worker.queue for worker in workers if worker.is_live}),
+        [each for each in workers if each.queue == job.queue and not each.is_live and each.state not in _GONE],
         next((worker for worker in workers if worker.job_id == job_id), None),
         overview.at,
     )
@@ -103,14 +106,23 @@ def _waiting(case: Case) -> Iterator[Finding]:
     elif reason == "session":
         yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")
     elif reason == "no_worker":
-        others = (
-            f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
-        )
-        yield Finding(text + others, ("ps",))
+        yield Finding(text + _no_worker(case), ("ps",))
     else:
         yield Finding(text, ("top",))
     if case.queue and case.queue.paused_at and reason != "paused":
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
+
+
+def _no_worker(case: Case) -> str:
+    if case.silent:
+        seen = max((each.seen_at for each in case.silent if each.seen_at), default=None)
+        workers = "1 worker" if len(case.silent) == 1 else f"{len(case.silent)} workers"
+        hosts = ", ".join(sorted({each.host for each in case.silent}))
+        return (
+            f" The last that was heard of {workers} of this queue was {screen.ago(seen, case.now)} ({hosts}):"
+            " their machine is off or cut off, or their supervisor and keeper were ended or stopped (kill -CONT)."
+        )
+    return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
 
 
 def _running(case: Case) -> Iterator[Finding]:
@@ -194,7 +206,8 @@ def _earlier_runs(case: Case) -> Iterator[Finding]:
     if case.job.status in ("queued", "running", "succeeded") and bad:
         last = bad[-1]
         count = f"{len(bad)} of its runs" if len(bad) > 1 else "One of its runs"
-        text = f"{count} ended otherwise; the last of them, attempt {last.attempt}: {screen.short(said(last), 300)}"
+        number = f"attempt {last.attempt}" + (f" (run {last.run})" if last.run != last.attempt else "")
+        text = f"{count} ended otherwise; the last of them, {number}: {screen.short(said(last), 300)}"
         yield Finding(text, ("job", str(case.job.job_id)))
     requeues = [event.payload for event in case.events if event.kind == "requeue" and isinstance(event.payload, dict)]
     backoffs = sum("backoffs" in payload for payload in requeues)

@@ -31,6 +31,7 @@ _STYLES = {
     "canceled": "yellow",
     "busy": "cyan",
     "dead": "red",
+    "stopped": "red",
 }
 
 

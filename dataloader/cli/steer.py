@@ -155,3 +155,7 @@ def _tell(reached: Reached, queue: Queue, words: str) -> None:
         reached.print_json(queue.document)
     else:
         click.echo(words)
+    if not queue.is_known:
+        names = " or ".join(map(screen.plain, queue.similar))
+        text = f"no queue {screen.plain(queue.queue)} is known now: it has no job, no worker and no setting"
+        click.echo(f"dataloader: {text}{f'; is {names} meant?' if names else ''}", err=True)

@@ -61,6 +61,8 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
         del shown[name]
     yield "job", str(job.job_id)
     yield "status", screen.status(job.status)
+    if (run_sec := shown.pop("run_sec")) is not None:
+        yield "last run took", screen.duration(run_sec)
     for name, value in shown.items():
         if value not in (None, "", False):
             yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
@@ -70,12 +72,13 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
 
 def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
     """The runs of a job, the first one first."""
-    titles = ("attempt", "started", "took", "end", "peak memory", "CPU", "worker", "what it said")
+    titles = ("run", "attempt", "started", "took", "end", "peak memory", "CPU", "worker", "what it said")
     return screen.table(
         titles,
         (
             (
-                run.attempt,
+                run.run,
+                f"{run.attempt}, requeued by {screen.short(run.requeued_by, 40)}" if run.requeued_by else run.attempt,
                 screen.clock(run.started_at, zone),
                 screen.duration(run.seconds),
                 screen.status(run.end or "running"),
@@ -86,7 +89,7 @@ def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
             )
             for run in runs
         ),
-        loose=titles[6:],
+        loose=titles[7:],
     )
 
 

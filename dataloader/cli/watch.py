@@ -103,9 +103,10 @@ def _told() -> Iterator[Callable[[Job], None]]:
 
 def _in_all(job: Job) -> str:
     """How long its last run took, and after how many."""
-    text = ""
-    if job.started_at and job.finished_at:
-        text += f" after {screen.duration((job.finished_at - job.started_at).total_seconds())}"
+    text = "" if job.run_sec is None else f" after {screen.duration(job.run_sec)}"
     if job.attempt > 1:
         text += f", attempt {job.attempt} of {job.max_attempts}"
+        if job.started_at and job.finished_at:
+            since = (job.finished_at - job.started_at).total_seconds()
+            text += f", {screen.duration(since)} after its first start"
     return text + (f"\n{screen.plain(job.error, lines=True)}" if job.error else "")

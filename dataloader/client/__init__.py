@@ -288,15 +288,15 @@ class Client:
 
     def pause(self, queue: str) -> Queue:
         """From now on nothing of the queue is started, on any host; what runs goes on."""
-        return read(Queue, self._call("POST", f"{_queue(queue)}/pause").document)
+        return read(Queue, self._call("POST", _queue(queue, "pause")).document)
 
     def resume(self, queue: str) -> Queue:
         """End the queue's pause."""
-        return read(Queue, self._call("POST", f"{_queue(queue)}/resume").document)
+        return read(Queue, self._call("POST", _queue(queue, "resume")).document)
 
     def limit(self, queue: str, max_length: int | None) -> Queue:
         """From now on refuse to trigger more jobs than that; None: no limit."""
-        return read(Queue, self._call("PUT", f"{_queue(queue)}/limit", {"max_length": max_length}).document)
+        return read(Queue, self._call("PUT", _queue(queue, "limit"), {"max_length": max_length}).document)
 
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
@@ -332,7 +332,7 @@ class Client:
         return self._changed(queue, "run-all")
 
     def _changed(self, queue: str, verb: str) -> int:
-        return int(self._once("POST", f"{_queue(queue)}/{verb}").document["changed"])
+        return int(self._once("POST", _queue(queue, verb)).document["changed"])
 
     def _once(self, method: str, path: str, body: Any = None) -> Answer:
         """A request that means something else the second time."""
@@ -390,8 +390,10 @@ def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
 
 
-def _queue(queue: str) -> str:
-    return f"/queues/{quote(queue, safe='')}"
+def _queue(queue: str, verb: str) -> str:
+    if queue in (".", ".."):  # proxies take these out of a path
+        return f"/queues/-/{verb}?name={queue}"
+    return f"/queues/{quote(queue, safe='')}/{verb}"
 
 
 def _new_key() -> str:

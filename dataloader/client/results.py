@@ -33,6 +33,7 @@ class Started:
 class Job:
     """A job as it was when the service answered; what an answer does not tell is None or empty.
 
+    `started_at` is its first start, over all attempts; `run_sec` how long its last run took, None while it runs.
     `waiting_for` says why a queued job does not run yet. `args` only `Client.job` tells. `progress` is what the
     pipeline reported, by rule an object.
     """
@@ -53,6 +54,7 @@ class Job:
     started_at: datetime | None = None
     heartbeat_at: datetime | None = None
     finished_at: datetime | None = None
+    run_sec: float | None = None
     changed_at: datetime | None = None
     lease_expires_at: datetime | None = None
     error: str | None = None
@@ -94,7 +96,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How a queue stands; `queue` is None for all together. `dead` are the failed and the lost ones."""
+    """How a queue stands; `queue` is None for all together. `dead` are the failed and the lost ones.
+
+    What `pause`, `resume` and `limit` return says whether the queue was known before (`is_known`), and if not, which
+    known names are most like it (`similar`).
+    """
 
     queue: str | None
     length: int = 0
@@ -106,9 +112,12 @@ class Queue:
     dead: int = 0
     lag_sec: float = 0.0
     workers: int = 0
+    stopped: int = 0
     paused_at: datetime | None = None
     paused_by: str | None = None
     max_length: int | None = None
+    is_known: bool = True
+    similar: tuple[str, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -198,7 +207,8 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
     kind = kinds[0]
     try:
         if get_origin(kind) is tuple:
-            return tuple(read(get_args(kind)[0], each) for each in value)
+            each_kind = get_args(kind)[0]
+            return tuple(map(str, value) if each_kind is str else (read(each_kind, each) for each in value))
         if kind is Queue:
             return read(Queue, value)
         if kind in (UUID, datetime):

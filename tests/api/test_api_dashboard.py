@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from uuid import uuid4
 
@@ -72,6 +73,37 @@ def test_a_long_run_is_shown_to_its_end(client: FlaskClient, conn: db.Connection
     assert "and 2,499 heartbeats" in page
     assert "signal 9" in page
     assert "Later entries" not in page
+
+
+def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskClient, conn: db.Connection) -> None:
+    """The page of a job that somebody put back has two attempts numbered 1; `took` is of a run and not of both."""
+    job_id, _ = queue.enqueue(conn, queue.NewJob("q", "t", "k"))
+    conn.execute(
+        "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, claims = 2, journaled = journaled + 1,"
+        " started_at = now() - interval '1 hour', finished_at = now() - interval '1 minute' WHERE job_id = %s",
+        (job_id,),
+    )
+    journal = [("picked", 3600, {"attempt": 1}), ("failed", 3598, {"attempt": 1}),
+               ("requeue", 120, {"attempt": 0, "by": "token <ops> from ::1"}),
+               ("picked", 64, {"attempt": 1}), ("done", 60, {"attempt": 1})]  # fmt: skip
+    with conn.transaction():  # in which now() is the same
+        for kind, ago, payload in journal:
+            conn.execute(
+                "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
+                " VALUES (%s, 'q', %s, now() - make_interval(secs => %s), %s)",
+                (job_id, kind, ago, json.dumps(payload)),
+            )
+    page = " ".join(client.get(f"/jobs/{job_id}").text.split())
+    runs = re.findall(
+        r'data-label="Run" class="number">(\d+)</td> <td data-label="Attempt" class="number">(.*?)</td>', page
+    )
+    assert runs == [
+        ("1", "1"),
+        ("2", '1 <span class="dim requeued">after the requeue by token &lt;ops&gt; from ::1</span>'),
+    ]
+    assert "<dt>Last run took</dt> <dd>4 s</dd>" in page
+    assert '<span class="dim">took</span> 4 s' in client.get("/jobs").text
+    assert client.get(f"/api/v1/jobs/{job_id}/status").get_json()["run_sec"] == pytest.approx(4, abs=0.5)
 
 
 def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClient, conn: db.Connection) -> None:

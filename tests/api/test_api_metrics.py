@@ -130,10 +130,24 @@ def test_there_are_so_many_series_whatever_is_named(
     families = {family.name: family.samples for family in plain(text)}
     assert len(families["dl_jobs_fresh"]) <= 21
     assert sum(sample.value for sample in families["dl_jobs_fresh"]) == 50
-    assert len(families["dl_job_steps"]) <= 21
+    assert len(families["dl_job_steps"]) <= 21 * (1 + len(metrics.WATCHED))
     assert sum(sample.value for sample in families["dl_job_steps"]) == 50
     assert "s3cret" not in text
     assert max(len(sample.labels["queue"]) for sample in families["dl_jobs_fresh"]) <= 200
+
+
+def test_what_alerts_count_begins_at_zero(client: FlaskClient, conn: db.Connection) -> None:
+    """The first lost lease of a queue would be none to increase(), were its series not there before it."""
+    client.post(TRIGGER, json=MINIMAL)
+    stats.roll(conn)
+    steps = scraped(client)["dl_job_steps_total"]
+    rules = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    watched = {step for names in re.findall(r'(?:increase|rate)\(dl_job_steps_total\{step=~?"([a-z_|]+)"', rules)
+               for step in names.split("|")} - {"done", "canceled"}  # fmt: skip
+    assert len(watched) > 4
+    for step in sorted(watched):
+        assert value(steps, queue="load.cbr", task="cbr.currencies", step=step) == 0
+    assert value(steps, queue="load.cbr", step="queued") == 1
 
 
 def test_the_alert_rules_of_the_documents_ask_for_what_there_is(client: FlaskClient) -> None:

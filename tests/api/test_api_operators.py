@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
-from api_app import MINIMAL, TRIGGER, Refused
+from api_app import MINIMAL, TRIGGER, Refused, running
 from flask.testing import FlaskClient
 
-from dataloader import db
+from dataloader import db, queue, stats
 from dataloader.api import answers, audit
 
+TOKEN = "dl_" + "a" * 43
+HTMX = {"HX-Request": "true"}
 LATER = "2031-01-31T06:30:00Z"
 BATCH = "/api/v1/jobs/batch"
 BULK = "/api/v1/jobs/bulk"
@@ -93,6 +96,32 @@ def test_one_job_that_is_none(client: FlaskClient, refused: Refused, step: str) 
     refused(client.post(f"/api/v1/jobs/{uuid4()}/{step}?force=1"), 400, "invalid-input", "/force")
 
 
+def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn: db.Connection) -> None:
+    """It is kept, because it may be meant for a queue to come; a mistyped name is seen."""
+    made(client, queue="load.cbr")
+    for step in ("pause", "resume"):
+        known = client.post(f"/api/v1/queues/load.cbr/{step}").get_json()
+        assert (known["is_known"], known["similar"]) == (True, [])
+    stats.roll(conn)
+    answer = client.post("/api/v1/queues/load.crb/pause").get_json()
+    answers.QueueState.model_validate(answer)
+    assert answer["paused_at"]
+    assert (answer["is_known"], answer["similar"]) == (False, ["load.cbr"])
+    limit = client.put("/api/v1/queues/other/limit", json={"max_length": 5}).get_json()
+    assert (limit["is_known"], limit["similar"]) == (False, [])
+    assert "No queue of this name is known now" in client.post("/queues/load.cbx/pause", headers=HTMX).text
+
+
+def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str) -> None:
+    token = {"name": "ops", "scopes": ["operate"], "sha256": sha256(TOKEN.encode()).hexdigest()}
+    with running(dsn, dl_api_tokens=[token]) as app, db.connect(dsn, name="test", schema="public") as conn:
+        queue.enqueue(conn, queue.NewJob("load.cbr", "t", "k"))
+        stats.roll(conn)
+        given = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
+        answer = app.test_client().post("/api/v1/queues/load.crb/pause", **given).get_json()
+    assert (answer["is_known"], answer["similar"]) == (False, [])
+
+
 def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db.Connection) -> None:
     late, running, failed = made(client, available_at=LATER), made(client), made(client)
     run(conn, running)
@@ -146,6 +175,28 @@ def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) 
     assert client.post(f"{path}/resume").get_json()["paused_at"] is None
     assert client.put(f"{path}/limit", json={"max_length": None}).get_json()["max_length"] is None
     assert client.get("/api/v1/queues").get_json() == {"queues": []}
+
+
+@pytest.mark.parametrize("queue", [".", ".."])
+def test_a_queue_whose_name_no_path_can_hold(client: FlaskClient, queue: str) -> None:
+    """Clients and proxies take the dots out of a path, also percent-encoded ones: the name stands behind the `?`."""
+    path, named = "/api/v1/queues/-", f"?name={queue}"
+    made(client, queue=queue, available_at=LATER)
+    assert client.post(f"{path}/pause{named}").get_json()["queue"] == queue
+    assert client.put(f"{path}/limit{named}", json={"max_length": 7}).get_json()["max_length"] == 7
+    assert client.post(f"{path}/run-all{named}").get_json() == {"queue": queue, "changed": 1}
+    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
+    assert (shown["queue"], shown["max_length"]) == (queue, 7)
+    assert f'href="/queues/-?name={queue}"' in client.get("/").text
+    page = client.get(f"/queues/-{named}")
+    assert f'<h1 class="name">{queue}</h1>' in page.text
+    assert "Paused</strong> since" in page.text
+    assert f'hx-post="/queues/-/resume{named}"' in page.text
+    assert client.post(f"/queues/-/resume{named}", headers=HTMX).status_code == 200
+    assert client.post(f"/queues/-/requeue-dead{named}", headers=HTMX).status_code == 200
+    (shown,) = client.get("/api/v1/queues").get_json()["queues"]
+    assert shown["paused_at"] is None
+    assert client.post(f"{path}/pause?name=other").status_code == 400
 
 
 def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+import psycopg
 import pytest
 from api_link import linked
 from browsing import Visitor, served
@@ -200,3 +202,47 @@ def test_what_is_not_there_is_said_in_words(visitor: Visitor) -> None:
     expect(page.locator("h1")).to_contain_text("not valid")
     page = visitor.go("/queues/never-heard-of")
     expect(page.locator("#live")).to_contain_text("None has failed for good.")
+
+
+# The columns of the chart's canvas that have the colour of failures, from left to right: each with its place as a
+# share of the canvas's width, and its height in pixels of the page.
+FAILED_COLUMNS = """() => {
+  const canvas = document.querySelector("#pace-chart canvas"), ctx = canvas.getContext("2d");
+  const probe = document.querySelector(".swatch.failed");
+  const wanted = getComputedStyle(probe).backgroundColor.match(/[0-9.]+/g).slice(0, 3).map(Number);
+  const {width, height} = canvas, found = [];
+  const {data} = ctx.getImageData(0, 0, width, height);
+  for (let x = 0; x < width; x++) {
+    let rows = 0;
+    for (let y = 0; y < height; y++) {
+      const at = 4 * (y * width + x);
+      if (data[at + 3] > 200 && wanted.every((part, n) => Math.abs(data[at + n] - part) < 12)) rows++;
+    }
+    if (rows) found.push([x / width, rows / devicePixelRatio]);
+  }
+  return found;
+}"""
+
+
+def test_the_chart_has_the_minute_so_far_and_every_failure(lend: Any, visit: Callable[[str], Visitor]) -> None:
+    """A burst of a million does not hide one failure, and what happens now is drawn now."""
+    with lend() as dsn, served(dsn) as address, visit(address) as visitor, psycopg.connect(dsn) as conn:
+        deadline = time.monotonic() + 30
+        while conn.execute("SELECT extract(second FROM clock_timestamp()) > 40").fetchone() == (True,):
+            assert time.monotonic() < deadline  # the minute must not end while the page is looked at
+            time.sleep(0.2)
+        conn.execute(
+            "INSERT INTO dl_pace (at, queue, processed, failed) VALUES"
+            " (date_bin('10 s', now() - interval '20 min', '2000-01-01'), 'q', 1000000, 0),"
+            " (date_bin('10 s', now() - interval '10 min', '2000-01-01'), 'q', 1, 1),"
+            " (date_bin('10 s', now(), '2000-01-01'), 'q', 2, 1)"
+        )
+        conn.commit()
+        page = visitor.go("/")
+        page.locator("#pace-chart canvas").wait_for()
+        columns = page.evaluate(FAILED_COLUMNS)
+        before, now = [c for c in columns if 0.5 < c[0] < 0.8], [c for c in columns if c[0] > 0.9]
+        assert before, columns
+        assert now, columns
+        assert min(height for _, height in before + now) >= 2
+        expect(page.locator(".legend")).to_contain_text("this minute so far 2")

@@ -178,8 +178,39 @@ def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
     assert "\x1b[31mred\x9b2J\u202e" in answer(ask("status", job_id))["error"]
 
 
+def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Farm) -> None:
+    """They are alive, take nothing, and nobody ends an idle one that is stopped."""
+    stopped = [each for each in farm.programs[0].workers() if " q#" in " ".join(each.cmdline())]
+    assert len(stopped) == 2
+    try:
+        for process in stopped:
+            process.suspend()
+        shown = "SELECT FROM dl_workers WHERE queue = 'q' AND state = 'stopped'"
+        until(lambda: len(farm.rows(shown)) == 2, "the keeper to show it")
+        job_id = triggered(ask)
+        told = ask("doctor", job_id).stdout
+        assert "All 2 workers of the queue q are stopped" in told
+        assert "kill -CONT" in told
+        assert "stopped" in ask("ps").stdout
+    finally:
+        for process in stopped:
+            process.resume()
+    assert ask("wait", job_id).exit_code == 0
+
+
+def test_a_queue_that_nobody_knows_is_paused_and_named(ask: Ask) -> None:
+    """The pause may be meant for a queue to come; or its name is mistyped."""
+    told = ask("pause", "qq")
+    assert "qq is paused" in told.stdout
+    assert told.stderr.startswith("dataloader: no queue qq is known now")
+    assert "is q meant?" in told.stderr
+    assert ask("resume", "qq").stderr == ""  # by its pause it was known
+    assert answer(ask("resume", "qq", "--json"))["is_known"] is False
+
+
 def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
-    assert "is paused" in ask("pause", "q").stdout
+    paused = ask("pause", "q")
+    assert ("is paused" in paused.stdout, paused.stderr) == (True, "")
     job_id = triggered(ask)
     told = ask("doctor", job_id).stdout
     assert "The queue q is paused" in told

@@ -19,7 +19,7 @@ from foreign import CONTRACT, CONTRACT_TRIGGERS
 from hands import PATIENCE, Worker, blocked, enqueue, plain, row, state, until, value
 from psycopg import sql
 
-from dataloader import db, migrations
+from dataloader import check_database, db, migrations
 from dataloader.migrations import SchemaError
 
 ALL = [*(migration.name for migration in migrations.known()), "functions.sql"]
@@ -29,7 +29,7 @@ SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datna
 PAUSING = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
 DYING = """
 import os, signal, sys
-from dataloader import db, migrations
+from dataloader import check_database, db, migrations
 
 class Dying(db.Connection):
     left = int(sys.argv[2])
@@ -399,3 +399,76 @@ def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrate
         migrations.check(conn)
     with session(own_db, "missing") as conn, pytest.raises(SchemaError, match="no dataloader schema"):
         migrations.check(conn)
+
+
+# What somebody may do to the schema, what is said of it, and whether the functions are to be applied again.
+DRIFTS = {
+    "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_ins": "trigger dl_jobs_notify_ins is disabled",
+    "ALTER TABLE dl_jobs ENABLE REPLICA TRIGGER dl_jobs_place": "trigger dl_jobs_place is disabled",
+    "DROP TRIGGER dl_jobs_notify_key ON dl_jobs": "trigger dl_jobs_notify_key is missing",
+    "DROP TRIGGER dl_jobs_journal_upd ON dl_jobs": "trigger dl_jobs_journal_upd is missing",
+    "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
+    " EXECUTE FUNCTION dl_jobs_notify_key()": "trigger dl_jobs_forget is changed",
+    "DROP INDEX ix_dl_jobs_cold": "index ix_dl_jobs_cold is missing",
+    "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_due'::regclass":
+        "index ix_dl_jobs_due is invalid",
+    "CREATE OR REPLACE FUNCTION dl_is_paused(p_queue text) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
+        "function dl_is_paused is changed",
+    "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
+    "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is changed",
+    "DROP FUNCTION dl_settle(text, text, text, jsonb)": "function dl_settle is changed",
+    "DROP FUNCTION dl_reap": "function dl_reap is missing",
+    "CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'":
+        "function dl_jobs_place is changed",
+    "CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'":
+        "function dl_jobs_journal is changed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", DRIFTS)
+def test_what_is_not_as_shipped_is_named_and_put_back(own_db: str, dsn: str, change: str) -> None:
+    with session(own_db) as conn:
+        assert migrations.drifted(conn) == []
+        conn.execute(change.encode())
+        assert migrations.drifted(conn) == [DRIFTS[change]]
+        assert [finding.what for finding in check_database._drift(conn, may_migrate=True)] == [
+            f"not as shipped: {DRIFTS[change]}"
+        ]
+        (mended,) = migrations.migrate(own_db, "public")
+        assert mended.replace(", which", "") == DRIFTS[change]
+        assert migrations.drifted(conn) == []
+    before, after = catalog(dsn), catalog(own_db)
+    for part in CATALOG:
+        assert after[part] == before[part], part
+
+
+@pytest.mark.parametrize("schema", ["Queue", 'two words "quoted"'])
+def test_nothing_of_a_fresh_schema_is_said_to_have_drifted(empty_db: str, schema: str) -> None:
+    migrations.migrate(empty_db, schema)
+    with session(empty_db, schema) as conn:
+        assert migrations.drifted(conn) == []
+        conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER ALL")
+        assert len(migrations.drifted(conn)) == value(conn, "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal")
+
+
+def test_what_a_newer_dataloader_has_changed_has_not_drifted(own_db: str) -> None:
+    with session(own_db) as conn:
+        conn.execute("DROP FUNCTION dl_reap; DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
+        conn.execute("UPDATE dl_migrations SET checksum = 'of a newer functions.sql' WHERE number = 0")
+        assert migrations.drifted(conn) == []
+        conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', 1)")
+        assert migrations.drifted(conn) == []
+        assert migrations.migrate(own_db, "public") == []
+
+
+def test_a_trigger_is_put_back_beside_a_working_queue(own_db: str) -> None:
+    """A transaction that holds the table is waited for in short steps; nobody waits behind us."""
+    with session(own_db) as holder, session(own_db) as conn, ThreadPoolExecutor(1) as pool:
+        holder.execute("DROP TRIGGER dl_jobs_notify_ins ON dl_jobs")
+        with holder.transaction():
+            plain(holder)
+            rest = pool.submit(migrations.migrate, own_db, "public")
+            pid = until(lambda: value(conn, MIGRATING), "the migration to connect")
+            until(lambda: blocked(conn, pid), "the migration to meet the holder")
+            until(lambda: not blocked(conn, pid), "it to give way")
+        assert rest.result(PATIENCE) == ["trigger dl_jobs_notify_ins, which is missing"]

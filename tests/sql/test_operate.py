@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
 
-from dataloader import db, operate, queue, why
+from dataloader import db, operate, queue, stats, why
 from dataloader.queue import NewJob, QueueFull
 
 Workers = Callable[[], Worker]
@@ -26,6 +26,34 @@ def test_a_paused_queue_starts_nothing_and_its_others_do(conn: db.Connection, wo
         for claim in (worker.claim(), worker.look()):
             assert (claim.job, claim.look_again, claim.due_in) == (None, False, None)
     assert first.take("other").job_id == other
+
+
+def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: db.Connection, worker: Worker) -> None:
+    def known(name: str) -> tuple[bool, list[str]]:
+        found = operate.known(conn, name)
+        return found["is_known"], found["similar"]
+
+    assert known("load.cbr") == (False, [])
+    enqueue(conn, queue="load.cbr")
+    assert known("load.cbr") == (True, [])
+    worker.take("load.cbr")
+    assert known("load.cbr") == (True, [])
+    plain(conn, queue="dead", status="lost")
+    assert known("dead") == (True, [])
+    enqueue(conn, queue="ended")
+    worker.finish(worker.take("ended"))
+    assert known("ended") == (False, [])  # until the reaper has summed up its journal
+    stats.roll(conn)
+    assert known("ended") == (True, [])
+    conn.execute(
+        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('a', 'f', 'h', 1, 'etl', 'idle')"
+    )
+    assert known("etl") == (True, [])
+    assert known("load.crb") == (False, ["load.cbr"])
+    operate.pause(conn, "later", BY)
+    assert known("later") == (True, [])
+    operate.resume(conn, "later", BY)
+    assert known("later") == (False, [])  # its row is left and says nothing
 
 
 def test_a_pause_that_stands_keeps_its_time_and_author(conn: db.Connection) -> None:
@@ -215,6 +243,14 @@ def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
     )
     assert reason(first) == ("worker", "It is the next of its queue: it starts when the only worker of q is free.")
     assert reason(second) == ("worker", "1 job of the queue q goes before it; 1 worker serves that queue.")
+
+    conn.execute("UPDATE dl_workers SET state = 'stopped'")
+    assert reason(first)[0] == "stopped"
+    assert reason(first)[1].startswith("The only worker of the queue q is stopped (SIGSTOP, ")
+    conn.execute(
+        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w2', 'f', 'h', 2, 'q', 'idle')"
+    )
+    assert reason(first)[0] == "worker"
 
     holder = enqueue(conn, queue="other", lock_key="k")
     worker.take("other")

@@ -252,6 +252,47 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
     }
 
 
+def test_runs_are_numbered_over_all_budgets_of_attempts(conn: db.Connection, worker: Worker) -> None:
+    """After a requeue `attempt` begins at 1 again: the number of the run and who put the job back tell them apart."""
+    job_id = enqueue(conn, max_attempts=2)
+    for delay, end in ((True, "retry"), (False, "fail")):
+        worker.finish(worker.take(), end)
+        if delay:
+            operate.run_now(conn, [job_id], "me")  # puts no finished job back: the budget goes on
+    operate.requeue(conn, [job_id], "token ops from 10.0.0.7")
+    worker.finish(worker.take(), "fail")
+    conn.execute("UPDATE dl_jobs SET status = 'queued', available_at = now() WHERE job_id = %s", (job_id,))
+    worker.take()
+    found = stats.attempts(stats.events(conn, job_id))
+    assert [(a.run, a.attempt, a.requeued_by) for a in found] == [
+        (1, 1, None),
+        (2, 2, None),
+        (3, 1, "token ops from 10.0.0.7"),
+        (4, 1, "another service"),
+    ]
+
+
+def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) -> None:
+    """And not the time since its first start, with the pauses between its attempts."""
+    jobs = {name: enqueue(conn, queue=name) for name in ("twice", "dropped", "once", "runs", "waits")}
+    for name in ("twice", "dropped"):
+        worker.finish(worker.take(name), "retry")
+    conn.execute(
+        "UPDATE dl_jobs SET started_at = started_at - interval '6 min' WHERE attempt > 0;"
+        "UPDATE dl_job_events SET ts = ts - interval '6 min' WHERE kind IN ('picked', 'requeue')"
+    )
+    operate.run_now(conn, [jobs["twice"]], "me")
+    worker.finish(worker.take("twice"))
+    queue.request_cancel(conn, jobs["dropped"])  # six minutes after its only run
+    worker.finish(worker.take("once"), "fail")
+    worker.take("runs")
+    listed = {each["job_id"]: each["run_sec"] for each in stats.jobs(conn, Wanted()).jobs}
+    for name, job_id in jobs.items():
+        status = queue.status(conn, job_id) or {}
+        assert status["run_sec"] == listed[job_id], name
+        assert status["run_sec"] is None if name in ("runs", "waits") else 0 <= status["run_sec"] < 60, name
+
+
 def test_pages_of_journals(conn: db.Connection) -> None:
     first, second = enqueue(conn), enqueue(conn, queue="other")
     for _ in range(3):

@@ -187,14 +187,40 @@ def test_what_a_job_is_at() -> None:
     assert watch.waits_for(Job(UUID(ID), "queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
 
 
+def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
+    ended = {"started_at": NOW - timedelta(minutes=6), "finished_at": NOW, "max_attempts": 5}
+    assert watch._in_all(Job(UUID(ID), "succeeded", attempt=1, run_sec=0.04, **ended)) == " after 0.0 s"
+    text = watch._in_all(Job(UUID(ID), "succeeded", attempt=3, run_sec=12.0, **ended))
+    assert text == " after 12 s, attempt 3 of 5, 6 min 00 s after its first start"
+    assert watch._in_all(Job(UUID(ID), "canceled")) == ""
+
+
+def test_doctor_names_workers_that_show_themselves_no_more() -> None:
+    """Their rows are not renewed: the machine is gone, or supervisor and keeper are stopped as well."""
+    job = a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"})
+    silent = [Worker("w", host="vm-1", queue="q", state="idle", is_live=False, seen_at=NOW - timedelta(seconds=45))]
+    (finding, *_) = doctor.diagnose(case(job, silent=silent))
+    assert "The last that was heard of 1 worker of this queue was 45 s ago (vm-1)" in finding.text
+    assert "No worker is alive at all" not in finding.text
+
+
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
-    given: dict[str, Any] = {"events": [], "queue": Queue("q"), "serving": ["q"], "worker": None, "now": NOW}
+    given: dict[str, Any] = {
+        "events": [],
+        "queue": Queue("q"),
+        "serving": ["q"],
+        "silent": [],
+        "worker": None,
+        "now": NOW,
+    }
     return doctor.Case(job=job, runs=runs, **given | more)
 
 
 def attempt(number: int, end: str | None, **more: Any) -> Attempt:
     nothing = dict.fromkeys(Attempt._fields)
-    return Attempt(**nothing | {"attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end} | more)
+    return Attempt(
+        **nothing | {"run": number, "attempt": number, "started_at": NOW - timedelta(seconds=90), "end": end} | more
+    )
 
 
 def a_job(status: str, **more: Any) -> Job:

@@ -248,6 +248,10 @@ def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Clien
     service.answers = [Answer(document={"queue": "a/b ?", "paused_at": None})]
     assert client.pause("a/b ?").queue == "a/b ?"
     assert service.asked[-1].path == "/api/v1/queues/a%2Fb%20%3F/pause"
+    client.pause("..")  # which proxies would take out of the path
+    assert service.asked[-1].path == "/api/v1/queues/-/pause?name=.."
+    client.limit(".", None)
+    assert service.asked[-1].path == "/api/v1/queues/-/limit?name=."
     client.limit("q", 5)
     assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/q/limit")
     assert service.asked[-1].body == {"max_length": 5}

@@ -16,7 +16,7 @@ from dataloader.api.recent import Recent
 
 VENDOR = [Path(api.__file__).parent / "static" / "vendor", Path(__file__).parents[1] / "browser" / "vendor"]
 QUEUE: dict[str, Any] = {
-    "queue": "q", "length": 0, "scheduled": 0, "busy": 0, "dead": 0, "lag_sec": 0.0, "workers": 1,
+    "queue": "q", "length": 0, "scheduled": 0, "busy": 0, "dead": 0, "lag_sec": 0.0, "workers": 1, "stopped": 0,
     "paused_at": None, "paused_by": None, "max_length": None,
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
@@ -86,6 +86,9 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
 
     assert of() == []
     assert of(dead=1, length=3, workers=0) == ["Queue q has 3 due and no worker.", "1 job is dead in queue q."]
+    assert of(length=3, workers=2, stopped=2) == ["All 2 workers of queue q are stopped."]
+    assert of(length=3, workers=1, stopped=1) == ["The only worker of queue q is stopped."]
+    assert of(workers=3, stopped=1) == ["1 of 3 workers of queue q is stopped."]
     assert of(paused_at=NOW, paused_by="token boss from ::1") == ["Queue q is paused by token boss from ::1."]
     assert of(lag_sec=400.0, length=1) == ["The oldest due job of queue q has waited 6 min 40 s."]
     assert of(max_length=5, length=5) == ["Queue q is full: 5 jobs."]

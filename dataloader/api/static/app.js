@@ -118,31 +118,48 @@ function color(name) {
   return found;
 }
 
+const HEIGHT = 210, PLOT = 170;  // pixels of the chart, and of what is left for bars
+
+// The minutes, what was processed in each that is over, the same of the minute so far, and the failures. Beside a burst
+// a few failures would be lower than a pixel: they are drawn 4 pixels high.
+function columns([minutes, processed, failed]) {
+  const last = minutes.length - 1, least = 4 * ceiling(Math.max(...processed)) / PLOT;
+  return [
+    minutes,
+    processed.map((n, at) => (at < last ? n : null)),
+    processed.map((n, at) => (at < last ? null : n)),
+    failed.map((n) => (n ? Math.max(n, least) : n)),
+  ];
+}
+
+function ceiling(high) { return Math.max(high * 1.1, 6); }
+
 function draw(anew) {
   const holder = $("pace-chart"), source = $("pace-data");
   if (!holder || !source) return;
-  const data = JSON.parse(source.dataset.pace);
+  const data = columns(JSON.parse(source.dataset.pace));
   if (chart && !anew) return chart.setData(data);
   chart?.destroy();
   const axis = {stroke: color("dim"), grid: {stroke: color("line"), width: 1}, ticks: {stroke: color("line"), width: 1}, font: "12px system-ui, sans-serif"};
   const bars = uPlot.paths.bars({size: [0.8, 12], align: 1});
-  const series = (label, name) => ({label, stroke: color(name), fill: color(name), width: 0, paths: bars, points: {show: false}});
+  const series = (label, name, more) => ({label, stroke: color(name), fill: color(name), width: 0, paths: bars, points: {show: false}, ...more});
   chart = new uPlot({
-    width: holder.clientWidth, height: 210,
+    width: holder.clientWidth, height: HEIGHT,
     tzDate: (second) => uPlot.tzDate(new Date(second * 1000), source.dataset.zone),
     padding: [10, 20, 0, 0],
     cursor: {y: false, drag: {x: false, y: false}},
     legend: {show: false},
-    scales: {y: {range: (_, low, high) => [0, Math.max(high * 1.1, 6)]}},
+    // A bar stands to the right of its instant: the last one needs its minute too.
+    scales: {x: {range: (_, first, last) => [first, last + 60]}, y: {range: (_, low, high) => [0, ceiling(high)]}},
     axes: [
       {...axis, size: 30, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", {timeZone: source.dataset.zone, hour: "2-digit", minute: "2-digit"}))},
       {...axis, size: 56, values: (_, splits) => splits.map((n) => n.toLocaleString("en"))},
     ],
-    series: [{}, series("processed", "done"), series("failed", "failed")],
+    series: [{}, series("processed", "done"), series("so far", "done", {alpha: 0.5}), series("failed", "failed")],
   }, data, holder);
 }
 
-new ResizeObserver(() => chart?.setSize({width: $("pace-chart").clientWidth, height: 210})).observe($("pace-chart") || document.body);
+new ResizeObserver(() => chart?.setSize({width: $("pace-chart").clientWidth, height: HEIGHT})).observe($("pace-chart") || document.body);
 document.addEventListener("htmx:after:swap", (event) => { if (event.detail.ctx.sourceElement === live) draw(false); });
 draw(false);
 if (live) seen();

@@ -1,0 +1,19 @@
+-- What there is of the objects that migrations make; dataloader/drift.py compares it to the shipped texts. Catalogs only.
+
+-- name: triggers
+-- Each trigger of dl_jobs: whether it fires in ordinary sessions, and the function of this schema that it calls.
+SELECT tgname AS name, tgenabled IN ('O', 'A') AS works, proname AS calls
+  FROM pg_trigger t
+  LEFT JOIN pg_proc p ON p.oid = tgfoid AND pronamespace = quote_ident(current_schema())::regnamespace
+ WHERE tgrelid = to_regclass(quote_ident(current_schema()) || '.dl_jobs') AND NOT tgisinternal;
+
+-- name: indexes
+SELECT relname AS name, indisvalid AND indisready AS works
+  FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE relnamespace = quote_ident(current_schema())::regnamespace;
+
+-- name: functions
+-- The text of each function as it was given, which no version of the server writes otherwise, and the names of the
+-- parameters that it sets.
+SELECT proname AS name, prosrc AS body, lanname AS language, prosecdef AS by_owner,
+       ARRAY(SELECT split_part(setting, '=', 1) FROM unnest(proconfig) setting) AS settings
+  FROM pg_proc p JOIN pg_language l ON l.oid = prolang WHERE pronamespace = quote_ident(current_schema())::regnamespace;

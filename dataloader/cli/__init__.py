@@ -22,13 +22,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
 import click
 import psycopg
 
+import dataloader
 from dataloader import config, db, embedded, keeper, log, migrations, pipelines, probe, reaper, supervisor, worker
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
@@ -73,7 +73,7 @@ class _Main(click.Group):
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version("dataloader"), prog_name="dataloader")
+@click.version_option(dataloader.version(), prog_name="dataloader")
 def main() -> None:
     """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
 

@@ -87,11 +87,12 @@ def drain_pipe(fd: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pipes:
-    """What ties the farm's processes together beside the slots: the children's ends of three pipes."""
+    """What ties the farm's processes together beside the slots: the children's ends of four pipes."""
 
     life: int  # ends when the supervisor does
     calls: int  # a byte: a worker has died, the keeper should look
     leave: int  # a byte: one worker of an older generation may leave
+    tell: int  # a byte for each generation: who cannot import the pipelines and takes it says at length why
 
 
 def is_running(pid: int) -> bool:

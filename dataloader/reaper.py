@@ -34,6 +34,7 @@ def main(settings: Settings, dsn: str) -> int:
     signals = Signals((signal.SIGTERM, signal.SIGINT))
     setproctitle("dataloader: reaper")
     log = structlog.get_logger("reaper").bind(pid=os.getpid())
+    outage = logs.Outage(log, "reaper.session.back")
     conn: db.Connection | None = None
     while not signals.received:
         try:
@@ -46,6 +47,7 @@ def main(settings: Settings, dsn: str) -> int:
             if settings.dl_retention_days is not None:
                 until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
                 prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
+            outage.ended()
             signals.wait(settings.dl_reaper_period_sec - (now() - started))
         except migrations.SchemaError as e:
             log.error("reaper.schema.refused", error=str(e))
@@ -53,7 +55,7 @@ def main(settings: Settings, dsn: str) -> int:
         except psycopg.Error as e:
             if not db.is_passing(e):
                 raise
-            log.warning("reaper.session.lost", error=str(e).strip())
+            outage.failed("reaper.session.lost", e)
             if conn is not None:
                 conn.close()
             signals.wait(1.0)

@@ -153,7 +153,9 @@ class Supervisor:
         life, self._life = _pipe()
         calls, self._calls = _pipe()
         leave, self._leave = _pipe()
-        self._pipes = Pipes(life, calls, leave)
+        tell, self._tell = _pipe()
+        self._pipes = Pipes(life, calls, leave, tell)
+        os.write(self._tell, b".")
         self._log.info("supervisor.started", workers=dict(self._wish))
         share_memory()
         while not self._tick():
@@ -308,7 +310,7 @@ class Supervisor:
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
             self.signals.forget()
-            for writing_end in (self._life, self._calls, self._leave):
+            for writing_end in (self._life, self._calls, self._leave, self._tell):
                 os.close(writing_end)
             return main()
 
@@ -328,6 +330,8 @@ class Supervisor:
         self._generation += 1
         self._backoffs.clear()  # what kept dying had the code of before
         drain_pipe(self._pipes.leave)
+        drain_pipe(self._pipes.tell)
+        os.write(self._tell, b".")
         for pid in self._workers:
             os.kill(pid, signal.SIGHUP)
         if self._keeper is not None:

@@ -8,6 +8,7 @@ built-in ones are a file each in this package. May import `job`.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
@@ -146,11 +147,13 @@ def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: floa
 
 
 def resolve(task: str) -> Pipeline:
-    """The pipeline of this name; raises UnknownTask, naming what is known here."""
+    """The pipeline of this name; raises UnknownTask, naming what is known here and may be meant."""
     try:
         return _registry[task]
     except KeyError:
-        raise UnknownTask(f"no pipeline {task!r} is registered here; known: {', '.join(tasks())}") from None
+        close = difflib.get_close_matches(task, tasks(), 1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UnknownTask(f"no pipeline {task!r} is registered here{meant}; known: {', '.join(tasks())}") from None
 
 
 def tasks() -> list[str]:

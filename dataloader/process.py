@@ -11,6 +11,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -93,6 +94,14 @@ class Pipes:
     calls: int  # a byte: a worker has died, the keeper should look
     leave: int  # a byte: one worker of an older generation may leave
     tell: int  # a byte for each generation: who cannot import the pipelines and takes it says at length why
+
+
+def tell_ready() -> None:
+    """Tell whoever has started this process that it is ready, where that was asked for: NOTIFY_SOCKET, sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
+            telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def is_running(pid: int) -> bool:

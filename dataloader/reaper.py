@@ -17,7 +17,7 @@ from setproctitle import setproctitle
 from dataloader import db, migrations, queue, stats
 from dataloader import log as logs
 from dataloader.config import Settings
-from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now
+from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
 
 WAKE_BATCH = 1_000
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
@@ -41,6 +41,7 @@ def main(settings: Settings, dsn: str) -> int:
             if conn is None or conn.closed:
                 conn = _connect(settings, dsn)
                 log.info("reaper.started")
+                tell_ready()
             started = now()
             reap(conn, log)
             roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)

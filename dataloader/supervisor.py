@@ -36,6 +36,7 @@ from dataloader.process import (
     now,
     readable,
     share_memory,
+    tell_ready,
 )
 from dataloader.slots import READY, Farm, Slot, State
 
@@ -138,6 +139,7 @@ class Supervisor:
         self._read_stacks_at: float | None = None
         self._draining = False
         self._ever_ready = False
+        self._told_ready = False
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
     def run(self) -> int:
@@ -250,6 +252,9 @@ class Supervisor:
             if child.slot.state is not State.STARTING:
                 self._ever_ready = True
                 self._backoffs[child.queue].succeeded(child.started)
+        if not self._told_ready and sum(child.is_ready for child in self._workers.values()) >= self._wish.total():
+            self._told_ready = True
+            tell_ready()
 
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""

@@ -47,6 +47,16 @@ _PEOPLE = {
 }
 
 
+# gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
+_GUNICORN = """\
+import sys
+from gunicorn import util
+sys.path.append(util.getcwd())
+from gunicorn.app.wsgiapp import run
+run(prog="gunicorn")
+"""
+
+
 class _Main(click.Group):
     """The commands of people are imported when one of them is meant: no process of a farm is to hold them."""
 
@@ -131,7 +141,7 @@ def api(processes: int, threads: int) -> None:
         "--bind",
         f"{settings.app_host}:{settings.app_port}",
     ]
-    command = [sys.executable, "-m", "gunicorn", *options, "dataloader.api:create_app()"]
+    command = [sys.executable, "-P", "-c", _GUNICORN, *options, "dataloader.api:create_app()"]
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
 
 
@@ -288,7 +298,7 @@ def _preload(settings: Settings) -> None:
     importlib.import_module("encodings.idna")  # what looking up a host's name imports
     for name in settings.preload_modules:
         try:
-            importlib.import_module(name)
+            pipelines.import_users(name)
         except Exception as e:
             _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
 

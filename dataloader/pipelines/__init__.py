@@ -11,8 +11,10 @@ import asyncio
 import difflib
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from logging import Logger
@@ -166,7 +168,18 @@ def load(modules: Iterable[str]) -> None:
     for name in BUILT_IN:
         importlib.import_module(f"{__name__}.{name}")
     for name in modules:
-        importlib.import_module(name)
+        import_users(name)
+
+
+def import_users(name: str) -> None:
+    """Import a module of the users, which may lie in the current folder; whatever the import raises comes through.
+
+    That folder is looked at last, so that no file in it (`queue.py`, `psycopg.py`) is taken for a library's.
+    """
+    with suppress(OSError):  # it may have been removed
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+    importlib.import_module(name)
 
 
 def validated(model: type[M], args: dict[str, Any]) -> M:

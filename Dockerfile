@@ -10,7 +10,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3-venv ca
 # Two environments: pip lives in the first and installs into the second, which is all that the image gets.
 RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/dataloader
 WORKDIR /src
-COPY setup.cfg pyproject.toml README.md ./
+COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY dataloader/ dataloader/
 COPY sql/ sql/
 ARG INSTALL="."

@@ -60,6 +60,17 @@ if TYPE_CHECKING:
     from dataloader.queue import NewJob
 
 __all__ = ["Client", "NewJob", "enqueue", "enqueue_many"]
+# The name that pip knows. On the public index `dataloader` is another project, so no text of ours may install it.
+DISTRIBUTION = "dataloader-farm"
+
+
+def version() -> str:
+    """The version of what is installed; "unknown" in a checkout that was never installed."""
+    metadata = import_module("importlib.metadata")
+    try:
+        return str(metadata.version(DISTRIBUTION))
+    except metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def __getattr__(name: str) -> Any:

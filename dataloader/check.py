@@ -6,7 +6,6 @@ Settings, folders and pipelines are looked at here, the databases by `check_data
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -22,6 +21,8 @@ from pydantic import SecretStr
 from dataloader import check_database, config, db, log, pipelines
 from dataloader.check_database import Finding, Level
 from dataloader.config import Settings
+
+TASKS = "known tasks: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,14 @@ def of_pipelines(settings: Settings) -> list[Finding]:
     wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
     wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
     failures = [failure for variable, name in wanted if (failure := _imported(variable, name))]
-    return [*failures, Finding(Level.OK, "pipelines", f"known tasks: {', '.join(pipelines.tasks())}")]
+    return [*failures, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
 
 
 def _imported(variable: str, module: str) -> Finding | None:
     is_new, tasks_before = module not in sys.modules, pipelines.tasks()
     try:
         with redirect_stdout(sys.stderr):  # stdout is the report's
-            importlib.import_module(module)
+            pipelines.import_users(module)
     except KeyboardInterrupt:
         raise
     except BaseException as e:
@@ -164,5 +165,5 @@ def _told(error: BaseException) -> str:
 
 def _cure(error: BaseException, module: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-        return "correct the name, or put the folder that holds it on PYTHONPATH"
+        return "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
     return "correct the module: no worker starts without it"

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -154,6 +155,21 @@ def _above_the_heartbeat(stall: float, info: ValidationInfo) -> float:
     return stall
 
 
+def machine_zone(root: Path = Path("/")) -> str:
+    """The time zone of this machine: of TZ, of /etc/localtime, of /etc/timezone; UTC where none names one."""
+    names = [os.environ.get("TZ", "").removeprefix(":")]
+    names.append(os.path.realpath(root / "etc/localtime").partition("/zoneinfo/")[2])
+    with suppress(OSError, UnicodeDecodeError):
+        names.append((root / "etc/timezone").read_text("utf-8").strip())
+    return next((name for name in names if _is_zone(name)), "UTC")
+
+
+def _is_zone(name: str) -> bool:
+    with suppress(ValueError):
+        return bool(_zone(name))
+    return False
+
+
 def default_home() -> Path:
     """Where this machine's data live unless DL_HOME says otherwise."""
     if os.geteuid() == 0:
@@ -191,7 +207,11 @@ class Settings(BaseSettings):
 
     app_host: str = Field(default="0.0.0.0", description="Address that the API listens on.")  # noqa: S104
     app_port: Port = Field(default=8081, description="Port that the API listens on.")
-    timezone: Zone = Field(default="Europe/Moscow", description="Time zone of what people read; stored is UTC.")
+    timezone: Zone = Field(
+        default="Europe/Moscow",
+        description="Time zone of what people read; stored is UTC. "
+        "The default is that of servers: without it `up` and the commands that people type take this machine's zone.",
+    )
     environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
     dl_api_tokens: Tokens = Field(
         default=(),
@@ -210,7 +230,9 @@ class Settings(BaseSettings):
         "are believed.",
     )
     debug: bool = Field(default=False, description="Log debug events too.")
-    local: bool = Field(default=False, description="Log lines for people instead of JSON.")
+    local: bool = Field(
+        default=False, description="Log lines for people instead of JSON; the default for `up` on a terminal."
+    )
 
     log_path: Folder | None = Field(default=None, description="Folder of the log file; without it logs go to stdout.")
     log_file_name: FileName = Field(default="dataloader.log", description="Name of the log file in LOG_PATH.")
@@ -219,11 +241,13 @@ class Settings(BaseSettings):
         description="When log files are rotated: at a size (`10 MB`), after a time (`1 day`) or at `midnight`.",
     )
     metric_path: Folder | None = Field(
-        default=None, description="Folder of the metrics' file; without it they go to stdout."
+        default=None,
+        description="Folder of the metrics' file; without it they go to stdout, of `up` on a terminal to DL_HOME/log.",
     )
     metric_file_name: FileName = Field(default="metrics.log", description="Name of the metrics' file in METRIC_PATH.")
     audit_log_path: Folder | None = Field(
-        default=None, description="Folder of the audit log; without it it goes to stdout."
+        default=None,
+        description="Folder of the audit log; without it it goes to stdout, of `up` on a terminal to DL_HOME/log.",
     )
     audit_log_file_name: FileName = Field(default="audit.log", description="Name of the audit log in AUDIT_LOG_PATH.")
 
@@ -306,6 +330,11 @@ class Settings(BaseSettings):
         default=None, description="The API that the command line and the Python client ask; by default this machine's."
     )
     dl_token: SecretStr | None = Field(default=None, description="The token that they show it.")
+
+    @property
+    def people_zone(self) -> str:
+        """The zone of those who sit at this machine: TIMEZONE where it is set, else the machine's own."""
+        return self.timezone if "timezone" in self.model_fields_set else machine_zone()
 
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:

@@ -60,6 +60,7 @@ class Keeper:
         self.settings = settings
         self.farm = farm
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
+        self._outage = log.Outage(self.log, "keeper.session.back")
         self._dsn = dsn
         self._conn: db.Connection | None = None
         self._life: int | None = pipes.life
@@ -80,6 +81,7 @@ class Keeper:
             if now() >= self._retry_at:
                 try:
                     self._tick()
+                    self._outage.ended()
                 except psycopg.Error as e:
                     if not db.is_passing(e):
                         raise
@@ -194,7 +196,7 @@ class Keeper:
         return self._conn
 
     def _lost(self, error: BaseException) -> None:
-        self.log.warning("keeper.session.lost", error=str(error).strip())
+        self._outage.failed("keeper.session.lost", error)
         if self._conn is not None:
             self._conn.close()
         self._retry_at = now() + 1.0

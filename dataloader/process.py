@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -116,11 +117,20 @@ def drain_pipe(fd: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Pipes:
-    """What ties the farm's processes together beside the slots: the children's ends of three pipes."""
+    """What ties the farm's processes together beside the slots: the children's ends of four pipes."""
 
     life: int  # ends when the supervisor does
     calls: int  # a byte: a worker has died, the keeper should look
     leave: int  # a byte: one worker of an older generation may leave
+    tell: int  # a byte for each generation: who cannot import the pipelines and takes it says at length why
+
+
+def tell_ready() -> None:
+    """Tell whoever has started this process that it is ready, where that was asked for: NOTIFY_SOCKET, sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
+            telling.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
 def is_running(pid: int) -> bool:

@@ -18,7 +18,7 @@ from setproctitle import setproctitle
 from dataloader import db, migrations, queue, stats
 from dataloader import log as logs
 from dataloader.config import Settings
-from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now
+from dataloader.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
 
 WAKE_BATCH = 1_000
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
@@ -63,6 +63,7 @@ def main(settings: Settings, dsn: str) -> int:
     signals = Signals((signal.SIGTERM, signal.SIGINT))
     setproctitle("dataloader: reaper")
     log = structlog.get_logger("reaper").bind(pid=os.getpid())
+    outage = logs.Outage(log, "reaper.session.back")
     conn: db.Connection | None = None
     uptime = Uptime()
     patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
@@ -71,12 +72,14 @@ def main(settings: Settings, dsn: str) -> int:
             if conn is None or conn.closed:
                 conn = _connect(settings, dsn)
                 log.info("reaper.started")
+                tell_ready()
             started = now()
             reap(conn, log, uptime, patience_sec)
             roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)
             if settings.dl_retention_days is not None:
                 until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
                 prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
+            outage.ended()
             signals.wait(settings.dl_reaper_period_sec - (now() - started))
         except migrations.SchemaError as e:
             log.error("reaper.schema.refused", error=str(e))
@@ -84,8 +87,8 @@ def main(settings: Settings, dsn: str) -> int:
         except psycopg.Error as e:
             if not db.is_passing(e):
                 raise
-            log.warning("reaper.session.lost", error=str(e).strip())
             uptime.lost()
+            outage.failed("reaper.session.lost", e)
             if conn is not None:
                 conn.close()
             signals.wait(1.0)

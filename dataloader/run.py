@@ -138,8 +138,15 @@ def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
 def described(error: BaseException) -> str:
     """Type, message and stack, whatever the exception's own methods do."""
     try:
-        head = traceback.format_exception_only(error)[-1].strip()
-        return head + "\n\n" + "".join(traceback.format_exception(error))
+        return headline(error) + "\n\n" + "".join(traceback.format_exception(error))
+    except Exception:
+        return type(error).__name__
+
+
+def headline(error: BaseException) -> str:
+    """Type and message, whatever the exception's own methods do."""
+    try:
+        return traceback.format_exception_only(error)[-1].strip()
     except Exception:
         return type(error).__name__
 

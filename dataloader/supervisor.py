@@ -36,6 +36,7 @@ from dataloader.process import (
     now,
     readable,
     share_memory,
+    tell_ready,
 )
 from dataloader.slots import READY, Farm, Slot, State
 
@@ -138,6 +139,7 @@ class Supervisor:
         self._read_stacks_at: float | None = None
         self._draining = False
         self._ever_ready = False
+        self._told_ready = False
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
     def run(self) -> int:
@@ -153,7 +155,9 @@ class Supervisor:
         life, self._life = _pipe()
         calls, self._calls = _pipe()
         leave, self._leave = _pipe()
-        self._pipes = Pipes(life, calls, leave)
+        tell, self._tell = _pipe()
+        self._pipes = Pipes(life, calls, leave, tell)
+        os.write(self._tell, b".")
         self._log.info("supervisor.started", workers=dict(self._wish))
         share_memory()
         while not self._tick():
@@ -248,6 +252,9 @@ class Supervisor:
             if child.slot.state is not State.STARTING:
                 self._ever_ready = True
                 self._backoffs[child.queue].succeeded(child.started)
+        if not self._told_ready and sum(child.is_ready for child in self._workers.values()) >= self._wish.total():
+            self._told_ready = True
+            tell_ready()
 
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""
@@ -308,7 +315,7 @@ class Supervisor:
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
             self.signals.forget()
-            for writing_end in (self._life, self._calls, self._leave):
+            for writing_end in (self._life, self._calls, self._leave, self._tell):
                 os.close(writing_end)
             return main()
 
@@ -328,6 +335,8 @@ class Supervisor:
         self._generation += 1
         self._backoffs.clear()  # what kept dying had the code of before
         drain_pipe(self._pipes.leave)
+        drain_pipe(self._pipes.tell)
+        os.write(self._tell, b".")
         for pid in self._workers:
             os.kill(pid, signal.SIGHUP)
         if self._keeper is not None:

@@ -13,10 +13,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import dataloader
 from dataloader.job import End, Job, Outcome
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Traced(Untraced):
         self._provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
         self._provider.add_span_processor(_processor())
         trace.set_tracer_provider(self._provider)  # for the spans of pipelines
-        self._tracer = self._provider.get_tracer("dataloader", version("dataloader"))
+        self._tracer = self._provider.get_tracer("dataloader", dataloader.version())
         self._parents: Mapping[UUID, str] = {}
 
     def learn(self, parents: Mapping[UUID, str]) -> None:
@@ -128,7 +129,7 @@ def start(worker: str) -> Untraced:
     try:
         return Traced(worker)
     except ImportError as e:
-        why = f"{e}: install 'dataloader[otel]'"
+        why = f"{e}: install 'dataloader-farm[otel]'"
     except Exception as e:  # whatever the SDK says of its variables
         why = str(e)
     structlog.get_logger("traces").warning("traces.off", error=why)

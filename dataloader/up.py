@@ -23,11 +23,13 @@ from pathlib import Path
 
 import click
 
-from dataloader import config, db, embedded, migrations
+from dataloader import check, config, db, embedded, migrations
 from dataloader.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now
 
 HANDOVER_WITHIN = 3.0  # seconds; the last `up` may be ending, or its API, when it was killed
 HEALTHY_WITHIN = 30.0
+CHECKED_WITHIN = 60.0  # for the imports of the users' modules
+QUIET_SEC = 0.1  # from the programs' word that they are ready until the lines of before have been written
 BACKOFF_SEC = (0.5, 30.0)  # the first pause before a restart and the longest, which also forgives
 API_STOP_SEC = 35.0  # gunicorn answers what is in flight within 30 s
 REAPER_STOP_SEC = 15.0
@@ -37,6 +39,14 @@ NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
 
 class Refused(Exception):
     """`up` cannot run; the message says why and what to do."""
+
+    status = EXIT_FAILED
+
+
+class Unfit(Refused):
+    """The same because of what `dataloader check` has found, and `up` has said line by line."""
+
+    status = EXIT_CANNOT_START
 
 
 def run(settings: config.Settings) -> int:
@@ -51,10 +61,11 @@ def run(settings: config.Settings) -> int:
     cleanup = ExitStack()
     try:
         _prepare(settings, cleanup)
-        return _watch(settings, _start(settings, cleanup), signals)
+        parts, tasks = _start(settings, cleanup, signals)
+        return _watch(parts, Announcement(settings, parts, tasks), signals)
     except (Refused, embedded.EmbeddedError, db.Error, OSError) as error:
         _say(f"dataloader up: {error}", err=True)
-        return EXIT_FAILED
+        return error.status if isinstance(error, Refused) else EXIT_FAILED
     except migrations.SchemaError as error:
         _say(f"dataloader up: {error}", err=True)
         return EXIT_CANNOT_START
@@ -112,6 +123,11 @@ class Part(ABC):
         self._pause = 0.0
         self._started = now()
 
+    @property
+    def is_ready(self) -> bool:
+        """False while it is known not to be."""
+        return True
+
     @abstractmethod
     def start(self) -> None:
         """Start it; raises OSError or EmbeddedError."""
@@ -152,16 +168,27 @@ def _how(code: int) -> str:
 class Program(Part):
     """`dataloader <name>` as a child with a session of its own, so that Ctrl-C reaches only us."""
 
-    def __init__(self, name: str, environment: dict[str, str], stop_within: float) -> None:
+    def __init__(self, name: str, environment: dict[str, str], stop_within: float, tells: bool = False) -> None:
+        """`tells`: it sends word when it is ready (`process.tell_ready`)."""
         super().__init__()
         self.name = name
         self._environment = environment
         self._stop_within = stop_within
+        self._waits = tells
+        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        if tells:
+            self._told.bind("")  # Linux chooses a name that is no file
+            self._environment = environment | {"NOTIFY_SOCKET": self._told.getsockname().decode().replace("\0", "@")}
+
+    @property
+    def is_ready(self) -> bool:
+        with suppress(BlockingIOError):
+            self._waits = self._waits and not self._told.recv(100)
+        return not self._waits
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            # -P: the installed package, not a checkout that happens to be the current folder.
-            [sys.executable, "-P", "-m", "dataloader", self.name],
+            _command(self.name),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -178,6 +205,11 @@ class Program(Part):
             _say(f"dataloader up: {self.name} did not end in {self._stop_within:g} s and is killed", err=True)
             kill_group(self.process.pid)
             self.process.wait()
+
+
+def _command(*words: str) -> list[str]:
+    # -P: the installed package, not a checkout that happens to be the current folder, nor any other file there.
+    return [sys.executable, "-P", "-m", "dataloader", *words]
 
 
 class Postgres(Part):
@@ -208,8 +240,10 @@ class Postgres(Part):
             self._server.stop()
 
 
-def _start(settings: config.Settings, cleanup: ExitStack) -> list[Part]:
-    """Start the database if it is ours, bring the schema up to date, start the programs.
+def _start(settings: config.Settings, cleanup: ExitStack, signals: Signals) -> tuple[list[Part], str]:
+    """Start the database if it is ours, bring the schema up to date, see that all is well, start the programs.
+
+    Returns what is started, and the tasks that the workers will know.
 
     `cleanup` ends them in the order in which work must: no new jobs, then the running ones, PostgreSQL last.
     """
@@ -221,13 +255,67 @@ def _start(settings: config.Settings, cleanup: ExitStack) -> list[Part]:
         _started(postgres, parts, cleanup)
         dsn = postgres.dsn
     migrations.migrate(dsn, schema=settings.pg_schema_queue)
-    # In the environment, since anybody on the machine can read a command line.
-    environment = {**os.environ, "DL_DB_DSN": dsn}
+    environment = environment_of_programs(settings, dsn, sys.stdout.isatty())
+    tasks = _check(environment, signals)
     workers_stop = settings.dl_drain_sec + settings.dl_kill_grace_sec + 15
     for name, within in (("reaper", REAPER_STOP_SEC), ("workers", workers_stop), ("api", API_STOP_SEC)):
-        _started(Program(name, environment, within), parts, cleanup)
+        _started(Program(name, environment, within, tells=name != "api"), parts, cleanup)
     cleanup.callback(_say, "dataloader up: stopping, running jobs have time to finish")
-    return parts
+    return parts, tasks
+
+
+def environment_of_programs(settings: config.Settings, dsn: str, is_terminal: bool) -> dict[str, str]:
+    """What the programs are started with, beside our own environment; what somebody has set stays as it is.
+
+    Times are those of this machine. A person at a terminal is to read lines, and not what only programs count, so
+    metrics and audit go to files.
+    """
+    # In the environment, since anybody on the machine can read a command line.
+    ours = {"dl_db_dsn": dsn, "timezone": settings.people_zone}
+    if is_terminal:
+        ours |= {"local": "1"} | dict.fromkeys(("metric_path", "audit_log_path"), str(settings.dl_home / "log"))
+    given = settings.model_fields_set - {"dl_db_dsn"}
+    return {**os.environ, **{name.upper(): value for name, value in ours.items() if name not in given}}
+
+
+def _check(environment: dict[str, str], signals: Signals) -> str:
+    """Say what `dataloader check` warns of, and return the known tasks; Unfit when the farm could not work.
+
+    In a process of its own: it imports the users' modules, which may do anything.
+    """
+    process = subprocess.Popen(
+        _command("check", "--json"),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=embedded.dies_with_us(signal.SIGKILL),
+    )
+    until, said = now() + CHECKED_WITHIN, None
+    while said is None and now() < until and not signals.received & STOP:
+        with suppress(subprocess.TimeoutExpired):
+            said = process.communicate(timeout=0.1)[0]
+    if said is None:
+        kill_group(process.pid)
+        process.communicate()
+    return _say_findings(said, process.returncode)
+
+
+def _say_findings(said: bytes | None, status: int) -> str:
+    try:
+        findings = json.loads(said or b"")["findings"]
+    except (ValueError, KeyError):
+        _say(f"dataloader up: `dataloader check` {_how(status)}: run it to see why", err=True)
+        return ""
+    for finding in findings:
+        if finding["level"] != "ok":
+            words = f"{finding['level']}: {finding['about']}: {finding['what']}"
+            _say(f"dataloader up: {words}" + (f"; {finding['advice']}" if finding["advice"] else ""), err=True)
+    if any(finding["level"] == "error" for finding in findings):
+        raise Unfit("nothing was started; `dataloader check` shows all that it has found")
+    told = [what for finding in findings if (what := finding["what"].removeprefix(check.TASKS)) != finding["what"]]
+    return "".join(told)
 
 
 def _started(part: Part, parts: list[Part], cleanup: ExitStack) -> None:
@@ -239,9 +327,8 @@ def _started(part: Part, parts: list[Part], cleanup: ExitStack) -> None:
 # While it runs ---------------------------------------------------------------------------------------------
 
 
-def _watch(settings: config.Settings, parts: list[Part], signals: Signals) -> int:
-    """Keep the parts running until a signal asks to stop; tell people once the API answers."""
-    healthy_by, announced = now() + HEALTHY_WITHIN, False
+def _watch(parts: list[Part], announcement: Announcement, signals: Signals) -> int:
+    """Keep the parts running until a signal asks to stop; tell people once they are ready."""
     while not signals.received & STOP:
         for part in parts:
             part.tick()
@@ -249,9 +336,8 @@ def _watch(settings: config.Settings, parts: list[Part], signals: Signals) -> in
         if refused := [part.name for part in parts if part.exit_code == EXIT_CANNOT_START]:
             _say(f"dataloader up: {refused[0]} cannot start with these settings, as it says above", err=True)
             return EXIT_CANNOT_START
-        if not announced:
-            announced = _announced(settings, parts, healthy_by)
-        signals.wait(5 if announced and not any(part.due for part in parts) else 0.1)
+        announcement.look()
+        signals.wait(5 if announcement.is_made and not any(part.due for part in parts) else 0.1)
     return EXIT_OK
 
 
@@ -263,13 +349,29 @@ def _bury_strangers(ours: set[int]) -> None:
             os.waitpid(found.si_pid, 0)
 
 
-def _announced(settings: config.Settings, parts: list[Part], healthy_by: float) -> bool:
-    if _is_healthy(settings):
-        _say(_welcome(settings, _database(settings, parts)))
-        return True
-    if now() > healthy_by:
-        raise Refused(f"the API has not answered within {HEALTHY_WITHIN:g} s")
-    return False
+class Announcement:
+    """The banner: the last that is said at the start, once all programs are ready and have written their lines."""
+
+    def __init__(self, settings: config.Settings, parts: list[Part], tasks: str) -> None:
+        self.is_made = False
+        self._settings = settings
+        self._parts = parts
+        self._tasks = tasks
+        self._patience_ends = now() + HEALTHY_WITHIN
+        self._ready_at: float | None = None
+
+    def look(self) -> None:
+        """Make it where that is due; Refused when the API does not answer in time. Workers may take longer."""
+        is_late = now() > self._patience_ends
+        if self.is_made or not (is_late or all(part.is_ready for part in self._parts)):
+            return
+        if self._ready_at is not None and now() >= self._ready_at + QUIET_SEC:
+            self.is_made = True
+            _say(_welcome(self._settings, _database(self._settings, self._parts), self._tasks))
+        elif self._ready_at is None and _is_healthy(self._settings):
+            self._ready_at = now()
+        elif self._ready_at is None and is_late:
+            raise Refused(f"the API has not answered within {HEALTHY_WITHIN:g} s")
 
 
 def _is_healthy(settings: config.Settings) -> bool:
@@ -293,7 +395,7 @@ def _database(settings: config.Settings, parts: list[Part]) -> str:
     return db.shown(settings.queue_dsn or ours)
 
 
-def _welcome(settings: config.Settings, database: str) -> str:
+def _welcome(settings: config.Settings, database: str, tasks: str) -> str:
     host = _reachable(settings.app_host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.app_port}"
     queue = settings.workers[0].queue
@@ -308,11 +410,18 @@ dataloader is up
   API        {url}
   database   {database}
   files      {settings.data_dir}   (where loaders read from)
+  tasks      {tasks or "see the log"}
+  times      {_times(settings)}
   try it     {shlex.join(command)}
   or         curl -X POST {url}/api/v1/jobs/trigger -H 'Content-Type: application/json' \\
                -d {shlex.quote(json.dumps(body))}
   stop       Ctrl-C, or: kill {os.getpid()}
 """
+
+
+def _times(settings: config.Settings) -> str:
+    is_set = "timezone" in settings.model_fields_set
+    return f"in {settings.people_zone}, " + ("as TIMEZONE says" if is_set else "this machine's zone (or set TIMEZONE)")
 
 
 def _program() -> list[str]:

@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 from dataloader import db, log, migrations, pipelines, probe, queue, traces
 from dataloader.config import ConfigError, Settings
 from dataloader.heartbeat import TICK_SEC, Heartbeat
-from dataloader.job import Finish, Job, Status, decide
+from dataloader.job import End, Finish, Job, Outcome, Status, decide
 from dataloader.process import (
     EXIT_CANNOT_START,
     EXIT_FAILED,
@@ -39,7 +39,7 @@ from dataloader.process import (
     unblock_signals,
 )
 from dataloader.queue import Ended, Step
-from dataloader.run import Runner, described
+from dataloader.run import Runner, headline
 from dataloader.slots import READY, Farm, Slot, State
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
@@ -55,7 +55,8 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
     try:
         pipelines.load(settings.pipeline_modules)
     except BaseException as e:
-        worker.log.error("worker.pipelines.failed", error=described(e))
+        at_length = {"exc_info": e} if _takes(pipes.tell) else {}
+        worker.log.error("worker.pipelines.failed", error=headline(e), **at_length)
         return EXIT_CANNOT_START
     worker.signals.put_back()  # a module may have taken them at its import
     try:
@@ -64,7 +65,7 @@ def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, 
         worker.log.error("worker.schema.refused", error=str(e))
         return EXIT_CANNOT_START
     except Unwritten as e:
-        worker.log.error("worker.end.unwritten", error=str(e))
+        worker.log.error("worker.end.unwritten", error=str(e), failures=worker.outage.failures)
         return EXIT_FAILED
     finally:
         worker.traces.close()
@@ -93,6 +94,7 @@ class Worker:
         self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
         slot.occupy(self.name, queue_name)
         self.log = structlog.get_logger("worker").bind(worker=self.name, queue=queue_name)
+        self.outage = log.Outage(self.log, "worker.session.back")
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue_name), default=1)
@@ -147,11 +149,10 @@ class Worker:
             return False
         before = self.slot.state
         self.slot.state = State.LEAVING  # before the permission is taken, see Supervisor._let_one_leave
-        try:
-            return before is State.LEAVING or bool(os.read(self._pipes.leave, 1))
-        except BlockingIOError:
-            self.slot.state = before
-            return False
+        if before is State.LEAVING or _takes(self._pipes.leave):
+            return True
+        self.slot.state = before
+        return False
 
     def _take_place(self) -> None:
         """Start to work, or first wait until a worker of before has left: no more jobs run at once than wished for."""
@@ -232,6 +233,7 @@ class Worker:
                     is_alone = end_children(CHILDREN_SEC)  # what the pipeline has started does not outlive its job
                     self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
             tell(outcome)
+            self._tell_failure(outcome)
             self._jobs += 1
             if taken:  # whoever sent one meanwhile was not heard, and it may have been an order to leave
                 self.log.warning("worker.signals.taken", changed=taken)
@@ -247,6 +249,13 @@ class Worker:
                 self.log.warning("worker.ownership.lost")
             else:
                 self.heartbeat.hold.add(Ended(job, end, facts))
+
+    def _tell_failure(self, outcome: Outcome) -> None:
+        """The stack of a run that has failed; what becomes of its job is another line, once that is written."""
+        if outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT) and outcome.error:
+            head, _, rest = outcome.error.partition("\n")
+            stack = {"exception": rest.strip()} if rest else {}
+            self.log.warning("worker.job.failed", error=head, **stack)
 
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
@@ -269,6 +278,7 @@ class Worker:
                 raise
             self._write_one_by_one(ends, e)
             return Step([], {}, 0, True, None)
+        self.outage.ended()
         self.heartbeat.hold.ends.clear()
         self._written(ends, step.ended)
         if step.backoffs:
@@ -324,7 +334,7 @@ class Worker:
 
     def _finish_failed(self, error: BaseException) -> None:
         self.session.conn.close()
-        self.log.warning("worker.complete.failed", error=str(error).strip())
+        self.outage.failed("worker.complete.failed", error)
 
     # --- waiting ---
 
@@ -411,7 +421,7 @@ class Worker:
             lambda: self._open(self.settings.pg_connect_timeout),
             sleep=self._sleep,
             give_up=lambda: self.stopping,
-            on_error=lambda e: self.log.warning("worker.connect.failed", error=str(e).strip()),
+            on_error=lambda e: self.outage.failed("worker.connect.failed", e),
         )
         if self._heartbeat is None:
             self._heartbeat = Heartbeat(session, self._open, self.settings.dl_heartbeat_sec, self._written)
@@ -432,11 +442,19 @@ class Worker:
             self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
 
     def _lost(self, error: BaseException) -> None:
-        self.log.warning("worker.session.lost", error=str(error).strip())
+        self.outage.failed("worker.session.lost", error)
         if self._heartbeat is not None:
             self.session.conn.close()
         if not self.stopping:
             self._pause(random.uniform(0.1, 1.0))  # noqa: S311  jitter; the error may last
+
+
+def _takes(pipe: int) -> bool:
+    """Take a byte that one process of several may have; False when none is there."""
+    try:
+        return bool(os.read(pipe, 1))
+    except BlockingIOError:
+        return False
 
 
 def _named(job: Job) -> AbstractContextManager[None]:

@@ -6,13 +6,13 @@ May import `config`, `db` and `migrations`.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
 from time import monotonic
 from typing import Any
 
 from flask import Blueprint, current_app
 
+import dataloader
 from dataloader import db, migrations
 from dataloader.api import access, answers
 from dataloader.api.operation import operation
@@ -25,16 +25,7 @@ READY_SEC = 1.0  # a database that takes longer is not one to send requests to
 blueprint = Blueprint("infra", __name__)
 _started = monotonic()
 _drains = False
-
-
-def _version() -> str:
-    try:
-        return version(SERVICE)
-    except PackageNotFoundError:
-        return "unknown"  # run from a checkout that was never installed
-
-
-VERSION = _version()
+VERSION = dataloader.version()
 
 
 def drain() -> None:

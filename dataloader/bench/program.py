@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+import dataloader
 from dataloader import db, embedded, log, migrations
 from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, pgbench, report
 from dataloader.bench.line import Line
@@ -109,7 +109,7 @@ def _about(place: Place) -> dict[str, Any]:
     with place.connect("public") as conn:
         facts = machine(conn)
     return {
-        "dataloader": version("dataloader"),
+        "dataloader": dataloader.version(),
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "rounds": place.wish.rounds,
         "scale": place.wish.scale,

@@ -22,13 +22,13 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
 import click
 import psycopg
 
+import dataloader
 from dataloader import config, db, embedded, keeper, log, migrations, pipelines, probe, reaper, supervisor, worker
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
@@ -45,6 +45,16 @@ _PEOPLE = {
     "steer": ("requeue", "run-now", "delete", "pause", "resume", "limit"),
     "farm": ("queues", "ps", "top", "completion"),
 }
+
+
+# gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
+_GUNICORN = """\
+import sys
+from gunicorn import util
+sys.path.append(util.getcwd())
+from gunicorn.app.wsgiapp import run
+run(prog="gunicorn")
+"""
 
 
 class _Main(click.Group):
@@ -73,7 +83,7 @@ class _Main(click.Group):
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version("dataloader"), prog_name="dataloader")
+@click.version_option(dataloader.version(), prog_name="dataloader")
 def main() -> None:
     """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
 
@@ -131,7 +141,7 @@ def api(processes: int, threads: int) -> None:
         "--bind",
         f"{settings.app_host}:{settings.app_port}",
     ]
-    command = [sys.executable, "-m", "gunicorn", *options, "dataloader.api:create_app()"]
+    command = [sys.executable, "-P", "-c", _GUNICORN, *options, "dataloader.api:create_app()"]
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
 
 
@@ -289,7 +299,7 @@ def _preload(settings: Settings) -> None:
     importlib.import_module("encodings.idna")  # what looking up a host's name imports
     for name in settings.preload_modules:
         try:
-            importlib.import_module(name)
+            pipelines.import_users(name)
         except Exception as e:
             _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
 

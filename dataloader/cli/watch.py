@@ -74,13 +74,29 @@ def doing(job: Job, now: datetime) -> str:
     return ", ".join(words)
 
 
+def told_failures(say: Callable[[str], object]) -> Callable[[Job], None]:
+    """For each look at a job: says, once for each, why a run has failed that is tried again."""
+    said = None
+
+    def look(job: Job) -> None:
+        nonlocal said
+        failure = (job.attempt, job.error)
+        if job.status == "queued" and job.attempt and job.error and failure != said:
+            said = failure
+            say(f"dataloader: attempt {job.attempt} of {job.max_attempts} failed: {screen.short(job.error, 400)}")
+
+    return look
+
+
 @contextmanager
 def _drawn(err: Console) -> Iterator[Callable[[Job], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
     with Progress(*columns, TaskProgressColumn(), TimeElapsedColumn(), console=err, transient=True) as drawn:
         bar = drawn.add_task("asking", total=None)
+        tell_failure = told_failures(lambda line: err.print(line, soft_wrap=True))
 
         def show(job: Job) -> None:
+            tell_failure(job)
             text = screen.short(doing(job, datetime.now(UTC)), max(20, err.width - 55))
             total = None if job.fraction is None else 1.0
             drawn.update(bar, description=text, total=total, completed=job.fraction or 0.0)
@@ -91,9 +107,11 @@ def _drawn(err: Console) -> Iterator[Callable[[Job], None]]:
 @contextmanager
 def _told() -> Iterator[Callable[[Job], None]]:
     last_status, last_time = "", 0.0
+    tell_failure = told_failures(lambda line: click.echo(line, err=True))
 
     def show(job: Job) -> None:
         nonlocal last_status, last_time
+        tell_failure(job)
         if job.status != last_status or time.monotonic() - last_time >= LINE_SEC:
             last_status, last_time = job.status, time.monotonic()
             click.echo(f"dataloader: {job.job_id} {doing(job, datetime.now(UTC))}", err=True)

@@ -154,7 +154,7 @@ def _direct(dsn: str | None, as_json: bool) -> Reached:
 
     way = Direct(base.dsn(settings), settings)
     # Not the DSN, which may hold a password.
-    return Reached(way, True, as_json, ZoneInfo(settings.timezone), ' --dsn "$DSN"' if dsn else " --direct")
+    return Reached(way, True, as_json, ZoneInfo(settings.people_zone), ' --dsn "$DSN"' if dsn else " --direct")
 
 
 def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reached:
@@ -170,7 +170,7 @@ def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reach
         way = Client(url, token, timeout=30, patience=0)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--url, DL_URL or DL_TOKEN") from None
-    zone = ZoneInfo(settings.timezone if settings else "UTC")
+    zone = ZoneInfo(settings.people_zone if settings else config.machine_zone())
     return Reached(way, False, as_json, zone, f" --url {shlex.quote(given)}" if given else "")
 
 

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import dataloader
 from dataloader.client.errors import ClientError, Unavailable, Unexpected, of_answer
 
 ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; of what is no answer of ours
@@ -252,7 +252,4 @@ def _reason(error: Exception) -> str:
 
 
 def _agent() -> str:
-    try:
-        return f"dataloader-client/{version('dataloader')}"
-    except PackageNotFoundError:
-        return "dataloader-client"
+    return f"dataloader-client/{dataloader.version()}"

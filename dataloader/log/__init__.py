@@ -6,6 +6,7 @@ again; logging never waits for whoever reads or stores the lines. May import not
 
     masking    `masked`: secrets leave by no way out
     record     an event as one line of at most 4,000 bytes
+    outage     `Outage`: a failure that lasts, in few lines
     channel    the bounded queue and its thread; what is lost is counted
     sinks      a shared pipe; a file that many processes append to, and its rotation
 """
@@ -20,6 +21,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -30,8 +32,9 @@ import structlog
 from dataloader.log import record, sinks
 from dataloader.log.channel import Channel, Sink
 from dataloader.log.masking import MASK, learn_configured, learn_job, masked
+from dataloader.log.outage import Outage
 
-__all__ = ["MASK", "audit", "close", "configure", "context", "flush", "learn_job", "masked", "metric"]
+__all__ = ["MASK", "Outage", "audit", "close", "configure", "context", "flush", "learn_job", "masked", "metric"]
 
 FLUSH_SEC = 1.0
 STREAMS = ("application", "metric", "audit")
@@ -59,6 +62,7 @@ class _Ways:
 
     people: Channel | None = None  # stdout, where LOCAL is set
     colors: bool = False
+    zone: tzinfo = UTC
     stdout: Channel | None = None
     files: dict[str, Channel] = field(default_factory=dict)
 
@@ -137,7 +141,7 @@ def _open(settings: Settings, output: int) -> None:
     with suppress(OSError):  # a daemon may have no stdout
         channel = _channel(sinks.Stream(output), "stdout", _told_people if settings.local else _told)
         if settings.local:
-            _ways.people, _ways.colors = channel, os.isatty(output)
+            _ways.people, _ways.colors, _ways.zone = channel, os.isatty(output), ZoneInfo(settings.timezone)
         else:
             _ways.stdout = channel
     rule = sinks.rule(settings.log_rotation, ZoneInfo(settings.timezone))
@@ -176,7 +180,7 @@ def _emit(logger: str, level: int, event: dict[str, Any]) -> None:
         for channel in plain:
             channel.put(line, urgent)
     if _ways.people and at_stdout:
-        _ways.people.put(record.as_text(whole, _ways.colors), urgent)
+        _ways.people.put(record.as_text(whole, _ways.colors, _ways.zone), urgent)
 
 
 class _Logger:

@@ -11,8 +11,9 @@ import math
 import re
 import traceback
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from itertools import islice
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import structlog
@@ -65,16 +66,30 @@ def as_json(event: Event) -> bytes:
     return _core(event, "too large")
 
 
-def as_text(event: Event, colors: bool) -> bytes:
-    """The event for people: one line and, where there is an exception, its stack; no more than CAP bytes."""
+def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:
+    """The event for people in their time zone, no more than CAP bytes: a line, and indented below it what has several.
+
+    Indented, so that no text can be taken for a line of the log.
+    """
     shown = json.loads(as_json(event))
-    stack = shown.pop("exception", None)
     shown = {name: _visible(value) for name, value in shown.items() if name != "stream"}
-    if stack:
-        shown["exception"] = _CONTROL.sub(_escape, stack)
-    render = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
-    text = render(None, "", shown).encode("utf-8", "replace")
+    shown["timestamp"] = _local(shown["timestamp"], zone)
+    below = [shown.pop(name) for name in ("exception", "stack") if name in shown]
+    for name, value in shown.items():
+        if isinstance(value, str) and "\n" in value:
+            shown[name], _, rest = value.partition("\n")
+            below.append(rest)
+    lines = [structlog.dev.ConsoleRenderer(colors=colors)(None, "", shown)]
+    lines += [indent(str(text).strip("\n"), "    ") for text in below]
+    text = "\n".join(lines).encode("utf-8", "replace")
     return text[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
+
+
+def _local(timestamp: Any, zone: tzinfo) -> Any:
+    try:
+        return datetime.fromisoformat(timestamp).astimezone(zone).isoformat(" ", "milliseconds")
+    except (TypeError, ValueError, OverflowError):  # a pipeline's own field of this name
+        return timestamp
 
 
 def _line(plain: dict[str, Any]) -> bytes:
@@ -170,7 +185,7 @@ def _described(trouble: Any) -> str:
 
 
 def _visible(value: Any) -> Any:
-    return _CONTROL.sub(_escape, value).replace("\n", "\\n") if isinstance(value, str) else value
+    return _CONTROL.sub(_escape, value) if isinstance(value, str) else value
 
 
 def _escape(found: re.Match[str]) -> str:

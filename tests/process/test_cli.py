@@ -114,6 +114,12 @@ def test_the_exit_status_tells_the_outcome(ask: Ask) -> None:
     assert ask("wait", waiting).exit_code == 11
 
 
+def test_an_unknown_pipeline_is_told_at_once(ask: Ask) -> None:
+    said = ask("trigger", "nop", "--queue", "q", "--wait", "--timeout", 5)
+    assert said.exit_code == 13
+    assert "attempt 1 of 5 failed: no pipeline 'nop' is registered here (did you mean 'noop'?); known: " in said.stderr
+
+
 def test_what_is_asked_can_be_read_by_programs(ask: Ask) -> None:
     job_id = triggered(ask, sleep1=0.01)
     assert ask("wait", job_id).exit_code == 0

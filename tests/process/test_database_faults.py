@@ -400,9 +400,10 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
     assert "too many connections" in refusals[0]["error"]
     goes_on(served, job, beats=4)
     waiting = served.enqueue("noop")
-    assert len(program.events("worker.connect.failed")) < 50, "pauses between the attempts"
     database.admin("ALTER ROLE farm CONNECTION LIMIT -1")
     assert served.wait(waiting, "succeeded")["attempt"] == 1
+    (back,) = until(lambda: program.events("worker.session.back"), "word of the end")
+    assert 1 < back["failures"] < 50, "pauses between the attempts"
     assert not program.events("session.lost")
     job.ends_well()
 

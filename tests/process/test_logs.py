@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
+import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -124,6 +127,74 @@ def test_the_last_line_before_the_end_gets_out(farm: Farm) -> None:
     assert program.events("supervisor.stopped")
 
 
+class Refusing:
+    """A server that ends each connection; it counts them by the application_name that they begin with."""
+
+    def __init__(self) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.asked: Counter[str] = Counter()
+        threading.Thread(target=self._refuse, daemon=True).start()
+
+    def _refuse(self) -> None:
+        with suppress(OSError):
+            while True:
+                with self._listening.accept()[0] as connection:
+                    said = connection.recv(10_000).decode("ascii", "replace")
+                    for program in ("dl-worker", "dl-keeper", "dl-reaper"):
+                        self.asked[program] += program in said
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+
+
+def test_a_database_that_is_away_is_told_once_and_not_with_every_try(farm: Farm) -> None:
+    server = Refusing()
+    away = f"host=127.0.0.1 port={server.port} user=u dbname=d sslmode=disable gssencmode=disable"
+    workers = farm.start(workers=1, dl_db_dsn=away)
+    reaper = farm.start("reaper", dl_db_dsn=away)
+    until(lambda: len(server.asked) == 3 and min(server.asked.values()) >= 4, "four tries of each")
+    assert workers.process.poll() is reaper.process.poll() is None
+    server.close()
+    assert [len(workers.events(name)) for name in ("worker.connect.failed", "keeper.session.lost")] == [1, 1]
+    assert len(reaper.events("reaper.session.lost")) == 1
+
+
+def test_a_broken_module_is_told_at_length_once_and_shortly_by_each_worker(farm: Farm) -> None:
+    (farm.folder / "broken.py").write_text("def configured():\n    return {}['nothing']\n\nCONFIG = configured()\n")
+    given = {"dl_pipelines": "broken", "pythonpath": farm.folder}
+    program = farm.start(workers=3, **given)
+    assert program.process.wait(20) == 78
+    failed = program.events("worker.pipelines.failed")
+    assert [line["error"] for line in failed] == ["KeyError: 'nothing'"] * 3
+    (told,) = [line["exception"] for line in failed if "exception" in line]
+    assert 'broken.py", line 2, in configured' in told
+    program = farm.start(workers=3, local=1, **given)
+    assert program.process.wait(20) == 78
+    text = program.log.read_text()
+    assert text.count("line 2, in configured\n") == 1
+    assert "\\n" not in text
+
+
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_a_failing_jobs_stack_is_in_the_log_once(farm: Farm, prefetch: int) -> None:
+    wish = [{"queue": "q", "concurrency": 1, "prefetch": prefetch}]
+    program = farm.ready(workers=1, dl_pipelines=PIPELINES, workers_json=json.dumps(wish))
+    args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": "x", "sec": 0}
+    job = farm.enqueue("tells_secrets", args=args, max_attempts=1)
+    farm.wait(job, "failed")
+    assert program.stop() == 0
+    (line,) = program.events("worker.job.failed")
+    assert (line["job_id"], line["task"], line["attempt"], line["level"]) == (str(job), "tells_secrets", 1, "warning")
+    assert line["error"].startswith("ValueError: ")
+    assert line["exception"].count("in tells_secrets") == 1
+    text = program.log.read_text()
+    assert text.count("Traceback") == 1
+    assert ARGUMENT not in text
+    assert PASSWORD not in text
+
+
 def with_password(dsn: str) -> str:
     """A DSN with the canary for a password, for a server that asks for none."""
     return make_conninfo(**(conninfo_to_dict(dsn) | {"password": PASSWORD}))
@@ -182,8 +253,6 @@ def _answer(port: int, path: str) -> str:
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

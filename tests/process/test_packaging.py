@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "dataloader", "sql", "tests")
+SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "dataloader", "sql", "tests")
 SETUPTOOLS = 77  # the oldest that pyproject.toml allows
 
 
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = out.glob("dataloader-*.whl")
+    (built,) = out.glob("dataloader_farm-*.whl")
     with zipfile.ZipFile(built) as archive:
         return archive.namelist()
 
@@ -63,6 +63,10 @@ def test_the_sql_is_in_the_wheel(wheel: list[str]) -> None:
     assert shipped("sql", "dataloader/sql") - set(wheel) == set()
     assert "dataloader/sql/functions.sql" in wheel
     assert "dataloader/sql/migrations/0001_contract.sql" in wheel
+
+
+def test_the_licence_is_in_the_wheel(wheel: list[str]) -> None:
+    assert [name for name in wheel if name.endswith(".dist-info/licenses/LICENSE")]
 
 
 def test_nothing_else_is_in_the_wheel(wheel: list[str]) -> None:

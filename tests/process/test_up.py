@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,25 +26,25 @@ import pytest
 
 from dataloader import config, up
 
-OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL")
+OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
 
 
 class Farm:
     """One `dataloader up` in a folder, on a port, and what it has said."""
 
-    def __init__(self, home: Path, port: int, **environment: str) -> None:
+    def __init__(self, home: Path, port: int, output: int | None = None, **environment: str) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(OURS) or k == "DL_PG_BIN"}
         workers = json.dumps([{"queue": QUEUE, "concurrency": 1}])
         ours = {"DL_HOME": str(home), "APP_PORT": str(port), "APP_HOST": "127.0.0.1", "WORKERS_JSON": workers}
         self.port = port
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dataloader", "up"],
+            [sys.executable, "-P", "-m", "dataloader", "up"],
             cwd=home,  # a .env of the checkout is not ours
             env=inherited | ours | {"DL_DRAIN_SEC": "3"} | environment,
-            stdout=self._output,
-            stderr=self._output,
+            stdout=self._output if output is None else output,
+            stderr=self._output if output is None else output,
         )
 
     @property
@@ -120,6 +123,28 @@ def started(home: Path, port: int, **environment: str) -> Iterator[Farm]:
         farm.close()
 
 
+class OnTerminal(Farm):
+    """The same before a person's eyes."""
+
+    def __init__(self, home: Path, port: int, **environment: str) -> None:
+        terminal, theirs = pty.openpty()
+        self._shown = b""
+        super().__init__(home, port, theirs, **environment)
+        os.close(theirs)
+        self._reader = threading.Thread(target=self._read, args=(terminal,), daemon=True)
+        self._reader.start()
+
+    def _read(self, terminal: int) -> None:
+        with suppress(OSError):  # EIO: the last program has closed it
+            while data := os.read(terminal, 65_536):
+                self._shown += data
+        os.close(terminal)
+
+    @property
+    def said(self) -> str:
+        return re.sub(r"\x1b\[[0-9;]*m|\r", "", self._shown.decode())
+
+
 @contextmanager
 def folder() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="dl-up-"))  # not tmp_path: PostgreSQL's user could not enter it
@@ -142,6 +167,83 @@ def farm() -> Iterator[Farm]:
     with folder() as home, started(home, free_port()) as farm:
         farm.wait_up()
         yield farm
+
+
+MINE = """
+from dataloader.pipelines import register
+
+@register("mine")
+def mine(args):
+    return {"hidden": __import__("logging").__file__}
+"""
+
+
+def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> None:
+    """Their module lies in the current folder, in which no file hides one of the standard library."""
+    (home / "mine.py").write_text(MINE)
+    for name in ("logging.py", "queue.py", "psycopg.py"):
+        (home / name).write_text("raise SystemExit('taken for another module')")
+    farm = OnTerminal(home, free_port(), DL_PIPELINES="mine", DL_DRAIN_SECS="3", TZ="Asia/Tokyo", PYTHONPATH="")
+    try:
+        until(lambda: "Ctrl-C, or: kill" in farm.said or farm.process.poll() is not None)
+        start, banner = farm.said.split("\ndataloader is up\n")
+        warned, _, programs = start.partition("supervisor.started")
+        assert "dataloader up: warning: settings: DL_DRAIN_SECS is no setting; DL_DRAIN_SEC may be meant" in warned
+        assert "worker.started" in programs
+        assert "reaper.started" in start
+        assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+09:00 \[info", start, re.MULTILINE)
+        assert "load.cbr.rates, load.csv, mine, noop" in banner
+        assert "Asia/Tokyo" in banner
+        job_id = farm.trigger(task="mine", args={})
+        until(lambda: farm.status(job_id) == "succeeded")
+        assert "taken for another" not in farm.said
+        until(lambda: "worker.job.finished" in farm.said)
+        until(lambda: job_id in (home / "log" / "metrics.log").read_text())
+        until(lambda: "/jobs/trigger" in (home / "log" / "audit.log").read_text())
+        assert farm.stop(signal.SIGINT) == 0
+        assert not re.search(r"^\{|job\.run|http\.request|request\.(begin|end)", farm.said, re.MULTILINE)
+    finally:
+        farm.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"LOCAL": "1", "METRIC_PATH": "/h/log", "AUDIT_LOG_PATH": "/h/log"}),
+        ({"local": False, "metric_path": "/m"}, {"LOCAL": None, "METRIC_PATH": None, "AUDIT_LOG_PATH": "/h/log"}),
+    ],
+)
+def test_what_a_person_has_set_stays_so_at_a_terminal(
+    given: dict[str, Any], expected: dict[str, str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*expected, "TIMEZONE"):
+        monkeypatch.delenv(name, raising=False)
+    settings = config.load(_env_file=None, dl_home="/h", **given)
+    environment = up.environment_of_programs(settings, "dbname=x", is_terminal=True)
+    assert {name: environment.get(name) for name in expected} == expected
+    plain = up.environment_of_programs(settings, "dbname=x", is_terminal=False)
+    assert not expected.keys() & plain.keys()
+    assert plain["TIMEZONE"] == settings.people_zone
+    assert "TIMEZONE" not in up.environment_of_programs(
+        config.load(_env_file=None, timezone="Asia/Tokyo"), "", is_terminal=True
+    )
+
+
+def test_what_keeps_it_from_working_is_said_before_anything_is_started(home: Path) -> None:
+    (home / "broken.py").write_text("CONFIG = {}['nothing']")
+    with started(home, free_port(), DL_PIPELINES="broken") as farm:
+        assert farm.process.wait(30) == 78
+        (wrong,) = [line for line in farm.said.splitlines() if "error" in line.lower()]
+        assert wrong.startswith("dataloader up: error: pipelines: DL_PIPELINES: broken cannot be imported: KeyError:")
+        assert "Traceback" not in farm.said
+        assert "supervisor.started" not in farm.said
+
+
+def test_a_check_that_cannot_be_made_is_no_reason_not_to_start(home: Path) -> None:
+    (home / "leaves.py").write_text("import os, sys\nif 'check' in sys.argv: os._exit(3)")
+    with started(home, free_port(), DL_PIPELINES="leaves") as farm:
+        farm.wait_up()
+        assert "`dataloader check` ended with status 3" in farm.said
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -239,11 +341,12 @@ def test_a_killed_postgresql_is_started_again(farm: Farm) -> None:
 
 
 def test_a_program_that_cannot_start_ends_it_all(home: Path) -> None:
-    with started(home, free_port(), DL_PRELOAD="no_such_module") as farm:
+    (home / "moody.py").write_text("import sys\nif 'check' not in sys.argv: raise ValueError('not in the mood')")
+    with started(home, free_port(), DL_PRELOAD="moody") as farm:
         until(lambda: farm.process.poll() is not None)
         assert farm.process.returncode == 78
         assert "workers cannot start with these settings" in farm.said
-        assert "no_such_module" in farm.said
+        assert "DL_PRELOAD: moody cannot be imported: not in the mood" in farm.said
 
 
 def test_a_configured_database_is_used_and_its_password_not_shown(home: Path, own_db: str) -> None:
@@ -332,6 +435,6 @@ def test_an_address_that_is_not_ours_is_refused() -> None:
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:
     plain = config.load(_env_file=None, dl_home=home, app_port=8081, app_host="0.0.0.0", workers_json=())
-    assert " trigger noop --args " in up._welcome(plain, "")
+    assert " trigger noop --args " in up._welcome(plain, "", "")
     other = config.load(_env_file=None, dl_home=home, app_host="::", workers_json=[{"queue": "q"}])
-    assert " trigger noop --queue q --url 'http://[::1]:" in up._welcome(other, "")
+    assert " trigger noop --queue q --url 'http://[::1]:" in up._welcome(other, "", "")

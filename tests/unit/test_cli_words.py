@@ -56,6 +56,22 @@ def test_each_end_has_its_exit_status(service: Service, status: str, code: int) 
         assert json.loads(done.stdout)["status"] == status
 
 
+def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) -> None:
+    """A job that waits 30 s for its second attempt would otherwise look as if it waited for its turn."""
+    due = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
+    waits = {"waiting_for": {"reason": "time", "until": due}, "max_attempts": 5}
+    first = state("queued", attempt=1, error="no pipeline 'nop'\x1b[2J\n\nTraceback", **waits)
+    second = state("queued", attempt=2, error="no pipeline 'nop'", **waits)
+    running = state("running", attempt=2, max_attempts=5, error="no pipeline 'nop'")
+    answers = [STARTED, first, first | {"priority": 1}, running, second, state("failed", error="no pipeline 'nop'")]
+    service.answers = [Answer(document=document) for document in answers]
+    said = run("trigger", "nop", "--wait").stderr
+    assert said.count("attempt 1 of 5 failed: no pipeline 'nop'\\x1b[2J\n") == 1
+    assert said.count("attempt 2 of 5 failed: no pipeline 'nop'\n") == 1
+    assert said.index("attempt 1 of 5") < said.index("it is due in")
+    assert "Traceback" not in said
+
+
 def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
     words = "--queue q --lock-key k --timeout-sec 5 --partition-key p --priority 0 --at 2026-01-31T06:30:00+03:00"
     more = "--max-attempts 1 --lease-ttl-sec 9 --producer me --consumer-group g --idempotency-key i --args @-"

@@ -34,6 +34,47 @@ def test_the_contracts_defaults() -> None:
     assert settings.queue_dsn is None
 
 
+@pytest.mark.parametrize(
+    ("tz", "localtime", "timezone", "zone"),
+    [
+        (":Asia/Tokyo", "Europe/Berlin", "Europe/Paris\n", "Asia/Tokyo"),
+        ("JST-9", "Europe/Berlin", "Europe/Paris\n", "Europe/Berlin"),
+        ("", "Etc/UTC", "Europe/Paris\n", "Etc/UTC"),
+        ("../../etc/passwd", None, "Europe/Paris\n", "Europe/Paris"),
+        ("", None, None, "UTC"),
+        ("", "no/such", "none\n", "UTC"),
+    ],
+)
+def test_the_machines_zone(
+    tz: str,
+    localtime: str | None,
+    timezone: str | None,
+    zone: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", tz)
+    (tmp_path / "etc").mkdir()
+    if localtime:
+        (tmp_path / "etc/localtime").symlink_to(f"/usr/share/zoneinfo/{localtime}")
+    if timezone:
+        (tmp_path / "etc/timezone").write_text(timezone)
+    assert config.machine_zone(tmp_path) == zone
+
+
+@pytest.mark.parametrize("given", [{}, {"TIMEZONE": ""}, {"TIMEZONE": "Europe/Moscow"}])
+def test_servers_have_the_contracts_zone_and_people_their_machines(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIMEZONE", raising=False)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    settings = config.load()
+    assert settings.timezone == "Europe/Moscow"
+    assert settings.people_zone == (given.get("TIMEZONE") or "Asia/Tokyo")
+
+
 def test_the_environment_wins_over_dotenv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("APP_PORT=9000\nENVIRONMENT=stage\n")
     monkeypatch.setenv("APP_PORT", "9001")

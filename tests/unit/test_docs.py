@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import configparser
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+
+import dataloader
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,3 +52,59 @@ def test_long_pages_name_their_sections() -> None:
         second = {f"(#{re.sub(r'[^a-z0-9 -]', '', title.lower()).replace(' ', '-')})"
                   for title in re.findall(r"^## (.*)$", text_of(page), flags=re.MULTILINE)}  # fmt: skip
         assert second <= named <= sections
+
+
+# On the public index `dataloader` is another project, so no text may install it. `pip uninstall dataloader` is fine.
+OTHERS_NAME = re.compile(
+    r"(?:pipx?|pip3|poetry|uvx?(?: pip| tool)?) (?:install|add|run)\b[^\n|&;]*[\s'\"]dataloader(?=[\s'\"\[=<>~!),`]|$)"
+    r"|(?<![\w./-])dataloader(?:\[(?:embedded|otel|browser|test)\b|\s*[=~>]=\s*\d)|version\([\"']dataloader[\"']\)",
+    re.MULTILINE,
+)
+
+
+def published_texts() -> list[Path]:
+    """Every file of the checkout that git knows and that is text, but for this one."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+    names = listed.stdout.decode().split("\0") if listed.returncode == 0 else []
+    files = [ROOT / name for name in names if name] or [path for path in ROOT.rglob("*") if ".venv" not in path.parts]
+    kinds = {".md", ".py", ".txt", ".cfg", ".toml", ".conf", ".json", ".html", ".example", ""}
+    return [path for path in files if path.suffix in kinds and path.is_file() and path != Path(__file__)]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrong"),
+    [
+        ("pip install 'dataloader[embedded]'", True),
+        (".venv/bin/pip install -q dataloader", True),
+        ("install 'dataloader[otel]'", True),
+        ("uv pip install dataloader==1.0", True),
+        ("    dataloader[embedded,otel,browser]", True),
+        ('version("dataloader")', True),
+        ("pip install 'dataloader-farm[embedded]' pytest", False),
+        ("/opt/dataloader/.venv/bin/pip install . supervisor", False),
+        ("pip uninstall dataloader", False),
+        ("install -d -o dataloader -g dataloader /var/lib/dataloader", False),
+    ],
+)
+def test_what_counts_as_an_install_by_the_other_projects_name(text: str, is_wrong: bool) -> None:
+    assert bool(OTHERS_NAME.search(text)) is is_wrong
+
+
+def test_no_text_installs_the_other_project_of_our_commands_name() -> None:
+    texts = published_texts()
+    assert {"README.md", "setup.cfg", "Dockerfile", "run", "binaries.py", "traces.md"} <= {path.name for path in texts}
+    found = [
+        f"{path.relative_to(ROOT)}: {match[0].strip()}"
+        for path in texts
+        for match in OTHERS_NAME.finditer(path.read_text("utf-8", "replace"))
+    ]
+    assert not found
+
+
+def test_the_distribution_says_whose_it_is() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["metadata"]["name"] == "dataloader-farm"
+    assert setup["metadata"]["author"]
+    assert dataloader.version() == setup["metadata"]["version"], "install this checkout: pip install -e '.[test]'"
+    assert (ROOT / "LICENSE").read_text().startswith(f"{setup['metadata']['license']} License")

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from dataloader import log
-from dataloader.log import channel, masking, record, sinks
+from dataloader.log import channel, masking, outage, record, sinks
 
 Lines = Callable[[], list[dict[str, Any]]]
 ZONE = UTC
@@ -222,6 +222,61 @@ def test_debug_and_local(output: int) -> None:
     assert "quiet\\x1b[2J" in text
     assert "rows=5" in text
     assert "debug" in text
+
+
+def test_people_read_texts_of_several_lines_as_lines_that_no_other_line_can_be_taken_for(output: int) -> None:
+    log.configure(settings(local=True, timezone="Asia/Tokyo"), output=output)
+    forged = "2026-01-01 00:00:00 [info] all is well"
+    said = f"wrong\n{forged}\x1b[2J"
+    try:
+        raise ValueError(said)
+    except ValueError:
+        structlog.get_logger("x").exception("it\nfailed", error=f"head\n\n{forged}", rows=5)
+    text = os.pread(output, 10_000, 0).decode()
+    first, *rest = text.splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+09:00 \[error", first)
+    assert "it " in first
+    assert "error=head" in first
+    assert "rows=5" in first
+    assert [line.strip() for line in rest].count(forged) == 1
+    assert "    Traceback (most recent call last):" in rest
+    assert all(line.startswith("    ") or not line for line in rest)
+    assert "\x1b" not in text
+    assert "\\n" not in text
+
+
+class Told:
+    """A logger that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, Any]]] = []
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.lines.append((event, fields))
+
+    info = warning
+
+
+def test_an_outage_is_told_at_its_begin_now_and_then_and_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = 0.0, Told()
+    monkeypatch.setattr(outage, "monotonic", lambda: clock)
+    away = log.Outage(told, "back")
+    away.ended()
+    for _ in range(130):
+        away.failed("lost", OSError("away\n"))
+        clock += 0.5
+    away.failed("unwritten", OSError("away"))
+    away.ended()
+    away.ended()
+    away.failed("lost", OSError("again"))
+    assert told.lines == [
+        ("lost", {"error": "away"}),
+        ("lost", {"error": "away", "failures": 61, "lasting_sec": 30}),
+        ("lost", {"error": "away", "failures": 121, "lasting_sec": 60}),
+        ("unwritten", {"error": "away", "failures": 131, "lasting_sec": 65}),
+        ("back", {"failures": 131, "lasted_sec": 65.0}),
+        ("lost", {"error": "again"}),
+    ]
 
 
 def test_a_crash_of_a_process_or_thread_is_a_line(output: int) -> None:
@@ -697,8 +752,9 @@ assert [c.dropped for c in log._ways.channels()] == [0, 0]
 def test_the_documentation_names_every_event() -> None:
     root = Path(log.__file__).parents[2]
     source = "\n".join(path.read_text("utf-8") for path in (root / "dataloader").rglob("*.py"))
-    call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
-    events = {*re.findall(call, source), *re.findall(r"\"event\": \"([a-z.]+)\"", source)}
+    call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit|failed)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
+    others = r"(?:\"event\": |Outage\([a-z.]+, )\"([a-z.]+)\""
+    events = {*re.findall(call, source), *re.findall(others, source)}
     assert {"worker.claim.backoff", "worker.complete.failed", "reaper.requeued", "api.error"} <= events
     documented = set(
         re.findall(

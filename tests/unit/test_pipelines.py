@@ -164,6 +164,12 @@ def test_an_unknown_task_names_the_known_ones() -> None:
         resolve("b")
 
 
+def test_an_unknown_task_names_the_one_that_may_be_meant() -> None:
+    register("load.customers")(plain)
+    with pytest.raises(UnknownTask, match=r"no pipeline .* here \(did you mean 'load.customers'\?\); k"):
+        resolve("laod.customers")
+
+
 def test_a_name_belongs_to_one_function() -> None:
     register("a")(plain)
     register("a")(plain)

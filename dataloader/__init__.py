@@ -13,7 +13,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     log             JSON lines, masking of secrets                   -
     job             PURE a job, its states, what becomes of it       -
     db              connections, named statements                    -
-    migrations      the schema's versions                            db
+    migrations      the schema's versions                            db probe
     queue           every statement in the life of one job           db job
     operate         what people do to jobs and queues                db queue
     stats           questions about many jobs, for people            db queue job

@@ -6,13 +6,15 @@ the package may import psycopg's connection machinery. May import nothing of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import psycopg
@@ -28,8 +30,12 @@ T = TypeVar("T")
 
 CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody waits for any more
 
+PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often
+
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
+
+_SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
 # Session losses that a new connection heals (PostgreSQL, appendix A): connection exceptions, shutdown and
 # crash recovery, a demoted primary, too many connections, serialization and deadlock, a full disk.
@@ -50,6 +56,15 @@ class Connection(psycopg.Connection[Any]):
 
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
+    wanted: Mapping[str, str] = MappingProxyType({})  # the settings that this session was opened with, see in_force
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """True when PostgreSQL itself opened this session; a pooler hands out cancellation keys of its own making.
+
+        Asked for once, by one round trip.
+        """
+        return self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
 
     @cached_property
     def repeating(self) -> psycopg.Cursor[Any]:
@@ -91,20 +106,24 @@ def connect(
     statement_timeout: float = 0,
     lock_timeout: float = 0,
     idle_in_transaction_timeout: float = 60,
+    prepares: bool = False,
 ) -> Connection:
     """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
 
     `name` becomes application_name; the times are in seconds, 0 is without limit. A multi-host DSN finds the writable
-    primary. Raises psycopg.OperationalError; psycopg keeps the password out of its text.
+    primary. Without `prepares` nothing is prepared on it, whatever a statement asks for: behind a pooler in transaction
+    mode the name of a prepared statement may be another client's. Only a session that is probed (see probe) may have
+    it. Raises psycopg.OperationalError; psycopg keeps the password out of its text.
     """
     limits = {
         "statement_timeout": statement_timeout,
         "lock_timeout": lock_timeout,
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
-    conninfo = _conninfo(dsn, name, schema, connect_timeout, limits)
-    conn = Connection.connect(conninfo, autocommit=True)
-    conn.answer_within = answer_within
+    wanted = _wanted(schema, limits)
+    conninfo = _conninfo(dsn, name, connect_timeout, wanted)
+    conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_THRESHOLD if prepares else None)
+    conn.answer_within, conn.wanted = answer_within, wanted
     return conn
 
 
@@ -118,7 +137,7 @@ def pool(
     connect_timeout: float = 5,
     statement_timeout: float = 30,
     max_lifetime: float = 1800,
-    configure: Callable[[psycopg.Connection[Any]], None] | None = None,
+    configure: Callable[[Connection], None] = lambda conn: None,
 ) -> ConnectionPool[Connection]:
     """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent.
 
@@ -132,27 +151,52 @@ def pool(
             made.drain()
             raise
 
-    limits = {"statement_timeout": statement_timeout, "idle_in_transaction_session_timeout": 60.0}
+    def configured(conn: Connection) -> None:
+        conn.wanted = wanted
+        configure(conn)
+
+    wanted = _wanted(schema, {"statement_timeout": statement_timeout, "idle_in_transaction_session_timeout": 60.0})
     made = ConnectionPool(
-        _conninfo(dsn, name, schema, connect_timeout, limits),
+        _conninfo(dsn, name, connect_timeout, wanted),
         connection_class=Connection,
-        kwargs={"autocommit": True},
+        kwargs={"autocommit": True, "prepare_threshold": None},
         min_size=min(min_size, max_size),
         max_size=max_size,
         timeout=2,
         max_lifetime=max_lifetime,
         reconnect_timeout=POOL_RECONNECT_SEC,
         check=check,
-        configure=configure,
+        configure=configured,
         open=False,
     )
     return made
 
 
-def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, limits: dict[str, float]) -> str:
+@contextmanager
+def in_force(conn: Connection) -> Iterator[None]:
+    """For this block the settings hold that `conn` was opened with, its search_path among them.
+
+    A pooler drops them. Behind one the block is a transaction, which sets them for itself: a setting of the session
+    would stay with the pooler's session, and meet other clients. May raise psycopg.Error.
+    """
+    if conn.is_direct:
+        yield
+        return
+    with conn.transaction():
+        conn.execute(_SET, (json.dumps(dict(conn.wanted)),))
+        yield
+
+
+def _wanted(schema: str, limits: dict[str, float]) -> dict[str, str]:
+    path = '"' + schema.replace('"', '""') + '"'
+    milliseconds = {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
+    return {"search_path": path, "TimeZone": "UTC", **milliseconds}
+
+
+def _conninfo(dsn: str, name: str, connect_timeout: float, wanted: Mapping[str, str]) -> str:
     given = conninfo_to_dict(dsn)
-    options = f"-c search_path={_quoted(schema)} -c TimeZone=UTC -c idle_session_timeout=0"
-    options += "".join(f" -c {limit}={int(seconds * 1000)}" for limit, seconds in limits.items() if seconds)
+    options = "-c idle_session_timeout=0"
+    options += "".join(f" -c {name}={_escaped(value)}" for name, value in wanted.items())
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
@@ -170,9 +214,8 @@ def _conninfo(dsn: str, name: str, schema: str, connect_timeout: float, limits: 
     return make_conninfo(dsn, **ours)
 
 
-def _quoted(schema: str) -> str:
-    identifier = '"' + schema.replace('"', '""') + '"'
-    return identifier.replace("\\", "\\\\").replace(" ", "\\ ")
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def shown(dsn: str) -> str:

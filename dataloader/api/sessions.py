@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
 
 from dataloader import db, migrations
 from dataloader.api.gate import Gate
@@ -43,8 +42,9 @@ class Sessions:
 
     @contextmanager
     def borrow(self) -> Iterator[db.Connection]:
-        """An autocommit session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
+        """A session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
 
+        It is in autocommit; behind a pooler it is in one transaction, committed at the end of the block (db.in_force).
         Raises errors for which db.is_passing holds when the database is away or too slow, at once where it has not
         answered others, and migrations.SchemaError until the schema is one that this code may use.
         """
@@ -52,8 +52,9 @@ class Sessions:
         with self._gate.passed(until), self._lender.lend() as conn:
             conn.answer_within, conn.answer_by = self._request_sec, until
             try:
-                self._check_schema_once(conn)
-                yield conn
+                with db.in_force(conn):
+                    self._check_schema_once(conn)
+                    yield conn
             finally:
                 conn.answer_within, conn.answer_by = PROBE_SEC, None
 
@@ -76,7 +77,7 @@ class _Pooled:
             connect_timeout=settings.pg_connect_timeout,
             statement_timeout=settings.pg_command_timeout,
             max_lifetime=settings.pg_pool_recycle,
-            configure=_probe_briefly,
+            configure=_prove,
         )
 
     @contextmanager
@@ -127,8 +128,10 @@ class _Single:
         self._dialers.shutdown()
 
 
-def _probe_briefly(conn: Any) -> None:
+def _prove(conn: db.Connection) -> None:
+    """Learn of a new session what requests need not ask again."""
     conn.answer_within = PROBE_SEC
+    conn.is_direct  # noqa: B018  it is kept
 
 
 def _hang_up(future: Future[db.Connection]) -> None:

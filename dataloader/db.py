@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody waits for any more
 
-PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often
+PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most
 
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
@@ -62,9 +62,13 @@ class Connection(psycopg.Connection[Any]):
     def is_direct(self) -> bool:
         """True when PostgreSQL itself opened this session; a pooler hands out cancellation keys of its own making.
 
-        Asked for once, by one round trip.
+        Asked for once, by one round trip. Only from then on, and only on a direct session, statements are prepared:
+        behind a pooler in transaction mode the name of a prepared statement may be another client's.
         """
-        return self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
+        is_direct: bool = self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
+        if is_direct:
+            self.prepare_threshold = PREPARE_THRESHOLD
+        return is_direct
 
     @cached_property
     def repeating(self) -> psycopg.Cursor[Any]:
@@ -106,14 +110,12 @@ def connect(
     statement_timeout: float = 0,
     lock_timeout: float = 0,
     idle_in_transaction_timeout: float = 60,
-    prepares: bool = False,
 ) -> Connection:
     """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
 
     `name` becomes application_name; the times are in seconds, 0 is without limit. A multi-host DSN finds the writable
-    primary. Without `prepares` nothing is prepared on it, whatever a statement asks for: behind a pooler in transaction
-    mode the name of a prepared statement may be another client's. Only a session that is probed (see probe) may have
-    it. Raises psycopg.OperationalError; psycopg keeps the password out of its text.
+    primary. Nothing is prepared on it, whatever a statement asks for, before `is_direct` was asked. Raises
+    psycopg.OperationalError; psycopg keeps the password out of its text.
     """
     limits = {
         "statement_timeout": statement_timeout,
@@ -122,7 +124,7 @@ def connect(
     }
     wanted = _wanted(schema, limits)
     conninfo = _conninfo(dsn, name, connect_timeout, wanted)
-    conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_THRESHOLD if prepares else None)
+    conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
     conn.answer_within, conn.wanted = answer_within, wanted
     return conn
 

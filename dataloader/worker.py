@@ -394,7 +394,6 @@ class Worker:
             connect_timeout=min(within, self.settings.pg_connect_timeout),
             answer_within=min(30.0, within + 5),
             lock_timeout=5,
-            prepares=True,
         )
         probe.require_session(conn, self._dsn)
         migrations.check(conn)

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from random import shuffle
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -225,6 +226,19 @@ def shown(dsn: str) -> str:
     secret = {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar == b"*"}
     parts = {k: v for k, v in conninfo_to_dict(dsn).items() if k not in secret}
     return make_conninfo("", **parts)
+
+
+def hosts(dsn: str) -> list[str]:
+    """A DSN for each host that this one names, in the order in which they are to be tried."""
+    given = conninfo_to_dict(dsn)
+    named = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+    count = max(map(len, named.values()), default=1)
+    if any(len(values) not in (1, count) for values in named.values()):
+        return [dsn]  # libpq will say what is wrong with it
+    each = [{key: values[n % len(values)] for key, values in named.items()} for n in range(count)]
+    if given.get("load_balance_hosts") == "random":
+        shuffle(each)
+    return [make_conninfo(dsn, **one) for one in each]
 
 
 def is_passing(error: BaseException) -> bool:

@@ -6,9 +6,9 @@ default of 2 s) although the database is stopped, frozen or out of reach. May im
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from time import monotonic
 
 from dataloader import db, migrations
@@ -96,27 +96,44 @@ class _Single:
     """A new session for each request, for a server-side pool such as PgBouncer."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
-        self._dsn = dsn
         self._schema = settings.pg_schema_queue
         self._statement_timeout = settings.pg_command_timeout
-        self._dialers = ThreadPoolExecutor(settings.pg_pool_size + settings.pg_max_overflow, "dl-api-connect")
+        self._hosts = db.hosts(dsn)
+        self._best = self._hosts[0]  # which answered last
+        most = len(self._hosts) * (settings.pg_pool_size + settings.pg_max_overflow)
+        # In threads, because connect_timeout counts for each host, and a silent one would take all of the time.
+        self._dialers = ThreadPoolExecutor(most, "dl-api-connect")
 
     @contextmanager
     def lend(self) -> Iterator[db.Connection]:
-        # In a thread, because connect_timeout counts for each address of the DSN and not for all of them.
-        future = self._dialers.submit(self._connect)
-        try:
-            conn = future.result(timeout=CONNECT_SEC)
-        except TimeoutError:
-            future.cancel()
-            future.add_done_callback(_hang_up)
-            raise db.Silence(f"no session with the database within {CONNECT_SEC:g} s") from None
-        with conn:
+        with self._dialed() as conn:
             yield conn
 
-    def _connect(self) -> db.Connection:
+    def _dialed(self) -> db.Connection:
+        """A session with the best host; where that gives none in half of the time, with the first that does."""
+        best, until = self._best, monotonic() + CONNECT_SEC
+        dials = {self._dial(best): best}
+        answered = _answered(dials, CONNECT_SEC / 2)
+        if answered is None:
+            dials |= {self._dial(host): host for host in self._hosts if host != best}
+            answered = _answered(dials, until - monotonic())
+        failures = [dial.exception() for dial in dials if dial.done()]
+        for dial in dials.keys() - {answered}:
+            dial.cancel()
+            dial.add_done_callback(_hang_up)
+        if answered:
+            self._best = dials[answered]
+            return answered.result()
+        if len(failures) == len(dials) and failures[0]:
+            raise failures[0]
+        raise db.Silence(f"no session with the database within {CONNECT_SEC:g} s")
+
+    def _dial(self, host: str) -> Future[db.Connection]:
+        return self._dialers.submit(self._connect, host)
+
+    def _connect(self, host: str) -> db.Connection:
         return db.connect(
-            self._dsn,
+            host,
             name="dl-api",
             schema=self._schema,
             connect_timeout=CONNECT_SEC,
@@ -132,6 +149,15 @@ def _prove(conn: db.Connection) -> None:
     """Learn of a new session what requests need not ask again."""
     conn.answer_within = PROBE_SEC
     conn.is_direct  # noqa: B018  it is kept
+
+
+def _answered(dials: Iterable[Future[db.Connection]], seconds: float) -> Future[db.Connection] | None:
+    """The first of these attempts that succeeds within so many seconds."""
+    with suppress(TimeoutError):
+        for dial in as_completed(dials, max(0.0, seconds)):
+            if not dial.exception():
+                return dial
+    return None
 
 
 def _hang_up(future: Future[db.Connection]) -> None:

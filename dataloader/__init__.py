@@ -13,7 +13,7 @@ of `pipelines/`, `job.py` decides and `queue.py` writes the end.
     log             JSON lines, masking of secrets                   -
     job             PURE a job, its states, what becomes of it       -
     db              connections, named statements                    -
-    migrations      the schema's versions                            db drift
+    migrations      the schema's versions                            db drift probe
     drift           is the schema as it was shipped                  db
     queue           every statement in the life of one job           db job
     operate         what people do to jobs and queues                db queue

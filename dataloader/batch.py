@@ -175,8 +175,11 @@ def _chosen(values: list[Any], numbers: Sequence[int]) -> list[Any]:
 
 
 def _execute(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Tuples from any connection, whatever its owner has made its cursors and rows."""
-    return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters)
+    """Tuples from any connection, whatever its owner has made its cursors and rows.
+
+    Nothing is prepared: a pooler in transaction mode may stand before it.
+    """
+    return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)
 
 
 def _in_schema(statement: str, schema: str | None) -> str:

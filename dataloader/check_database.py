@@ -60,7 +60,7 @@ def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [Finding(Level.ERROR, "database", "no database is configured", advice)]
     found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
-    if target_dsn == dsn and found[0].level is Level.ERROR:
+    if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
         return found  # the same would be said twice
     return [*found, of_target(settings, target_dsn)]
 
@@ -81,6 +81,8 @@ def of_queue(settings: Settings, dsn: str) -> list[Finding]:
                 findings += question(conn, settings, dsn)
             except psycopg.Error as e:
                 findings.append(Finding(Level.ERROR, about, _line(e), "see the server's log"))
+            if about == "session" and findings[-1].level is Level.ERROR:
+                break  # through such a pooler the other answers would be of no use
         return findings
 
 
@@ -118,20 +120,23 @@ def version(number: int) -> Finding:
 
 
 def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    direct = probe.is_direct(conn)
+    direct = conn.is_direct
     with _connect(settings, dsn, settings.pg_schema_queue) as other:
         heard = probe.hears(conn, other)
     row = conn.execute("SELECT current_setting('idle_in_transaction_session_timeout') = '1min'").fetchone()
-    return [session(direct, heard, with_options=row == (True,))]
+    finds_schema = not heard or probe.finds_schema(conn)
+    return [session(direct, heard, with_options=row == (True,), finds_schema=finds_schema)]
 
 
-def session(direct: bool, heard: bool, with_options: bool) -> Finding:
+def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = True) -> Finding:
     """Whether workers get sessions of their own, in which LISTEN works and our options are in force."""
     if not heard and direct:
         advice = "see the server's load; without notifications jobs start up to DL_CLAIM_BACKOFF_SEC late"
         return Finding(Level.WARNING, "session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)
     if not heard:
         return Finding(Level.ERROR, "session", probe.POOLED, probe.DIRECT)
+    if not finds_schema:
+        return Finding(Level.ERROR, "session", probe.ASTRAY, probe.GUIDED)
     if not with_options:
         what = "a pooler drops our options, search_path and keepalives among them"
         return Finding(Level.WARNING, "session", what, probe.DIRECT)
@@ -140,7 +145,11 @@ def session(direct: bool, heard: bool, with_options: bool) -> Finding:
 
 
 def _schema(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    name = settings.pg_schema_queue
+    with db.in_force(conn):
+        return _schema_in(conn, settings.pg_schema_queue)
+
+
+def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     (rights,), tables = _facts(conn, "schema_rights", schema=name), _facts(conn, "table_rights", schema=name)
     may_migrate = rights["may_create"] and all(table["owned"] for table in tables)
     if rights["found"] and not rights["may_use"]:
@@ -258,7 +267,7 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
 def of_target(settings: Settings, dsn: str) -> Finding:
     """The database that pipelines write to."""
     try:
-        with _connect(settings, dsn, settings.pg_schema) as conn:
+        with _connect(settings, dsn, settings.pg_schema) as conn, db.in_force(conn):
             (facts,) = _facts(conn, "target")
     except psycopg.Error as e:
         return unreachable("target", dsn, e)

@@ -6,13 +6,16 @@ the package may import psycopg's connection machinery. May import nothing of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from random import shuffle
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import psycopg
@@ -30,10 +33,14 @@ CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody wait
 
 # What the queue's statements rely on, whatever an administrator made the default of the server, database or role: each
 # statement of a function sees what was committed by then, and psycopg reads times in no other style.
-_RELIED_ON = r"-c default_transaction_isolation=read\ committed -c DateStyle=ISO"
+_RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
+
+PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most
 
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
+
+_SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
 # Session losses that a new connection heals (PostgreSQL, appendix A): connection exceptions, shutdown and
 # crash recovery, a demoted primary, too many connections, serialization and deadlock, a full disk.
@@ -54,6 +61,19 @@ class Connection(psycopg.Connection[Any]):
 
     answer_within: float = 60.0  # seconds, for each answer
     answer_by: float | None = None  # a monotonic instant, for all of them
+    wanted: Mapping[str, str] = MappingProxyType({})  # the settings that this session was opened with, see in_force
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """True when PostgreSQL itself opened this session; a pooler hands out cancellation keys of its own making.
+
+        Asked for once, by one round trip. Only from then on, and only on a direct session, statements are prepared:
+        behind a pooler in transaction mode the name of a prepared statement may be another client's.
+        """
+        is_direct: bool = self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
+        if is_direct:
+            self.prepare_threshold = PREPARE_THRESHOLD
+        return is_direct
 
     @cached_property
     def repeating(self) -> psycopg.Cursor[Any]:
@@ -101,17 +121,19 @@ def connect(
 
     `name` becomes application_name; the times are in seconds. 0 is without limit, whatever the role's default is,
     unless the DSN's own options set a limit. With `keeps_defaults` the role's isolation level, date style and encoding
-    stay: for the statements of pipelines. A multi-host DSN finds the writable primary. Raises psycopg.OperationalError;
-    psycopg keeps the password out of its text.
+    stay: for the statements of pipelines. A multi-host DSN finds the writable primary. Nothing is prepared on it,
+    whatever a statement asks for, before `is_direct` was asked. Raises psycopg.OperationalError; psycopg keeps the
+    password out of its text.
     """
     limits = {
         "statement_timeout": statement_timeout,
         "lock_timeout": lock_timeout,
         "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
     }
-    conninfo = _conninfo(dsn, name, schema, connect_timeout, limits, keeps_defaults)
-    conn = Connection.connect(conninfo, autocommit=True)
-    conn.answer_within = answer_within
+    wanted = _wanted(schema, limits, keeps_defaults)
+    conninfo = _conninfo(dsn, name, connect_timeout, wanted, limits, keeps_defaults)
+    conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
+    conn.answer_within, conn.wanted = answer_within, wanted
     return conn
 
 
@@ -125,7 +147,7 @@ def pool(
     connect_timeout: float = 5,
     statement_timeout: float = 30,
     max_lifetime: float = 1800,
-    configure: Callable[[psycopg.Connection[Any]], None] | None = None,
+    configure: Callable[[Connection], None] = lambda conn: None,
 ) -> ConnectionPool[Connection]:
     """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent.
 
@@ -140,29 +162,61 @@ def pool(
             raise
 
     limits = {"statement_timeout": statement_timeout, "lock_timeout": 0, "idle_in_transaction_session_timeout": 60}
+    wanted = _wanted(schema, limits)
+
+    def configured(conn: Connection) -> None:
+        conn.wanted = wanted
+        configure(conn)
+
     made = ConnectionPool(
-        _conninfo(dsn, name, schema, connect_timeout, limits),
+        _conninfo(dsn, name, connect_timeout, wanted, limits),
         connection_class=Connection,
-        kwargs={"autocommit": True},
+        kwargs={"autocommit": True, "prepare_threshold": None},
         min_size=min(min_size, max_size),
         max_size=max_size,
         timeout=2,
         max_lifetime=max_lifetime,
         reconnect_timeout=POOL_RECONNECT_SEC,
         check=check,
-        configure=configure,
+        configure=configured,
         open=False,
     )
     return made
 
 
+@contextmanager
+def in_force(conn: Connection) -> Iterator[None]:
+    """For this block the settings hold that `conn` was opened with, its search_path among them.
+
+    A pooler drops them. Behind one the block is a transaction, which sets them for itself: a setting of the session
+    would stay with the pooler's session, and meet other clients. May raise psycopg.Error.
+    """
+    if conn.is_direct:
+        yield
+        return
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by BEGIN: the transaction's own default is late
+    with conn.transaction():
+        conn.execute(_SET, (json.dumps(dict(conn.wanted)),))
+        yield
+
+
+def _wanted(schema: str, limits: Mapping[str, float], keeps_defaults: bool = False) -> dict[str, str]:
+    path = '"' + schema.replace('"', '""') + '"'
+    milliseconds = {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
+    return {"search_path": path, "TimeZone": "UTC", **({} if keeps_defaults else _RELIED_ON), **milliseconds}
+
+
 def _conninfo(
-    dsn: str, name: str, schema: str, connect_timeout: float, limits: dict[str, float], keeps_defaults: bool = False
+    dsn: str,
+    name: str,
+    connect_timeout: float,
+    wanted: Mapping[str, str],
+    limits: Mapping[str, float],
+    keeps_defaults: bool = False,
 ) -> str:
     given = conninfo_to_dict(dsn)
-    options = f"-c search_path={_quoted(schema)} -c TimeZone=UTC -c idle_session_timeout=0"
-    options += "".join(f" -c {limit}={int(seconds * 1000)}" for limit, seconds in limits.items() if seconds)
-    options += "" if keeps_defaults else f" {_RELIED_ON}"
+    options = "-c idle_session_timeout=0"
+    options += "".join(f" -c {name}={_escaped(value)}" for name, value in wanted.items())
     # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
     options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
     options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
@@ -183,9 +237,8 @@ def _conninfo(
     return make_conninfo(dsn, **ours)
 
 
-def _quoted(schema: str) -> str:
-    identifier = '"' + schema.replace('"', '""') + '"'
-    return identifier.replace("\\", "\\\\").replace(" ", "\\ ")
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def shown(dsn: str) -> str:
@@ -193,6 +246,19 @@ def shown(dsn: str) -> str:
     secret = {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar == b"*"}
     parts = {k: v for k, v in conninfo_to_dict(dsn).items() if k not in secret}
     return make_conninfo("", **parts)
+
+
+def hosts(dsn: str) -> list[str]:
+    """A DSN for each host that this one names, in the order in which they are to be tried."""
+    given = conninfo_to_dict(dsn)
+    named = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+    count = max(map(len, named.values()), default=1)
+    if any(len(values) not in (1, count) for values in named.values()):
+        return [dsn]  # libpq will say what is wrong with it
+    each = [{key: values[n % len(values)] for key, values in named.items()} for n in range(count)]
+    if given.get("load_balance_hosts") == "random":
+        shuffle(each)
+    return [make_conninfo(dsn, **one) for one in each]
 
 
 def is_passing(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 `sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed.
 A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
 `-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
-May import `db` and `drift`.
+May import `db`, `drift`, `probe` and `config`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import LiteralString
 
 from psycopg import errors, sql
 
-from dataloader import db, drift
+from dataloader import db, drift, probe
+from dataloader.config import ConfigError
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
@@ -70,8 +71,8 @@ def migrate(dsn: str, schema: str) -> list[str]:
     """Bring the queue in `schema` up to date and return the names of the files applied.
 
     What is not as shipped (`drifted`) is put back, and named beside them. Safe to run from several places at once and
-    beside a working farm. Raises SchemaError when the schema belongs
-    to a newer dataloader or a file that was applied has been changed since.
+    beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file that was applied has
+    been changed since, or the DSN leads through a pooler.
     """
     with _session(dsn, schema) as conn, _alone(conn):
         if conn.execute("SELECT current_schema()").fetchone() == (None,):
@@ -131,9 +132,14 @@ def _session(dsn: str, schema: str) -> db.Connection:
     conn = db.connect(
         dsn, name="dl-migrate", schema=schema, answer_within=7 * 86_400, idle_in_transaction_timeout=IDLE_SEC
     )
-    conn.execute("SET statement_timeout = 0; SET lock_timeout = 0")
-    if conn.info.server_version >= 170_000:
-        conn.execute("SET transaction_timeout = 0")
+    try:
+        probe.require_session(conn, dsn)  # for the lock and these settings
+        conn.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+        if conn.info.server_version >= 170_000:
+            conn.execute("SET transaction_timeout = 0")
+    except ConfigError as e:
+        conn.close()
+        raise SchemaError(str(e)) from None
     return conn
 
 

@@ -16,26 +16,26 @@ from dataloader.config import ConfigError
 
 HEARD_WITHIN = 2.0  # seconds; a NOTIFY takes milliseconds
 POOLED = "the connection leads through a pooler in transaction mode, which loses locks and notifications"
+REFUSED = "a pooler refuses the API's sessions"
+ASTRAY = "a pooler drops our search_path, and the session is on another schema"
+GUIDED = "ALTER ROLE ... SET search_path = (the schema), or set DL_DB_DSN to PostgreSQL itself"
+SHARED = "set pool_mode = transaction (or session) and ignore_startup_parameters = options in PgBouncer"
 DIRECT = "set DL_DB_DSN (or PG_HOST, PG_PORT) to PostgreSQL itself; only the API may use a pooler"
 
 
 def require_session(conn: db.Connection, dsn: str) -> None:
-    """Raise ConfigError when `conn`, opened on `dsn`, is a pooler's in transaction mode.
+    """Raise ConfigError when `conn`, opened on `dsn`, is a pooler's in transaction mode, or on another schema.
 
     One round trip where nothing is in between; otherwise one more connection and up to HEARD_WITHIN seconds. May raise
     psycopg.Error.
     """
-    if is_direct(conn):
+    if conn.is_direct:
         return
     with db.connect(dsn, name="dl-probe", schema="public", answer_within=5) as other:
         if not hears(conn, other):
             raise ConfigError(f"{POOLED}: {DIRECT}")
-
-
-def is_direct(conn: db.Connection) -> bool:
-    """True when PostgreSQL itself opened this session; a pooler hands out cancellation keys of its own making."""
-    row = conn.execute("SELECT pg_backend_pid()").fetchone()
-    return row == (conn.info.backend_pid,)
+    if not finds_schema(conn):
+        raise ConfigError(f"{ASTRAY}: {GUIDED}")
 
 
 def hears(listener: db.Connection, sender: db.Connection) -> bool:
@@ -51,6 +51,13 @@ def hears(listener: db.Connection, sender: db.Connection) -> bool:
     return bool(heard)
 
 
+def finds_schema(conn: db.Connection) -> bool:
+    """True when the session is on the schema that was asked for: a pooler in session mode drops our search_path."""
+    there = conn.execute("SELECT current_schema()").fetchone()
+    with db.in_force(conn):
+        return conn.execute("SELECT current_schema()").fetchone() == there
+
+
 def is_poolers_refusal(error: psycopg.Error) -> bool:
-    """True for PgBouncer's refusal of the options that our sessions start with (before 1.20, unless configured)."""
-    return "unsupported startup parameter" in str(error)
+    """True for PgBouncer's refusal of the options that our sessions start with, or of transactions (statement mode)."""
+    return any(part in str(error) for part in ("unsupported startup parameter", "statement pooling mode"))

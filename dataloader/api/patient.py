@@ -24,6 +24,7 @@ from time import monotonic
 from typing import Any
 
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
+from gunicorn.http.parser import _DRAIN_MAX_BYTES  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
 
 HEAD_SEC = 10.0  # for the head of a request, from its connection or its first byte
@@ -55,6 +56,11 @@ def size_of(request: bytes | bytearray, looked: int = 0) -> int | None:
     length = _LENGTH.search(request, 0, end.end())
     body = int(length[1]) if length else 0
     return end.end() + (body if body <= BODY_LIMIT else 0)
+
+
+def is_left(reader: Any) -> bool:
+    """True when more is left of a body than gunicorn discards for the next request, or when nobody knows how much."""
+    return getattr(reader, "length", 0) >= _DRAIN_MAX_BYTES or getattr(reader, "parser", None) is not None
 
 
 class _Socket(socket.socket):
@@ -163,6 +169,12 @@ class PatientWorker(ThreadWorker):  # type: ignore[misc]
         is_urgent = isinstance(conn, _Connection) and conn.sock.gathered.startswith(URGENT)
         done = (self._urgent if is_urgent else self.tpool).submit(self.handle, conn)
         done.add_done_callback(lambda future: self.method_queue.defer(self.finish_request, conn, future))
+
+    def handle_request(self, req: Any, conn: Any) -> Any:
+        """Let the answer announce the close that follows a body which the application left unread."""
+        is_last = req.should_close  # asked when the answer's head is written, and once more behind the answer
+        req.should_close = lambda: is_last() or is_left(req.body.reader)
+        return super().handle_request(req, conn)
 
     # The end.
 

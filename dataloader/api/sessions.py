@@ -6,11 +6,10 @@ default of 2 s) although the database is stopped, frozen or out of reach. May im
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from time import monotonic
-from typing import Any
 
 from dataloader import db, migrations
 from dataloader.api.gate import Gate
@@ -43,8 +42,9 @@ class Sessions:
 
     @contextmanager
     def borrow(self) -> Iterator[db.Connection]:
-        """An autocommit session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
+        """A session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
 
+        It is in autocommit; behind a pooler it is in one transaction, committed at the end of the block (db.in_force).
         Raises errors for which db.is_passing holds when the database is away or too slow, at once where it has not
         answered others, and migrations.SchemaError until the schema is one that this code may use.
         """
@@ -52,8 +52,9 @@ class Sessions:
         with self._gate.passed(until), self._lender.lend() as conn:
             conn.answer_within, conn.answer_by = self._request_sec, until
             try:
-                self._check_schema_once(conn)
-                yield conn
+                with db.in_force(conn):
+                    self._check_schema_once(conn)
+                    yield conn
             finally:
                 conn.answer_within, conn.answer_by = PROBE_SEC, None
 
@@ -76,7 +77,7 @@ class _Pooled:
             connect_timeout=settings.pg_connect_timeout,
             statement_timeout=settings.pg_command_timeout,
             max_lifetime=settings.pg_pool_recycle,
-            configure=_probe_briefly,
+            configure=_prove,
         )
 
     @contextmanager
@@ -95,27 +96,44 @@ class _Single:
     """A new session for each request, for a server-side pool such as PgBouncer."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
-        self._dsn = dsn
         self._schema = settings.pg_schema_queue
         self._statement_timeout = settings.pg_command_timeout
-        self._dialers = ThreadPoolExecutor(settings.pg_pool_size + settings.pg_max_overflow, "dl-api-connect")
+        self._hosts = db.hosts(dsn)
+        self._best = self._hosts[0]  # which answered last
+        most = len(self._hosts) * (settings.pg_pool_size + settings.pg_max_overflow)
+        # In threads, because connect_timeout counts for each host, and a silent one would take all of the time.
+        self._dialers = ThreadPoolExecutor(most, "dl-api-connect")
 
     @contextmanager
     def lend(self) -> Iterator[db.Connection]:
-        # In a thread, because connect_timeout counts for each address of the DSN and not for all of them.
-        future = self._dialers.submit(self._connect)
-        try:
-            conn = future.result(timeout=CONNECT_SEC)
-        except TimeoutError:
-            future.cancel()
-            future.add_done_callback(_hang_up)
-            raise db.Silence(f"no session with the database within {CONNECT_SEC:g} s") from None
-        with conn:
+        with self._dialed() as conn:
             yield conn
 
-    def _connect(self) -> db.Connection:
+    def _dialed(self) -> db.Connection:
+        """A session with the best host; where that gives none in half of the time, with the first that does."""
+        best, until = self._best, monotonic() + CONNECT_SEC
+        dials = {self._dial(best): best}
+        answered = _answered(dials, CONNECT_SEC / 2)
+        if answered is None:
+            dials |= {self._dial(host): host for host in self._hosts if host != best}
+            answered = _answered(dials, until - monotonic())
+        failures = [dial.exception() for dial in dials if dial.done()]
+        for dial in dials.keys() - {answered}:
+            dial.cancel()
+            dial.add_done_callback(_hang_up)
+        if answered:
+            self._best = dials[answered]
+            return answered.result()
+        if len(failures) == len(dials) and failures[0]:
+            raise failures[0]
+        raise db.Silence(f"no session with the database within {CONNECT_SEC:g} s")
+
+    def _dial(self, host: str) -> Future[db.Connection]:
+        return self._dialers.submit(self._connect, host)
+
+    def _connect(self, host: str) -> db.Connection:
         return db.connect(
-            self._dsn,
+            host,
             name="dl-api",
             schema=self._schema,
             connect_timeout=CONNECT_SEC,
@@ -127,8 +145,19 @@ class _Single:
         self._dialers.shutdown()
 
 
-def _probe_briefly(conn: Any) -> None:
+def _prove(conn: db.Connection) -> None:
+    """Learn of a new session what requests need not ask again."""
     conn.answer_within = PROBE_SEC
+    conn.is_direct  # noqa: B018  it is kept
+
+
+def _answered(dials: Iterable[Future[db.Connection]], seconds: float) -> Future[db.Connection] | None:
+    """The first of these attempts that succeeds within so many seconds."""
+    with suppress(TimeoutError):
+        for dial in as_completed(dials, max(0.0, seconds)):
+            if not dial.exception():
+                return dial
+    return None
 
 
 def _hang_up(future: Future[db.Connection]) -> None:

@@ -60,7 +60,9 @@ class Place:
 
     def connect(self, schema: str) -> db.Connection:
         """A session, as the package opens them, on one of our schemas."""
-        return db.connect(self.dsn, name="dl-bench", schema=schema, answer_within=3_600, idle_in_transaction_timeout=0)
+        conn = db.connect(self.dsn, name="dl-bench", schema=schema, answer_within=3_600, idle_in_transaction_timeout=0)
+        conn.is_direct  # noqa: B018  asked as workers and the API do: it may prepare from now on
+        return conn
 
     def dsn_of(self, schema: str) -> str:
         """The database's DSN, for programs that know no schema of their own."""

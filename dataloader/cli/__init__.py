@@ -268,7 +268,7 @@ def _settings() -> Settings:
 
 
 def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
-    """Refuse an older schema, and where the session must be direct a pooler, in one clear line.
+    """Refuse an older schema, and a pooler through which these processes cannot work, in one clear line.
 
     A database that is away is waited for by the processes themselves.
     """
@@ -276,19 +276,21 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
         with db.connect(dsn, name="dl-check", schema=settings.pg_schema_queue, answer_within=5) as conn:
             if direct:
                 probe.require_session(conn, dsn)
-            migrations.check(conn)
+            with db.in_force(conn):
+                migrations.check(conn)
     except (migrations.SchemaError, config.ConfigError) as e:
         _refuse(str(e), EXIT_CANNOT_START)
     except psycopg.Error as e:
-        if direct and probe.is_poolers_refusal(e):
-            _refuse(f"{probe.POOLED}: {probe.DIRECT}", EXIT_CANNOT_START)
+        if probe.is_poolers_refusal(e):
+            why = f"{probe.POOLED}: {probe.DIRECT}" if direct else f"{probe.REFUSED}: {probe.SHARED}"
+            _refuse(why, EXIT_CANNOT_START)
         if not db.is_passing(e):
             _refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
         click.echo(f"dataloader: the database cannot be reached yet: {log.masked(str(e).strip())}", err=True)
 
 
 def _missing(dsn: str, schema: str) -> list[str]:
-    with db.connect(dsn, name="dl-migrate", schema=schema) as conn:
+    with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
         missing = [f"missing: {name}" for name in migrations.missing(conn)]
         return missing + [f"not as shipped: {what}" for what in migrations.drifted(conn)]
 

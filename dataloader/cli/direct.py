@@ -145,7 +145,8 @@ class Direct:
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Ask on our session; whatever goes wrong is one of the client's errors."""
         try:
-            return question(self._session(), *args, **fields)
+            with db.in_force(conn := self._session()):
+                return question(conn, *args, **fields)
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
         except operate.QueueFull as e:
@@ -170,7 +171,8 @@ class Direct:
                 statement_timeout=STATEMENT_SEC,
                 answer_within=2 * STATEMENT_SEC,
             )
-            migrations.check(self._conn)
+            with db.in_force(self._conn):
+                migrations.check(self._conn)
         return self._conn
 
     def _forget(self) -> None:

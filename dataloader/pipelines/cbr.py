@@ -169,14 +169,23 @@ def _exists(cursor: psycopg.Cursor[Any]) -> bool:
 # The answer
 
 
-class _SameScheme(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but not from https to http, and to no file or FTP server."""
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within the server that CBR_BASE_URL names: same scheme, host and port."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        if urlsplit(newurl).scheme == req.type:
+        if _server(newurl) == _server(req.full_url):
             return super().redirect_request(req, fp, code, msg, headers, newurl)
         fp.close()
-        raise PermanentError(f"{req.host} redirects to another scheme; CBR_BASE_URL should name the right one")
+        raise PermanentError(f"{req.host} redirects to another server; CBR_BASE_URL should name the right one")
+
+
+def _server(url: str) -> tuple[str, str | None, int | None] | None:
+    parts = urlsplit(url)
+    try:
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    return parts.scheme, parts.hostname, port
 
 
 def _url(base: str, day: dt.date) -> str:
@@ -189,7 +198,7 @@ def _fetch(url: str) -> Generator[None, None, bytes]:
     """The answer's body; a safe point for each piece of it."""
     request = urllib.request.Request(url, headers={"User-Agent": _AGENT})  # noqa: S310  http(s), says config
     try:
-        with urllib.request.build_opener(_SameScheme).open(request, timeout=TIMEOUT) as response:
+        with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT) as response:
             return (yield from _body(response))
     except urllib.error.HTTPError as e:
         e.close()

@@ -14,7 +14,7 @@ import pytest
 from api_app import MINIMAL, TRIGGER, Refused, running
 from api_link import Link, linked
 from flask.testing import FlaskClient
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from structlog.testing import capture_logs
 
 from dataloader import db, queue
@@ -82,6 +82,37 @@ def test_j11_somebody_listens_and_says_nothing(refused: Refused, silent_port: in
     dsn = f"postgresql://nobody@localhost,127.0.0.1:{silent_port}/none?connect_timeout=4"
     with running(dsn, pg_use_pool=pool) as app:
         away(app.test_client(), refused)
+
+
+def test_j11_a_silent_first_host_is_passed_over(dsn: str, link: Link) -> None:
+    """Without a pool each request connects anew: at first both hosts are asked, then the one that answered last."""
+    parts = conninfo_to_dict(link.dsn)
+    with linked(dsn) as silent:
+        silent.freeze()
+        ports = f"{conninfo_to_dict(silent.dsn)['port']},{parts['port']}"
+        two = make_conninfo(link.dsn, host="127.0.0.1,127.0.0.1", port=ports)
+        with running(two, pg_use_pool=False) as app:
+            for _ in range(20):
+                with within(2):
+                    assert app.test_client().post(TRIGGER, json=MINIMAL).status_code == 200
+            assert len(silent._sockets) // 2 == 1  # it was asked once
+            silent.thaw()
+            link.freeze()
+            with within(2.5):
+                assert app.test_client().post(TRIGGER, json=MINIMAL).status_code == 200
+            with within(1):
+                assert app.test_client().post(TRIGGER, json=MINIMAL).status_code == 200
+            link.thaw()
+
+
+def test_a_silent_first_host_is_passed_over_by_the_pool(link: Link, silent_port: int) -> None:
+    ports = f"{silent_port},{conninfo_to_dict(link.dsn)['port']}"
+    two = make_conninfo(link.dsn, host="127.0.0.1,127.0.0.1", port=ports)
+    with running(two, pg_connect_timeout=2) as app:
+        client = app.test_client()
+        trigger_until_it_works(client)
+        for _ in range(20):
+            assert client.post(TRIGGER, json=MINIMAL).status_code == 200
 
 
 @POOLS

@@ -119,6 +119,35 @@ def test_j6_a_declared_length_over_the_limit_is_413_at_once(port: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "head"),
+    [
+        (413, [f"POST {TRIGGER} HTTP/1.1", JSON]),
+        (403, [f"POST {TRIGGER} HTTP/1.1", JSON, "Origin: http://elsewhere"]),
+        (404, ["POST /nowhere HTTP/1.1", JSON]),
+        (405, [f"PUT {TRIGGER} HTTP/1.1", JSON]),
+        (200, ["GET /health HTTP/1.1"]),
+    ],
+)
+@pytest.mark.parametrize(("length", "stays"), [(300_000, False), (64 * 1024, False), (60_000, True)])
+def test_a_close_after_an_unread_body_is_announced(
+    port: int, status: int, head: list[str], length: int, stays: bool
+) -> None:
+    if status == 413 and length < 300_000:
+        status = 400  # it is read
+        stays = True
+    whole = "\r\n".join([*head, "Host: localhost", f"Content-Length: {length}", "", ""]).encode() + b"x" * length
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+        for _ in range(2 if stays else 1):
+            sock.sendall(whole)
+            with HTTPResponse(sock) as answer:
+                answer.begin()
+                answer.read()
+            assert (answer.status, answer.headers["Connection"]) == (status, "keep-alive" if stays else "close")
+        if not stays:
+            assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
     "head",
     [
         [f"POST {TRIGGER} HTTP/1.1", JSON, "Content-Length: 5", "Transfer-Encoding: chunked"],

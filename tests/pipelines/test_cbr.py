@@ -33,6 +33,7 @@ class Bank:
     status: int = 200
     body: bytes | None = None  # instead of the file for the day asked for
     headers: dict[str, str] = field(default_factory=dict)
+    moved: str = ""  # where an address with /moved in it leads
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
     def answer(self, path: str) -> bytes:
@@ -52,7 +53,9 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
         def do_GET(self) -> None:
             bank.asked.append((self.path, self.headers["User-Agent"]))
             body = bank.answer(self.path)
-            self.send_response(bank.status)
+            self.send_response(302 if (is_moved := "/moved" in self.path) else bank.status)
+            if is_moved:
+                self.send_header("Location", bank.moved)
             for name, value in ({"Content-Length": str(len(body))} | bank.headers).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -207,11 +210,29 @@ def test_an_answer_that_only_drips_is_tried_again(run: Run, bank: Bank, monkeypa
 
 def test_redirects(run: Run, permanent: Callable[..., str], bank: Bank) -> None:
     bank.status, bank.body, bank.headers = 302, b"", {"Location": "https://127.0.0.1/"}
-    assert "another scheme" in permanent()
+    assert "to another server" in permanent()
     bank.headers = {"Location": "file:///etc/passwd"}
     assert "302" in permanent()
     bank.headers = {"Location": "/again"}
     assert "302" in permanent()
+
+
+def test_another_server_is_not_asked(permanent: Callable[..., str], bank: Bank) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        other.settimeout(0.2)
+        port = other.getsockname()[1]
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"u:p@127.0.0.1:{port}", "127.0.0.1:x"):
+            bank.status, bank.body, bank.headers = 302, b"", {"Location": f"http://{host}/XML_daily.asp"}
+            assert "to another server; CBR_BASE_URL should name the right one" in permanent()
+        with pytest.raises(TimeoutError):
+            other.accept()
+
+
+def test_a_redirect_within_the_server_is_followed(run: Run, bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBR_BASE_URL", bank.base + "/moved")
+    bank.moved = "/scripts/XML_daily.asp?date_req=17/03/2021"
+    assert run("load.cbr.rates", date=DAY)[-1] == {"processed": 34, "total": 34}
+    assert [path for path, _ in bank.asked] == ["/scripts/moved/XML_daily.asp?date_req=17/03/2021", bank.moved]
 
 
 @pytest.mark.parametrize(

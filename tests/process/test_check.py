@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
-from farming import until
+from pooling import TAKES_OUR_OPTIONS, pooler
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import config, db, probe
+from dataloader import config, db, migrations, probe
+from dataloader.cli.direct import Direct
 from dataloader.config import ConfigError
+from dataloader.migrations import SchemaError
 
 CANARY = "canary-s3cret"
 NOWHERE = f"postgresql://u:{CANARY}@127.0.0.1:1/d"
-PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 Check = Callable[..., "Checked"]
 
@@ -78,6 +74,10 @@ def execute(dsn: str, statement: str, role: str = "") -> None:
     name = conninfo_to_dict(role).get("user") or "nobody"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(sql.SQL(statement).format(sql.Identifier(str(name))))
+
+
+def dbname(dsn: str) -> str:
+    return str(conninfo_to_dict(dsn)["dbname"])
 
 
 def grant_all(dsn: str, role: str) -> None:
@@ -264,48 +264,6 @@ def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
 # --- a pooler ---
 
 
-@contextmanager
-def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
-    """PgBouncer in front of the database, and the DSN that leads through it."""
-    if PGBOUNCER is None:
-        pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
-    behind = {k: v for k, v in conninfo_to_dict(dsn).items() if k in ("host", "port", "user", "password", "dbname")}
-    with socket.socket() as probed:
-        probed.bind(("127.0.0.1", 0))
-        port = probed.getsockname()[1]
-    folder = Path(tempfile.mkdtemp(prefix="dl-pgbouncer-"))
-    where = " ".join(f"{key}={value}" for key, value in behind.items() if key != "dbname")
-    settings = [f"listen_port={port}", "listen_addr=127.0.0.1", "unix_socket_dir=", "auth_type=any"]
-    text = ["[databases]", f"* = {where}", "[pgbouncer]", *settings, f"pool_mode={mode}", *options]
-    (folder / "pgbouncer.ini").write_text("\n".join(text) + "\n")
-    process = subprocess.Popen([PGBOUNCER, "-q", folder / "pgbouncer.ini"], **owner(folder, behind))
-    try:
-        until(lambda: answers(port), "pgbouncer")
-        yield make_conninfo("", host="127.0.0.1", port=port, dbname=behind["dbname"], user=behind.get("user"))
-    finally:
-        process.terminate()
-        process.wait(10)
-        shutil.rmtree(folder)
-
-
-def owner(folder: Path, behind: dict[str, Any]) -> dict[str, Any]:
-    """Popen's arguments for a user who is not root, whom PgBouncer refuses, and who reaches the server's socket."""
-    if os.geteuid() != 0:
-        return {}
-    host = Path(str(behind.get("host", "")))
-    user = host.stat().st_uid if host.is_absolute() else 65534
-    os.chown(folder, user, -1)
-    return {"user": user, "extra_groups": []}
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
-TAKES_OUR_OPTIONS = "ignore_startup_parameters=options,extra_float_digits"
-
-
 @pytest.mark.parametrize("more", [[], ["server_round_robin=1"], ["default_pool_size=1"]])
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
 def test_b2_d10_a_pooler_in_transaction_mode_is_refused(check: Check, dsn: str, mode: str, more: list[str]) -> None:
@@ -328,6 +286,57 @@ def test_a_pooler_in_session_mode_will_do(check: Check, dsn: str) -> None:
             probe.require_session(conn, through)
 
 
+def test_a_pooler_in_session_mode_that_drops_the_schema_is_refused(check: Check, own_db: str) -> None:
+    migrations.migrate(own_db, "farm")
+    with pooler(own_db, "session", TAKES_OUR_OPTIONS) as through:
+        assert check(dl_db_dsn=through, pg_schema_queue="farm").of("error") == [("session", probe.ASTRAY, probe.GUIDED)]
+        with (
+            db.connect(through, name="test", schema="farm") as conn,
+            pytest.raises(ConfigError, match="on another schema"),
+        ):
+            probe.require_session(conn, through)
+    execute(own_db, "ALTER DATABASE {} SET search_path = farm", make_conninfo("", user=dbname(own_db)))
+    with pooler(own_db, "session", TAKES_OUR_OPTIONS) as through:
+        assert check(dl_db_dsn=through, pg_schema_queue="farm").status == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"), [("transaction", []), ("statement", [TAKES_OUR_OPTIONS])], ids=["options", "transactions"]
+)
+def test_h8_the_api_says_what_a_pooler_refuses(dsn: str, mode: str, options: list[str], tmp_path: Path) -> None:
+    with pooler(dsn, mode, *options) as through:
+        started = subprocess.run(
+            [sys.executable, "-m", "dataloader", "api"],
+            env=os.environ | {"DL_DB_DSN": through, "DL_HOME": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (started.returncode, started.stderr.count("\n")) == (78, 1)
+    assert f"{probe.REFUSED}: {probe.SHARED}" in started.stderr
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_a_pooler_is_not_migrated_through(empty_db: str, mode: str) -> None:
+    with pooler(empty_db, mode, TAKES_OUR_OPTIONS) as through, pytest.raises(SchemaError, match="pooler"):
+        migrations.migrate(through, "farm")
+    with psycopg.connect(empty_db) as conn:
+        assert conn.execute("SELECT count(*) FROM pg_class WHERE relname LIKE 'dl%'").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+def test_the_command_line_finds_its_schema_through_a_pooler(own_db: str, mode: str) -> None:
+    migrations.migrate(own_db, "farm")
+    with pooler(own_db, mode, TAKES_OUR_OPTIONS) as through:
+        way = Direct(through, config.load(_env_file=None, dl_db_dsn=through, pg_schema_queue="farm"))
+        started = way.trigger("noop", queue="q")
+        assert [job.job_id for job in way.jobs()] == [started.job_id]
+        way.close()
+    with db.connect(own_db, name="test", schema="farm") as conn:
+        assert conn.execute("SELECT job_id FROM dl_jobs").fetchall() == [(started.job_id,)]
+
+
 def test_h8_a_pooler_that_refuses_our_options(check: Check, dsn: str) -> None:
     with pooler(dsn, "transaction") as through:
         ((about, what, advice),) = check(dl_db_dsn=through).of("error")
@@ -339,7 +348,7 @@ def test_h8_a_pooler_that_refuses_our_options(check: Check, dsn: str) -> None:
 def test_a_direct_session_costs_one_round_trip(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db, "connect", lambda *_, **__: pytest.fail("opened another connection"))
     probe.require_session(conn, "host=never-asked")
-    assert probe.is_direct(conn)
+    assert conn.is_direct
 
 
 def test_a_session_hears_another(conn: db.Connection, dsn: str) -> None:

@@ -1,0 +1,62 @@
+"""A PgBouncer in front of the tests' PostgreSQL, for as long as a block."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+TAKES_OUR_OPTIONS = "ignore_startup_parameters=options,extra_float_digits"
+
+
+@contextmanager
+def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
+    """PgBouncer in front of the database, and the DSN that leads through it."""
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
+    behind = {k: v for k, v in conninfo_to_dict(dsn).items() if k in ("host", "port", "user", "password", "dbname")}
+    with socket.socket() as probed:
+        probed.bind(("127.0.0.1", 0))
+        port = probed.getsockname()[1]
+    folder = Path(tempfile.mkdtemp(prefix="dl-pgbouncer-"))
+    where = " ".join(f"{key}={value}" for key, value in behind.items() if key != "dbname")
+    settings = [f"listen_port={port}", "listen_addr=127.0.0.1", "unix_socket_dir=", "auth_type=any"]
+    text = ["[databases]", f"* = {where}", "[pgbouncer]", *settings, f"pool_mode={mode}", *options]
+    (folder / "pgbouncer.ini").write_text("\n".join(text) + "\n")
+    process = subprocess.Popen([PGBOUNCER, "-q", folder / "pgbouncer.ini"], **owner(folder, behind))
+    try:
+        deadline = time.monotonic() + 20
+        while not answers(port):
+            assert time.monotonic() < deadline, "pgbouncer does not answer"
+            time.sleep(0.01)
+        yield make_conninfo("", host="127.0.0.1", port=port, dbname=behind["dbname"], user=behind.get("user"))
+    finally:
+        process.terminate()
+        process.wait(10)
+        shutil.rmtree(folder)
+
+
+def owner(folder: Path, behind: dict[str, Any]) -> dict[str, Any]:
+    """Popen's arguments for a user who is not root, whom PgBouncer refuses, and who reaches the server's socket."""
+    if os.geteuid() != 0:
+        return {}
+    host = Path(str(behind.get("host", "")))
+    user = host.stat().st_uid if host.is_absolute() else 65534
+    os.chown(folder, user, -1)
+    return {"user": user, "extra_groups": []}
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0

@@ -244,6 +244,12 @@ def retake(session: Session, job: Job) -> bool | None:
     return held
 
 
+def leap(conn: Conn, job: Job, fence: int) -> int | None:
+    """A new number for this claim, above a fence in the target that is ahead of the queue; None when it is not ours."""
+    row = conn.execute(_SQL["leap"], _claim_of(job) | {"fence": fence}).fetchone()
+    return row[0] if row else None
+
+
 def finish(
     conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None, let_go: bool = True
 ) -> Status | None:

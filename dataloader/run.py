@@ -26,18 +26,31 @@ from dataloader.slots import Limits, Slot, Why
 class Runner:
     """Runs jobs in a worker's main thread, one at a time."""
 
-    def __init__(self, settings: Settings, dsn: str, slot: Slot, stop_at: Callable[[], float | None]) -> None:
-        """`dsn` is the queue's; `stop_at` tells when (monotonic seconds) a draining worker's run must be over."""
+    def __init__(
+        self,
+        settings: Settings,
+        dsn: str,
+        slot: Slot,
+        stop_at: Callable[[], float | None],
+        leap: Callable[[Job, int], int | None] = lambda job, fence: None,
+    ) -> None:
+        """`dsn` is the queue's; `stop_at` tells when (monotonic seconds) a draining worker's run must be over.
+
+        `leap` asks the queue for a number of the job's claim above that of a fence; None: the job is not ours.
+        """
         self._settings = settings
         self._target_dsn = settings.target_dsn or dsn
         self._slot = slot
         self._stop_at = stop_at
+        self._leap = leap
+        self._claim = 0  # the number of the run's claim, as the target's fence knows it
         self._limits = Limits()
         self._interruptible: Lease | None = None  # the run of a plain function
 
     def run(self, job: Job, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; whatever it raises is an outcome."""
         progress: dict[str, Any] | None = None
+        self._claim = job.claim
         try:
             pipeline = pipelines.resolve(job.task)
             self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
@@ -104,8 +117,21 @@ class Runner:
     def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database, not committed once the run should end."""
         where = dsn or self._target_dsn
+
+        def leap(fence: int) -> int | None:
+            try:
+                claim = self._leap(job, fence)
+            except psycopg.Error:
+                if self._must_stop(lease):  # the queue was away for too long
+                    raise Stopped from None
+                raise
+            self._claim = claim or self._claim
+            return claim
+
         try:
-            with target.transaction(where, self._settings.pg_schema, job.job_id, job.claim) as conn:
+            with target.transaction(
+                where, self._settings.pg_schema, job.job_id, self._claim, job.claimed_by, leap
+            ) as conn:
                 yield conn
                 if self._must_stop(lease):
                     raise Stopped

@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -100,7 +101,7 @@ class Worker:
         self._prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue_name), default=1)
         self._seconds_each: float | None = None  # of the jobs claimed last
         self._peak = Peak()
-        self.runner = Runner(settings, dsn, slot, lambda: self._stop_at)
+        self.runner = Runner(settings, dsn, slot, lambda: self._stop_at, self._leap)
         self.traces = traces.start(self.name)
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         self.signals.keep()
@@ -415,6 +416,23 @@ class Worker:
         session = queue.open_session(conn, self.name)
         self.slot.connected(session.backend_pid, session.backend_start)
         return session
+
+    def _leap(self, job: Job, fence: int) -> int | None:
+        """A number for this claim above that of a fence in the target, by a session of its own; None: it is not ours.
+
+        The heartbeat has the worker's session, and may be looking for a new one: a failover is when fences are ahead.
+        """
+
+        def ask() -> int | None:
+            with db.connect(
+                self._dsn, name="dl-leap", schema=self.settings.pg_schema_queue, answer_within=10, lock_timeout=5
+            ) as conn:
+                return queue.leap(conn, job, fence)
+
+        claim = db.patiently(ask, sleep=time.sleep, give_up=lambda: now() > self.slot.fence_at or self._is_overdue())
+        if claim is not None:
+            self.log.warning("worker.fence.ahead", fence=fence, claim=job.claim, leapt_to=claim)
+        return claim
 
     def _connect(self) -> None:
         session = db.patiently(

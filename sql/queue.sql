@@ -140,6 +140,13 @@ SELECT cancel_requested FROM renewed;
 -- running -> running after a reconnect; see dl_retake.
 SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
 
+-- name: leap
+-- running -> running: a new number for this claim, above that of a fence in its target. The queue has been set back, so
+-- somebody had the number before, or a higher one. No row: the job is somebody else's by now.
+UPDATE dl_jobs SET claims = greatest(claims, %(fence)s) + 1
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+RETURNING claims;
+
 -- name: finish
 -- running -> wherever the runs have ended; see dl_finish.
 SELECT * FROM dl_finish(%(worker)s, %(ends)s::json, %(let_go)s);

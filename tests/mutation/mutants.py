@@ -111,7 +111,12 @@ MUTANTS: list[Mutant] = [
         ("word of a queued job", "FROM asked WHERE status = 'running'", "FROM asked"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
     ),
-    *(mutant for name in ("beat", "keep") for mutant in _of_the_claim(name)),
+    *(mutant for name in ("beat", "keep", "leap") for mutant in _of_the_claim(name)),
+    *_statement(
+        "leap",
+        ("no farther than the fence", "greatest(claims, %(fence)s) + 1", "greatest(claims, %(fence)s)"),
+        ("backwards", "greatest(claims, %(fence)s)", "%(fence)s"),
+    ),
     *_statement("keep", ("revives a lease", "   AND lease_expires_at > now()")),
     *_statement("beat", ("journals every renewal", " WHERE %(journal)s")),
     *_statement(
@@ -422,8 +427,17 @@ MUTANTS: list[Mutant] = [
     *_in(
         TARGET,
         "-- name: raise\n",
-        ("lowers the fence", " WHERE f.claim <= excluded.claim"),
-        ("once a claim", "f.claim <= excluded.claim", "f.claim < excluded.claim"),
+        (
+            "lowers the fence",
+            "f.claim < excluded.claim OR f.claim = excluded.claim",
+            "true OR f.claim = excluded.claim",
+        ),
+        ("once a claim", " OR f.claim = excluded.claim AND f.owner = excluded.owner AND f.owned_at = f.raised_at"),
+        ("anybody's of the same number", " AND f.owner = excluded.owner AND f.owned_at = f.raised_at"),
+        ("any number of its own", "f.claim = excluded.claim AND f.owner", "f.owner"),
+        ("an owner of before", " AND f.owned_at = f.raised_at"),
+        ("keeps the owner", "owner = excluded.owner, owned_at = now()", "owned_at = now()"),
+        ("forgets that it is the owner", "owner = excluded.owner, owned_at = now()", "owner = excluded.owner"),
     ),
     *_in(
         TARGET,
@@ -438,6 +452,13 @@ MUTANTS: list[Mutant] = [
         "-- name: hold\n",
         ("any claim", " AND claim = %(claim)s"),
         ("any job", "job_id = %(job_id)s AND "),
+        (
+            "any owner",
+            " AND owner = %(owner)s",
+            "",
+            "raise lets no other owner have the fence at this number",
+        ),
+        ("an owner of before", " AND owned_at = raised_at"),
         ("no row lock", " FOR SHARE"),
         (
             "a stopped commit holds for ever",

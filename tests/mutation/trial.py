@@ -50,6 +50,7 @@ FIRST = {
     "dl_jobs_journal": "foreign_journal",
     "dl_jobs_journal_ins": "foreign_journal",
     "dl_jobs_journal_upd": "foreign_journal",
+    "leap": "lease",
     "raise": "target",
     "hold": "target guards",
     "forget": "target guards",

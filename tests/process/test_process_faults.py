@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -26,6 +27,30 @@ NEVER = 600  # seconds
 def is_legal(farm: Farm, job: UUID) -> bool:
     """Whether the job's journal is a legal story."""
     return illegal([kind for kind, _ in farm.journal(job)], farm.job(job)["status"]) is None
+
+
+# A6: a queue that was set back -------------------------------------------------------------------------------
+
+FENCE = """
+CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz NOT NULL DEFAULT now())
+"""
+
+
+@pytest.mark.parametrize("fence", [1, 40])
+def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fence: int) -> None:
+    """The target has seen claims that a failover, or a backup, took from the queue. Its table is an older version's."""
+    farm.conn.execute("CREATE TABLE written (job_id uuid, claim int)")
+    farm.conn.execute(FENCE)
+    program = farm.ready(workers=1)
+    job = farm.enqueue("writes_late", args={"sec": 0}, available_at=datetime.now(UTC) + timedelta(hours=1))
+    farm.conn.execute("INSERT INTO dl_fence VALUES (%s, %s)", (job, fence))
+    farm.conn.execute("UPDATE dl_jobs SET available_at = now()")
+    assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert farm.rows("SELECT job_id FROM written") == [(job,)]
+    assert farm.rows("SELECT claims FROM dl_jobs") == farm.rows("SELECT claim::int FROM dl_fence") == [(fence + 1,)]
+    (said,) = program.events("worker.fence.ahead")
+    assert (said["fence"], said["claim"], said["leapt_to"]) == (fence, 1, fence + 1)
+    assert not program.events("worker.ownership.lost")
 
 
 # A7: the heartbeat -------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(co
         pass
     hold = sql.SQL(db.statements("target.sql")["hold"]).format(schema=sql.Identifier("public"))
     with conn.transaction():
-        conn.execute(hold, {"job_id": job, "claim": 1})
+        conn.execute(hold, {"job_id": job, "claim": 1, "owner": ""})
         assert value(conn, "SHOW idle_in_transaction_session_timeout") == "5s"
 
 

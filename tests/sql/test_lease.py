@@ -17,6 +17,7 @@ VERBS: dict[str, Callable[[Worker, Job], Any]] = {
     "beat": lambda worker, job: queue.beat(worker.conn, job, '{"p": 1}', True) is not None,
     "keep": lambda worker, job: queue.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
     "retake": lambda worker, job: queue.retake(worker.session, job),
+    "leap": lambda worker, job: queue.leap(worker.conn, job, 7),
     "succeed": lambda worker, job: worker.finish(job, "succeed", progress='{"p": 1}'),
     "retry": lambda worker, job: worker.finish(job, "retry", error="boom", delay_sec=30),
     "fail": lambda worker, job: worker.finish(job, "fail", error="boom"),
@@ -105,6 +106,16 @@ def test_v3_nothing_is_written_to_a_job_that_does_not_run(
     before = everything(conn)
     assert not VERBS[verb](worker, job)
     assert everything(conn) == before
+
+
+def test_a6_a_claim_leaps_over_every_number_that_was_given_out(conn: db.Connection, worker: Worker) -> None:
+    """And the claims after it go on from there."""
+    job_id = enqueue(conn)
+    job = worker.take()
+    assert [queue.leap(conn, job, fence) for fence in (1, 99, 5)] == [2, 100, 101]
+    worker.finish(job, "hand_back")
+    assert worker.take().claim == 102
+    assert state(conn, job_id) == ("running", 1)
 
 
 @pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "cancel", "hand_back"])

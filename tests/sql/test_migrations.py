@@ -417,7 +417,7 @@ DRIFTS = {
     "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
     "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is changed",
     "DROP FUNCTION dl_settle(text, text, text, jsonb)": "function dl_settle is changed",
-    "DROP FUNCTION dl_reap": "function dl_reap is missing",
+    "DROP FUNCTION dl_wake_all": "function dl_wake_all is missing",
     "CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'":
         "function dl_jobs_place is changed",
     "CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'":
@@ -453,7 +453,7 @@ def test_nothing_of_a_fresh_schema_is_said_to_have_drifted(empty_db: str, schema
 
 def test_what_a_newer_dataloader_has_changed_has_not_drifted(own_db: str) -> None:
     with session(own_db) as conn:
-        conn.execute("DROP FUNCTION dl_reap; DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
+        conn.execute("DROP FUNCTION dl_wake_all; DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
         conn.execute("UPDATE dl_migrations SET checksum = 'of a newer functions.sql' WHERE number = 0")
         assert migrations.drifted(conn) == []
         conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', 1)")

@@ -120,6 +120,95 @@ def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: db.Connect
             newer.result(PATIENCE)
 
 
+# A6: the queue was set back, by a failover or from a backup, and gives the same numbers out again ---------------
+
+
+def test_a6_two_runs_with_one_number_do_not_both_commit(table: db.Connection, dsn: str) -> None:
+    """The queue lost the claim of the first. The second has the job: it leaps, and the first cannot commit any more."""
+    job = uuid4()
+    with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 1, "lost") as conn:  # noqa: PT012
+        conn.execute("SET application_name = 'in disguise'")
+        conn.execute("INSERT INTO written VALUES (1)")
+        with target.transaction(dsn, "public", job, 1, "heir", lambda fence: fence + 1) as heir:
+            heir.execute("INSERT INTO written VALUES (2)")
+    assert written(table) == [2]
+    with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 1, "lost", lambda fence: None):
+        pytest.fail("began")
+
+
+def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same_number(
+    table: db.Connection, dsn: str
+) -> None:
+    """Though it comes later: it asks the queue, and the queue does not know it."""
+    job = uuid4()
+    with target.transaction(dsn, "public", job, 1, "heir") as heir:
+        heir.execute("INSERT INTO written VALUES (1)")
+        with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 1, "lost"):
+            pytest.fail("began")
+    assert written(table) == [1]
+
+
+def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: db.Connection, dsn: str) -> None:
+    """By whoever has the job, once; from then on its number is the new one."""
+    job = uuid4()
+    with target.transaction(dsn, "public", job, 9, "before"):
+        pass
+    asked = []
+    with target.transaction(dsn, "public", job, 2, "w", lambda fence: asked.append(fence) or 10) as conn:
+        with target.transaction(dsn, "public", job, 10, "w"):
+            pass
+        name = value(conn, "SELECT current_setting('application_name')")
+    assert (asked, name) == ([9], f"dl-job:{job}:10")
+    assert value(table, "SELECT claim FROM dl_fence") == 10
+    with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 2, "v", lambda fence: 10):
+        pytest.fail("a fence that has risen again is a later run's")
+
+
+def test_a6_a_leap_ends_the_sessions_of_the_run_that_had_the_number(table: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    with pytest.raises(psycopg.OperationalError), target.transaction(dsn, "public", job, 1, "lost") as conn:  # noqa: PT012
+        conn.execute("LOCK TABLE written")
+        with target.transaction(dsn, "public", job, 1, "heir", lambda fence: 2) as heir:
+            heir.execute("INSERT INTO written VALUES (2)")
+        conn.execute("INSERT INTO written VALUES (1)")
+    assert written(table) == [2]
+
+
+OF_BEFORE = """
+CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz NOT NULL DEFAULT now())
+"""
+RAISE_OF_BEFORE = """
+INSERT INTO dl_fence AS f (job_id, claim) VALUES (%s, %s)
+ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, raised_at = now() WHERE f.claim <= excluded.claim
+"""
+
+
+def test_a_table_of_an_older_version_is_widened(table: db.Connection, dsn: str) -> None:
+    """By twenty at once; a fence without an owner is nobody's own."""
+    job = uuid4()
+    table.execute(OF_BEFORE)
+    table.execute(RAISE_OF_BEFORE, (job, 1))
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda _: run(dsn, uuid4(), 1), range(20)))
+    with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 1, "w"):
+        pytest.fail("began")
+    with target.transaction(dsn, "public", job, 2, "w"):
+        pass
+
+
+def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_since(
+    table: db.Connection, dsn: str
+) -> None:
+    """It raises the same number over a fence that is not its own, and leaves the owner as it was."""
+    job = uuid4()
+    with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 1, "new") as conn:  # noqa: PT012
+        conn.execute("INSERT INTO written VALUES (1)")
+        table.execute(RAISE_OF_BEFORE, (job, 1))
+    with pytest.raises(Overtaken), target.transaction(dsn, "public", job, 1, "new"):
+        pytest.fail("began")
+    assert written(table) == []
+
+
 def run(dsn: str, job: UUID, claim: int) -> None:
     with target.transaction(dsn, "public", job, claim):
         pass

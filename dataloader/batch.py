@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from dataloader import db
-from dataloader.queue import Conn, NewJob, QueueFull, require_room
+from dataloader.queue import Asker, Conn, KeyTaken, NewJob, QueueFull, not_for, require_room
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
@@ -75,20 +75,36 @@ def as_texts(objects: list[Mapping[str, Any]]) -> list[str]:
     return [texts[0], *["{" + text for text in texts[1:]]]
 
 
-def enqueue_columns(conn: Conn, columns: Columns, schema: str | None = None) -> list[tuple[UUID, str]]:
+def enqueue_columns(
+    conn: Conn, columns: Columns, schema: str | None = None, asker: Asker | None = None
+) -> list[tuple[UUID, str]]:
     """What enqueue_many does, for jobs whose fields are in lists.
 
-    `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them.
+    `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them. Raises
+    KeyTaken, having added nothing, for a key whose job the `asker` may not see; the journal of jobs with keys says who
+    has asked for them.
     """
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
+    found: set[int] = set()
     left = _fixed_order(columns["idempotency_key"], count)
     with _in_one_transaction(conn):
         since = _now(conn) if count > AT_ONCE else None
         while left:
-            left = _add(conn, columns, results, left, since, schema)
+            left = _add(conn, columns, results, found, left, since, schema)
         _set_traces(conn, columns, results, schema)
+        if asker and columns["idempotency_key"] != [None]:
+            _sign(conn, results, found, asker)
     return results
+
+
+def _sign(conn: Conn, results: list[tuple[UUID, str]], found: set[int], asker: Asker) -> None:
+    """See that the jobs that were `found` are the asker's, and note that the others are."""
+    added = {result[0] for number, result in enumerate(results) if number not in found}
+    taken = not_for(conn, asker, {results[number][0] for number in found} - added)
+    if taken:
+        raise KeyTaken(min(number for number in found if results[number][0] in taken))
+    _execute(conn, _SQL["sign"], {"by": asker.by, "job_ids": list(added)})
 
 
 def require_room_for(conn: Conn, columns: Columns) -> None:
@@ -124,11 +140,12 @@ def _add(
     conn: Conn,
     columns: Columns,
     results: list[tuple[UUID, str]],
+    found: set[int],
     wanted: Sequence[int],
     since: str | None,
     schema: str | None,
 ) -> list[int]:
-    """Add the jobs of these numbers; `results` learn of them, also of those that have another's key.
+    """Add the jobs of these numbers; `results` learn of them, also of those that were `found` by their keys.
 
     Returns the numbers of those whose key's job was deleted while we looked: the key is free again.
     """
@@ -144,6 +161,7 @@ def _add(
             for nth, job_id, status in cursor:
                 if job_id:
                     results[step[nth - 1]] = UUID(job_id), status
+                    found.add(step[nth - 1])
                 else:
                     gone.append(step[nth - 1])
     return gone

@@ -79,6 +79,22 @@ class QueueFull(Exception):
         self.max_length = max_length
 
 
+class KeyTaken(Exception):
+    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
+
+    def __init__(self, place: int = 0) -> None:
+        super().__init__("the idempotency key belongs to a job of another producer")
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf jobs are added: `by` is kept in the journal, as `token airflow from 10.0.0.7`."""
+
+    by: str
+    sees_all: bool  # also the jobs of others that have the same idempotency key
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """A worker's database session: the connection, the worker's identity, and its backend's pid and start."""
@@ -138,21 +154,31 @@ def listen_for_cancellations(conn: Conn) -> None:
     conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
 
 
-def enqueue(conn: Conn, new: NewJob, limited: bool = False) -> tuple[UUID, str]:
+def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None) -> tuple[UUID, str]:
     """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
 
-    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may.
+    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
+    that job is none that the `asker` may see.
     """
-    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited}
+    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
     while True:
-        row = conn.execute(_SQL["enqueue"], parameters).fetchone()
+        if row := conn.execute(_SQL["enqueue"], parameters).fetchone():
+            return row[0], row[1]
         # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-        row = row or conn.execute(_SQL["find"], parameters).fetchone()
-        if row:
+        if row := conn.execute(_SQL["find"], parameters).fetchone():
+            if asker and not_for(conn, asker, [row[0]]):
+                raise KeyTaken
             return row[0], row[1]
         if limited:
             require_room(conn, [new.queue])
         # The job that had the key was deleted between the two: the key is free again.
+
+
+def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs that the asker may not see."""
+    if asker.sees_all or not job_ids:
+        return set()
+    return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
 
 
 def require_room(conn: Conn, queues: Iterable[str]) -> None:

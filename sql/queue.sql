@@ -18,7 +18,8 @@ WITH added AS (
   RETURNING job_id, queue, status),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, 'queued', jsonb_strip_nulls(jsonb_build_object('producer', %(producer)s::text)) FROM added)
+  SELECT job_id, queue, 'queued', jsonb_strip_nulls(jsonb_build_object(
+                                    'producer', %(producer)s::text, 'by', %(by)s::text)) FROM added)
 SELECT job_id, status::text FROM added;
 
 -- name: enqueue_many
@@ -32,6 +33,18 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
 -- name: set_trace
 -- Of those of these jobs that this transaction has added: one that was found by its key keeps that of its first trigger.
 UPDATE dl_jobs SET trace = %(trace)s WHERE job_id = ANY (%(job_ids)s) AND trace IS NULL AND created_at >= now();
+
+-- name: sign
+-- Who has added these jobs, for the journal.
+UPDATE dl_job_events SET payload = coalesce(payload, '{}') || jsonb_build_object('by', %(by)s::text)
+ WHERE job_id = ANY (%(job_ids)s) AND kind = 'queued';
+
+-- name: not_added_by
+-- Those of these jobs that this one has not added, from whatever address. The journal of a job begins with who has.
+SELECT job_id FROM unnest(%(job_ids)s::uuid[]) job_id
+ WHERE (SELECT split_part(payload ->> 'by', ' from ', 1) FROM dl_job_events e
+         WHERE e.job_id = job_id.job_id AND kind = 'queued' ORDER BY event_id LIMIT 1)
+       IS DISTINCT FROM split_part(%(by)s, ' from ', 1);
 
 -- name: limit
 -- The most jobs that may be queued in a queue, if that is limited, and whether it is full.

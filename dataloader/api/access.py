@@ -1,7 +1,7 @@
 """Who may do what: bearer tokens with scopes, the dashboard's cookie, and what is left to those without a token.
 
 One look at every request, before its body is read; a view says by `require` which scope it takes. A token is in no
-answer, log line or error. May import `config` and `log`.
+answer, log line or error. May import `config`, `log` and `queue`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from werkzeug.exceptions import Unauthorized
 from werkzeug.middleware.proxy_fix import ProxyFix
 from werkzeug.wrappers import Response as BaseResponse
 
-from dataloader import log
+from dataloader import log, queue
 from dataloader.api import tokens
 from dataloader.config import ApiToken, Settings
 
@@ -85,6 +85,11 @@ def who() -> str:
     """Who asks, for the journal: `token airflow from 10.0.0.7`, `anonymous from 127.0.0.1`."""
     name = g.get("token_name", ANYBODY)
     return f"{name if name == ANYBODY else f'token {name}'} from {request.remote_addr or 'a local socket'}"
+
+
+def asker() -> queue.Asker | None:
+    """Whose jobs this request adds, where there are tokens: only `read` and `operate` show the jobs of others."""
+    return queue.Asker(who(), may("read", "operate")) if g.get("token") else None
 
 
 def here() -> str:

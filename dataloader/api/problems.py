@@ -1,7 +1,7 @@
 """Everything that is not a 200: RFC 9457 problem documents, and which error becomes which of them.
 
 A problem names what is wrong and what would be right; it holds neither a stack nor the value that was sent.
-May import `db`, `migrations`, `operate` and `log`.
+May import `db`, `migrations`, `operate`, `queue` and `log`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import structlog
 from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
-from dataloader import db, log, migrations, operate
+from dataloader import db, log, migrations, operate, queue
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -38,6 +38,7 @@ KINDS = {
     500: ("internal-error", "The service has failed"),
     503: ("unavailable", "The service cannot answer now"),
 }
+KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # the other 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(Problem, _of_problem)
     app.register_error_handler(HTTPException, _of_http)
     app.register_error_handler(operate.QueueFull, _of_full)
+    app.register_error_handler(queue.KeyTaken, _of_key)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(Exception, _of_any)
 
@@ -91,6 +93,13 @@ def _of_problem(error: Problem) -> Response:
 
 def _of_full(error: operate.QueueFull) -> Response:
     return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
+
+
+def _of_key(error: queue.KeyTaken) -> Response:
+    """Of the job itself nothing is said, or a guessed key would be a way to it."""
+    pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
+    text = "the idempotency key should be one that no other producer has used"
+    return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
 
 
 def _of_http(error: HTTPException) -> Response:
@@ -128,10 +137,11 @@ def _document(
     faults: Iterable[Fault] = (),
     headers: Mapping[str, str] | None = None,
     name: str = "Error",
+    kind: tuple[str, str] | None = None,
 ) -> Response:
-    kind, title = KINDS.get(status, (name.lower().replace(" ", "-"), name))
+    last, title = kind or KINDS.get(status, (name.lower().replace(" ", "-"), name))
     document = {
-        "type": f"/problems/{kind}",
+        "type": f"/problems/{last}",
         "title": title,
         "status": status,
         "detail": detail,

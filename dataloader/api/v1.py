@@ -29,7 +29,7 @@ blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
     answers.Triggered,
     body=Trigger,
     headers=("Idempotency-Key", "traceparent"),
-    errors=(429,),
+    errors=(409, 429),
     leads_to_jobs="/job_id",
 )
 def trigger() -> dict[str, Any]:
@@ -38,7 +38,7 @@ def trigger() -> dict[str, Any]:
     key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
     new = schemas.new_job(body(), default_lease, key, traceparent)
     with session() as conn:
-        job_id, status = queue.enqueue(conn, new, limited=True)
+        job_id, status = queue.enqueue(conn, new, limited=True, asker=access.asker())
     return {"job_id": job_id, "status": status}
 
 
@@ -49,7 +49,7 @@ def trigger() -> dict[str, Any]:
     answers.TriggeredMany,
     body=schemas.Batch,
     headers=("traceparent",),
-    errors=(429,),
+    errors=(409, 429),
     leads_to_jobs="/jobs/0/job_id",
 )
 def batch() -> Response:
@@ -61,7 +61,7 @@ def batch() -> Response:
         columns["trace"] = [trace]
     with session() as conn:
         require_room_for(conn, columns)
-        added = enqueue_columns(conn, columns)
+        added = enqueue_columns(conn, columns, asker=access.asker())
     g.changed = {"jobs": len(added)}
     if added:
         g.changed |= {"first_job_id": added[0][0], "last_job_id": added[-1][0]}

@@ -63,7 +63,7 @@ class NotFound(ClientError):
 
 
 class Conflict(ClientError):
-    """The job's status does not allow it (409)."""
+    """The job's status does not allow it, or the idempotency key is another producer's (409)."""
 
 
 class QueueFull(ClientError):

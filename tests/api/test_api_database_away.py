@@ -150,7 +150,7 @@ def test_a_frozen_database_is_away(link: Link, refused: Refused, pool: bool) -> 
 def test_frozen_between_the_test_of_a_session_and_its_use(
     link: Link, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def enqueue(conn: db.Connection, new: queue.NewJob, limited: bool) -> None:
+    def enqueue(conn: db.Connection, new: queue.NewJob, limited: bool, asker: None) -> None:
         link.freeze()
         conn.execute("SELECT 1")
 
@@ -176,8 +176,8 @@ def test_j11_a_session_lost_in_a_request_confirms_nothing(
 ) -> None:
     enqueue = queue.enqueue
 
-    def lost(session: db.Connection, new: queue.NewJob, limited: bool) -> Any:
-        result = enqueue(session, new, limited)
+    def lost(session: db.Connection, new: queue.NewJob, limited: bool, asker: None) -> Any:
+        result = enqueue(session, new, limited, asker)
         conn.execute(END_SESSIONS)
         session.execute("SELECT 1")
         return result

@@ -70,7 +70,7 @@ def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_fault_of_ours_is_500_and_tells_nothing(
     app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(conn: Any, new: queue.NewJob, limited: bool) -> Any:
+    def broken(conn: Any, new: queue.NewJob, limited: bool, asker: None) -> Any:
         raise RuntimeError(f"s3cret {new.task}")
 
     monkeypatch.setattr(queue, "enqueue", broken)

@@ -105,7 +105,7 @@ def here() -> str:
 def announce(settings: Settings) -> None:
     """Say loudly, once in a process and its forks, when the service has no tokens.
 
-    Also on stderr where a person reads that; elsewhere it collects lines of JSON.
+    Also on stderr where a person reads that, beside lines of JSON; elsewhere stderr collects such lines too.
     """
     global _announced
     if settings.dl_api_tokens or _announced:
@@ -114,7 +114,7 @@ def announce(settings: Settings) -> None:
     changes = "EVERYBODY who reaches it" if settings.dl_allow_anonymous else "everybody on this machine"
     text = f"without DL_API_TOKENS everybody may read, and {changes} may trigger, cancel and change jobs"
     _log.warning("api.open", detail=text, allow_anonymous=settings.dl_allow_anonymous)
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not settings.local:
         print(f"dataloader api: WARNING: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 

@@ -72,6 +72,16 @@ class _Main(click.Group):
                 return group.get_command(ctx, name)
         return super().get_command(ctx, name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; of one that is not there, those whose names are like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as e:  # click has looked among the programs only
+            names = self.list_commands(ctx)
+            raise click.exceptions.NoSuchCommand(e.command_name, possibilities=names, ctx=ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The programs apart from what people ask of a farm."""
         people = [name for names in _PEOPLE.values() for name in names]
@@ -79,7 +89,7 @@ class _Main(click.Group):
         for title, names in (("Programs", programs), ("What people ask of a farm", people)):
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
             with formatter.section(title):
-                formatter.write_dl([(name, command.get_short_help_str(70)) for name, command in found])
+                formatter.write_dl([(name, command.get_short_help_str(1_000)) for name, command in found])
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

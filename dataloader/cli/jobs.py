@@ -30,7 +30,7 @@ def commands() -> None:
 
 @commands.command()
 @click.argument("task")
-@click.option("--queue", default="etl.default", show_default=True)
+@click.option("--queue", "-q", default="etl.default", show_default=True)
 @click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")
 @click.option(
     "--args",
@@ -96,7 +96,7 @@ def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
 
 
 @commands.command()
-@click.option("--queue")
+@click.option("--queue", "-q")
 @click.option("--task")
 @click.option("--status", type=click.Choice(STATUSES))
 @click.option("--lock-key")
@@ -138,7 +138,7 @@ def job(reached: Reached, job_id: UUID) -> None:
 
 @commands.command()
 @click.argument("job_id", type=click.UUID, required=False)
-@click.option("--queue", help="of all jobs of this queue")
+@click.option("--queue", "-q", help="of all jobs of this queue")
 @click.option("--follow", is_flag=True, help="go on with what happens; until Ctrl-C, or the job's end")
 @click.option("--limit", type=click.IntRange(1, journal.PAGE), default=50, show_default=True, help="the newest so many")
 @reaching

@@ -44,7 +44,7 @@ def what_next(name: str) -> str:
     python, dataloader = _program("python"), _program("dataloader")
     return f"""\
 test it      {python} -m pytest test_{name}.py
-run it       DL_PIPELINES={name} PYTHONPATH=. {dataloader} up
+run it       DL_PIPELINES={name} {dataloader} up
 trigger it   {dataloader} trigger {name} --args '{{"path": "example.csv"}}' --wait
              with example.csv (columns id, name, amount) in the folder of files that `up` prints"""
 

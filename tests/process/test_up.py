@@ -191,6 +191,7 @@ def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> N
         assert "dataloader up: warning: settings: DL_DRAIN_SECS is no setting; DL_DRAIN_SEC may be meant" in warned
         assert "worker.started" in programs
         assert "reaper.started" in start
+        assert start.count("everybody on this machine may trigger") == 1
         assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+09:00 \[info", start, re.MULTILINE)
         assert "load.cbr.rates, load.csv, mine, noop" in banner
         assert "Asia/Tokyo" in banner

@@ -151,6 +151,36 @@ def test_the_help_tells_programs_from_what_people_ask() -> None:
             assert run(name, "--help").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("statsu",), "No such command 'statsu'. Did you mean 'status'?"),
+        (("worker",), "No such command 'worker'. Did you mean 'workers'?"),
+        (("xyzzy",), "No such command 'xyzzy'."),
+        (("jobs", "--ststus", "dead"), "No such option '--ststus'. Did you mean '--status'?"),
+        (("jobs", "--status", "daed"), "'daed' is not one of"),
+    ],
+)
+def test_what_is_mistyped_is_told_with_what_may_be_meant(words: tuple[str, ...], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())
+
+
+def test_no_help_is_cut() -> None:
+    text = run("--help").stdout
+    assert "..." not in text.split("Programs:")[1]
+    assert "an embedded PostgreSQL when no database is configured." in " ".join(text.split())
+
+
+@pytest.mark.parametrize("command", [("jobs",), ("events",), ("trigger", "noop")])
+def test_a_queue_has_a_short_option(service: Service, command: tuple[str, ...]) -> None:
+    service.answers = [Answer(document=STARTED | {"jobs": [], "events": []})]
+    assert run(*command, "-q", "load.cbr").exit_code == 0
+    asked = service.asked[0]
+    assert "queue=load.cbr" in asked.path or asked.body["queue"] == "load.cbr"
+
+
 def test_texts_cannot_move_a_terminal() -> None:
     evil = "a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"
     assert screen.plain(evil) == r"a\x00\x1b[31m\x07\x7f\x9b2J\u202e\u2028\ud800\ufeff\r\n\tö漢"

@@ -26,13 +26,14 @@ def new(name: str) -> tuple[int, str]:
 def test_what_is_written_passes_its_test_and_the_linter(folder: Path) -> None:
     status, said = new("sales")
     assert status == 0, said
-    assert "DL_PIPELINES=sales PYTHONPATH=." in said
+    assert "DL_PIPELINES=sales dataloader up" in said.replace(str(Path(sys.executable).parent) + "/", "")
     assert 'trigger sales --args \'{"path": "example.csv"}\' --wait' in said
+    assert "FROM STDIN" in (folder / "sales.py").read_text()
     assert "my_loader" not in said + "".join(path.read_text() for path in folder.iterdir())
     options = ["-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "error", "--rootdir", str(folder)]
     command = [sys.executable, "-P", "-m", "pytest", *options, str(folder / "test_sales.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
-    assert "6 passed" in done.stdout, done.stdout + done.stderr
+    assert "7 passed" in done.stdout, done.stdout + done.stderr
     config = Path(__file__).parents[2] / "pyproject.toml"
     for check in (["check", "--ignore", "S101,PLR"], ["format", "--check"]):
         command = [sys.executable, "-m", "ruff", *check, "--no-cache", "--config", str(config), "."]

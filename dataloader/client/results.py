@@ -105,6 +105,7 @@ class Queue:
     queue: str | None
     length: int = 0
     length_is_exact: bool = True
+    counted_at: datetime | None = None
     scheduled: int = 0
     fresh: int = 0
     retries: int = 0

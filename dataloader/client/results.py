@@ -157,6 +157,20 @@ class Worker:
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The queue's database: dead and living rows of dl_jobs, and who holds back vacuum, if anybody does.
+
+    All else that the service tells is in `document`.
+    """
+
+    version: str = ""
+    jobs_dead_tuples: int = 0
+    jobs_live_tuples: int = 0
+    held_by: Document | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
 def fraction(progress: Any) -> float | None:
     """`processed` of `total`, from 0 to 1, when both are numbers that say so."""
     if not isinstance(progress, dict):

@@ -292,7 +292,9 @@ def test_check_says_what_to_do(empty_db: str) -> None:
             migrations.check(conn)
         apply_first(empty_db, 1)
         assert migrations.missing(conn) == ALL[1:]
-        with pytest.raises(SchemaError, match=f"the schema is at 1, this code needs {len(ALL) - 1}: run"):
+        with pytest.raises(
+            SchemaError, match=f"the schema is at 1, this code needs {migrations.known()[-1].number}: run"
+        ):
             migrations.check(conn)
         migrations.migrate(empty_db, "public")
         assert migrations.missing(conn) == []

@@ -1,7 +1,8 @@
 """PROCESS: the reaper, for all that is due, lost or old in the cluster. Any number may run, none leads.
 
 Returns jobs whose lease has run out (their whole VM is gone), wakes due rows of queues that nobody claims from, and
-deletes what has been finished for DL_RETENTION_DAYS; sums up the journal. May import `db`, `queue`, `stats`, `process`.
+deletes what has been finished for DL_RETENTION_DAYS; sums up the journal, counts the queues, and says who holds back
+vacuum. May import `db`, `queue`, `stats`, `process`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 import os
 import signal
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import structlog
@@ -26,6 +29,8 @@ PRUNE_SEC = 0.02  # how long it should take: a job of hours has thousands of hea
 PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the disk before any claim's commit
 PRUNE_SHARE = 0.8  # of a round: its longest pruning
 ROLL_SHARE = 0.3  # of a round: the longest summing up of the journal
+NOTE_SELDOM = 20  # times as long as it took: what the notes may cost
+HELD_AGAIN_SEC = 300.0  # how often somebody who holds back vacuum is named
 DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
 JUMP_SEC = 1.0  # of the database's clock against ours, between two rounds
@@ -57,6 +62,16 @@ class Uptime:
         return got - self._back
 
 
+@dataclass
+class Memory:
+    """What is remembered from round to round: when to count the queues again, and who was said to hold back vacuum."""
+
+    note_at: float = 0.0
+    lag_sec: float = 0.0
+    held: tuple[Any, ...] | None = None
+    held_again_at: float = 0.0
+
+
 def main(settings: Settings, dsn: str) -> int:
     """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; the process's exit status."""
     logs.configure(settings, threaded=True)
@@ -67,6 +82,7 @@ def main(settings: Settings, dsn: str) -> int:
     conn: db.Connection | None = None
     uptime = Uptime()
     patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
+    memory = Memory()
     while not signals.received:
         try:
             if conn is None or conn.closed:
@@ -76,6 +92,7 @@ def main(settings: Settings, dsn: str) -> int:
             started = now()
             reap(conn, log, uptime, patience_sec)
             roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)
+            watch(conn, log, memory, settings.dl_reaper_period_sec)
             if settings.dl_retention_days is not None:
                 until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
                 prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
@@ -128,6 +145,40 @@ def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -
         if conn.closed:
             raise
         log.warning("reaper.roll.failed", error=str(e).strip())
+
+
+def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
+    """Count the queues for pages and metrics, and name who holds back vacuum while claims fall behind for it.
+
+    For people only: when it fails, the rounds go on without it.
+    """
+    try:
+        if now() >= memory.note_at:
+            began = now()
+            lag_sec = stats.note_lengths(conn, period_sec / 2)
+            memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
+            memory.note_at = now() + NOTE_SELDOM * (now() - began)
+        vacuum = stats.vacuum(conn)
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        memory.note_at = now() + NOTE_SELDOM * stats.NOTING_SEC
+        log.warning("reaper.watch.failed", error=str(e).strip())
+        return
+    _tell_of_vacuum(vacuum, log, memory)
+
+
+def _tell_of_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:
+    held = stats.slows_claims(vacuum, memory.lag_sec)
+    who = (held["kind"], held["pid"], held["application"]) if held else None
+    if held and (who != memory.held or now() >= memory.held_again_at):
+        facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
+        dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
+        log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
+        memory.held_again_at = now() + HELD_AGAIN_SEC
+    elif memory.held and not held:
+        log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
+    memory.held = who
 
 
 def prune(

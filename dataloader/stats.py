@@ -26,9 +26,19 @@ from dataloader.job import Status
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
-COUNTED = 1_000_000  # jobs of one kind and queue that are counted; beyond that it says so
-COUNTED_ROUGHLY = 10_000  # the same where counting takes longer than COUNTING_SEC: there are many such queues
-COUNTING_SEC = 1.0
+COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; of longer ones it says what was noted
+COUNTING_SEC = 1.0  # in which it should; else it says all as it was noted
+NOTED = 1_000_000  # that the reaper counts, to note it
+NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
+NOTING_SEC = 3.0
+NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
+# From when on a held snapshot is said to slow claims (see slows_claims).
+HELD_SEC = 30.0
+HELD_XIDS = 10_000  # the same where this role may not see the age: transactions since
+MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would leave anyhow
+DEAD_SHARE = 0.02
+SOME_DEAD = 5_000  # is enough where due jobs wait as well
+LATE_SEC = 60.0
 SCAN = 20_000  # jobs that one page of a list looks at
 ROLLED = 20_000  # rows of the journal that one call of roll takes
 ROLLING_SEC = 3.0  # in which it should
@@ -46,6 +56,7 @@ _FIRST_ID = UUID(int=0)
 _ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
 _FINAL = frozenset({"done", "failed", "canceled", "lost"})
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
+_BOUNDED = ("length", "scheduled", "retries", "dead")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
 Conn = psycopg.Connection[Any]
 Row = dict[str, Any]
@@ -107,6 +118,8 @@ class Attempt(NamedTuple):
 def overview(conn: Conn) -> Row:
     """How the farm stands: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
 
+    Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
+    `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
     `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
     `lag_sec` is for how long the oldest due job has waited.
     """
@@ -115,13 +128,56 @@ def overview(conn: Conn) -> Row:
 
 
 def _counted(conn: Conn) -> list[Row]:
-    """Each queue's figures; rough ones where exact ones would outlast a request, when people need them most."""
+    """Each queue's figures; those that were noted where even short counts would outlast a request."""
     try:
-        with conn.transaction(force_rollback=True):  # undoes the setting, also within another transaction
-            conn.execute(_SQL["give_up_after"], {"time": f"{COUNTING_SEC * 1_000:.0f}ms"})
-            return _rows(conn, "queues", most=COUNTED)
+        rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
     except psycopg.errors.QueryCanceled:
-        return _rows(conn, "queues", most=COUNTED_ROUGHLY)
+        rows, most = _rows(conn, "queues_as_noted"), 0
+    return sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
+
+
+def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
+    with conn.transaction(force_rollback=True):  # undoes the settings, also within another transaction
+        conn.execute(_SQL["give_up_after"], {"time": f"{within_sec * 1_000:.0f}ms"})
+        conn.execute(_SQL["plans"])
+        return _rows(conn, "queues", most=most)
+
+
+def figures(row: Row, most: int) -> Row:
+    """PURE: a queue's figures, of which each that has reached `most` is what was noted, if that is more."""
+    told = {name: value for name, value in row.items() if not name.startswith("noted_")}
+    is_noted = False
+    for name in _BOUNDED:
+        noted = row[f"noted_{name}"]
+        if row[name] >= most and noted is not None:
+            told[name], is_noted = max(row[name], noted), True
+    told["length_is_exact"] = row["length"] < most and row["scheduled"] < most
+    told["fresh"] = max(told["length"] - told["retries"], 0)
+    told["counted_at"] = row["counted_at"] if is_noted else None
+    return told
+
+
+def note_lengths(conn: Conn, since_sec: float) -> float | None:
+    """By the reaper: count every queue, for those who ask `overview`; returns the longest lag (seconds).
+
+    None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind, few where many take too long;
+    raises rather than wait for a lock.
+    """
+    try:
+        return _note(conn, NOTED, since_sec)
+    except psycopg.errors.QueryCanceled:
+        return _note(conn, NOTED_ROUGHLY, since_sec)
+
+
+def _note(conn: Conn, most: int, since_sec: float) -> float | None:
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
+        if row != (True,):
+            return None
+        counted = _count(conn, most, NOTING_SEC)
+        conn.execute(_SQL["note_lengths"], {"queues": json.dumps(counted, default=str)})
+    return max((row["lag_sec"] for row in counted), default=0.0)
 
 
 def _total(queues: Sequence[Row]) -> Row:
@@ -134,6 +190,7 @@ def _total(queues: Sequence[Row]) -> Row:
         "paused_at": None,
         "paused_by": None,
         "max_length": None,
+        "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
     }
 
 
@@ -151,8 +208,31 @@ def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str
 
 
 def postgres(conn: Conn) -> Row:
-    """The server: version, sizes, connections, dead tuples, and the oldest transaction of the queue's database."""
-    return _rows(conn, "postgres")[0]
+    """The server: version, sizes, connections, dead tuples, the database's oldest transaction; what `vacuum` says."""
+    return _rows(conn, "postgres")[0] | vacuum(conn)
+
+
+def vacuum(conn: Conn) -> Row:
+    """`jobs_dead_tuples` and `jobs_live_tuples` of dl_jobs, and `held_by`: who holds back its vacuum, None for nobody.
+
+    `held_by` has kind (session, standby, prepared transaction, replication slot), pid, user, application, state,
+    age_sec, xids (transactions since), query; what this role may not see is None, and the query says so.
+    """
+    return _rows(conn, "vacuum")[0]
+
+
+def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
+    """PURE: who holds back vacuum so that claims fall behind; None while nobody does, or it does not matter yet.
+
+    By what a claim has to pass: rows that were taken and cannot be removed. Not by age alone: beside an idle queue a
+    transaction of a day does no harm, at 200 jobs/s one of some minutes does.
+    """
+    held, dead = vacuum["held_by"], vacuum["jobs_dead_tuples"]
+    if held is None or (held["xids"] < HELD_XIDS if held["age_sec"] is None else held["age_sec"] < HELD_SEC):
+        return None
+    is_much = dead >= MUCH_DEAD + DEAD_SHARE * vacuum["jobs_live_tuples"]
+    is_late = dead >= SOME_DEAD and lag_sec > LATE_SEC
+    return held if is_much or is_late else None
 
 
 def pace(conn: Conn, minutes: int) -> list[Row]:

@@ -1,6 +1,6 @@
-"""PURE: why a queued job does not run yet, in a sentence for people. May import nothing of the package.
+"""PURE: why a queued job does not run yet, in a sentence for people; who holds back vacuum.
 
-The reasons are those of `queue.status`, in its field `waiting_for`.
+The reasons are those of `queue.status`, in its field `waiting_for`. May import nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,6 +15,26 @@ def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
         return ""
     describe = _WORDS.get(waiting_for["reason"])
     return describe(waiting_for, now) if describe else f"It waits for: {waiting_for['reason']}."
+
+
+def holder(held: dict[str, Any]) -> str:
+    """Who holds back vacuum (see stats.vacuum), as the subject of a sentence."""
+    if held["kind"] in ("session", "standby"):
+        name = f" ({held['application']})" if held.get("application") else ""
+        who = "The standby" if held["kind"] == "standby" else "The database session"
+        return f"{who} of {held.get('user') or 'an unknown role'}{name}, backend {held['pid']},"
+    return f"The {held['kind']} {held['application']}"
+
+
+def release(held: dict[str, Any]) -> str:
+    """What ends it."""
+    ends = {
+        "session": f"SELECT pg_terminate_backend({held['pid']})",
+        "standby": "hot_standby_feedback there sends the oldest snapshot of its queries: end those",
+        "prepared transaction": f"COMMIT PREPARED or ROLLBACK PREPARED '{held['application']}'",
+        "replication slot": "let its reader go on, or pg_drop_replication_slot",
+    }
+    return ends.get(held["kind"], "see docs/troubleshooting.md")
 
 
 def duration(length: timedelta) -> str:

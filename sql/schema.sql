@@ -165,6 +165,18 @@ COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two da
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
 COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
 
+-- What the reaper has counted of each queue: a page counts the first thousand jobs itself and takes the rest from here.
+CREATE TABLE dl_lengths (
+  queue text PRIMARY KEY,
+  length bigint NOT NULL,
+  scheduled bigint NOT NULL,
+  retries bigint NOT NULL,
+  dead bigint NOT NULL,
+  lag_sec float8 NOT NULL,
+  counted_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
+
 -- Which migrations were applied, and the oldest code that may use the result; number 0 is functions.sql.
 CREATE TABLE dl_migrations (
   number int PRIMARY KEY,

@@ -5,20 +5,24 @@
 SELECT set_config('statement_timeout', %(time)s, true);
 
 -- name: queues
--- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. The queues are found by
--- loose scans; each count is of one index and ends at p_most, for a queue may hold millions. Served by ix_dl_jobs_claim,
--- ix_dl_jobs_due, ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running.
+-- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. What this reads does not
+-- grow with what is queued: the queues are found by loose scans, each count is of one index and ends at `most`, and beyond
+-- that counts what the reaper has noted within ten minutes (`counted_at` says when). All scans but the one for the lag come
+-- from an index's end, where a queue that is being worked off has its living jobs: at its begin are those that were taken
+-- and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_due, ix_dl_jobs_retried,
+-- ix_dl_jobs_dead, ix_dl_jobs_running.
 WITH RECURSIVE
 waiting (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue, available_at LIMIT 1)
+  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
   UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue > waiting.queue ORDER BY queue, available_at LIMIT 1)
+  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue
+           ORDER BY queue DESC, available_at DESC LIMIT 1)
     FROM waiting WHERE queue IS NOT NULL),
 dead (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue, finished_at LIMIT 1)
+  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue DESC, finished_at DESC LIMIT 1)
   UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue > dead.queue
-           ORDER BY queue, finished_at LIMIT 1)
+  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
+           ORDER BY queue DESC, finished_at DESC LIMIT 1)
     FROM dead WHERE queue IS NOT NULL),
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
@@ -27,24 +31,65 @@ serving AS (
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL)
-SELECT queue, length, length < %(most)s AND scheduled < %(most)s AS length_is_exact, scheduled,
-       greatest(length - retries, 0) AS fresh, retries, coalesce(busy, 0) AS busy, dead,
+SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
        greatest(0, extract(epoch FROM now() - (
          SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS NULL
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
+       noted_length, noted_scheduled, noted_retries, noted_dead, counted_at
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
+  LEFT JOIN (
+    SELECT queue, length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
+           counted_at
+      FROM dl_lengths WHERE counted_at > now() - interval '10 min') noted USING (queue)
   CROSS JOIN LATERAL (SELECT count(*) AS length FROM (
-    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' LIMIT %(most)s) n) a
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued'
+     ORDER BY j.queue DESC, available_at DESC LIMIT %(most)s) n) a
   CROSS JOIN LATERAL (SELECT count(*) AS scheduled FROM (
-    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND blocked_on = 'time' LIMIT %(most)s) n) b
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND blocked_on = 'time'
+     ORDER BY j.queue DESC, available_at DESC LIMIT %(most)s) n) b
   CROSS JOIN LATERAL (SELECT count(*) AS retries FROM (
-    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND attempt > 0 LIMIT %(most)s) n) c
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued' AND attempt > 0
+     ORDER BY j.queue DESC, created_at DESC LIMIT %(most)s) n) c
   CROSS JOIN LATERAL (SELECT count(*) AS dead FROM (
-    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status IN ('failed', 'lost') LIMIT %(most)s) n) d
- WHERE queue IS NOT NULL ORDER BY queue;
+    SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status IN ('failed', 'lost')
+     ORDER BY j.queue DESC, finished_at DESC LIMIT %(most)s) n) d
+ WHERE queue IS NOT NULL;
+
+-- name: queues_as_noted
+-- The same without a look at any queue: for when even the first jobs of each take too long to count, because a transaction
+-- holds back vacuum or the server has too much to do.
+WITH running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
+serving AS (
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
+   WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
+known AS (
+  SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
+  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL)
+SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled, coalesce(retries, 0) AS retries,
+       coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
+       length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead, counted_at
+  FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
+  LEFT JOIN dl_lengths USING (queue);
+
+-- name: may_note
+-- One at a time, and not what another reaper has just counted.
+SELECT pg_try_advisory_xact_lock(%(lock)s)
+   AND NOT EXISTS (SELECT FROM dl_lengths WHERE counted_at > clock_timestamp() - make_interval(secs => %(since_sec)s));
+
+-- name: note_lengths
+WITH counted AS (
+  SELECT * FROM json_to_recordset(%(queues)s) AS q (
+    queue text, length bigint, scheduled bigint, retries bigint, dead bigint, lag_sec float8)),
+gone AS (DELETE FROM dl_lengths WHERE queue NOT IN (SELECT queue FROM counted))
+INSERT INTO dl_lengths AS n (queue, length, scheduled, retries, dead, lag_sec)
+SELECT queue, length, scheduled, retries, dead, lag_sec FROM counted
+ON CONFLICT (queue) DO UPDATE SET
+   length = excluded.length, scheduled = excluded.scheduled, retries = excluded.retries, dead = excluded.dead,
+   lag_sec = excluded.lag_sec, counted_at = now();
 
 -- name: workers
 -- What the keepers of all hosts have shown within ten minutes, with the jobs that run there.
@@ -99,6 +144,29 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
      WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type = 'client backend'
        AND datname = current_database()
      ORDER BY (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) DESC, xact_start LIMIT 1) o ON true;
+
+-- name: vacuum
+-- The dead and living rows of dl_jobs, and who holds back vacuum there: whose snapshot or transaction is the oldest. Other
+-- roles' sessions say who they are; since when, and what they ask, only to a member of pg_read_all_stats.
+SELECT n_dead_tup AS jobs_dead_tuples, n_live_tup AS jobs_live_tuples, to_jsonb(h) AS held_by
+  FROM pg_stat_user_tables
+  LEFT JOIN LATERAL (
+    SELECT kind, pid, "user", application, state, age_sec::float8 AS age_sec, xids, query FROM (
+      SELECT CASE WHEN backend_type = 'walsender' THEN 'standby' ELSE 'session' END AS kind, pid, usename AS "user",
+             application_name AS application, state, extract(epoch FROM now() - xact_start) AS age_sec,
+             greatest(age(backend_xid), age(backend_xmin)) AS xids, left(query, 200) AS query
+        FROM pg_stat_activity
+       WHERE (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL) AND pid <> pg_backend_pid()
+         AND (datname = current_database() OR backend_type = 'walsender')
+         AND coalesce(backend_type, '') NOT IN ('autovacuum worker', 'parallel worker')
+      UNION ALL
+      SELECT 'prepared transaction', NULL, owner, gid, NULL, extract(epoch FROM now() - prepared), age(transaction), NULL
+        FROM pg_prepared_xacts WHERE database = current_database()
+      UNION ALL
+      SELECT 'replication slot', active_pid, NULL, slot_name, NULL, NULL, age(xmin), NULL
+        FROM pg_replication_slots WHERE xmin IS NOT NULL) holders
+     ORDER BY xids DESC, age_sec DESC NULLS LAST LIMIT 1) h ON true
+ WHERE relid = 'dl_jobs'::regclass;
 
 -- name: pace
 -- Every ten seconds of the last minutes, those without a run too.

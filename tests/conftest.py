@@ -128,12 +128,12 @@ BEGIN
   FOR left_over IN SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
       AND relname NOT IN ('dl_jobs', 'dl_job_events', 'dl_migrations', 'dl_queues', 'dl_workers', 'dl_totals',
-                          'dl_pace', 'dl_rolled') LOOP
+                          'dl_pace', 'dl_rolled', 'dl_lengths') LOOP
     EXECUTE left_over;
   END LOOP;
   IF to_regclass('dl_jobs') IS NOT NULL THEN
     TRUNCATE dl_jobs, dl_job_events RESTART IDENTITY CASCADE;
-    TRUNCATE dl_queues, dl_workers, dl_totals, dl_pace;
+    TRUNCATE dl_queues, dl_workers, dl_totals, dl_pace, dl_lengths;
     UPDATE dl_rolled SET last_event = 0;
   END IF;
 END $$

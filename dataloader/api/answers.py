@@ -216,6 +216,9 @@ class QueueFigures(BaseModel):
 
     length: Count
     length_is_exact: bool
+    counted_at: datetime | None = Field(
+        description="when the reaper counted the figures that are too long to be counted for an answer; null: just now"
+    )
     scheduled: Count = Field(description="queued, but their time has not come; retries in back-off included")
     fresh: Count = Field(description="queued and never run")
     retries: Count = Field(description="queued again after a run")
@@ -305,6 +308,19 @@ class Transaction(BaseModel):
     holds_back_vacuum: bool
 
 
+class VacuumHolder(BaseModel):
+    """Who holds back vacuum of the queue's tables; null is what the service's role may not see."""
+
+    kind: str = Field(description="session, standby, prepared transaction, replication slot")
+    pid: int | None
+    user: str | None
+    application: str | None = Field(description="application_name, or the name of the transaction or slot")
+    state: str | None
+    age_sec: float | None
+    xids: int = Field(description="transactions since")
+    query: str | None = Field(description="its first 200 characters")
+
+
 class Database(BaseModel):
     """The queue's database."""
 
@@ -320,6 +336,9 @@ class Database(BaseModel):
     notify_usage: float = Field(description="of the notification queue, 0 to 1")
     in_recovery: bool
     oldest_transaction: Transaction | None
+    jobs_dead_tuples: int
+    jobs_live_tuples: int
+    held_by: VacuumHolder | None
 
 
 class Bucket(BaseModel):

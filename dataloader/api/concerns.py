@@ -1,6 +1,6 @@
 """What is wrong with the farm, in words: what an operator looks for first.
 
-Pure: from what `stats` says. May import nothing of the package but how values are shown.
+Pure: from what `stats` says. May import `stats`, `why` and how values are shown.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataloader import stats, why
 from dataloader.api.shown import count, duration, percent
 
 Row = Mapping[str, Any]
 LAG_SEC = 300.0  # a due job that has waited longer is worth a look
-OLD_SEC = 300.0  # so is a transaction that holds back vacuum
 FULL = 0.9  # of connections
 NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
 
@@ -31,7 +31,7 @@ class Concern:
 
 def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Concern]:
     """All of them, the gravest first."""
-    found = [*_of_postgres(postgres or {}), *_of_workers(workers)]
+    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers)]
     for queue in overview["queues"]:
         found += _of_queue(queue)
     return sorted(found, key=lambda concern: not concern.is_grave)
@@ -80,6 +80,16 @@ def _of_workers(workers: Sequence[Row]) -> Iterator[Concern]:
         yield Concern(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
 
 
+def _of_vacuum(postgres: Row | None, overview: Row) -> Iterator[Concern]:
+    lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
+    held = stats.slows_claims(dict(postgres), lag_sec) if postgres else None
+    if postgres and held:
+        since = f" for {duration(held['age_sec'])}" if held["age_sec"] is not None else ""
+        dead = f"{count(postgres['jobs_dead_tuples'])} dead rows of dl_jobs cannot be removed"
+        advice = f"Claims get slower until it ends: {why.release(held)}."
+        yield Concern(f"{why.holder(held)} has held back vacuum{since}: {dead}.", advice)
+
+
 def _of_postgres(postgres: Row) -> Iterator[Concern]:
     if not postgres:
         return
@@ -88,12 +98,6 @@ def _of_postgres(postgres: Row) -> Iterator[Concern]:
     if postgres["connections"] >= FULL * postgres["max_connections"]:
         text = f"{postgres['connections']} of {postgres['max_connections']} database connections are in use."
         yield Concern(text, "Workers and API will not get new ones soon.")
-    oldest = postgres["oldest_transaction"]
-    if oldest and oldest["holds_back_vacuum"] and oldest["age_sec"] > OLD_SEC:
-        text = (
-            f"A transaction of {oldest['user']} has been open for {duration(oldest['age_sec'])} and holds back vacuum."
-        )
-        yield Concern(text, "Claims get slower until it ends. It is in the PostgreSQL card.")
     if postgres["notify_usage"] > NOTIFY_FULL:
         text = f"The NOTIFY queue is {percent(postgres['notify_usage'])} full."
         yield Concern(text, "A session that listens does not read; at 100 % no job can be added.")

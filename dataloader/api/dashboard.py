@@ -283,7 +283,8 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
     return next(
-        (row for row in farm["queues"] if row["queue"] == queue), nothing | {"queue": queue, "length_is_exact": True}
+        (row for row in farm["queues"] if row["queue"] == queue),
+        nothing | {"queue": queue, "length_is_exact": True, "counted_at": None},
     )
 
 

@@ -100,6 +100,9 @@ class Metrics(Collector):
             yield from _of_steps(seen.totals, self._names)
             yield from _of_workers(seen.workers, self._names)
             yield from _of_postgres(seen.postgres)
+            slowed = stats.slows_claims(seen.postgres, seen.overview["total"]["lag_sec"]) is not None
+            text = "1 while somebody holds back vacuum and claims fall behind for it"
+            yield _gauge("dl_postgres_vacuum_slows_claims", text, float(slowed))
         yield from _of_requests()
 
     def _look(self) -> Seen | None:
@@ -198,6 +201,7 @@ def _of_postgres(row: Row) -> Iterator[Metric]:
         ("max_connections", "Connections that the server allows", row["max_connections"]),
         ("dead_tuples", "Dead rows of the queue's tables", row["dead_tuples"]),
         ("live_tuples", "Live rows of the queue's tables", row["live_tuples"]),
+        ("jobs_dead_tuples", "Dead rows of dl_jobs, which claims have to pass", row["jobs_dead_tuples"]),
         ("notify_usage_ratio", "How full the server's notification queue is", row["notify_usage"]),
         ("in_recovery", "1 on a standby", row["in_recovery"]),
         ("oldest_transaction_seconds", "Age of the oldest transaction", oldest["age_sec"] if oldest else 0),

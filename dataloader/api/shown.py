@@ -50,9 +50,11 @@ def size(octets: float | None) -> str:
     return f"{text} {_SIZES[unit]}"
 
 
-def count(number: int | None, is_exact: bool = True) -> str:
-    """`1,234,567`; with a `+` where it may be more."""
-    return NOTHING if number is None else f"{number:,}" + ("" if is_exact else "+")
+def count(number: int | None, is_exact: bool = True, counted_at: datetime | None = None) -> str:
+    """`1,234,567`; with a `+` where it may be more, with a `~` where it was counted some time ago."""
+    if number is None:
+        return NOTHING
+    return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
 
 
 def percent(share: float | None) -> str:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from dataloader import db, log, migrations, operate, queue, stats
 from dataloader.cli.screen import as_json
 from dataloader.client import (
+    Database,
     Event,
     Fault,
     Job,
@@ -115,6 +116,9 @@ class Direct:
 
     def workers(self) -> list[Worker]:
         return [_one(Worker, row) for row in self._ask(stats.workers)]
+
+    def database(self) -> Database:
+        return _one(Database, self._ask(stats.postgres))
 
     def pause(self, queue: str) -> Queue:
         return self._told(queue, operate.pause, self._by)

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import click
 from rich.text import Text
 
-from dataloader import stats
+from dataloader import stats, why
 from dataloader.cli import journal, screen
 from dataloader.cli.told import said
 from dataloader.cli.watch import waits_for
@@ -45,6 +45,7 @@ class Case:
     serving: Sequence[str]  # queues that have workers
     silent: Sequence[Worker]  # of its queue, that have not been shown lately
     worker: Worker | None  # that runs it
+    held: Mapping[str, Any] | None  # who holds back vacuum so that claims are slow
     now: datetime
 
 
@@ -80,7 +81,7 @@ def diagnose(case: Case) -> Iterator[Finding]:
 def _case(reached: Reached, job_id: UUID) -> Case:
     way = reached.way
     job, events = way.job(job_id), journal.whole(way, job_id)
-    overview, workers = way.overview(), way.workers()
+    overview, workers, database = way.overview(), way.workers(), way.database()
     return Case(
         job,
         journal.attempts(events),
@@ -89,6 +90,7 @@ def _case(reached: Reached, job_id: UUID) -> Case:
         sorted({worker.queue for worker in workers if worker.is_live}),
         [each for each in workers if each.queue == job.queue and not each.is_live and each.state not in _GONE],
         next((worker for worker in workers if worker.job_id == job_id), None),
+        stats.slows_claims(dict(database.document), overview.total.lag_sec) if database.held_by else None,
         overview.at,
     )
 
@@ -111,6 +113,9 @@ def _waiting(case: Case) -> Iterator[Finding]:
         yield Finding(text, ("top",))
     if case.queue and case.queue.paused_at and reason != "paused":
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
+    if case.held:
+        held = dict(case.held)
+        yield Finding(f"Claims are slow: {why.holder(held)} holds back vacuum. To end that: {why.release(held)}.")
 
 
 def _no_worker(case: Case) -> str:

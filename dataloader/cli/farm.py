@@ -85,7 +85,7 @@ def queue_table(overview: Overview) -> Any:
 def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
     return (
         Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
-        f"{queue.length:,}{'' if queue.length_is_exact else '+'}",
+        length(queue),
         f"{queue.fresh:,}",
         f"{queue.retries:,}",
         f"{queue.scheduled:,}",
@@ -95,6 +95,13 @@ def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
         Text(str(queue.workers), style="red" if queue.length and not queue.workers else ""),
         Text(_remarks(queue, now), style="yellow"),
     )
+
+
+def length(queue: Queue) -> str:
+    """How many jobs wait: `~` where the reaper has counted them some time ago, `+` where there may be more."""
+    if queue.length_is_exact:
+        return f"{queue.length:,}"
+    return f"~{queue.length:,}" if queue.counted_at else f"{queue.length:,}+"
 
 
 def _remarks(queue: Queue, now: datetime) -> str:

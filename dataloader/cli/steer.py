@@ -13,6 +13,7 @@ from dataloader.cli.ways import Reached, Way, reaching
 from dataloader.client import Queue
 from dataloader.process import EXIT_FAILED
 
+LONG = 1_000  # jobs of a kind, from which on an answer does not count them itself
 _DONE = {"requeue": "queued again", "run-now": "due now", "delete": "deleted"}
 
 
@@ -134,7 +135,10 @@ def _outcome(verb: str, what: str) -> str:
 
 def _change_all(way: Way, queue: str, group: str, change_some: Callable[[str], int]) -> int:
     """By steps; no more than there were at the start, for what was changed may come back."""
-    there = next((getattr(found, group) for found in way.overview().queues if found.queue == queue), 0)
+    found = next((found for found in way.overview().queues if found.queue == queue), None)
+    there = getattr(found, group) if found else 0
+    if there >= LONG and found and found.counted_at is None:
+        there = sys.maxsize  # at least so many: nobody has counted them
     changed = 0
     while changed < there and (some := change_some(queue)):
         changed += some

@@ -62,7 +62,7 @@ def _totals(overview: Overview) -> Text:
     total = overview.total
     parts = (
         f"{total.busy:,} busy",
-        f"{total.length:,}{'' if total.length_is_exact else '+'} queued",
+        f"{farm.length(total)} queued",
         f"{total.scheduled:,} scheduled",
         f"{total.retries:,} retries",
         f"{total.dead:,} dead",

@@ -39,7 +39,7 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.results import Event, Job, Overview, Queue, Started, Worker, read, read_all
+from dataloader.client.results import Database, Event, Job, Overview, Queue, Started, Worker, read, read_all
 from dataloader.client.transport import Answer, Transport
 from dataloader.client.watch import OUTAGE_SEC, Watch, wait_for
 
@@ -47,6 +47,7 @@ __all__ = [
     "Client",
     "ClientError",
     "Conflict",
+    "Database",
     "Event",
     "Fault",
     "Forbidden",
@@ -285,6 +286,10 @@ class Client:
     def workers(self) -> list[Worker]:
         """The workers of all hosts that their keepers have shown in the last ten minutes."""
         return read_all(Worker, self._call("GET", "/workers").document, "workers")
+
+    def database(self) -> Database:
+        """The queue's database, and who holds back its vacuum."""
+        return read(Database, self._call("GET", "/database").document)
 
     def pause(self, queue: str) -> Queue:
         """From now on nothing of the queue is started, on any host; what runs goes on."""

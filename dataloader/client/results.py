@@ -105,6 +105,7 @@ class Queue:
     queue: str | None
     length: int = 0
     length_is_exact: bool = True
+    counted_at: datetime | None = None
     scheduled: int = 0
     fresh: int = 0
     retries: int = 0
@@ -153,6 +154,20 @@ class Worker:
     attempt: int | None = None
     progress: Any = None
     job_started_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The queue's database: dead and living rows of dl_jobs, and who holds back vacuum, if anybody does.
+
+    All else that the service tells is in `document`.
+    """
+
+    version: str = ""
+    jobs_dead_tuples: int = 0
+    jobs_live_tuples: int = 0
+    held_by: Document | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 

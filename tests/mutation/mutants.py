@@ -14,7 +14,7 @@ from pathlib import Path
 QUEUE, FUNCTIONS, TARGET, OPERATE = "queue.sql", "functions.sql", "target.sql", "operate.sql"
 CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS, ENDS = (
     f"migrations/{name}.sql"
-    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers", "0016_ends")
+    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers", "0015_ends")
 )
 _BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -190,11 +190,97 @@ def test_how_the_farm_stands(conn: db.Connection, worker: Worker) -> None:
 
 
 def test_a_count_ends_somewhere_and_says_so(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long queue is counted by the reaper; before it has done so, there are at least so many."""
     monkeypatch.setattr(stats, "COUNTED", 10)
     with quietly(conn):
         many(conn, 30, "k%s")
     (found,) = stats.overview(conn)["queues"]
-    assert (found["length"], found["length_is_exact"]) == (10, False)
+    assert (found["length"], found["length_is_exact"], found["counted_at"]) == (10, False, None)
+    assert stats.note_lengths(conn, 0) is not None
+    (found,) = stats.overview(conn)["queues"]
+    assert (found["length"], found["fresh"], found["length_is_exact"]) == (30, 30, False)
+    assert found["counted_at"] is not None
+    conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min'")  # the reaper is gone
+    (found,) = stats.overview(conn)["queues"]
+    assert (found["length"], found["counted_at"]) == (10, None)
+    conn.execute("DELETE FROM dl_jobs")
+    assert stats.note_lengths(conn, 0) == 0
+    assert value(conn, "SELECT count(*) FROM dl_lengths") == 0
+
+
+@pytest.mark.parametrize(
+    ("counted", "noted", "told"),
+    [
+        ((999, 0, 0, 0), None, (999, 0, 999, 0, 0, True, False)),
+        ((999, 0, 5, 0), (5_000, 9, 9, 9), (999, 0, 994, 5, 0, True, False)),  # short by now: as it is
+        ((1_000, 0, 5, 0), (5_000, 9, 9, 9), (5_000, 0, 4_995, 5, 0, False, True)),
+        ((1_000, 1_000, 1_000, 1_000), (5_000, 4_000, 3_000, 2_000), (5_000, 4_000, 2_000, 3_000, 2_000, False, True)),
+        ((1_000, 0, 0, 0), (7, 0, 0, 0), (1_000, 0, 1_000, 0, 0, False, True)),  # it has grown since
+        ((1_000, 0, 0, 0), None, (1_000, 0, 1_000, 0, 0, False, False)),
+        ((5, 0, 0, 1_000), (5, 0, 0, 70_000), (5, 0, 5, 0, 70_000, True, True)),
+    ],
+)
+def test_figures_are_counted_where_few_and_noted_where_many(
+    counted: tuple[int, ...], noted: tuple[int, ...] | None, told: tuple[Any, ...]
+) -> None:
+    names = ("length", "scheduled", "retries", "dead")
+    row: dict[str, Any] = dict(zip(names, counted, strict=True))
+    row |= {f"noted_{name}": n for name, n in zip(names, noted or (None,) * 4, strict=True)}
+    found = stats.figures(row | {"counted_at": noted and datetime.now(UTC)}, 1_000)
+    shown = ("length", "scheduled", "fresh", "retries", "dead", "length_is_exact")
+    assert (*(found[name] for name in shown), found["counted_at"] is not None) == told
+
+
+def test_the_overview_reads_no_more_of_a_longer_queue(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor of one that is being worked off faster than it is vacuumed: pages read, by the server's own count."""
+    monkeypatch.setattr(stats, "COUNTED", 100)
+    read: list[int] = []
+    for jobs in (2_000, 18_000):
+        with quietly(conn):
+            conn.execute(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at, created_at)"
+                " SELECT gen_random_uuid(), 'q' || n %% 5, 't', 'k', now() - interval '1 min' + n * interval '1 ms',"
+                "        now() - interval '1 min' FROM generate_series(1, %s) n",
+                (jobs,),
+            )
+        conn.execute("VACUUM (ANALYZE) dl_jobs")
+        read.append(pages(conn))
+    assert read[1] < 1.2 * read[0] + 20, read
+    with psycopg.connect(conn.info.dsn) as snapshot, quietly(conn):
+        snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        snapshot.execute("SELECT count(*) FROM dl_jobs")  # nothing can be removed from the indexes meanwhile
+        conn.execute(
+            "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE available_at < (SELECT"
+            " percentile_disc(0.8) WITHIN GROUP (ORDER BY available_at) FROM dl_jobs)"
+        )
+        assert [queue["length"] for queue in stats.overview(conn)["queues"]] == [100] * 5
+        # What is left is the lag's: the oldest due job stands behind all that were taken.
+        read.append(pages(conn, without_lag=True))
+    assert read[2] < 1.2 * read[0] + 100, read
+
+
+def pages(conn: db.Connection, without_lag: bool = False) -> int:
+    """How many pages the statement of the overview touches."""
+    text = stats._SQL["queues"]
+    if without_lag:
+        text = text.replace("status = 'queued' AND blocked_on IS NULL", "false")
+    with conn.transaction(force_rollback=True):
+        conn.execute(stats._SQL["plans"])
+        explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
+        (plan,) = conn.execute(explained.encode(), {"most": stats.COUNTED}, prepare=False).fetchone() or ()
+    return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+
+def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn: db.Connection, dsn: str) -> None:
+    enqueue(conn)
+    age(conn, enqueue(conn), "available_at", 50)
+    conn.execute("UPDATE dl_jobs SET created_at = available_at")
+    with db.connect(dsn, name="other", schema="public") as other:
+        with other.transaction():
+            assert 50 <= (stats.note_lengths(other, 60) or 0) < 60
+            assert stats.note_lengths(conn, 0) is None
+        assert stats.note_lengths(conn, 60) is None
+        assert stats.note_lengths(conn, 0) is not None
 
 
 def test_a_job_with_all_that_is_known(conn: db.Connection, worker: Worker) -> None:
@@ -513,23 +599,77 @@ def test_the_server_and_who_holds_back_its_vacuum(conn: db.Connection, dsn: str)
     assert 0 < found["connections"] <= found["max_connections"]
 
 
-def test_queues_that_take_too_long_to_count_are_counted_roughly(
+def test_queues_that_take_too_long_to_count_are_told_as_noted(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Millions of jobs in several queues: the answer comes in time and says that there are more."""
+    """Whatever the database has to do: the answer comes in time and says from when it is."""
     with quietly(conn):
         many(conn, 20_000, "k%s")
+    operate.pause(conn, "new", "me")
+    monkeypatch.setattr(stats, "NOTED_ROUGHLY", 1_000)
+    monkeypatch.setattr(stats, "NOTING_SEC", 0.002)
+    counted, limits = stats._count, []
+
+    def slow(conn: db.Connection, most: int, within_sec: float) -> list[dict[str, Any]]:
+        limits.append(most)
+        return counted(conn, most, 30 if most == 1_000 and len(limits) == 2 else within_sec)
+
+    monkeypatch.setattr(stats, "_count", slow)
+    stats.note_lengths(conn, 0)
+    assert limits == [stats.NOTED, 1_000]
     monkeypatch.setattr(stats, "COUNTING_SEC", 0.001)
-    monkeypatch.setattr(stats, "COUNTED_ROUGHLY", 1_000)
     with conn.transaction():  # as for /metrics
-        total = stats.overview(conn)["total"]
-        assert (total["length"], total["length_is_exact"]) == (1_000, False)
+        found = stats.overview(conn)
         assert value(conn, "SELECT current_setting('statement_timeout')") == "0"
-    assert stats.overview(conn)["total"]["length"] == 1_000
-    monkeypatch.setattr(stats, "COUNTING_SEC", 30)
-    with conn.transaction():
-        assert stats.overview(conn)["total"]["length"] == 20_000
-        assert value(conn, "SELECT current_setting('statement_timeout')") == "0"
+    assert [queue["queue"] for queue in found["queues"]] == ["new", "q"]
+    assert (found["total"]["length"], found["total"]["length_is_exact"]) == (1_000, False)
+    assert found["queues"][1]["counted_at"] is not None
+    assert found["queues"][0]["paused_by"] == "me"
+
+
+@pytest.mark.parametrize(
+    ("age_sec", "xids", "dead", "live", "lag_sec", "is_told"),
+    [
+        (86_400, 9, 100, 1_000, 0, False),  # a long report beside an idle queue
+        (300, 9, 30_000, 1_000, 0, True),
+        (10, 9, 30_000, 1_000, 0, False),  # not its doing: it is younger than they are
+        (300, 9, 30_000, 2_000_000, 0, False),  # what a vacuum of such a table leaves anyhow
+        (300, 9, 90_000, 2_000_000, 0, True),
+        (300, 9, 6_000, 1_000, 30, False),
+        (300, 9, 6_000, 1_000, 90, True),  # due jobs wait as well
+        (300, 9, 4_000, 1_000, 900, False),
+        (None, 9_000, 30_000, 1_000, 0, False),  # of another role: its age is not shown
+        (None, 11_000, 30_000, 1_000, 0, True),
+    ],
+)
+def test_a_held_snapshot_is_told_of_when_claims_fall_behind(
+    age_sec: float | None, xids: int, dead: int, live: int, lag_sec: float, is_told: bool
+) -> None:
+    held = {"age_sec": age_sec, "xids": xids}
+    vacuum = {"held_by": held, "jobs_dead_tuples": dead, "jobs_live_tuples": live}
+    assert stats.slows_claims(vacuum, lag_sec) == (held if is_told else None)
+    assert stats.slows_claims(vacuum | {"held_by": None}, lag_sec) is None
+
+
+def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str) -> None:
+    name = f"clerk_{uuid4().hex}"
+    with psycopg.connect(own_db, application_name="report") as report, psycopg.connect(own_db, autocommit=True) as conn:
+        report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        report.execute("SELECT count(*) FROM dl_jobs")
+        held = stats.vacuum(conn)["held_by"]
+        assert (held["kind"], held["pid"], held["application"]) == ("session", report.info.backend_pid, "report")
+        assert held["age_sec"] >= 0
+        assert "count(*)" in held["query"]
+        conn.execute(
+            f"CREATE ROLE {name}; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}; SET ROLE {name}".encode()
+        )
+        held = stats.vacuum(conn)["held_by"]
+        conn.execute("RESET ROLE")
+        conn.execute(f"DROP OWNED BY {name}; DROP ROLE {name}".encode())
+        assert (held["pid"], held["query"]) == (report.info.backend_pid, "<insufficient privilege>")
+        assert (held["age_sec"], held["state"]) == (None, None)
+        report.rollback()
+        assert stats.vacuum(conn)["held_by"] is None
 
 
 def test_ages_are_not_negative(conn: db.Connection) -> None:

@@ -250,6 +250,15 @@ def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     assert "No worker is alive at all" not in finding.text
 
 
+def test_doctor_names_who_makes_claims_slow() -> None:
+    job = a_job("queued", waiting_for={"reason": "worker", "queue": "q", "workers": 1, "ahead": 900})
+    held = {"kind": "session", "pid": 26485, "user": "bi", "application": "report\x1b", "age_sec": 400.0, "xids": 9}
+    found = list(doctor.diagnose(case(job, held=held)))
+    assert "The database session of bi (report\x1b), backend 26485, holds back vacuum" in found[1].text
+    assert "SELECT pg_terminate_backend(26485)" in found[1].text
+    assert len(list(doctor.diagnose(case(job)))) == 1
+
+
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
     given: dict[str, Any] = {
         "events": [],
@@ -257,6 +266,7 @@ def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
         "serving": ["q"],
         "silent": [],
         "worker": None,
+        "held": None,
         "now": NOW,
     }
     return doctor.Case(job=job, runs=runs, **given | more)

@@ -21,6 +21,7 @@ QUEUE: dict[str, Any] = {
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
+    "jobs_dead_tuples": 0, "jobs_live_tuples": 0, "held_by": None,
 }  # fmt: skip
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -95,9 +96,11 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     silent = {"is_live": False, "state": "busy", "host": "vm-2"}
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
     assert of([silent | {"state": "dead"}]) == []
-    oldest = {"user": "bi", "age_sec": 4_000.0, "holds_back_vacuum": True}
-    assert of(postgres={"oldest_transaction": oldest}) == [
-        "A transaction of bi has been open for 1 h 6 min and holds back vacuum."
+    held = {"kind": "session", "pid": 7, "user": "bi", "application": "report", "age_sec": 4_000.0, "xids": 5}
+    assert of(postgres={"held_by": held}) == []  # an old transaction beside an idle queue does no harm
+    assert of(postgres={"held_by": held, "jobs_dead_tuples": 50_000}) == [
+        "The database session of bi (report), backend 7, has held back vacuum for 1 h 6 min:"
+        " 50,000 dead rows of dl_jobs cannot be removed."
     ]
     bad = {"in_recovery": True, "connections": 95, "notify_usage": 0.5}
     assert [text.split()[0] for text in of(postgres=bad)] == ["The", "95", "The"]

@@ -1,4 +1,4 @@
--- Jobs that ended before 0016 without a finished_at get one: their last sign of life. Since the trigger of 0016 no new
+-- Jobs that ended before 0015 without a finished_at get one: their last sign of life. Since the trigger of 0015 no new
 -- ones come. May be run again after a failure.
 -- oldest code: 1
 -- outside a transaction

@@ -1,0 +1,89 @@
+"""What the reaper does for people in each round: it counts the queues, and names who holds back vacuum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import structlog
+from hands import enqueue, many, quietly, until, value
+from structlog.testing import capture_logs
+
+from dataloader import db, reaper, stats
+
+LOG = structlog.get_logger("reaper")
+
+
+def watched(conn: db.Connection, memory: reaper.Memory) -> list[Any]:
+    """The events of one round."""
+    with capture_logs() as lines:
+        reaper.watch(conn, LOG, memory, 0)
+    return [line for line in lines if line["event"].startswith("reaper.")]
+
+
+def churn(conn: db.Connection) -> None:
+    """Make dead rows, and say so to the server's statistics at once."""
+    conn.execute("UPDATE dl_jobs SET priority = priority + 1")
+    conn.execute("SELECT pg_stat_force_next_flush()")
+
+
+def test_who_holds_back_vacuum_is_told_once_and_when_it_is_over(
+    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "HELD_SEC", 0.0)
+    monkeypatch.setattr(stats, "MUCH_DEAD", 1_000)
+    with quietly(conn):
+        many(conn, 2_000, "k%s")
+    memory = reaper.Memory()
+    with psycopg.connect(dsn, application_name="report") as report:
+        report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        report.execute("SELECT count(*), 'password=canary-5f2c' FROM dl_jobs")
+        assert watched(conn, memory) == []  # so far it does no harm
+        churn(conn)
+        (told,) = until(lambda: watched(conn, memory), "the server to count the dead rows")
+        assert (told["event"], told["log_level"]) == ("reaper.vacuum.held_back", "warning")
+        assert (told["kind"], told["pid"], told["application"]) == ("session", report.info.backend_pid, "report")
+        assert told["dead_tuples"] >= 1_000
+        assert told["age_sec"] >= 0
+        assert told["query"].startswith("SELECT count(*), 'password=***")
+        assert "canary" not in str(told)
+        assert watched(conn, memory) == []  # said, and not said again for some minutes
+        monkeypatch.setattr(reaper, "HELD_AGAIN_SEC", 0.0)
+        memory.held_again_at = 0.0
+        assert [line["event"] for line in watched(conn, memory)] == ["reaper.vacuum.held_back"]
+    assert [line["event"] for line in watched(conn, memory)] == ["reaper.vacuum.released"]
+    assert watched(conn, memory) == []
+
+
+def test_each_round_counts_the_queues_but_seldom_what_takes_long(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(conn)
+    memory = reaper.Memory()
+    watched(conn, memory)
+    assert value(conn, "SELECT length FROM dl_lengths WHERE queue = 'q'") == 1
+    note: Callable[..., Any] = stats.note_lengths
+    asked: list[float] = []
+    monkeypatch.setattr(stats, "note_lengths", lambda *given: asked.append(reaper.now()) or note(*given))
+    memory.note_at = reaper.now() + 60  # it took 3 s
+    watched(conn, memory)
+    assert asked == []
+    memory.note_at = 0.0
+    watched(conn, memory)
+    assert len(asked) == 1
+    assert memory.note_at > asked[0]
+
+
+def test_a_round_goes_on_where_the_queues_cannot_be_counted(conn: db.Connection, dsn: str) -> None:
+    enqueue(conn)
+    memory = reaper.Memory()
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE dl_lengths IN ACCESS EXCLUSIVE MODE")
+        (told,) = watched(conn, memory)
+    assert told["event"] == "reaper.watch.failed"
+    assert memory.note_at > reaper.now()
+    memory.note_at = 0.0
+    assert watched(conn, memory) == []
+    assert value(conn, "SELECT count(*) FROM dl_lengths") == 1

@@ -137,7 +137,9 @@ def check(conn: db.Connection) -> None:
     if not have or have < latest:
         raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
     if not has_functions:
-        raise SchemaError("the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`")
+        raise SchemaError(
+            "the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`"
+        )
     if oldest_code > latest:
         raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
 

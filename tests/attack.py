@@ -72,9 +72,7 @@ def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
 def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
     """dl_jobs_journal writes with the owner's rights what its trigger's row says."""
     conn.execute("CREATE TEMP TABLE bait (job_id uuid, status public.dl_status, attempt int)")
-    conn.execute(
-        "CREATE TRIGGER bite AFTER INSERT ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_journal()"
-    )
+    conn.execute("CREATE TRIGGER bite AFTER INSERT ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_journal()")
     conn.execute("INSERT INTO bait VALUES (%s, 'succeeded', 7)", (job_id,))
     return "forged a row of the journal: another's job is 'done'"
 

@@ -3,8 +3,8 @@
 The process that starts the run (with xdist: the controller) starts the server and makes the template; the
 workers inherit its address, so there is nothing to race for. TEST_DATABASE_URL names another server to use.
 
-The databases belong to an ordinary role, as they mostly do in production: what only a superuser may do a test has to ask
-for (`server_dsn`, `as_superuser`). Where the named server's role is not a superuser, that role owns them.
+The databases belong to an ordinary role, as they mostly do in production: for what only a superuser may do a test asks
+for `server_dsn` or `as_superuser`. Where the named server's role is not a superuser, that role owns them.
 """
 
 from __future__ import annotations
@@ -70,16 +70,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     elif not hasattr(config, "workerinput") and RUN in os.environ:
         drop("template")
         if os.environ[OWNER]:
-            admin("DROP ROLE {}", f"{os.environ[RUN]}_owner")
+            admin("DROP OWNED BY {0}; DROP ROLE {0}", f"{os.environ[RUN]}_owner")
 
 
 def ordinary_role() -> str:
-    """Make a role that may log in and no more, and return its part of a DSN; nothing where that is not ours to make."""
+    """Make a role that may log in and no more, and return its part of a DSN; nothing where that is not ours to make.
+
+    Two parameters that only tests set are let to it: rows without triggers, deadlocks that are found soon.
+    """
     with psycopg.connect(os.environ[URL], autocommit=True) as conn:
         if conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone() != (True,):
             return ""
         name, password = f"{os.environ[RUN]}_owner", secrets.token_hex(16)
         conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), password))
+        for parameter in ("session_replication_role", "deadlock_timeout"):
+            conn.execute(sql.SQL(f"GRANT SET ON PARAMETER {parameter} TO {{}}").format(sql.Identifier(name)))
         return make_conninfo(user=name, password=password)
 
 
@@ -123,7 +128,7 @@ def drop(name: str) -> None:
 
 
 def admin(text: str, *names: str) -> None:
-    """Run one statement on the server, with `names` as identifiers in it."""
+    """Run a statement on the server, with `names` as identifiers in it."""
     with psycopg.connect(os.environ[URL], autocommit=True) as conn:
         conn.execute(sql.SQL(text).format(*map(sql.Identifier, names)))
 
@@ -220,6 +225,24 @@ def conn(dsn: str) -> Iterator[db.Connection]:
 def server_dsn() -> str:
     """The server itself (its database `postgres`), as a superuser."""
     return os.environ[URL]
+
+
+@pytest.fixture
+def make_role() -> Iterator[Callable[..., str]]:
+    """Makes a role on the server, with what else CREATE ROLE says, and returns its DSN for the database of a DSN."""
+    made: list[str] = []
+
+    def make(dsn: str, more: str = "") -> str:
+        name = f"{os.environ[RUN]}_role_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
+        admin("CREATE ROLE {} LOGIN PASSWORD 'p' " + more, name)
+        made.append(make_conninfo(dsn, user=name, password="p"))
+        return made[-1]
+
+    yield make
+    for dsn in made:
+        with psycopg.connect(superuser(dsn), autocommit=True) as conn:
+            name = sql.Identifier(str(conninfo_to_dict(dsn)["user"]))
+            conn.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(name))
 
 
 @pytest.fixture(scope="session")

@@ -136,7 +136,9 @@ def api(processes: int, threads: int) -> None:
 
 
 def _parsed_roles(context: click.Context, option: click.Parameter, value: str | None) -> list[tuple[str, str]]:
-    roles = [(kind.strip(), name.strip()) for kind, _, name in (each.partition("=") for each in (value or "").split(","))]
+    roles = [
+        (kind.strip(), name.strip()) for kind, _, name in (each.partition("=") for each in (value or "").split(","))
+    ]
     if value is not None and not all(kind in migrations.KINDS and name for kind, name in roles):
         raise click.BadParameter("should be a list like farm=NAME,producer=NAME,reader=NAME")
     return roles if value else []
@@ -144,7 +146,9 @@ def _parsed_roles(context: click.Context, option: click.Parameter, value: str | 
 
 @main.command()
 @click.option("--check", "only_check", is_flag=True, help="only say what is missing; exit 1 if anything is")
-@click.option("--roles", callback=_parsed_roles, help="then grant their rights to roles: farm=NAME,producer=NAME,reader=NAME")
+@click.option(
+    "--roles", callback=_parsed_roles, help="then grant their rights to roles: farm=NAME,producer=NAME,reader=NAME"
+)
 @click.option("--print", "only_print", is_flag=True, help="with --roles: change nothing, print the GRANTs")
 def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) -> None:
     """Create the queue's tables, or bring them up to date, beside a working farm."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from importlib.resources import files
@@ -12,7 +11,6 @@ import psycopg
 import pytest
 from hands import CLAIMS, claim_buffers, quietly, value
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from dataloader import db
 
@@ -56,18 +54,13 @@ def thousand(dsn: str) -> Iterator[db.Connection]:
 
 
 @pytest.fixture(scope="module")
-def million_rows(server_dsn: str) -> Iterator[db.Connection]:
+def million_rows(module_db: str) -> Iterator[db.Connection]:
     """A queue with a million rows, in a database that the tests of this file share."""
-    run = os.environ["DL_TEST_RUN"]
-    name = f"{run}_plans_{os.getpid()}"
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*map(sql.Identifier, (name, run + "_template"))))
-        with db.connect(make_conninfo(server_dsn, dbname=name), name="many", schema="public") as conn:
-            conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-            filled(conn, MILLION)
-            conn.execute("VACUUM dl_jobs")
-            yield conn
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with db.connect(module_db, name="many", schema="public") as conn:
+        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        filled(conn, MILLION)
+        conn.execute("VACUUM dl_jobs")
+        yield conn
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
     python -m tests.attack 'host=... user=postgres'        # a server on which databases and roles may be made
 
 The script makes a database with the queue of the code that it imports, and two roles: a stranger, who may only connect,
-and a producer (`migrate --roles`). It prints a line for each attack, and drops all of it. The exit status is 1 when an
-attack succeeded. `tests/sql/test_rights.py` runs the same attacks.
+and a producer (`migrate --roles`), who may also create in the schema. It prints a line for each attack, and drops what
+it made. The exit status is 1 when an attack succeeded. `tests/sql/test_rights.py` runs the same attacks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import psycopg
 from psycopg import sql
@@ -56,6 +57,10 @@ def _ran_as(conn: psycopg.Connection) -> str:
     return f"became the owner {found[0]}" if found else ""
 
 
+def _refused() -> NoReturn:
+    raise psycopg.errors.InsufficientPrivilege("the attacker's code never ran as the owner")
+
+
 def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
     """dl_jobs_forget deletes from a table dl_job_events, with the owner's rights: which one?"""
     conn.execute(EVIL + SHADOWS)
@@ -66,7 +71,7 @@ def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
     )
     conn.execute("INSERT INTO bait VALUES (%s)", (job_id,))
     conn.execute("DELETE FROM bait")
-    return _ran_as(conn)
+    return _ran_as(conn) or _refused()
 
 
 def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
@@ -80,22 +85,18 @@ def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
 def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
     """Functions that run with the owner's rights may not meet tables of the caller's."""
     conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
-    one = "'{00000000-0000-0000-0000-000000000001}', '{q}', '{t}', '{\"{}\"}'"
+    first, second = (f"'{{00000000-0000-0000-0000-00000000000{n}}}', '{{q}}', '{{t}}', '{{\"{{}}\"}}'" for n in (1, 2))
     rest = "'{k}', '{\"\"}', '{1}', '{null}', '{1}', '{60}', '{null}', '{null}', '{null}', null, null"
     for statement in (
         "SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')",
-        f"SELECT public.dl_enqueue_many({one}, '{{null}}', {rest})",
-        f"SELECT public.dl_enqueue_many({one}, '{{b}}', {rest})",
+        f"SELECT public.dl_enqueue_many({first}, '{{null}}', {rest})",
+        f"SELECT public.dl_enqueue_many({second}, '{{b}}', {rest})",
         f"SELECT public.dl_job_status('{job_id}')",
         f"SELECT public.dl_set_trace('t', '{{{job_id}}}')",
+        "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')",
     ):
-        try:
-            conn.execute(statement)
-        except psycopg.Error as e:
-            error = e
-        if found := _ran_as(conn):
-            return found
-    raise error
+        conn.execute(statement)  # type: ignore[call-overload]
+    return _ran_as(conn) or _refused()
 
 
 def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
@@ -110,9 +111,7 @@ def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
     conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
     conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
     conn.execute("SELECT public.dl_job_status(%s)", (job_id,))
-    if found := _ran_as(conn):
-        return found
-    raise psycopg.errors.InsufficientPrivilege("the code of the attacker's did not run as the owner")
+    return _ran_as(conn) or _refused()
 
 
 OF_STRANGERS: tuple[Attack, ...] = (forget_on_a_table_of_its_own, journal_on_a_table_of_its_own)
@@ -141,8 +140,11 @@ def prey(server: str) -> Iterator[tuple[str, str, str]]:
                 _run(admin, "CREATE ROLE {} LOGIN PASSWORD 'p'", role)
             migrations.migrate(dsn, "public")
             with psycopg.connect(dsn, autocommit=True) as owner:
-                _run(owner, "GRANT CREATE ON SCHEMA public TO {}", roles[1])
-                _run(owner, "GRANT INSERT, SELECT ON dl_jobs TO {}", roles[1])
+                _run(owner, "GRANT CREATE ON SCHEMA public TO {}", roles[1])  # what an operator should not do
+                if not hasattr(migrations, "grant"):  # an older code, to be compared with
+                    _run(owner, "GRANT INSERT, SELECT ON dl_jobs TO {}", roles[1])
+            if hasattr(migrations, "grant"):
+                migrations.grant(dsn, "public", [("producer", roles[1])])
             stranger, producer = (make_conninfo(dsn, user=role, password="p") for role in roles)
             yield dsn, stranger, producer
         finally:

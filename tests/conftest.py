@@ -139,6 +139,24 @@ def superuser(dsn: str) -> str:
 
 
 @contextmanager
+def roles() -> Iterator[Callable[..., str]]:
+    """What makes roles that live as long as the block."""
+    made: list[str] = []
+
+    def make(dsn: str, more: str = "") -> str:
+        name = f"{os.environ[RUN]}_role_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
+        admin("CREATE ROLE {} LOGIN PASSWORD 'p' " + more, name)
+        made.append(make_conninfo(dsn, user=name, password="p"))
+        return made[-1]
+
+    yield make
+    for dsn in made:
+        with psycopg.connect(superuser(dsn), autocommit=True) as conn:
+            name = sql.Identifier(str(conninfo_to_dict(dsn)["user"]))
+            conn.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(name))
+
+
+@contextmanager
 def lent(template: str | None = None) -> Iterator[str]:
     """A database that lives as long as the block."""
     name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
@@ -230,19 +248,15 @@ def server_dsn() -> str:
 @pytest.fixture
 def make_role() -> Iterator[Callable[..., str]]:
     """Makes a role on the server, with what else CREATE ROLE says, and returns its DSN for the database of a DSN."""
-    made: list[str] = []
+    with roles() as make:
+        yield make
 
-    def make(dsn: str, more: str = "") -> str:
-        name = f"{os.environ[RUN]}_role_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
-        admin("CREATE ROLE {} LOGIN PASSWORD 'p' " + more, name)
-        made.append(make_conninfo(dsn, user=name, password="p"))
-        return made[-1]
 
-    yield make
-    for dsn in made:
-        with psycopg.connect(superuser(dsn), autocommit=True) as conn:
-            name = sql.Identifier(str(conninfo_to_dict(dsn)["user"]))
-            conn.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(name))
+@pytest.fixture(scope="module")
+def make_role_of_module() -> Iterator[Callable[..., str]]:
+    """The same for the tests of one file."""
+    with roles() as make:
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -71,13 +71,14 @@ def million(million_rows: db.Connection) -> db.Connection:
 
 
 @pytest.fixture
-def forgotten(million_rows: db.Connection) -> db.Connection:
+def forgotten(module_db: str, million_rows: db.Connection, as_superuser: Callable[[str], str]) -> db.Connection:
     """The million, for a planner that last saw an empty table."""
-    million_rows.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
-    million_rows.execute(
-        "UPDATE pg_class SET reltuples = 0, relpages = 0, relallvisible = 0 WHERE oid = 'dl_jobs'::regclass"
-        " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass)"
-    )
+    with db.connect(as_superuser(module_db), name="admin", schema="public") as admin:
+        admin.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
+        admin.execute(
+            "UPDATE pg_class SET reltuples = 0, relpages = 0, relallvisible = 0 WHERE oid = 'dl_jobs'::regclass"
+            " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass)"
+        )
     return million_rows
 
 

@@ -1,7 +1,7 @@
 """Migrations: numbered SQL files applied in order, once each, while the queue is in use.
 
-`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed, and with it
-from `sql/rights.sql` who may call what.
+`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed, and with
+it what `sql/rights.sql` says of who may call what.
 A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
 `-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
 May import `db`.
@@ -93,7 +93,7 @@ def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
 
     Each role is its kind (one of KINDS) and its name. The queue's owner may run the script, and again.
     """
-    lines = [sql.SQL("BEGIN;\nSET LOCAL search_path = {};").format(sql.Identifier(schema))]
+    lines: list[sql.Composable] = [sql.SQL("BEGIN;\nSET LOCAL search_path = {};").format(sql.Identifier(schema))]
     for kind, role in roles:
         names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role)}
         lines.append(sql.SQL("{};").format(sql.SQL(_rights()[kind]).format(**names)))

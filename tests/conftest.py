@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if URL not in os.environ:
         sweep()
         config.stash[_server] = started()
-        os.environ[URL] = config.stash[_server].dsn
+        os.environ[URL] = make_conninfo(config.stash[_server].dsn, user="postgres")
     os.environ[OWNER] = ordinary_role()
     migrations.migrate(create("template", template="template1"), schema="public")
 

@@ -152,7 +152,7 @@ def _parsed_roles(context: click.Context, option: click.Parameter, value: str | 
 @click.option("--print", "only_print", is_flag=True, help="with --roles: change nothing, print the GRANTs")
 def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) -> None:
     """Create the queue's tables, or bring them up to date, beside a working farm."""
-    if only_print and not roles or only_check and roles:
+    if (only_print and not roles) or (only_check and roles):
         raise click.UsageError("--print goes with --roles, --check goes alone")
     settings = _settings()
     if only_print:

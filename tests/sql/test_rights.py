@@ -122,14 +122,16 @@ def test_every_function_may_be_called_by_whom_the_documents_say(conn: db.Connect
 def test_functions_of_a_later_version_reach_those_who_had_the_others(
     own_db: str, make_role: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    farm, producer, stranger = (make_role(own_db) for _ in range(3))
+    farm, producer, service = (make_role(own_db) for _ in range(3))
+    with session(own_db) as owner:
+        owner.execute(f"GRANT SELECT, UPDATE ON dl_jobs TO {conninfo_to_dict(service)['user']}".encode())
     names = [("farm", conninfo_to_dict(farm)["user"]), ("producer", conninfo_to_dict(producer)["user"])]
     migrations.grant(own_db, "public", [(kind, str(name)) for kind, name in names])
     now = migrations.functions()
     new = "CREATE FUNCTION dl_new() RETURNS int LANGUAGE sql AS 'SELECT 1';"
     monkeypatch.setattr(migrations, "functions", lambda: replace(now, text=new + now.text))
     assert migrations.migrate(own_db, "public") == ["functions.sql"]
-    for dsn, may in ((farm, True), (producer, False), (stranger, False)):
+    for dsn, may in ((farm, True), (producer, False), (service, False)):
         with session(dsn) as theirs:
             assert may_call(theirs, "SELECT dl_new()") is may
 
@@ -254,7 +256,9 @@ def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, ca
             producer.execute("SELECT queue FROM dl_jobs")
         with producer.transaction():
             producer.execute("SELECT dl_set_trace('mine', %s)", ([theirs, of_the_api],))
-    assert row(conn, theirs)["trace"] is None
+        of_before = value(producer, "SELECT dl_enqueue('q', 't', 'k')")
+        producer.execute("SELECT dl_set_trace('mine', %s)", ([of_before],))
+    assert [row(conn, job_id)["trace"] for job_id in (theirs, of_before)] == [None, None]
     assert len(journal(conn, theirs)) == 1
 
 

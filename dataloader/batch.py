@@ -205,7 +205,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
     if schema is None:
         return statement
     name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
-    return statement.replace("FROM dl_", f"FROM {name}.dl_").replace("UPDATE dl_", f"UPDATE {name}.dl_")
+    return statement.replace("FROM dl_", f"FROM {name}.dl_")
 
 
 def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:

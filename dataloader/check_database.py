@@ -20,6 +20,7 @@ from dataloader.config import Settings
 
 VERSIONS = range(15, 19)  # the major versions that sql/ is tested on
 API_PROCESSES = 2  # what `dataloader api` starts by default
+ROLES = "`dataloader migrate --roles farm=NAME`"
 FEW_RIGHTS = "as a role that may create in the schema and owns its tables"
 
 # What would help, by a part of the error that the server or libpq gives.
@@ -154,7 +155,8 @@ def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     may_migrate = rights["may_create"] and all(table["owned"] for table in tables)
     if rights["found"] and not rights["may_use"]:
         return [Finding(Level.ERROR, "privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
-    found = privileges(tables, _facts(conn, "strangers"))
+    found = privileges(tables, _facts(conn, "function_rights", schema=name), _facts(conn, "strangers"))
+    found += exposure(name, rights["open_to_all"], rights["is_superuser"])
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
         return found
     return [*found, schema(_refusal(migrations.check, conn), _todo(conn), may_migrate), *_drift(conn, may_migrate)]
@@ -179,7 +181,9 @@ def _todo(conn: db.Connection) -> str:
     return _refusal(migrations.missing, conn) or ", ".join(migrations.missing(conn))
 
 
-def privileges(tables: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[str, Any]]) -> list[Finding]:
+def privileges(
+    tables: Iterable[Mapping[str, Any]], functions: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[str, Any]]
+) -> list[Finding]:
     """What this role may not do that the processes do."""
     findings = []
     for table in tables:
@@ -187,11 +191,28 @@ def privileges(tables: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[
             lacking, name = ", ".join(table["lacking"]), table["name"]
             what = f"this role has no {lacking} on {name}"
             findings.append(Finding(Level.ERROR, "privileges", what, f"GRANT {lacking} ON {name}"))
+    if names := ", ".join(function["name"] for function in functions):
+        what = f"this role may not call {names}"
+        findings.append(Finding(Level.ERROR, "privileges", what, f"as the queue's owner: {ROLES}"))
     if roles := ", ".join(row["rolname"] for row in strangers):
         what = f"this role may not end sessions of the role {roles}, whose workers are on the queue too"
         advice = "use one role for all, or GRANT pg_signal_backend, pg_read_all_stats"
         findings.append(Finding(Level.WARNING, "privileges", what, advice))
     return findings or [Finding(Level.OK, "privileges", "all that the processes need")]
+
+
+def exposure(name: str, open_to_all: bool, is_superuser: bool) -> list[Finding]:
+    """Whether others could have their code run with this role's rights, and whether these are more than needed."""
+    findings = []
+    if open_to_all:
+        what = f"every role may create in the schema {name}: what one puts there may run with this role's rights"
+        findings.append(Finding(Level.WARNING, "privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
+    if is_superuser:
+        what = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
+        findings.append(
+            Finding(Level.WARNING, "privileges", what, f"use an ordinary role; for a farm, as the owner: {ROLES}")
+        )
+    return findings
 
 
 def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:

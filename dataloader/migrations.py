@@ -1,6 +1,7 @@
 """Migrations: numbered SQL files applied in order, once each, while the queue is in use.
 
-`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed.
+`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed, and with
+it what `sql/rights.sql` says of who may call what.
 A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
 `-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
 May import `db`, `drift`, `probe` and `config`.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,7 @@ VACUUM_TIMEOUT = "30s"  # longer than anybody's deadlock_timeout, after which an
 PAUSE_SEC = 1.0
 IDLE_SEC = 5.0  # of a migration that was stopped or cut off while it held the tables
 WAIT_SEC = 600.0
+KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -63,8 +65,9 @@ def known() -> tuple[Migration, ...]:
 
 
 def functions() -> Migration:
-    """functions.sql, which follows the numbered ones."""
-    return _read(0, "functions.sql", (db.sql_folder() / "functions.sql").read_text("utf-8"))
+    """functions.sql, which follows the numbered ones, and the rights on what it makes."""
+    text = (db.sql_folder() / "functions.sql").read_text("utf-8")
+    return _read(0, "functions.sql", f"{text}\n{_rights()['spread']};\n")
 
 
 def migrate(dsn: str, schema: str) -> list[str]:
@@ -85,6 +88,32 @@ def migrate(dsn: str, schema: str) -> list[str]:
         for migration in todo:
             _apply(conn, migration)
         return [*(migration.name for migration in todo), *_mend(conn)]
+
+
+def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
+    """The statements, as one script, that give `roles` their rights on the queue in `schema`.
+
+    Each role is its kind (one of KINDS) and its name. The queue's owner may run the script, and again.
+    """
+    lines: list[sql.Composable] = [sql.SQL("BEGIN;\nSET LOCAL search_path = {};").format(sql.Identifier(schema))]
+    for kind, role in roles:
+        names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role)}
+        lines.append(sql.SQL("{};").format(sql.SQL(_rights()[kind]).format(**names)))
+    lines.append(sql.SQL(f"{_rights()['spread']};\nCOMMIT;"))
+    return sql.SQL("\n").join(lines).as_string()
+
+
+def grant(dsn: str, schema: str, roles: Collection[tuple[str, str]]) -> None:
+    """Give `roles`, as `grants` does, their rights on the migrated queue in `schema`.
+
+    Raises SchemaError for a role that does not exist.
+    """
+    with _session(dsn, schema) as conn, _alone(conn):
+        for _, role in roles:
+            if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
+                made = sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)).as_string()
+                raise SchemaError(f"there is no role {role}: correct the name, or make it: {made}")
+        conn.execute(grants(schema, roles).encode())
 
 
 def missing(conn: db.Connection) -> list[str]:
@@ -115,10 +144,18 @@ def check(conn: db.Connection) -> None:
     row = conn.execute("SELECT max(number), max(oldest_code), bool_or(number = 0) FROM dl_migrations").fetchone()
     have, oldest_code, has_functions = row or (0, 0, False)
     latest = known()[-1].number
-    if not have or have < latest or not has_functions:
+    if not have or have < latest:
         raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
+    if not has_functions:
+        raise SchemaError(
+            "the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`"
+        )
     if oldest_code > latest:
         raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
+
+
+def _rights() -> dict[str, str]:
+    return db.statements("rights.sql")
 
 
 def _read(number: int, name: str, text: str) -> Migration:

@@ -1,11 +1,13 @@
 -- What `dataloader check` asks the server: catalogs only, nothing is changed. Each returns facts; check.py decides.
 
 -- name: schema_rights
--- May this role use and create in the schema, or make it?
+-- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser?
 SELECT n.oid IS NOT NULL AS found,
        coalesce(has_schema_privilege(n.oid, 'USAGE'), false) AS may_use,
        CASE WHEN n.oid IS NULL THEN has_database_privilege(current_database(), 'CREATE')
-            ELSE has_schema_privilege(n.oid, 'CREATE') END AS may_create
+            ELSE has_schema_privilege(n.oid, 'CREATE') END AS may_create,
+       coalesce(has_schema_privilege('public', n.oid, 'CREATE'), false) AS open_to_all,
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS is_superuser
 FROM (SELECT) AS one LEFT JOIN pg_namespace n ON n.nspname = %(schema)s;
 
 -- name: table_rights
@@ -20,6 +22,14 @@ SELECT c.relname AS name,
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname LIKE 'dl\_%%' AND c.relkind IN ('r', 'p', 'S') AND NOT c.relispartition
 ORDER BY c.relname;
+
+-- name: function_rights
+-- The queue's functions, as far as its owner has made them, that this role may not call; those of triggers are not called.
+SELECT DISTINCT p.proname AS name
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'dl_jobs'
+WHERE n.nspname = %(schema)s AND p.proname LIKE 'dl\_%%' AND p.proowner = c.relowner
+  AND p.prorettype <> 'trigger'::regtype AND NOT has_function_privilege(p.oid, 'EXECUTE')
+ORDER BY 1;
 
 -- name: strangers
 -- Roles of workers whose sessions dl_end_session could neither recognize nor end for this role.

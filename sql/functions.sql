@@ -581,7 +581,7 @@ $$;
 -- when there are none. The jobs' keys are let go, and with p_let_go all that the session holds.
 CREATE OR REPLACE FUNCTION dl_finish(
   p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[])
-LANGUAGE plpgsql SET dataloader.tells = 'waiters' AS $$
+LANGUAGE plpgsql AS $$
 DECLARE
   slots int[];
   ended uuid[];
@@ -735,6 +735,7 @@ BEGIN
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
           jsonb_build_object('reason', p_reason, 'attempt', job.attempt) || p_facts);
+  PERFORM dl_tell_waiters(ARRAY[hashtext(job.lock_key)]);  -- not the trigger's: this step is journaled
   RETURN job.status;
 END
 $$;
@@ -917,93 +918,102 @@ $$;
 -- microsecond after the one before it in the list, counted from p_since, or from the clock: an insert takes longer than
 -- that, so the next batch of the session comes later still. p_place are the jobs' places in a list of several batches.
 -- Keys are inserted in the order of their bytes: two batches that share keys wait for each other and never in a circle.
--- Bound to this schema, for producers have a search_path of their own.
+-- With the owner's rights, for a producer has none on the tables; so it trusts no search_path, nor pg_temp, and is bound to
+-- this schema by its text. The journal says which role added the jobs: see dl_job_status.
+DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
   p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
   p_timeout_sec int[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
-RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   size int := cardinality(p_job_id);
   since timestamptz := coalesce(p_since, clock_timestamp());
+  added_by jsonb := jsonb_build_object('user', session_user);
   written int;
 BEGIN
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
-    INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts,
-                         lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
+           timeout_sec, producer, consumer_group, created_at, journaled)
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
            max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
            since + coalesce(n.place, nth) * interval '1 microsecond', 1
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(dl_spread(p_queue, size)) AS queue,
-                   unnest(dl_spread(p_task, size)) AS task, unnest(dl_spread(p_lock_key, size)) AS lock_key,
-                   unnest(dl_spread(p_partition_key, size)) AS partition_key,
-                   unnest(dl_spread(p_priority, size)) AS priority,
-                   unnest(dl_spread(p_available_at, size)) AS available_at,
-                   unnest(dl_spread(p_max_attempts, size)) AS max_attempts,
-                   unnest(dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
-                   unnest(dl_spread(p_timeout_sec, size)) AS timeout_sec,
-                   unnest(dl_spread(p_producer, size)) AS producer,
-                   unnest(dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
+                   unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
+                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
+                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
+                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
+                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
+                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
+                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
+                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n;
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
-           CASE WHEN producer IS NULL THEN '{}' ELSE jsonb_build_object('producer', producer) END
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(dl_spread(p_queue, size)) AS queue,
-                   unnest(dl_spread(p_producer, size)) AS producer) n;
+           CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
+                   unnest(%1$I.dl_spread(p_producer, size)) AS producer) n;
     RETURN;
   END IF;
 
   WITH added AS (
-    INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                         max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
+           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
            coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
            since + coalesce(n.place, nth) * interval '1 microsecond', 1
-      FROM (SELECT unnest(p_job_id) AS job_id, unnest(dl_spread(p_queue, size)) AS queue,
-                   unnest(dl_spread(p_task, size)) AS task,
-                   unnest(dl_spread(p_idempotency_key, size)) AS idempotency_key,
-                   unnest(dl_spread(p_lock_key, size)) AS lock_key,
-                   unnest(dl_spread(p_partition_key, size)) AS partition_key,
-                   unnest(dl_spread(p_priority, size)) AS priority,
-                   unnest(dl_spread(p_available_at, size)) AS available_at,
-                   unnest(dl_spread(p_max_attempts, size)) AS max_attempts,
-                   unnest(dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
-                   unnest(dl_spread(p_timeout_sec, size)) AS timeout_sec,
-                   unnest(dl_spread(p_producer, size)) AS producer,
-                   unnest(dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
+                   unnest(%1$I.dl_spread(p_task, size)) AS task,
+                   unnest(%1$I.dl_spread(p_idempotency_key, size)) AS idempotency_key,
+                   unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
+                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
+                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
+                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
+                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
+                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
+                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
+                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
      ORDER BY idempotency_key COLLATE "C", nth
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING job_id, queue, producer)
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
   SELECT added.job_id, queue, 'queued',
-         CASE WHEN producer IS NULL THEN '{}' ELSE jsonb_build_object('producer', producer) END
+         CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
     FROM added;
   GET DIAGNOSTICS written = ROW_COUNT;
   IF written < size THEN
     -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
     RETURN QUERY
     SELECT nth::int, j.job_id, j.status::text
-      FROM unnest(p_job_id, dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
-      LEFT JOIN dl_jobs j USING (idempotency_key)
+      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
+      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
      WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
   END IF;
 END
-$$;
+$$
+$function$, current_schema()); END $bound$;
 
 
 -- Add one job, for producers in any language (docs/producers.md); returns its id, and for an idempotency key seen
 -- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
--- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the caller's rights on dl_jobs
--- (INSERT, SELECT); the journal is the trigger's. Bound to this schema: call it by its full name from anywhere.
+-- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
+-- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
+DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
   partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL,
   producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
-RETURNS uuid LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
   wrong text;
@@ -1030,11 +1040,12 @@ BEGIN
     WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
   END;
   IF wrong IS NOT NULL THEN
-    RAISE EXCEPTION 'dl_enqueue: %', wrong USING ERRCODE = 'invalid_parameter_value';
+    RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
   END IF;
   LOOP
-    INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at,
-                         max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, created_at)
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
+           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at)
     VALUES (gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
             dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
             coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, 5),
@@ -1044,13 +1055,44 @@ BEGIN
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING job_id INTO found;
     EXIT WHEN found IS NOT NULL;
-    SELECT job_id INTO found FROM dl_jobs WHERE idempotency_key = dl_enqueue.idempotency_key;
+    SELECT job_id INTO found FROM %1$I.dl_jobs WHERE idempotency_key = dl_enqueue.idempotency_key;
     EXIT WHEN found IS NOT NULL;
     -- The job that had the key was deleted between the two: the key is free again.
   END LOOP;
   RETURN found;
 END
-$$;
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- The status of a job that the calling role has added, for producers, who may not read the tables; no row for any other
+-- job. Whose it is says the first row of its journal: session_user, whom SET ROLE does not change. That row is written at
+-- the commit of a plain INSERT and of dl_enqueue. A job that was added over HTTP is no producer's.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_job_status(p_job_id uuid)
+RETURNS TABLE (job_id uuid, status text, attempt int, started_at timestamptz, finished_at timestamptz,
+               heartbeat_at timestamptz, error text, progress jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT j.job_id, j.status::text, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress
+    FROM %1$I.dl_jobs j
+   WHERE j.job_id = p_job_id
+     AND session_user = (SELECT e.payload ->> 'user' FROM %1$I.dl_job_events e
+                          WHERE e.job_id = p_job_id AND e.kind = 'queued' ORDER BY e.event_id LIMIT 1)
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Note where the trigger of these jobs stands in a trace: of those that dl_enqueue_many has added for this role in this
+-- transaction. One that was found by its key keeps that of its first trigger.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_set_trace(p_trace text, p_job_ids uuid[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE %1$I.dl_jobs j SET trace = p_trace
+   WHERE job_id = ANY (p_job_ids) AND trace IS NULL
+     AND EXISTS (SELECT FROM %1$I.dl_job_events e
+                  WHERE e.job_id = j.job_id AND e.ts = now() AND e.kind = 'queued' AND e.payload ->> 'user' = session_user)
+$$
+$function$, current_schema()); END $bound$;
 
 
 -- What a row of the journal says for the sums: its kind, but for a requeue why: 'retry' (the run failed), 'crash' (its

@@ -31,8 +31,8 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
   %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz + %(before)s * interval '1 microsecond');
 
 -- name: set_trace
--- Of those of these jobs that this transaction has added: one that was found by its key keeps that of its first trigger.
-UPDATE dl_jobs SET trace = %(trace)s WHERE job_id = ANY (%(job_ids)s) AND trace IS NULL AND created_at >= now();
+-- Of those of these jobs that this transaction has added (see dl_set_trace).
+SELECT FROM dl_set_trace(%(trace)s, %(job_ids)s);
 
 -- name: sign
 -- Who has added these jobs, for the journal.

@@ -237,7 +237,8 @@ $$;
 -- The journal of what others do: our statements write their own rows and say so by `journaled`.
 -- Deferred to the commit, for a service may write its own journal row after its step: then there is nothing to add.
 -- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
--- Bound to this schema by its text, so that it is planned once a session; without sequential scans, for the plan of a
+-- Bound to this schema by its text, so that it is planned once a session, and to its table: on another, the table's owner
+-- would write what he liked. Without sequential scans, for the plan of a
 -- short journal would be kept while it grows. The error stays out of it: only our workers' texts have their secrets masked.
 DO $bound$
 BEGIN
@@ -249,6 +250,9 @@ BEGIN
                                    WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
                                    ELSE NEW.status::text END;
     BEGIN
+      IF TG_RELID <> %2$L::regclass THEN
+        RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_journal is for dl_jobs';
+      END IF;
       INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
       SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
                'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
@@ -260,19 +264,29 @@ BEGIN
       RETURN NULL;
     END
     $$
-    $function$, current_schema());
+    $function$, current_schema(), format('%I.dl_jobs', current_schema()));
 END
 $bound$;
 
 -- What a deleted job's journal rows would be to a foreign key, without its cost for each row of the journal: with the
--- owner's rights, as a cascade has them.
-CREATE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $$
+-- owner's rights, as a cascade has them; bound as dl_jobs_journal.
+DO $bound$
 BEGIN
-  EXECUTE format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', TG_TABLE_SCHEMA);
-  RETURN NULL;
+  EXECUTE format($function$
+    CREATE OR REPLACE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+      IF TG_RELID <> %2$L::regclass THEN
+        RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_forget is for dl_jobs';
+      END IF;
+      EXECUTE %3$L;
+      RETURN NULL;
+    END
+    $$
+    $function$, current_schema(), format('%I.dl_jobs', current_schema()),
+    format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema()));
 END
-$$;
+$bound$;
 
 -- The conditions keep the triggers from firing where they would have nothing to do: at each start and end of a job.
 CREATE TRIGGER dl_jobs_place BEFORE UPDATE OF status, available_at ON dl_jobs
@@ -287,10 +301,9 @@ CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
 CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
--- Not for dl_finish, which tells the waiters of all its ends at once.
+-- Not for our own steps, which tell the waiters themselves: dl_finish of all its ends at once.
 CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
-  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running'
-                     AND current_setting('dataloader.tells', true) IS DISTINCT FROM 'waiters')
+  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running' AND NEW.journaled = OLD.journaled)
   EXECUTE FUNCTION dl_jobs_notify_key();
 CREATE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
   REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_forget();

@@ -2,12 +2,16 @@
 
 The process that starts the run (with xdist: the controller) starts the server and makes the template; the
 workers inherit its address, so there is nothing to race for. TEST_DATABASE_URL names another server to use.
+
+The databases belong to an ordinary role, as they mostly do in production: for what only a superuser may do a test asks
+for `server_dsn` or `as_superuser`. Where the named server's role is not a superuser, that role owns them.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import shutil
 import signal
 import tempfile
@@ -19,7 +23,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import db, embedded, migrations
 
@@ -34,6 +38,7 @@ FAST = {
     "logging_collector": "off",
 }
 URL = "TEST_DATABASE_URL"
+OWNER = "DL_TEST_OWNER"  # a DSN's user and password: the role that owns this run's databases
 RUN = "DL_TEST_RUN"  # the prefix of this run's databases; a given server may serve several runs
 PREFIX = "dl-test-"
 _server = pytest.StashKey[embedded.Server]()
@@ -51,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if URL not in os.environ:
         sweep()
         config.stash[_server] = started()
-        os.environ[URL] = config.stash[_server].dsn
+        os.environ[URL] = make_conninfo(config.stash[_server].dsn, user="postgres")
+    os.environ[OWNER] = ordinary_role()
     migrations.migrate(create("template", template="template1"), schema="public")
 
 
@@ -63,6 +69,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del os.environ[URL]
     elif not hasattr(config, "workerinput") and RUN in os.environ:
         drop("template")
+        if os.environ[OWNER]:
+            admin("DROP OWNED BY {0}; DROP ROLE {0}", f"{os.environ[RUN]}_owner")
+
+
+def ordinary_role() -> str:
+    """Make a role that may log in and no more, and return its part of a DSN; nothing where that is not ours to make.
+
+    Two parameters that only tests set are let to it: rows without triggers, deadlocks that are found soon.
+    """
+    with psycopg.connect(os.environ[URL], autocommit=True) as conn:
+        if conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone() != (True,):
+            return ""
+        name, password = f"{os.environ[RUN]}_owner", secrets.token_hex(16)
+        conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(name), password))
+        for parameter in ("session_replication_role", "deadlock_timeout"):
+            conn.execute(sql.SQL(f"GRANT SET ON PARAMETER {parameter} TO {{}}").format(sql.Identifier(name)))
+        return make_conninfo(user=name, password=password)
 
 
 def started() -> embedded.Server:
@@ -91,8 +114,12 @@ def sweep() -> None:
 def create(name: str, template: str | None = None) -> str:
     """Make a database of this run, by default with the project's schema, and return its DSN."""
     full, source = f"{os.environ[RUN]}_{name}", template or f"{os.environ[RUN]}_template"
-    admin("CREATE DATABASE {} TEMPLATE {}", full, source)
-    return make_conninfo(os.environ[URL], dbname=full)
+    owner = conninfo_to_dict(os.environ[OWNER])
+    if owner:
+        admin("CREATE DATABASE {} TEMPLATE {} OWNER {}", full, source, str(owner["user"]))
+    else:
+        admin("CREATE DATABASE {} TEMPLATE {}", full, source)
+    return make_conninfo(os.environ[URL], dbname=full, **owner)
 
 
 def drop(name: str) -> None:
@@ -101,9 +128,32 @@ def drop(name: str) -> None:
 
 
 def admin(text: str, *names: str) -> None:
-    """Run one statement on the server, with `names` as identifiers in it."""
+    """Run a statement on the server, with `names` as identifiers in it."""
     with psycopg.connect(os.environ[URL], autocommit=True) as conn:
         conn.execute(sql.SQL(text).format(*map(sql.Identifier, names)))
+
+
+def superuser(dsn: str) -> str:
+    """The same database, as the role of the server's own DSN."""
+    return make_conninfo(os.environ[URL], dbname=conninfo_to_dict(dsn)["dbname"])
+
+
+@contextmanager
+def roles() -> Iterator[Callable[..., str]]:
+    """What makes roles that live as long as the block."""
+    made: list[str] = []
+
+    def make(dsn: str, more: str = "") -> str:
+        name = f"{os.environ[RUN]}_role_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
+        admin("CREATE ROLE {} LOGIN PASSWORD 'p' " + more, name)
+        made.append(make_conninfo(dsn, user=name, password="p"))
+        return made[-1]
+
+    yield make
+    for dsn in made:
+        with psycopg.connect(superuser(dsn), autocommit=True) as conn:
+            name = sql.Identifier(str(conninfo_to_dict(dsn)["user"]))
+            conn.execute(sql.SQL("DROP OWNED BY {0} CASCADE; DROP ROLE {0}").format(name))
 
 
 @contextmanager
@@ -150,7 +200,7 @@ def worker_db() -> Iterator[str]:
 @pytest.fixture
 def dsn(worker_db: str) -> str:
     """A database with the project's schema and not a row in it: for most tests."""
-    with psycopg.connect(worker_db, autocommit=True) as conn:
+    with psycopg.connect(superuser(worker_db), autocommit=True) as conn:
         conn.execute(CLEAN)
     return worker_db
 
@@ -193,3 +243,23 @@ def conn(dsn: str) -> Iterator[db.Connection]:
 def server_dsn() -> str:
     """The server itself (its database `postgres`), as a superuser."""
     return os.environ[URL]
+
+
+@pytest.fixture
+def make_role() -> Iterator[Callable[..., str]]:
+    """Makes a role on the server, with what else CREATE ROLE says, and returns its DSN for the database of a DSN."""
+    with roles() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_role_of_module() -> Iterator[Callable[..., str]]:
+    """The same for the tests of one file."""
+    with roles() as make:
+        yield make
+
+
+@pytest.fixture(scope="session")
+def as_superuser() -> Callable[[str], str]:
+    """The DSN of a superuser's session on the database of another DSN."""
+    return superuser

@@ -155,11 +155,29 @@ def api(processes: int, threads: int) -> None:
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
 
 
+def _parsed_roles(context: click.Context, option: click.Parameter, value: str | None) -> list[tuple[str, str]]:
+    roles = [
+        (kind.strip(), name.strip()) for kind, _, name in (each.partition("=") for each in (value or "").split(","))
+    ]
+    if value is not None and not all(kind in migrations.KINDS and name for kind, name in roles):
+        raise click.BadParameter("should be a list like farm=NAME,producer=NAME,reader=NAME")
+    return roles if value else []
+
+
 @main.command()
 @click.option("--check", "only_check", is_flag=True, help="only say what is missing; exit 1 if anything is")
-def migrate(only_check: bool) -> None:
+@click.option(
+    "--roles", callback=_parsed_roles, help="then grant their rights to roles: farm=NAME,producer=NAME,reader=NAME"
+)
+@click.option("--print", "only_print", is_flag=True, help="with --roles: change nothing, print the GRANTs")
+def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) -> None:
     """Create the queue's tables, or bring them up to date, beside a working farm."""
+    if (only_print and not roles) or (only_check and roles):
+        raise click.UsageError("--print goes with --roles, --check goes alone")
     settings = _settings()
+    if only_print:
+        click.echo(migrations.grants(settings.pg_schema_queue, roles))
+        return
     dsn, schema = _dsn(settings), settings.pg_schema_queue
     if only_check:
         todo = _reached(lambda: _refusing(lambda: _missing(dsn, schema)))
@@ -167,6 +185,9 @@ def migrate(only_check: bool) -> None:
         sys.exit(EXIT_FAILED if todo else 0)
     names = _reached(lambda: _refusing(lambda: migrations.migrate(dsn, schema)))
     click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
+    if roles:
+        _reached(lambda: _refusing(lambda: migrations.grant(dsn, schema, roles)))
+        click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
 
 
 @main.command()

@@ -69,7 +69,7 @@ class Server:
                 raise
         except (OSError, subprocess.SubprocessError) as error:  # the latter of an initdb that hangs
             raise EmbeddedError(f"cannot use {root} for PostgreSQL: {error}") from error
-        return cls(root, _dsn(cluster.socket_folder(root)), process, lock)
+        return cls(root, _dsn(root, cluster.socket_folder(root)), process, lock)
 
     def stop(self) -> None:
         """Stop the server: sessions are ended, all that was committed is kept. Harmless when repeated."""
@@ -90,9 +90,10 @@ class Server:
 
 def running(root: Path) -> str | None:
     """The DSN of the server in `root` if one is up and this user may reach it; nothing is changed."""
-    run = postmaster.listens_in(Path(root).resolve() / "data")
-    return _dsn(run) if run else None
+    root = Path(root).resolve()
+    run = postmaster.listens_in(root / "data")
+    return _dsn(root, run) if run else None
 
 
-def _dsn(run: Path) -> str:
-    return f"host={run} user=postgres dbname=postgres"
+def _dsn(root: Path, run: Path) -> str:
+    return f"host={run} user={cluster.user_of(root)} dbname=postgres"

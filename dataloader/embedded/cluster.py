@@ -27,6 +27,14 @@ READY_WITHIN = 120.0  # after a crash the server first replays its log
 
 _INITDB = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"]
 
+# Whom programs log in as: an ordinary role that owns the database, as in production. Tests make more databases with it.
+OWNER = "dataloader"
+_OWNERS_MARK = "dataloader.owner"  # a file of the cluster; without it the cluster is older, and the superuser's
+_MAKE_OWNER = f"""
+CREATE ROLE {OWNER} LOGIN CREATEDB IN ROLE pg_checkpoint;
+ALTER DATABASE postgres OWNER TO {OWNER};
+"""
+
 _SETTINGS = {
     "listen_addresses": "",  # with `trust`, TCP would make every local user a superuser
     "unix_socket_permissions": "0700",
@@ -67,6 +75,11 @@ def start(
     return process
 
 
+def user_of(root: Path) -> str:
+    """The role that programs log in as."""
+    return OWNER if (root / "data" / _OWNERS_MARK).exists() else "postgres"
+
+
 def socket_folder(root: Path) -> Path:
     """Where the server in `root` listens: `run` beside the cluster, or, if no socket can be there, in /tmp."""
     run = root / "run"
@@ -98,11 +111,20 @@ def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str
 
 
 def _initdb(new: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
+    _run(account, [str(programs / "initdb"), "-D", str(new), *_INITDB, *options])
+    single = ["--single", "-D", str(new), "-c", "exit_on_error=on", "-c", "log_min_messages=error", "postgres"]
+    _run(account, [str(programs / "postgres"), *single], _MAKE_OWNER)
+    (new / _OWNERS_MARK).touch(mode=0o600)
+    os.chown(new / _OWNERS_MARK, account.uid, account.gid)
+
+
+def _run(account: Account, command: Sequence[str], said: str = "") -> None:
+    """Run a program of PostgreSQL's to its end, with `said` as its stdin."""
     done = subprocess.run(
-        [str(programs / "initdb"), "-D", str(new), *_INITDB, *options],
+        command,
         env=ENVIRONMENT,
         cwd="/",  # that user may not enter ours
-        stdin=subprocess.DEVNULL,
+        input=said.encode(),
         capture_output=True,
         timeout=INITDB_WITHIN,
         check=False,
@@ -111,7 +133,7 @@ def _initdb(new: Path, programs: Path, account: Account, options: Sequence[str])
         **account.popen(),
     )
     if done.returncode:
-        raise EmbeddedError(f"initdb failed: {done.stderr.decode(errors='replace').strip()}")
+        raise EmbeddedError(f"{Path(command[0]).name} failed: {done.stderr.decode(errors='replace').strip()}")
 
 
 def _spawn(root: Path, programs: Path, account: Account, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:

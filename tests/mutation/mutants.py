@@ -11,12 +11,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-QUEUE, FUNCTIONS, TARGET, OPERATE = "queue.sql", "functions.sql", "target.sql", "operate.sql"
-CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS, ENDS = (
+QUEUE, FUNCTIONS, TARGET, OPERATE, RIGHTS = "queue.sql", "functions.sql", "target.sql", "operate.sql", "rights.sql"
+CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS, OWNERS, ENDS = (
     f"migrations/{name}.sql"
-    for name in ("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers", "0015_ends")
+    for name in (
+        *("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers"),
+        *("0014_owners_rights", "0015_ends"),
+    )
 )
-_BEGIN = re.compile(r"^(-- name: |CREATE )", re.MULTILINE)
+_BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +251,6 @@ MUTANTS: list[Mutant] = [
         ("lets go of all keys", "IF p_let_go", "IF true"),
         ("tells no waiters", "PERFORM dl_tell_waiters(slots)", "NULL"),
         (
-            "tells waiters twice",
-            "SET dataloader.tells = 'waiters' ",
-            "",
-            "the server folds equal notifications of a commit",
-        ),
-        (
             "no word of what is not ours",
             "IF cardinality(ended) IS DISTINCT FROM",
             "IF false AND cardinality(ended) IS DISTINCT FROM",
@@ -356,6 +353,7 @@ MUTANTS: list[Mutant] = [
         ("a drain counts", "job.attempt := greatest(job.attempt - 1, 0)", "NULL"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
         ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
+        ("tells no waiters", "PERFORM dl_tell_waiters(ARRAY[hashtext(job.lock_key)])", "NULL"),
     ),
     *_in(
         FUNCTIONS,
@@ -515,10 +513,11 @@ MUTANTS: list[Mutant] = [
         ("tells nobody of new rows", "PERFORM pg_notify('dl_jobs', queue) FROM", "PERFORM FROM"),
     ),
     *_in(
-        COSTS_LESS,
-        "CREATE FUNCTION dl_jobs_forget()",
+        OWNERS,
+        "FUNCTION dl_jobs_forget()",
         ("all journals", " WHERE job_id IN (SELECT job_id FROM gone)"),
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
+        ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
     ),
     *_in(
         CLAIMS,
@@ -528,10 +527,11 @@ MUTANTS: list[Mutant] = [
         ("calls for every row", "WHEN (NEW.status = 'queued') ", "", COSTS),
     ),
     *_in(
-        COSTS_LESS,
+        OWNERS,
         "TRIGGER dl_jobs_notify_key AFTER",
         ("after any step", "OLD.status = 'running' AND "),
         ("after a start", " AND NEW.status <> 'running'"),
+        ("after our own steps too", " AND NEW.journaled = OLD.journaled", "", COSTS),
     ),
     *_in(
         TRIGGERS,
@@ -540,8 +540,9 @@ MUTANTS: list[Mutant] = [
         ("in the caller's search_path", " SET search_path FROM CURRENT"),
     ),
     *_in(
-        TRIGGERS,
+        OWNERS,
         "FUNCTION dl_jobs_journal()",
+        ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
         ("a deleted job", "FROM %1$I.dl_jobs WHERE", "FROM (SELECT NEW.job_id job_id, '' queue) j WHERE"),
         ("repeats what a service told", "AND NOT EXISTS (", "AND true OR false AND EXISTS ("),
@@ -559,6 +560,42 @@ MUTANTS: list[Mutant] = [
         "CREATE CONSTRAINT TRIGGER dl_jobs_journal_upd",
         ("steps that are none", "NEW.status <> OLD.status AND "),
         ("our own steps too", " AND NEW.journaled = OLD.journaled", "", COSTS),
+    ),
+    *_in(
+        FUNCTIONS,
+        "FUNCTION dl_enqueue(",
+        ("with the caller's rights", "SECURITY DEFINER"),
+        ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
+    ),
+    *_function(
+        "dl_job_status",
+        ("of any job", "session_user = (SELECT", "true OR session_user = (SELECT"),
+        ("with the caller's rights", "SECURITY DEFINER"),
+    ),
+    *_function(
+        "dl_set_trace",
+        ("of any role's jobs", " AND e.payload ->> 'user' = session_user"),
+        ("of any transaction's jobs", "e.ts = now() AND "),
+        ("with the caller's rights", "SECURITY DEFINER"),
+    ),
+    *_in(
+        RIGHTS,
+        "-- name: producer\n",
+        ("a producer says what runs", "INSERT (job_id,", "INSERT (status, job_id,"),
+    ),
+    *_in(
+        RIGHTS,
+        "-- name: spread\n",
+        ("functions are for everybody", "EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', all_functions);"),
+        ("other services' ends fail", "EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', harmless);"),
+        ("nothing for producers", "IF role.adds", "IF false"),
+        ("nothing for readers", "IF role.reads", "IF false"),
+        ("nothing for farms", "IF role.claims", "IF false"),
+        (
+            "other services are farms",
+            "is_ours AND bool_or(privilege_type = 'UPDATE'",
+            "bool_or(privilege_type = 'UPDATE'",
+        ),
     ),
     *_function(
         "dl_is_paused",

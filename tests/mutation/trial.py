@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
     *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order", "idempotency"),
-    *("enqueue_many", "foreign_journal", "schemas", "operate", "stats", "retention"),
+    *("enqueue_many", "foreign_journal", "schemas", "rights", "operate", "stats", "retention"),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
@@ -38,7 +38,13 @@ FIRST = {
     "dl_finish": "step lease ends order",
     "dl_tell_waiters": "notify guards",
     "dl_step": "step wake guards",
-    "dl_lose": "settle reap order",
+    "dl_lose": "settle reap order rights",
+    "dl_jobs_forget": "rights operate",
+    "dl_enqueue": "rights",
+    "dl_job_status": "rights",
+    "dl_set_trace": "rights",
+    "producer": "rights",
+    "spread": "rights",
     "dl_settle": "settle step guards",
     "dl_reap": "reap",
     "dl_retake": "lease guards",
@@ -47,7 +53,7 @@ FIRST = {
     "notify_job_ready": "notify",
     "dl_jobs_notify_upd": "notify guards",
     "dl_jobs_notify_key": "notify schemas guards",
-    "dl_jobs_journal": "foreign_journal",
+    "dl_jobs_journal": "foreign_journal rights",
     "dl_jobs_journal_ins": "foreign_journal",
     "dl_jobs_journal_upd": "foreign_journal",
     "leap": "lease",
@@ -109,7 +115,8 @@ def try_out(mutant: Mutant, tests: Sequence[str] = TESTS) -> Verdict:
 def copy_checkout(copy: Path) -> None:
     """What the tests of the SQL need. The SQL lies inside the package, as it does where that is installed."""
     ignore = shutil.ignore_patterns("data", "mutation")
-    for folder, where in (("dataloader", "dataloader"), ("sql", "dataloader/sql"), ("tests", "tests")):
+    places = {"dataloader": "dataloader", "sql": "dataloader/sql", "tests": "tests", "docs": "docs"}
+    for folder, where in places.items():
         shutil.copytree(ROOT / folder, copy / where, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", copy)
 

@@ -62,17 +62,22 @@ def check(tmp_path: Path) -> Check:
 def role(own_db: str) -> Iterator[str]:
     """The DSN of a role that may only connect; its name is in it."""
     name = f"check_{os.getpid()}"
-    with psycopg.connect(own_db, autocommit=True) as conn:
+    with psycopg.connect(superuser(own_db), autocommit=True) as conn:
         who = sql.Identifier(name)
         conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(who, CANARY))
         yield make_conninfo(own_db, user=name, password=CANARY)
         conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(who))
 
 
+def superuser(dsn: str) -> str:
+    """The same database, as the role of the tests' server."""
+    return make_conninfo(os.environ["TEST_DATABASE_URL"], dbname=conninfo_to_dict(dsn)["dbname"])
+
+
 def execute(dsn: str, statement: str, role: str = "") -> None:
     """As superuser; `{}` stands for the name in the DSN `role`."""
     name = conninfo_to_dict(role).get("user") or "nobody"
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    with psycopg.connect(superuser(dsn), autocommit=True) as conn:
         conn.execute(sql.SQL(statement).format(sql.Identifier(str(name))))
 
 
@@ -81,8 +86,7 @@ def dbname(dsn: str) -> str:
 
 
 def grant_all(dsn: str, role: str) -> None:
-    execute(dsn, "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {}", role)
-    execute(dsn, "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {}", role)
+    migrations.grant(dsn, "public", [("farm", str(conninfo_to_dict(role)["user"]))])
 
 
 # --- when all is well ---
@@ -209,6 +213,25 @@ def test_functions_that_changed(check: Check, own_db: str) -> None:
     assert found.of("warning") == [("schema", "not up to date: functions.sql", "run `dataloader migrate`")]
 
 
+def test_a_migration_that_stopped_before_the_functions(check: Check, own_db: str) -> None:
+    execute(own_db, "DELETE FROM dl_migrations WHERE number = 0")
+    ((about, what, advice),) = check(dl_db_dsn=own_db).of("error")
+    assert (about, advice) == ("schema", "run `dataloader migrate`")
+    assert what == "the schema's functions are missing, a migration has stopped before them"
+
+
+def test_a_schema_in_which_everybody_may_create(check: Check, own_db: str) -> None:
+    execute(own_db, "GRANT CREATE ON SCHEMA public TO PUBLIC")
+    ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
+    assert (about, advice) == ("privileges", "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    assert what.startswith("every role may create in the schema public")
+
+
+def test_a_superuser(check: Check, own_db: str) -> None:
+    ((about, what, advice),) = check(dl_db_dsn=superuser(own_db)).of("warning")
+    assert (about, "this role is a superuser" in what, "use an ordinary role" in advice) == ("privileges", True, True)
+
+
 def test_a_role_without_privileges(check: Check, role: str) -> None:
     errors = {what for about, what, _ in check(dl_db_dsn=role).of("error") if about == "privileges"}
     assert "this role has no SELECT, INSERT, UPDATE, DELETE on dl_jobs" in errors
@@ -221,6 +244,11 @@ def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) ->
     execute(own_db, "REVOKE UPDATE ON dl_jobs FROM {}", role)
     ((_, what, advice),) = check(dl_db_dsn=role).of("error")
     assert (what, advice) == ("this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs")
+    execute(own_db, "GRANT UPDATE ON dl_jobs TO {}", role)
+    execute(own_db, "REVOKE EXECUTE ON FUNCTION dl_step, dl_reap FROM {}", role)
+    ((_, what, advice),) = check(dl_db_dsn=role).of("error")
+    assert what == "this role may not call dl_reap, dl_step"
+    assert "dataloader migrate --roles farm=NAME" in advice
 
 
 def test_a_role_that_may_not_migrate(check: Check, own_db: str, role: str) -> None:

@@ -24,6 +24,7 @@ import psycopg
 import pytest
 from farming import Farm, until
 from judge import illegal
+from psycopg.conninfo import make_conninfo
 
 from dataloader import db, embedded, migrations, queue
 from dataloader.embedded import binaries, cluster
@@ -51,8 +52,13 @@ class Database:
 
     @property
     def dsn(self) -> str:
-        """Its address, as a superuser."""
+        """Its address, as the queue's owner."""
         return self.server.dsn
+
+    @property
+    def superusers_dsn(self) -> str:
+        """Its address, as a superuser."""
+        return make_conninfo(self.dsn, user="postgres")
 
     def end(self, how: signal.Signals) -> None:
         """End the server."""
@@ -69,8 +75,10 @@ class Database:
         self.server.process = cluster.start(self.server.root, SETTINGS, given_programs(), (), "dataloader")
 
     def admin(self, *statements: str) -> list[Any]:
-        """Run statements, whatever the server's defaults for transactions; the rows of the last."""
-        with psycopg.connect(self.dsn, options="-c default_transaction_read_only=off", autocommit=True) as conn:
+        """Run statements as a superuser, whatever the defaults for transactions; the rows of the last."""
+        with psycopg.connect(
+            self.superusers_dsn, options="-c default_transaction_read_only=off", autocommit=True
+        ) as conn:
             for statement in statements:
                 cursor = conn.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -120,7 +128,7 @@ def standby(database: Database) -> Iterator[Database]:
     """A second server that confirms every commit of `database`."""
     with root() as folder:
         programs = binaries.find_programs(folder / "data", given_programs())
-        source = f"{database.dsn} application_name=standby"
+        source = f"{database.superusers_dsn} application_name=standby"
         quickly = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
         subprocess.run([programs / "pg_basebackup", "-d", source, "-D", folder / "data", *quickly], check=True)
         with serving(folder) as standby:
@@ -296,7 +304,7 @@ def test_h3_a_failover_to_a_synchronous_standby_loses_nothing(
     database: Database, standby: Database, tmp_path: Path
 ) -> None:
     """Behind a DSN of two hosts: what was acknowledged is there, the running job goes on, new ones are claimed."""
-    dsn = f"host={database.socket},{standby.socket} user=postgres dbname=postgres target_session_attrs=read-write"
+    dsn = f"host={database.socket},{standby.socket} user=dataloader dbname=postgres target_session_attrs=read-write"
     farm = Farm(dsn, tmp_path)
     try:
         program = farm.ready(workers=3, dl_claim_backoff_sec=NEVER)
@@ -384,15 +392,10 @@ def test_d5_an_idle_worker_whose_session_answers_nothing_takes_a_new_one(databas
 # Sessions refused, ended, deaf -------------------------------------------------------------------------------
 
 
-ROLE = """
-CREATE ROLE farm LOGIN;
-GRANT ALL ON ALL TABLES IN SCHEMA public TO farm; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO farm
-"""
-
-
 def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served: Farm) -> None:
     """A run keeps its lease by the session that it has; who has none tries again, with pauses."""
-    database.admin(ROLE)
+    database.admin("CREATE ROLE farm LOGIN")
+    migrations.grant(database.dsn, "public", [("farm", "farm")])
     program = served.ready(workers=2, dl_db_dsn=f"{database.dsn} user=farm", dl_claim_backoff_sec=NEVER)
     job = LongJob(served, "long", lease_ttl_sec=3)
     database.admin("ALTER ROLE farm CONNECTION LIMIT 1", END_IDLE)

@@ -18,7 +18,7 @@ import psutil
 import psycopg
 import pytest
 
-from dataloader import embedded
+from dataloader import embedded, migrations
 from dataloader.embedded import EmbeddedError, Server, account, binaries, cluster
 
 GIVEN = os.environ.get("DL_PG_BIN")
@@ -79,6 +79,23 @@ def test_rows_survive_a_stop_and_a_second_start(root: Path) -> None:
     assert embedded.running(root) is None
     with start(root) as server:
         assert rows(server.dsn) == [0, 1]
+
+
+def test_programs_log_in_as_an_ordinary_role_that_owns_the_database(made: Path) -> None:
+    with start(made) as server:
+        migrations.migrate(server.dsn, "public")
+        with psycopg.connect(server.dsn) as conn:
+            attributes = "SELECT rolname, rolsuper, rolcreaterole FROM pg_roles WHERE rolname = current_user"
+            assert conn.execute(attributes).fetchone() == ("dataloader", False, False)
+            owners = "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relname ~ '^dl_'"
+            assert conn.execute(owners).fetchall() == [("dataloader",)]
+
+
+def test_a_cluster_of_before_is_served_to_the_superuser_who_owns_what_is_in_it(made: Path) -> None:
+    (made / "data" / "dataloader.owner").unlink()
+    with start(made) as server, psycopg.connect(server.dsn) as conn:
+        assert conn.execute("SELECT current_user").fetchone() == ("postgres",)
+        assert embedded.running(made) == server.dsn
 
 
 def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:

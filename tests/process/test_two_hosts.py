@@ -94,7 +94,7 @@ class Networks:
 
     def dsn(self, name: str) -> str:
         """The database as the host of this name sees it."""
-        return f"host={self.LINKS[name][0]} port=5432 user=postgres dbname=postgres"
+        return f"host={self.LINKS[name][0]} port=5432 user=dataloader dbname=postgres"
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:

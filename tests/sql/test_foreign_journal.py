@@ -11,7 +11,7 @@ import pytest
 from foreign import REAP, Foreign
 from hands import Worker, enqueue, expire, journal, kinds, plain, row, value
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from dataloader import db
 
@@ -123,23 +123,21 @@ def test_many_rows_at_once_have_a_line_each(conn: db.Connection) -> None:
     ]
 
 
-def test_a_producer_without_rights_on_the_journal_goes_on_as_before(conn: db.Connection, dsn: str) -> None:
+def test_a_producer_without_rights_on_the_journal_goes_on_as_before(
+    conn: db.Connection, dsn: str, make_role: Callable[[str], str]
+) -> None:
     """Nor does its search_path matter, nor a table of its own by the journal's name."""
-    role = "dl_producer_" + uuid4().hex[:8]
-    name = sql.Identifier(role)
-    conn.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'p'").format(name))
-    conn.execute(sql.SQL("GRANT INSERT, SELECT ON dl_jobs TO {}").format(name))
-    try:
-        with psycopg.connect(make_conninfo(dsn, user=role, password="p"), autocommit=True) as producer:
-            producer.execute("CREATE TEMP TABLE dl_job_events (job_id uuid)")
-            producer.execute("SET search_path = pg_temp")
-            job_id = uuid4()
-            producer.execute(
-                "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 't', 'k')", (job_id,)
-            )
-        assert [(kind, payload["user"]) for kind, payload in journal(conn, job_id)] == [("queued", role)]
-    finally:
-        conn.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(name))
+    theirs = make_role(dsn)
+    role = str(conninfo_to_dict(theirs)["user"])
+    conn.execute(sql.SQL("GRANT INSERT, SELECT ON dl_jobs TO {}").format(sql.Identifier(role)))
+    with psycopg.connect(theirs, autocommit=True) as producer:
+        producer.execute("CREATE TEMP TABLE dl_job_events (job_id uuid)")
+        producer.execute("SET search_path = pg_temp")
+        job_id = uuid4()
+        producer.execute(
+            "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 't', 'k')", (job_id,)
+        )
+    assert [(kind, payload["user"]) for kind, payload in journal(conn, job_id)] == [("queued", role)]
 
 
 def test_many_inserts_at_once_find_their_rows_by_the_index(conn: db.Connection, dsn: str) -> None:

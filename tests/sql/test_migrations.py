@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +17,7 @@ import pytest
 from foreign import CONTRACT, CONTRACT_TRIGGERS
 from hands import PATIENCE, Worker, blocked, enqueue, plain, row, state, until, value
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 
 from dataloader import check_database, db, migrations
 from dataloader.migrations import SchemaError
@@ -295,11 +295,13 @@ def test_a_file_that_fails_leaves_nothing_and_can_be_run_again(empty_db: str, mo
     assert migrations.migrate(empty_db, "public") == ALL[1:]
 
 
-def test_an_index_left_invalid_by_a_failure_is_built_again(empty_db: str, dsn: str) -> None:
+def test_an_index_left_invalid_by_a_failure_is_built_again(
+    empty_db: str, dsn: str, as_superuser: Callable[[str], str]
+) -> None:
     apply_first(empty_db, 2)
-    with session(empty_db) as conn:
+    with session(empty_db) as conn, session(as_superuser(empty_db)) as admin:
         conn.execute("CREATE INDEX ix_dl_jobs_cold ON dl_jobs (task)")
-        conn.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_cold'::regclass")
+        admin.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_cold'::regclass")
     assert migrations.migrate(empty_db, "public") == ALL[2:]
     assert catalog(empty_db) == catalog(dsn)
 
@@ -360,10 +362,14 @@ SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDA
 NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled")
 
 
-def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(empty_db: str) -> None:
-    """Only the owner has rights on new tables by itself; a claim looks into one of them."""
+def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(
+    empty_db: str, make_role: Callable[[str], str]
+) -> None:
+    """Only the owner has rights on new tables by itself; a claim looks into one of them, and calls functions."""
     apply_first(empty_db, 10)
-    with session(empty_db) as conn, roles(conn, "farm", "viewer", "plain") as (farm, viewer, plain):
+    dsns = [make_role(empty_db) for _ in range(3)]
+    farm, viewer, plain = (str(conninfo_to_dict(dsn)["user"]) for dsn in dsns)
+    with session(empty_db) as conn:
         everything, parts = "SELECT, INSERT, UPDATE, DELETE", "dl_jobs, dl_job_events"
         conn.execute(f"GRANT {everything} ON {parts} TO {farm}, {plain}; GRANT SELECT ON {parts} TO {viewer}")  # type: ignore
         conn.execute(f"GRANT SELECT ON dl_migrations TO {farm}, {viewer}")  # type: ignore
@@ -372,24 +378,10 @@ def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rig
         for table in NEW_TABLES:
             given = [value(conn, RIGHTS, role, table) for role in (farm, viewer, plain)]
             assert given == ["DELETE INSERT SELECT UPDATE", "SELECT", None], table
-        worker = Worker(empty_db, "host:1:boot")
+        enqueue(conn)
+        worker = Worker(dsns[0], "host:1:boot")
         with worker.conn:
-            enqueue(conn)
-            worker.conn.execute(f"SET ROLE {farm}")  # type: ignore
-            worker.take()
-
-
-@contextmanager
-def roles(conn: db.Connection, *names: str) -> Iterator[list[str]]:
-    """Roles, which a server's databases share, for one test."""
-    made = [f"dl_test_{name}_{os.getpid()}" for name in names]
-    for role in made:
-        conn.execute(f"CREATE ROLE {role}")  # type: ignore
-    try:
-        yield made
-    finally:
-        for role in made:
-            conn.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")  # type: ignore
+            worker.finish(worker.take())
 
 
 def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrated(own_db: str) -> None:

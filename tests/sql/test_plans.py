@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -12,7 +11,6 @@ import psycopg
 import pytest
 from hands import CLAIMS, claim_buffers, quietly, value
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from dataloader import db
 
@@ -56,18 +54,13 @@ def thousand(dsn: str) -> Iterator[db.Connection]:
 
 
 @pytest.fixture(scope="module")
-def million_rows(server_dsn: str) -> Iterator[db.Connection]:
+def million_rows(module_db: str) -> Iterator[db.Connection]:
     """A queue with a million rows, in a database that the tests of this file share."""
-    run = os.environ["DL_TEST_RUN"]
-    name = f"{run}_plans_{os.getpid()}"
-    with psycopg.connect(server_dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*map(sql.Identifier, (name, run + "_template"))))
-        with db.connect(make_conninfo(server_dsn, dbname=name), name="many", schema="public") as conn:
-            conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
-            filled(conn, MILLION)
-            conn.execute("VACUUM dl_jobs")
-            yield conn
-        admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with db.connect(module_db, name="many", schema="public") as conn:
+        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        filled(conn, MILLION)
+        conn.execute("VACUUM dl_jobs")
+        yield conn
 
 
 @pytest.fixture
@@ -78,13 +71,14 @@ def million(million_rows: db.Connection) -> db.Connection:
 
 
 @pytest.fixture
-def forgotten(million_rows: db.Connection) -> db.Connection:
+def forgotten(module_db: str, million_rows: db.Connection, as_superuser: Callable[[str], str]) -> db.Connection:
     """The million, for a planner that last saw an empty table."""
-    million_rows.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
-    million_rows.execute(
-        "UPDATE pg_class SET reltuples = 0, relpages = 0, relallvisible = 0 WHERE oid = 'dl_jobs'::regclass"
-        " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass)"
-    )
+    with db.connect(as_superuser(module_db), name="admin", schema="public") as admin:
+        admin.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
+        admin.execute(
+            "UPDATE pg_class SET reltuples = 0, relpages = 0, relallvisible = 0 WHERE oid = 'dl_jobs'::regclass"
+            " OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'dl_jobs'::regclass)"
+        )
     return million_rows
 
 

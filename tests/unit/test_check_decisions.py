@@ -61,17 +61,22 @@ def test_which_schema_will_do(refusal: str, todo: str, may_migrate: bool, level:
 
 
 @pytest.mark.parametrize(
-    ("lacking", "strangers", "levels"),
+    ("lacking", "functions", "strangers", "levels"),
     [
-        ([], [], ["ok"]),
-        (["UPDATE", "DELETE"], [], ["error"]),
-        ([], ["other"], ["warning"]),
-        (["SELECT"], ["other"], ["error", "warning"]),
+        ([], [], [], ["ok"]),
+        (["UPDATE", "DELETE"], [], [], ["error"]),
+        ([], ["dl_step", "dl_reap"], [], ["error"]),
+        ([], [], ["other"], ["warning"]),
+        (["SELECT"], ["dl_step"], ["other"], ["error", "error", "warning"]),
     ],
 )
-def test_which_privileges_will_do(lacking: list[str], strangers: list[str], levels: list[str]) -> None:
+def test_which_privileges_will_do(
+    lacking: list[str], functions: list[str], strangers: list[str], levels: list[str]
+) -> None:
     tables = [{"name": "dl_jobs", "owned": False, "lacking": lacking}]
-    found = check_database.privileges(tables, [{"rolname": name} for name in strangers])
+    found = check_database.privileges(
+        tables, [{"name": name} for name in functions], [{"rolname": name} for name in strangers]
+    )
     assert [finding.level for finding in found] == levels
 
 

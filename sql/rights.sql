@@ -1,0 +1,70 @@
+-- Who may do what with the queue. `farm`, `producer` and `reader` are granted by `dataloader migrate --roles`, and `spread`
+-- after them. `spread` also follows functions.sql whenever either of the two changes: it finds the roles by the rights that
+-- they have, so that new functions and tables reach them. docs/operating.md has the outcome as a table; a test compares.
+
+-- name: farm
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role};
+GRANT SELECT ON dl_migrations TO {role};
+
+-- name: producer
+-- By column: a producer says what is to be done. That a job runs, who runs it and until when is the farm's to say.
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT INSERT (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
+              lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, trace) ON dl_jobs TO {role};
+
+-- name: reader
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT ON dl_jobs, dl_job_events, dl_migrations TO {role};
+
+-- name: spread
+DO $rights$
+DECLARE
+  new_tables text := 'dl_queues, dl_workers, dl_totals, dl_pace, dl_rolled, dl_lengths';
+  all_functions text;
+  called text;        -- by somebody; the others are triggers'
+  harmless text;      -- their effect is any role's: they compute, or NOTIFY. Triggers call the last as whoever fired them.
+  of_producers text;  -- with the owner's rights
+  role record;
+BEGIN
+  SELECT string_agg(oid::regprocedure::text, ', '),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_tell_waiters')),
+         string_agg(oid::regprocedure::text, ', ')
+           FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_many', 'dl_set_trace', 'dl_job_status'))
+    INTO all_functions, called, harmless, of_producers
+    FROM pg_proc
+   WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
+     AND (proname LIKE 'dl\_%' OR proname = 'notify_job_ready') AND pg_has_role(proowner, 'USAGE');
+  EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', all_functions);
+  EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', harmless);
+
+  -- Who may read dl_migrations is one of ours; other services, which only know dl_jobs and dl_job_events, need no new tables.
+  FOR role IN
+    SELECT CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS name,
+           bool_or(privilege_type = 'INSERT') AS adds,
+           is_ours AND bool_or(privilege_type = 'SELECT' AND whole) AS reads,
+           is_ours AND bool_or(privilege_type = 'UPDATE' AND whole) AS claims
+      FROM (SELECT a.grantee, a.privilege_type, true AS whole FROM pg_class, aclexplode(relacl) a
+             WHERE oid = 'dl_jobs'::regclass
+            UNION ALL
+            SELECT a.grantee, a.privilege_type, false FROM pg_attribute, aclexplode(attacl) a
+             WHERE attrelid = 'dl_jobs'::regclass AND attname = 'queue') rights
+     CROSS JOIN LATERAL (SELECT has_table_privilege(grantee, 'dl_migrations', 'SELECT') AS is_ours) ours
+     WHERE grantee <> (SELECT relowner FROM pg_class WHERE oid = 'dl_jobs'::regclass)
+     GROUP BY grantee, is_ours
+  LOOP
+    IF role.adds THEN
+      EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', of_producers, role.name);
+    END IF;
+    IF role.reads THEN
+      EXECUTE format('GRANT SELECT ON %s TO %s', new_tables, role.name);
+    END IF;
+    IF role.claims THEN
+      EXECUTE format('GRANT INSERT, UPDATE, DELETE ON %s TO %s', new_tables, role.name);
+      EXECUTE format('GRANT USAGE ON SEQUENCE %s TO %s', pg_get_serial_sequence('dl_job_events', 'event_id'), role.name);
+      EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', called, role.name);
+    END IF;
+  END LOOP;
+END
+$rights$;

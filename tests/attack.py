@@ -1,0 +1,177 @@
+"""Hostile roles on the queue's database: what each tries, and whether the schema refuses it.
+
+    python -m tests.attack 'host=... user=postgres'        # a server on which databases and roles may be made
+
+The script makes a database with the queue of the code that it imports, and two roles: a stranger, who may only connect,
+and a producer (`migrate --roles`), who may also create in the schema. It prints a line for each attack, and drops what
+it made. The exit status is 1 when an attack succeeded. `tests/sql/test_rights.py` runs the same attacks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from dataloader import migrations
+
+Attack = Callable[[psycopg.Connection, str], str]
+
+# Code of the attacker's. It notes as whom it runs; the table is open to all, for it may be the owner who writes to it.
+EVIL = """
+CREATE TEMP TABLE ran_as (who text);
+GRANT INSERT ON ran_as TO PUBLIC;
+CREATE FUNCTION pg_temp.evil() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO pg_temp.ran_as VALUES (current_user);
+  RETURN NULL;
+END
+$$;
+"""
+# The queue's tables by name, in the schema for temporary tables, which comes first in a search_path that does not say
+# otherwise.
+SHADOWS = """
+CREATE TEMP TABLE dl_jobs (
+  job_id uuid DEFAULT gen_random_uuid(), queue text, task text, args jsonb, idempotency_key text UNIQUE, lock_key text,
+  partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, timeout_sec int,
+  producer text, consumer_group text, created_at timestamptz, journaled int, status text DEFAULT 'queued', attempt int,
+  started_at timestamptz, finished_at timestamptz, heartbeat_at timestamptz, error text, progress jsonb, trace text,
+  cancel_requested boolean);
+CREATE TEMP TABLE dl_job_events (event_id bigserial, job_id uuid, queue text, kind text, payload jsonb, ts timestamptz);
+GRANT ALL ON dl_jobs, dl_job_events TO PUBLIC;
+CREATE TRIGGER evil BEFORE INSERT OR UPDATE OR DELETE ON dl_jobs FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.evil();
+CREATE TRIGGER evil BEFORE INSERT OR UPDATE OR DELETE ON dl_job_events
+  FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.evil();
+"""
+
+
+def _ran_as(conn: psycopg.Connection) -> str:
+    """As whom the attacker's code ran, where that was another role than the attacker's."""
+    found = conn.execute("SELECT who FROM pg_temp.ran_as WHERE who <> session_user LIMIT 1").fetchone()
+    return f"became the owner {found[0]}" if found else ""
+
+
+def _refused() -> NoReturn:
+    raise psycopg.errors.InsufficientPrivilege("the attacker's code never ran as the owner")
+
+
+def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
+    """dl_jobs_forget deletes from a table dl_job_events, with the owner's rights: which one?"""
+    conn.execute(EVIL + SHADOWS)
+    conn.execute("CREATE TEMP TABLE bait (job_id uuid)")
+    conn.execute(
+        "CREATE TRIGGER bite AFTER DELETE ON bait REFERENCING OLD TABLE AS gone"
+        " FOR EACH STATEMENT EXECUTE FUNCTION public.dl_jobs_forget()"
+    )
+    conn.execute("INSERT INTO bait VALUES (%s)", (job_id,))
+    conn.execute("DELETE FROM bait")
+    return _ran_as(conn) or _refused()
+
+
+def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
+    """dl_jobs_journal writes with the owner's rights what its trigger's row says."""
+    conn.execute("CREATE TEMP TABLE bait (job_id uuid, status public.dl_status, attempt int)")
+    conn.execute("CREATE TRIGGER bite AFTER INSERT ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_journal()")
+    conn.execute("INSERT INTO bait VALUES (%s, 'succeeded', 7)", (job_id,))
+    return "forged a row of the journal: another's job is 'done'"
+
+
+def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
+    """Functions that run with the owner's rights may not meet tables of the caller's."""
+    conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
+    first, second = (f"'{{00000000-0000-0000-0000-00000000000{n}}}', '{{q}}', '{{t}}', '{{\"{{}}\"}}'" for n in (1, 2))
+    rest = "'{k}', '{\"\"}', '{1}', '{null}', '{1}', '{60}', '{null}', '{null}', '{null}', null, null"
+    for statement in (
+        "SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')",
+        f"SELECT public.dl_enqueue_many({first}, '{{null}}', {rest})",
+        f"SELECT public.dl_enqueue_many({second}, '{{b}}', {rest})",
+        f"SELECT public.dl_job_status('{job_id}')",
+        f"SELECT public.dl_set_trace('t', '{{{job_id}}}')",
+        "INSERT INTO public.dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')",
+    ):
+        conn.execute(statement)  # type: ignore[call-overload]
+    return _ran_as(conn) or _refused()
+
+
+def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
+    """For whoever may create in the queue's schema: code that a function of the owner's takes for PostgreSQL's own."""
+    conn.execute(EVIL)
+    for name, kind in (("evil_eq", "public.dl_status"), ("evil_text_eq", "text")):
+        conn.execute(
+            f"CREATE FUNCTION public.{name}({kind}, {kind}) RETURNS bool LANGUAGE plpgsql AS"  # type: ignore
+            " 'BEGIN INSERT INTO pg_temp.ran_as VALUES (current_user); RETURN true; END'"
+        )
+        conn.execute(f"CREATE OPERATOR public.= (LEFTARG = {kind}, RIGHTARG = {kind}, FUNCTION = public.{name})")  # type: ignore
+    conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
+    conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
+    conn.execute("SELECT public.dl_job_status(%s)", (job_id,))
+    return _ran_as(conn) or _refused()
+
+
+OF_STRANGERS: tuple[Attack, ...] = (forget_on_a_table_of_its_own, journal_on_a_table_of_its_own)
+OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_operator_that_fits_better)
+
+
+def tried(attack: Attack, dsn: str, job_id: str) -> tuple[bool, str]:
+    """Whether an attack by the role of `dsn` succeeded, and in words."""
+    try:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            return True, attack(conn, job_id)
+    except psycopg.Error as e:
+        return False, str(e).splitlines()[0]
+
+
+@contextmanager
+def prey(server: str) -> Iterator[tuple[str, str, str]]:
+    """A database with a queue that the role of `server` owns, a stranger and a producer: their three DSNs."""
+    mark = f"dl_attack_{os.getpid()}"
+    roles = [f"{mark}_stranger", f"{mark}_producer"]
+    with psycopg.connect(server, autocommit=True) as admin:
+        _run(admin, "CREATE DATABASE {}", mark)
+        try:
+            dsn = make_conninfo(server, dbname=mark)
+            for role in roles:
+                _run(admin, "CREATE ROLE {} LOGIN PASSWORD 'p'", role)
+            migrations.migrate(dsn, "public")
+            with psycopg.connect(dsn, autocommit=True) as owner:
+                _run(owner, "GRANT CREATE ON SCHEMA public TO {}", roles[1])  # what an operator should not do
+                if not hasattr(migrations, "grant"):  # an older code, to be compared with
+                    _run(owner, "GRANT INSERT, SELECT ON dl_jobs TO {}", roles[1])
+            if hasattr(migrations, "grant"):
+                migrations.grant(dsn, "public", [("producer", roles[1])])
+            stranger, producer = (make_conninfo(dsn, user=role, password="p") for role in roles)
+            yield dsn, stranger, producer
+        finally:
+            _run(admin, "DROP DATABASE {} WITH (FORCE)", mark)
+            for role in roles:
+                _run(admin, "DROP ROLE IF EXISTS {}", role)
+
+
+def _run(conn: psycopg.Connection, text: str, *names: str) -> None:
+    conn.execute(sql.SQL(text).format(*map(sql.Identifier, names)))
+
+
+def main(server: str) -> int:
+    """Try all, and print what came of each."""
+    succeeded = 0
+    with prey(server) as (owner, stranger, producer):
+        with psycopg.connect(owner, autocommit=True) as conn:
+            (version,) = conn.execute("SHOW server_version").fetchone() or ("",)
+            (job_id,) = conn.execute("SELECT dl_enqueue('q', 't', 'k')").fetchone() or ("",)
+        print(f"PostgreSQL {version}")
+        for who, dsn, attacks in (("stranger", stranger, OF_STRANGERS), ("producer", producer, OF_PRODUCERS)):
+            for attack in attacks:
+                done, words = tried(attack, dsn, str(job_id))
+                succeeded += done
+                print(f"{who:9}{attack.__name__:32}{'SUCCEEDED' if done else 'refused'}: {words}")
+    return 1 if succeeded else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,366 @@
+"""Who may do what: the four roles, the functions, and roles that mean ill (tests/attack.py)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import attack
+import psycopg
+import pytest
+from click.testing import CliRunner
+from foreign import Foreign
+from hands import Worker, enqueue, heard, journal, kinds, plain, row, state, value
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+
+import dataloader
+from dataloader import db, migrations, operate, queue, stats
+from dataloader.cli import main
+from dataloader.queue import NewJob
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
+ROLES = ("owner", "farm", "producer", "reader", "stranger")
+# Every function of the schema, and a call of it with nulls.
+CALLS = """
+SELECT proname, format('SELECT %s(%s)', oid::regproc, (
+         SELECT string_agg('NULL::' || format_type(type, NULL), ', ') FROM unnest(proargtypes) type))
+  FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND (proname LIKE 'dl\\_%' OR proname = 'notify_job_ready')
+"""
+TELL = "INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (%s, 'q', 't', 'k')"
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The DSN of each role on one queue."""
+
+    owner: str
+    farm: str
+    producer: str
+    other_producer: str
+    reader: str
+    stranger: str
+
+    def name(self, role: str) -> str:
+        """As the server knows it."""
+        return str(conninfo_to_dict(getattr(self, role))["user"])
+
+
+def cast_on(dsn: str, make_role: Callable[[str], str]) -> Cast:
+    """The roles, each with the rights that `migrate --roles` gives."""
+    cast = Cast(dsn, *(make_role(dsn) for _ in range(5)))
+    kinds = {"farm": "farm", "producer": "producer", "other_producer": "producer", "reader": "reader"}
+    migrations.grant(dsn, "public", [(kind, cast.name(role)) for role, kind in kinds.items()])
+    return cast
+
+
+@pytest.fixture(scope="module")
+def roles(worker_db: str, make_role_of_module: Callable[[str], str]) -> Cast:
+    """The roles on the database that the tests share."""
+    return cast_on(worker_db, make_role_of_module)
+
+
+@pytest.fixture
+def cast(dsn: str, roles: Cast) -> Cast:
+    """The roles on a queue without a row."""
+    return roles
+
+
+def session(dsn: str) -> psycopg.Connection:
+    """As any client opens it."""
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def test_the_suite_owns_the_queue_as_an_ordinary_role(conn: db.Connection, server_dsn: str) -> None:
+    """So each test of a migration, fresh or adopting, is one of an owner who is no superuser."""
+    with session(server_dsn) as server:
+        if not value(server, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user"):
+            pytest.skip("the server's own role is an ordinary one")
+    attributes = "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls FROM pg_roles WHERE rolname = %s"
+    assert value(conn, attributes, conn.info.user) is False
+    assert value(conn, "SELECT bool_and(pg_get_userbyid(relowner) = current_user) FROM pg_class WHERE relname ~ '^dl_'")
+
+
+# --- functions ---
+
+
+def documented() -> dict[str, dict[str, bool]]:
+    """The table of docs/operating.md: for each function, who may call it."""
+    lines = DOCS.read_text("utf-8").partition("| functions | owner | farm |")[2].splitlines()[2:]
+    found = {}
+    for line in lines[: lines.index("")]:
+        names, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        assert set(cells) <= {"yes", "no"}
+        may = dict(zip(ROLES, (cell == "yes" for cell in cells), strict=True))
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", names), may)
+    return found
+
+
+def may_call(conn: psycopg.Connection, call: str) -> bool:
+    """What the server says to the call; what it did is undone."""
+    try:
+        with conn.transaction(force_rollback=True):
+            conn.execute(call.encode())
+    except psycopg.Error as e:
+        return "permission denied for function" not in str(e)
+    return True
+
+
+def test_every_function_may_be_called_by_whom_the_documents_say(conn: db.Connection, cast: Cast) -> None:
+    calls = conn.execute(CALLS).fetchall()
+    told = documented()
+    assert told.keys() == {name for name, _ in calls}
+    for role in ROLES:
+        with session(getattr(cast, role)) as theirs:
+            found = {name: may_call(theirs, call) for name, call in calls}
+        assert found == {name: may[role] for name, may in told.items()}, role
+
+
+def test_functions_of_a_later_version_reach_those_who_had_the_others(
+    own_db: str, make_role: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farm, producer, service = (make_role(own_db) for _ in range(3))
+    with session(own_db) as owner:
+        owner.execute(f"GRANT SELECT, UPDATE ON dl_jobs TO {conninfo_to_dict(service)['user']}".encode())
+    names = [("farm", conninfo_to_dict(farm)["user"]), ("producer", conninfo_to_dict(producer)["user"])]
+    migrations.grant(own_db, "public", [(kind, str(name)) for kind, name in names])
+    now = migrations.functions()
+    new = "CREATE FUNCTION dl_new() RETURNS int LANGUAGE sql AS 'SELECT 1';"
+    monkeypatch.setattr(migrations, "functions", lambda: replace(now, text=new + now.text))
+    assert migrations.migrate(own_db, "public") == ["functions.sql"]
+    for dsn, may in ((farm, True), (producer, False), (service, False)):
+        with session(dsn) as theirs:
+            assert may_call(theirs, "SELECT dl_new()") is may
+
+
+# --- roles that mean ill ---
+
+
+HOSTILE = [("stranger", each) for each in attack.OF_STRANGERS] + [("producer", each) for each in attack.OF_PRODUCERS]
+
+
+@pytest.mark.parametrize(("role", "attack_"), HOSTILE, ids=[f"{role} {each.__name__}" for role, each in HOSTILE])
+def test_the_owners_rights_cannot_be_had(
+    own_db: str, make_role: Callable[[str], str], role: str, attack_: attack.Attack
+) -> None:
+    cast = cast_on(own_db, make_role)
+    with session(own_db) as owner:
+        job_id = enqueue(owner)
+        owner.execute(sql.SQL("GRANT CREATE ON SCHEMA public TO {}").format(sql.Identifier(cast.name("producer"))))
+        succeeded, words = attack.tried(attack_, getattr(cast, role), str(job_id))
+        assert not succeeded, words
+        assert kinds(owner, job_id) == ["queued"]
+
+
+@pytest.mark.parametrize("attack_", attack.OF_STRANGERS, ids=lambda attack_: attack_.__name__)
+def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_another(
+    conn: db.Connection, cast: Cast, attack_: attack.Attack
+) -> None:
+    """The second wall, should EXECUTE be granted after all."""
+    job_id = enqueue(conn)
+    conn.execute("GRANT EXECUTE ON FUNCTION dl_jobs_forget, dl_jobs_journal TO PUBLIC")
+    try:
+        succeeded, words = attack.tried(attack_, cast.stranger, str(job_id))
+    finally:
+        conn.execute("REVOKE EXECUTE ON FUNCTION dl_jobs_forget, dl_jobs_journal FROM PUBLIC")
+    assert (succeeded, words) == (False, f"dl_jobs_{attack_.__name__.split('_')[0]} is for dl_jobs")
+    assert kinds(conn, job_id) == ["queued"]
+
+
+@pytest.mark.parametrize("role", ["producer", "reader", "stranger"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE dl_jobs SET status = 'succeeded'",
+        "UPDATE dl_jobs SET cancel_requested = true",
+        "DELETE FROM dl_jobs",
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status) VALUES (gen_random_uuid(), 'q', 't', 'k', 'lost')",
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, claimed_pid) SELECT gen_random_uuid(), 'q', 't', 'k', 1",
+        "INSERT INTO dl_job_events (job_id, queue, kind) SELECT gen_random_uuid(), 'q', 'done'",
+        "INSERT INTO dl_queues (queue, paused_at) VALUES ('q', now())",
+        "DELETE FROM dl_workers",
+        "TRUNCATE dl_jobs",
+        "ALTER TABLE dl_jobs DISABLE TRIGGER USER",
+        "CREATE FUNCTION dl_mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    ],
+)
+def test_only_a_farm_changes_what_there_is(conn: db.Connection, cast: Cast, role: str, statement: str) -> None:
+    job_id = enqueue(conn)
+    with session(getattr(cast, role)) as theirs, pytest.raises(errors.InsufficientPrivilege):
+        theirs.execute(statement.encode())
+    assert state(conn, job_id) == ("queued", 0)
+
+
+# --- what each role is for ---
+
+
+def test_a_farm_lives_with_its_role(conn: db.Connection, cast: Cast) -> None:
+    """A whole life, the deaths, and what keeper, reaper and operators do, without the owner's rights."""
+    worker = Worker(cast.farm, "host:1:boot")
+    with worker.conn, db.connect(cast.farm, name="farm", schema="public") as farm:
+        migrations.check(farm)
+        done, lost = enqueue(farm), enqueue(farm)
+        assert worker.finish(worker.take()) == "succeeded"
+        worker.take()
+        assert [settled.status for settled in queue.settle(farm, "host:1:boot", "crash", "died")] == ["queued"]
+        assert operate.pause(farm, "q", "test")["paused_by"] == "test"
+        stats.show_workers(farm, "farm", "host", [])
+        stats.overview(farm)
+        assert operate.delete(farm, [done, lost], "test") == {done: "done", lost: "done"}
+        assert value(farm, "SELECT count(*) FROM dl_job_events") == 0
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
+
+
+def test_a_producer_adds_jobs_in_every_way_and_learns_of_its_own(conn: db.Connection, cast: Cast) -> None:
+    by_insert = uuid4()
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    with session(cast.producer) as producer:
+        by_sql = value(producer, "SELECT dl_enqueue('q', 't', 'k')")
+        producer.execute(TELL, (by_insert,))
+        by_python, _ = dataloader.enqueue(producer, queue="q", task="t", lock_key="k", schema="public")
+        jobs = [NewJob("q", "t", "k", idempotency_key=key, trace=trace) for key in ("a", None)]
+        many = [job_id for job_id, _ in dataloader.enqueue_many(producer, jobs, schema="public")]
+        every = [by_sql, by_insert, by_python, *many]
+        for job_id in every:
+            assert told(producer, job_id) == (job_id, "queued", 0, None, None, None, None, {})
+    assert [row(conn, job_id)["trace"] for job_id in every] == [None, None, None, trace, trace]
+    worker = Worker(cast.farm, "host:1:boot")
+    with worker.conn, session(cast.producer) as producer:
+        job = worker.take()
+        worker.finish(job, "fail", error="no such table")
+        found = told(producer, job.job_id)
+        assert found is not None
+        assert (found[1], found[2], found[6]) == ("failed", 1, "no such table")
+
+
+def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | None:
+    """What dl_job_status says to this role."""
+    return producer.execute("SELECT * FROM dl_job_status(%s)", (job_id,)).fetchone()
+
+
+def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, cast: Cast) -> None:
+    """Of a key that it guesses the id and the status, as over HTTP; a trace it cannot put on it."""
+    with session(cast.other_producer) as other:
+        theirs = value(other, "SELECT dl_enqueue('q', 't', 'k', idempotency_key => 'secret', args => '{\"n\": 1}')")
+    of_the_api = enqueue(conn)
+    with session(cast.producer) as producer:
+        assert value(producer, "SELECT dl_enqueue('q', 't', 'k', idempotency_key => 'secret')") == theirs
+        again = NewJob("q", "t", "k", idempotency_key="secret", trace="00-mine")
+        assert dataloader.enqueue_many(producer, [again], schema="public") == [(theirs, "queued")]
+        for job_id in (theirs, of_the_api, uuid4()):
+            assert told(producer, job_id) is None
+        with pytest.raises(errors.InsufficientPrivilege):
+            producer.execute("SELECT queue FROM dl_jobs")
+        with producer.transaction():
+            producer.execute("SELECT dl_set_trace('mine', %s)", ([theirs, of_the_api],))
+        of_before = value(producer, "SELECT dl_enqueue('q', 't', 'k')")
+        producer.execute("SELECT dl_set_trace('mine', %s)", ([of_before],))
+    assert [row(conn, job_id)["trace"] for job_id in (theirs, of_before)] == [None, None]
+    assert len(journal(conn, theirs)) == 1
+
+
+def test_a_reader_reads_everything_that_is_shown(conn: db.Connection, cast: Cast) -> None:
+    later = plain(conn, in_sec=3_600)
+    enqueue(conn)
+    worker = Worker(cast.farm, "host:1:boot")
+    with worker.conn, db.connect(cast.reader, name="reader", schema="public") as reader:
+        running = worker.take().job_id
+        migrations.check(reader)
+        assert migrations.missing(reader) == []
+        assert queue.status(reader, later)["waiting_for"]["reason"] == "time"  # type: ignore[index]
+        for status in stats.STATUSES:
+            stats.jobs(reader, stats.Wanted(status=status))
+        stats.jobs(reader, stats.Wanted(sort="key"))
+        assert [job["job_id"] for job in stats.jobs(reader, stats.Wanted(status="running")).jobs] == [running]
+        assert stats.overview(reader)["total"]["busy"] == 1
+        for question in (stats.workers, stats.postgres, stats.totals):
+            question(reader)
+        stats.pace(reader, 5)
+        assert [event["kind"] for event in stats.events(reader, running)] == ["queued", "picked"]
+
+
+def test_other_services_need_no_right_on_our_functions(
+    conn: db.Connection, cast: Cast, make_role: Callable[[str], str]
+) -> None:
+    """A plain worker with the rights of the contract ends a job, and who waits for its key hears of it."""
+    service = make_role(cast.owner)
+    conn.execute(f"GRANT SELECT, UPDATE ON dl_jobs TO {conninfo_to_dict(service)['user']}".encode())
+    first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k", queue="other")
+    theirs = Foreign(service)
+    ours = Worker(cast.farm, "host:1:boot")
+    with theirs.conn, ours.conn:
+        assert theirs.claim() == (first, "k")
+        assert ours.claim("other").job is None
+        ours.notes()
+        theirs.finish(first, "k")
+        assert heard(ours.conn) == ["other"]
+        assert ours.take("other").job_id == second
+    assert kinds(conn, first) == ["queued", "picked", "done"]
+
+
+def test_a_crash_tells_those_who_wait_for_its_key(conn: db.Connection, cast: Cast) -> None:
+    """Its step is journaled, so no trigger does."""
+    worker, other = Worker(cast.farm, "host:1:boot"), Worker(cast.farm, "host:2:boot")
+    first, _ = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k", queue="other")
+    with other.conn:
+        with worker.conn:
+            assert worker.take().job_id == first
+            assert other.claim("other").job is None
+        other.notes()
+        queue.settle(conn, "host:1:boot", "crash", "died", running=first)
+        assert (state(conn, first)[0], heard(other.conn)) == ("lost", ["other"])
+
+
+# --- how the rights are given ---
+
+
+def test_the_script_that_is_printed_is_what_is_done(own_db: str, make_role: Callable[[str], str]) -> None:
+    farm = make_role(own_db)
+    runner, environment = CliRunner(), {"DL_DB_DSN": own_db}
+    asked = ["migrate", "--roles", f"farm={conninfo_to_dict(farm)['user']}"]
+    printed = runner.invoke(main, [*asked, "--print"], env=environment)
+    assert printed.exit_code == 0
+    with session(farm) as theirs, pytest.raises(errors.InsufficientPrivilege):
+        theirs.execute("SELECT FROM dl_jobs")
+    with session(own_db) as owner:
+        owner.execute(printed.stdout.encode())
+    with session(farm) as theirs:
+        theirs.execute("SELECT FROM dl_jobs")
+    for _ in range(2):
+        done = runner.invoke(main, asked, env=environment)
+        assert (done.exit_code, done.stdout) == (
+            0,
+            f"up to date\ngranted: {conninfo_to_dict(farm)['user']} is a farm\n",
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--roles", "farm=nobody_of_this_name"], 78, "there is no role nobody_of_this_name: correct the name"),
+        (["--roles", "worker=dl"], 2, "should be a list like farm=NAME,producer=NAME,reader=NAME"),
+        (["--roles", "farm="], 2, "should be a list like"),
+        (["--roles", ""], 2, "should be a list like"),
+        (["--print"], 2, "--print goes with --roles"),
+        (["--roles", "farm=dl", "--check"], 2, "--check goes alone"),
+    ],
+)
+def test_what_cannot_be_granted_is_said(dsn: str, options: list[str], status: int, words: str) -> None:
+    done = CliRunner().invoke(main, ["migrate", *options], env={"DL_DB_DSN": dsn})
+    assert done.exit_code == status
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("name", ["Queue", 'two words "quoted"', "it's"])
+def test_the_rights_are_those_of_the_queues_schema(empty_db: str, make_role: Callable[[str], str], name: str) -> None:
+    migrations.migrate(empty_db, name)
+    producer = make_role(empty_db)
+    migrations.grant(empty_db, name, [("producer", str(conninfo_to_dict(producer)["user"]))])
+    with session(producer) as theirs:
+        job_id, _ = dataloader.enqueue(theirs, queue="q", task="t", lock_key="k", schema=name)
+    with db.connect(empty_db, name="test", schema=name) as conn:
+        conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+        assert value(conn, "SELECT count(*) FROM dl_job_events") == 0

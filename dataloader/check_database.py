@@ -155,8 +155,9 @@ def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
     may_migrate = rights["may_create"] and all(table["owned"] for table in tables)
     if rights["found"] and not rights["may_use"]:
         return [Finding(Level.ERROR, "privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
-    found = privileges(tables, _facts(conn, "function_rights", schema=name), _facts(conn, "strangers"))
-    found += exposure(name, rights["open_to_all"], rights["is_superuser"])
+    functions = _facts(conn, "function_rights", schema=name)
+    found = privileges(tables, functions, _facts(conn, "strangers"))
+    found += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
     if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
         return found
     return [*found, schema(_refusal(migrations.check, conn), _todo(conn), may_migrate), *_drift(conn, may_migrate)]
@@ -191,7 +192,7 @@ def privileges(
             lacking, name = ", ".join(table["lacking"]), table["name"]
             what = f"this role has no {lacking} on {name}"
             findings.append(Finding(Level.ERROR, "privileges", what, f"GRANT {lacking} ON {name}"))
-    if names := ", ".join(function["name"] for function in functions):
+    if names := ", ".join(function["name"] for function in functions if function["lacking"]):
         what = f"this role may not call {names}"
         findings.append(Finding(Level.ERROR, "privileges", what, f"as the queue's owner: {ROLES}"))
     if roles := ", ".join(row["rolname"] for row in strangers):
@@ -201,12 +202,15 @@ def privileges(
     return findings or [Finding(Level.OK, "privileges", "all that the processes need")]
 
 
-def exposure(name: str, open_to_all: bool, is_superuser: bool) -> list[Finding]:
-    """Whether others could have their code run with this role's rights, and whether these are more than needed."""
+def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]], is_superuser: bool) -> list[Finding]:
+    """What every role may do, with the rights of this one or of the owner; and whether these are more than needed."""
     findings = []
-    if open_to_all:
+    if may_create:
         what = f"every role may create in the schema {name}: what one puts there may run with this role's rights"
         findings.append(Finding(Level.WARNING, "privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
+    if names := ", ".join(function["name"] for function in functions if function["open_to_all"]):
+        what = f"every role may call {names}, with the rights of the queue's owner"
+        findings.append(Finding(Level.WARNING, "privileges", what, f"as the queue's owner: {ROLES}"))
     if is_superuser:
         what = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
         findings.append(

@@ -227,6 +227,17 @@ def test_a_schema_in_which_everybody_may_create(check: Check, own_db: str) -> No
     assert what.startswith("every role may create in the schema public")
 
 
+def test_functions_that_lend_everybody_the_owners_rights(check: Check, own_db: str, role: str) -> None:
+    """As after a backup that was restored without access rights; granting to any role mends it."""
+    execute(own_db, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA public TO PUBLIC")
+    ((about, what, advice),) = check(dl_db_dsn=own_db).of("warning")
+    names = "dl_enqueue, dl_enqueue_many, dl_job_status, dl_jobs_forget, dl_jobs_journal, dl_set_trace"
+    assert (about, what) == ("privileges", f"every role may call {names}, with the rights of the queue's owner")
+    assert "dataloader migrate --roles" in advice
+    grant_all(own_db, role)
+    assert check(dl_db_dsn=own_db).of("warning") == []
+
+
 def test_a_superuser(check: Check, own_db: str) -> None:
     ((about, what, advice),) = check(dl_db_dsn=superuser(own_db)).of("warning")
     assert (about, "this role is a superuser" in what, "use an ordinary role" in advice) == ("privileges", True, True)

@@ -128,7 +128,7 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
     names = [("farm", conninfo_to_dict(farm)["user"]), ("producer", conninfo_to_dict(producer)["user"])]
     migrations.grant(own_db, "public", [(kind, str(name)) for kind, name in names])
     now = migrations.functions()
-    new = "CREATE FUNCTION dl_new() RETURNS int LANGUAGE sql AS 'SELECT 1';"
+    new = "CREATE OR REPLACE FUNCTION dl_new() RETURNS int LANGUAGE sql AS $$SELECT 1$$;\n"
     monkeypatch.setattr(migrations, "functions", lambda: replace(now, text=new + now.text))
     assert migrations.migrate(own_db, "public") == ["functions.sql"]
     for dsn, may in ((farm, True), (producer, False), (service, False)):

@@ -75,7 +75,7 @@ def test_which_privileges_will_do(
 ) -> None:
     tables = [{"name": "dl_jobs", "owned": False, "lacking": lacking}]
     found = check_database.privileges(
-        tables, [{"name": name} for name in functions], [{"rolname": name} for name in strangers]
+        tables, [{"name": name, "lacking": True} for name in functions], [{"rolname": name} for name in strangers]
     )
     assert [finding.level for finding in found] == levels
 

@@ -32,6 +32,7 @@ PLANS = (
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
+_VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
 _STATUS = {
     "succeed": Status.SUCCEEDED,
     "retry": Status.QUEUED,
@@ -191,9 +192,18 @@ def require_room(conn: Conn, queues: Iterable[str]) -> None:
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
     """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
+    found = versioned_status(conn, job_id)
+    return found and found[0]
+
+
+def versioned_status(conn: Conn, job_id: UUID) -> tuple[dict[str, Any], str] | None:
+    """The job's `status` and its version (see `versions`), or None."""
     with conn.cursor(row_factory=dict_row) as cursor:
-        row = cursor.execute(_SQL["status"], {"job_id": job_id}).fetchone()
-    return row and row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}
+        row = cursor.execute(_SQL["status"], {"job_ids": [job_id]}).fetchone()
+    if row is None:
+        return None
+    version = row.pop("version")
+    return row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}, version
 
 
 def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
@@ -203,8 +213,8 @@ def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
 
 
 def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
-    """What changes with whatever `status` shows of these jobs, but for the others that they wait for."""
-    return dict(conn.execute(_SQL["versions"], {"job_ids": list(job_ids)}).fetchall())
+    """A short text for each of these jobs that changes with what `status` shows of it, but for its figures."""
+    return dict(conn.execute(_VERSIONS, {"job_ids": list(job_ids)}).fetchall())
 
 
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:

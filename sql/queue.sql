@@ -59,15 +59,25 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- One job as the API shows it. A queued one says what it waits for: the pause of its queue, its time, the running job that
+-- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job that
 -- holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers, which
--- may all be stopped.
--- Far-off dates that Python cannot read are cut to the year 9999.
+-- may all be stopped. Far-off dates that Python cannot read are cut to the year 9999. `version` is a short text that
+-- changes with all that is shown, but for what cannot change and for the figures: how many workers there are, how many
+-- jobs go before.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
-       dl_readable(j.available_at) AS available_at, dl_last_run_sec(j) AS run_sec, waits.why AS waiting_for
+       dl_readable(j.available_at) AS available_at, dl_last_run_sec(j) AS run_sec,
+       CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
+         'ahead', (SELECT count(*) FROM (
+                     SELECT FROM dl_jobs o
+                      WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL AND NOT o.hot
+                        AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before))
+            ELSE why END AS waiting_for,
+       to_hex(hashtextextended(ROW(j.status, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress,
+         j.queue, j.priority, j.max_attempts, j.timeout_sec, j.cancel_requested, j.available_at, j.blocked_on,
+         why - 'workers')::text, 0)) AS version
   FROM dl_jobs j
   LEFT JOIN LATERAL (
     SELECT coalesce(
@@ -92,23 +102,11 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                          SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.queue = j.queue
                             AND r.lease_expires_at > now())
                    THEN jsonb_build_object('reason', 'no_worker', 'queue', j.queue)
-                   ELSE jsonb_build_object(
-                     'reason', 'worker', 'queue', j.queue, 'workers', live.workers,
-                     'ahead', (SELECT count(*) FROM (
-                                 SELECT FROM dl_jobs o
-                                  WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL AND NOT o.hot
-                                    AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before)) END
+                   ELSE jsonb_build_object('reason', 'worker', 'queue', j.queue, 'workers', live.workers) END
          FROM (SELECT count(*) AS workers, count(*) FILTER (WHERE w.state = 'stopped') AS stopped FROM dl_workers w
                 WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live)) AS why
      WHERE j.status = 'queued') waits ON true
- WHERE j.job_id = %(job_id)s;
-
--- name: versions
--- A short text for each of these jobs that changes with what `status` shows of its row: whoever waits for a change
--- compares it.
-SELECT job_id, to_hex(hashtextextended(ROW(status, attempt, started_at, finished_at, heartbeat_at, error, progress,
-         queue, priority, max_attempts, timeout_sec, cancel_requested, available_at, blocked_on)::text, 0))
-  FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
+ WHERE j.job_id = ANY (%(job_ids)s);
 
 -- name: request_cancel
 -- queued -> canceled at once; a running job is told, by its row and by a notification; once more when it is to be

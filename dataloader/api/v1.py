@@ -110,11 +110,8 @@ def cancel(job_id: str) -> dict[str, Any]:
 
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
-    """The job and its version, which is read first: at worst it is older, and the next to ask is answered at once."""
     with session() as conn:
-        versions = queue.versions(conn, [job_id])
-        job = found(queue.status(conn, job_id))
-    return job, versions.get(job_id, "")
+        return found(queue.versioned_status(conn, job_id))
 
 
 def _is_known(version: str) -> bool:

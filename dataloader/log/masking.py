@@ -29,11 +29,14 @@ _NAMES = (
     r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|bearer|jwt|"
     r"(?:api|access|private|auth|signing|encryption)[-_]?key"
 )
+_FIRST = "(?=[abcejpst])"  # their letters: most places need no further look
 _NAME = re.compile(rf"{_NAMES}|pass$|^auth$|dsn|conninfo|conn(?:ection)?[-_]?str", re.IGNORECASE)
 _COUNT = re.compile("tokens", re.IGNORECASE)  # such a number is an amount, not a secret
 # Every repetition is bounded or possessive, so that no text costs more than its length. A text may have been cut
 # within a secret, so each may also end with the text.
-_URL = re.compile(r"(://[^\s:/@]{0,200}+:)(?:\S{1,300}(@)|(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z)")
+_LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # where a URL's password may begin: also in the midst of another one
+_WORD = re.compile(r"\S*+")
+_CUT = re.compile(r"(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z")  # a password that the end has cut; it is no port
 _USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # with no password, it is itself one
 _OWN = re.compile(r"(?<![A-Za-z0-9])dl_[A-Za-z0-9_-]{30,}+")  # a token of the service, or most of one
 _BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a digit: it is no word
@@ -43,12 +46,12 @@ _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
     re.IGNORECASE,
 )
-_FLAG = re.compile(rf"(--[\w-]{{0,30}}?(?:{_NAMES})[\w-]{{0,30}}\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
+_FLAG = re.compile(rf"(--(?:(?!--)[\w-]){{0,30}}?{_FIRST}(?:{_NAMES})[\w-]{{0,30}}+\s{{1,3}})[^\s-]\S*+", re.IGNORECASE)
 _PAIR = re.compile(
-    rf"""((?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad])\s{{0,3}}|"""
+    rf"""({_FIRST}(?:{_NAMES}|pass)[\w-]{{0,30}}+\\{{0,4}}["']?\s{{0,3}}(?:=>|[=:]|%3[ad])\s{{0,3}}|"""
     r"""password\s{1,3}(?=e?'))"""  # the last is SQL
     r"""(?:[brue]?'(?:[^'\\]|\\.){0,5000}+(?:'|\Z)|[bru]?"(?:[^"\\]|\\.){0,5000}+(?:"|\Z)|"""
-    r"""\\{1,4}["'].{0,5000}?(?:\\{1,4}["']|\Z)|\[[^]]{0,5000}+(?:]|\Z)|\{[^}]{0,5000}+(?:}|\Z)|[^\s,;&]++)""",
+    r"""\\{1,4}["'].{0,5000}?(?:\\{1,4}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|[^\s,;&]++)""",
     re.IGNORECASE | re.DOTALL,
 )
 # Each of _NAMES has one of these in it: most texts have none and need no further look.
@@ -100,12 +103,39 @@ def masked_text(text: str) -> str:
     if "dl_" in text:
         text = _OWN.sub(MASK, text)
     if "://" in text:
-        text = _USER.sub(rf"\g<1>{MASK}@", _URL.sub(rf"\g<1>{MASK}\g<2>", text))
+        text = _USER.sub(rf"\g<1>{MASK}@", _urls_masked(text))
     if ":" in text or "=" in text or "--" in text or "'" in text or "%3" in text:
         text = _named_masked(text)
     if " " in text and ("earer " in text or "BEARER " in text):
         text = _BEARER.sub(rf"\g<1>{MASK}", text)
     return text
+
+
+def _urls_masked(text: str) -> str:
+    """The text without the passwords of its URLs: up to the last @ within 300 characters, or to the end of the text.
+
+    One expression would look through these 300 for each place where a password may begin; here the next @ is known.
+    """
+    parts: list[str] = []
+    done = stop = 0
+    at, nowhere = -1, len(text) + 1
+    for login in _LOGIN.finditer(text):
+        begin = login.end(1)
+        if login.start() < done:
+            continue
+        if begin >= stop:
+            stop = _WORD.match(text, begin).end()  # type: ignore[union-attr]  # it may be empty
+        if at <= begin and (at := text.find("@", begin + 1)) < 0:
+            at = nowhere
+        if at < (last := min(stop, begin + 301)):
+            end = text.rfind("@", at, last)
+        elif last == len(text) and _CUT.match(text, begin):
+            end = last
+        else:
+            continue
+        parts += text[done:begin], MASK
+        done = end
+    return "".join(parts) + text[done:]
 
 
 def _named_masked(text: str) -> str:

@@ -70,6 +70,52 @@ def test_a_wait_ends_when_the_job_changes(client: FlaskClient, conn: db.Connecti
     assert client.get(job + "?wait=30").get_json()["status"] == "canceled"  # at once: nothing more will come
 
 
+SHOWN = """INSERT INTO dl_workers (worker, farm, host, pid, queue, state, started_at)
+  VALUES (gen_random_uuid()::text, 'f', 'h', 1, 'load.cbr', 'idle', now())"""
+BUSY = """INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, lease_expires_at)
+  VALUES (gen_random_uuid(), 'load.cbr', 't', 'cbr', 'running', now() + interval '1 min')"""
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "reason"),
+    [
+        (
+            "INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('load.cbr', now(), 'x')",
+            "DELETE FROM dl_queues",
+            "paused",
+        ),
+        (SHOWN, "DELETE FROM dl_workers", "worker"),
+        (BUSY, "UPDATE dl_jobs SET lease_expires_at = now() WHERE status = 'running'", "lock"),
+    ],
+)
+def test_a_wait_ends_when_the_job_waits_for_something_else(
+    client: FlaskClient, conn: db.Connection, job: str, asked: Asked, change: str, undo: str, reason: str
+) -> None:
+    before = client.get(job)
+    assert before.get_json()["waiting_for"]["reason"] == "no_worker"
+    for statement, wanted in ((change, reason), (undo, "no_worker")):
+        known = {"If-None-Match": client.get(job).headers["ETag"]}
+        answer = asked(job + "?wait=30", **known)
+        assert not answer.done()
+        conn.execute(statement)
+        told = answer.result(10)
+        assert (told.status_code, told.get_json()["waiting_for"]["reason"]) == (200, wanted)
+        assert told.headers["ETag"] not in known.values()
+
+
+def test_figures_end_no_wait(client: FlaskClient, conn: db.Connection) -> None:
+    """Jobs before it come and go all the time, and workers: of these the answer tells, but they are no change."""
+    job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL | {'lock_key': 'last'}).get_json()['job_id']}/status"
+    conn.execute(SHOWN)
+    before = client.get(job)
+    conn.execute(SHOWN)
+    client.post(TRIGGER, json=MINIMAL | {"priority": 1})
+    after = client.get(job)
+    assert [told.get_json()["waiting_for"]["ahead"] for told in (before, after)] == [0, 1]
+    assert [told.get_json()["waiting_for"]["workers"] for told in (before, after)] == [1, 2]
+    assert before.headers["ETag"] == after.headers["ETag"]
+
+
 def test_a_wait_ends_with_its_time(client: FlaskClient, job: str) -> None:
     known = {"If-None-Match": client.get(job).headers["ETag"]}
     assert client.get(job + "?wait=1", headers=known).status_code == 304

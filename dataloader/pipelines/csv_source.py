@@ -33,6 +33,7 @@ _QUEUE_TABLES = (
     "dl_totals",
     "dl_pace",
     "dl_rolled",
+    "dl_lengths",
 )
 _UNDECODABLE = "\udcff"  # what no encoding yields, in place of a byte that is no text
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass

@@ -359,7 +359,7 @@ RIGHTS = """
 SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
  WHERE has_table_privilege(%s, %s, p)
 """
-NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled")
+NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled", "dl_lengths")
 
 
 def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(
@@ -437,12 +437,24 @@ def test_what_is_not_as_shipped_is_named_and_put_back(
         assert after[part] == before[part], part
 
 
+def test_an_invalid_index_is_named_and_built_again(own_db: str, dsn: str) -> None:
+    with session(own_db) as conn:
+        for _ in range(2):
+            plain(conn)
+        conn.execute("DROP INDEX ix_dl_jobs_due")
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            conn.execute("CREATE UNIQUE INDEX CONCURRENTLY ix_dl_jobs_due ON dl_jobs (queue)")
+        assert migrations.drifted(conn) == ["index ix_dl_jobs_due is invalid"]
+        assert migrations.migrate(own_db, "public") == ["index ix_dl_jobs_due, which is invalid"]
+    assert catalog(own_db) == catalog(dsn)
+
+
 @pytest.mark.parametrize("schema", ["Queue", 'two words "quoted"'])
 def test_nothing_of_a_fresh_schema_is_said_to_have_drifted(empty_db: str, schema: str) -> None:
     migrations.migrate(empty_db, schema)
     with session(empty_db, schema) as conn:
         assert migrations.drifted(conn) == []
-        conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER ALL")
+        conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
         assert len(migrations.drifted(conn)) == value(conn, "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal")
 
 

@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from hands import Worker, age, enqueue, expire, many, plain, quietly, row, value
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import db, operate, queue, stats
 from dataloader.job import Finish
@@ -651,9 +652,9 @@ def test_a_held_snapshot_is_told_of_when_claims_fall_behind(
     assert stats.slows_claims(vacuum | {"held_by": None}, lag_sec) is None
 
 
-def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str) -> None:
-    name = f"clerk_{uuid4().hex}"
-    with psycopg.connect(own_db, application_name="report") as report, psycopg.connect(own_db, autocommit=True) as conn:
+def test_who_holds_back_vacuum_is_named_as_far_as_this_role_may_see(own_db: str, server_dsn: str) -> None:
+    name, admin = f"clerk_{uuid4().hex}", make_conninfo(server_dsn, dbname=conninfo_to_dict(own_db)["dbname"])
+    with psycopg.connect(own_db, application_name="report") as report, psycopg.connect(admin, autocommit=True) as conn:
         report.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         report.execute("SELECT count(*) FROM dl_jobs")
         held = stats.vacuum(conn)["held_by"]

@@ -233,6 +233,19 @@ def test_what_a_job_is_at() -> None:
     assert watch.waits_for(Job(UUID(ID), "queued", waiting_for={"reason": "lock"}), NOW) == "It waits for: lock."
 
 
+@pytest.mark.parametrize(("counted_at", "steps", "changed"), [(None, 3, 1_500), (NOW.isoformat(), 1, 1_000)])
+def test_all_dead_jobs_of_a_queue_that_nobody_has_counted(
+    service: Service, counted_at: str | None, steps: int, changed: int
+) -> None:
+    """An answer counts the first thousand: where no reaper has counted the rest, the steps go on until none is left."""
+    queue = {"queue": "q", "dead": 1_000, "counted_at": counted_at}
+    overview = {"at": NOW.isoformat(), "total": queue | {"queue": None}, "queues": [queue]}
+    some = [Answer(document={"queue": "q", "changed": number}) for number in (1_000, 500, 0)]
+    service.answers = [Answer(document=overview), *some]
+    assert run("requeue", "--dead", "q").stdout == f"q: {changed} jobs queued again\n"
+    assert len(service.asked) == 1 + steps
+
+
 def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
     ended = {"started_at": NOW - timedelta(minutes=6), "finished_at": NOW, "max_attempts": 5}
     assert watch._in_all(Job(UUID(ID), "succeeded", attempt=1, run_sec=0.04, **ended)) == " after 0.0 s"

@@ -153,7 +153,7 @@ function draw(anew) {
     scales: {x: {range: (_, first, last) => [first, last + 60]}, y: {range: (_, low, high) => [0, ceiling(high)]}},
     axes: [
       {...axis, size: 30, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", {timeZone: source.dataset.zone, hour: "2-digit", minute: "2-digit"}))},
-      {...axis, size: 56, values: (_, splits) => splits.map((n) => n.toLocaleString("en"))},
+      {...axis, size: 56, values: (_, splits) => splits.map((n) => n.toLocaleString("en", n < 10000 ? {} : {notation: "compact"}))},
     ],
     series: [{}, series("processed", "done"), series("so far", "done", {alpha: 0.5}), series("failed", "failed")],
   }, data, holder);

@@ -101,7 +101,7 @@ class Farm:
         return True
 
 
-def until(true: Callable[[], object], within: float = 30) -> None:
+def until(true: Callable[[], object], within: float = 60) -> None:
     deadline = time.monotonic() + within
     while not true():
         assert time.monotonic() < deadline, "waited in vain"

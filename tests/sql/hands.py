@@ -161,7 +161,7 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
 
 
 CLAIMS = {
-    "step": "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, NULL)",
+    "step": "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, NULL, false)",
     "look": "SELECT * FROM dl_claim(%s, 'w', now(), 15)",  # what a step does that finds nothing at first sight
 }
 

@@ -351,7 +351,6 @@ DECLARE
   waiting int[];
   held int[];
   contended boolean := false;
-  began timestamptz := clock_timestamp();
   past int := 0;  -- cold rows at the head that others have locked, with their slots
   past_slots int[] := '{}';
   found_past int;
@@ -497,9 +496,10 @@ BEGIN
       marks := false;
       EXIT;
     END IF;
-    -- Somebody is at these rows and has not committed yet. If that goes on, come back later.
-    contended := look = 10 OR clock_timestamp() > began + interval '30 ms';
-    EXIT WHEN contended;
+    -- Somebody is at these rows and has not committed yet. If that goes on, come back later. Where they are many, leave at once,
+    -- for each look tries them all.
+    contended := look = 10 OR past + cardinality(near) - cardinality(near_unlocked) > 100;
+    EXIT WHEN contended AND look < 10;
     PERFORM pg_sleep(0.0005 * look);
   END LOOP;
 
@@ -507,7 +507,6 @@ BEGIN
     PERFORM pg_notify('dl_jobs', p_queue);  -- not proven, see above: whoever trusted these marks has to look as well
   END IF;
   look_again := look_again OR woken = 100;
-  -- Later where many rows are locked, for each look tries them all.
   retry_in := CASE WHEN contended THEN
                 least(1, greatest(0.1, (past + cardinality(near) - cardinality(near_unlocked)) / 1000.0)) END;
   SELECT least(retry_in,

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
-import psycopg
 import pytest
 from hands import Worker, blocked, enqueue, journal, row, until
 from judge import illegal
@@ -159,19 +158,9 @@ def take(stage: Stage, actor: Actor, step: str) -> None:
         actor.open = False
     elif step in VERBS:
         if actor.job:
-            finish(actor.worker, actor.job, step)
+            actor.worker.finish(actor.job, step, error="e")
     else:
         STEPS[step](stage, actor)
-
-
-def finish(worker: Worker, job: Job, verb: str) -> None:
-    """As a worker does, which tries again where the row is locked; the wait is one that the stage can see."""
-    while True:
-        try:
-            worker.finish(job, verb, error="e")
-            return
-        except psycopg.errors.LockNotAvailable:
-            worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE", (job.job_id,))
 
 
 def claim(stage: Stage, actor: Actor) -> None:

@@ -84,7 +84,7 @@ def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(
         written = queue.finish_some(worker.conn, worker.name, [Ended(job, DONE) for job in (held, lost, both)])
         assert (written.ended, list(written.locked)) == ({}, [held.job_id])
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            worker.finish(held)
+            queue.finish(worker.conn, held, DONE)
     assert worker.finish(held) == "succeeded"
 
 

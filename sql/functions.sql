@@ -496,8 +496,8 @@ BEGIN
       marks := false;
       EXIT;
     END IF;
-    -- Somebody is at these rows and has not committed yet. If that goes on, come back later. Where they are many, leave at once,
-    -- for each look tries them all.
+    -- Somebody is at these rows and has not committed yet. If that goes on, come back later; where the rows are many,
+    -- without another look, for each look tries them all.
     contended := look = 10 OR past + cardinality(near) - cardinality(near_unlocked) > 100;
     EXIT WHEN contended AND look < 10;
     PERFORM pg_sleep(0.0005 * look);

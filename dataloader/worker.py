@@ -97,6 +97,7 @@ class Worker:
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue_name), default=1)
+        self._most = self._prefetch  # how many jobs to claim at once: less where the server's lock table is small
         self._seconds_each: float | None = None  # of the jobs claimed last
         self._locked: set[UUID] = set()  # the jobs whose rows were locked when their ends were last tried
         self._peak = Peak()
@@ -209,9 +210,9 @@ class Worker:
         """
         if len(self.heartbeat.hold.locked) >= LOCKED_MOST:
             return 0
-        if self._prefetch == 1 or self._seconds_each is None:
+        if self._most == 1 or self._seconds_each is None:
             return 1
-        return min(self._prefetch, 1 + int(TICK_SEC / self._seconds_each))
+        return min(self._most, 1 + int(TICK_SEC / self._seconds_each))
 
     def _learn_traces(self, jobs: Sequence[Job]) -> None:
         with suppress(psycopg.Error):  # a lost session is the heartbeat's to notice; the jobs are ours
@@ -268,6 +269,8 @@ class Worker:
         try:
             step = queue.step(self.session, self.queue, self.settings.dl_claim_backoff_sec, most, ends)
         except psycopg.Error as e:
+            if isinstance(e, errors.OutOfMemory):
+                self._claim_at_most(max(1, most // 2), "the server has no room for more locks")
             if not ends or not (db.is_passing(e) or isinstance(e, psycopg.DataError)):
                 raise
             self._write_one_by_one(ends, e)
@@ -453,6 +456,14 @@ class Worker:
             self._give_back_unheard(self.session, session)
         self.heartbeat.session = session
         self._due_in = None
+        most = probe.most_at_once(probe.lock_table(session.conn), self.settings.workers)
+        self._claim_at_most(most, "the keys of this machine's jobs would fill the server's lock table")
+
+    def _claim_at_most(self, most: int, why: str) -> None:
+        """From now on; `dataloader check` says what would be right."""
+        if most < self._most:
+            self._most = most
+            self.log.warning("worker.prefetch.lowered", prefetch=self._prefetch, at_most=most, why=why)
 
     def _write_kept(self, session: queue.Session) -> None:
         """Ends whose rows were locked: before the jobs of this worker are given back, for these have run."""

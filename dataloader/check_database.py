@@ -6,7 +6,7 @@ Finding. Catalogs are read, nothing is changed. May import `db`, `migrations`, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from dataloader import db, log, migrations, probe
-from dataloader.config import Settings
+from dataloader.config import Settings, WorkerSpec
 
 VERSIONS = range(15, 19)  # the major versions that sql/ is tested on
 API_PROCESSES = 2  # what `dataloader api` starts by default
@@ -241,6 +241,28 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
     return [connections(least, most, free_connections(facts))]
 
 
+def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    (facts,) = _facts(conn, "advisory_locks")
+    return [locks(probe.lock_table(conn), settings.workers, facts["of_others"])]
+
+
+def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int) -> Finding:
+    """Whether the server's lock table has room for the keys of all jobs that this machine may claim at once.
+
+    When it is full, no session of anybody can start a statement.
+    """
+    wanted, at_most = probe.keys_wanted(workers), probe.most_at_once(table, workers)
+    what = f"this machine may hold {wanted} keys, others hold {of_others}; the server has room for {table.room} locks"
+    needed = wanted * probe.LOCK_SHARE if wanted * probe.LOCK_SHARE > table.room else (wanted + of_others) * 2
+    raised = f"raise max_locks_per_transaction to {-(-needed // table.transactions)} and restart the server"
+    if any(spec.prefetch > at_most for spec in workers):
+        what = f"{what}: a worker claims {at_most} jobs at once at most"
+        return Finding(Level.WARNING, "locks", what, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
+    if (wanted + of_others) * 2 > table.room:
+        return Finding(Level.WARNING, "locks", what, raised)
+    return Finding(Level.OK, "locks", what)
+
+
 def _server(dsn: str) -> list[Any]:
     parts = conninfo_to_dict(dsn)
     return [parts.get("host"), parts.get("hostaddr"), str(parts.get("port", 5432))]
@@ -283,6 +305,7 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
     "session": _session,
     "schema": _schema,
     "connections": _connections,
+    "locks": _locks,
 }
 
 

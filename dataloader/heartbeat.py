@@ -14,7 +14,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -29,6 +29,7 @@ from dataloader.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.slots import Slot
 
 TICK_SEC = 0.05  # how long a run is not looked at, an end may wait for its batch, and a job behind another's run
+LOCKED_SEC = 0.25  # until an end is tried again whose row somebody has locked
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
 RETAKE_SEC = 5.0  # how long taking the key again may last: the old session is given 2 s to end
@@ -91,6 +92,14 @@ class Hold:
         self.waiting: deque[Job] = deque()
         self.ends: deque[queue.Ended] = deque()
         self.ended_at = 0.0  # when the oldest of the ends was added
+        self.locked: list[queue.Ended] = []  # ends whose rows somebody has locked
+        self.retry_at = 0.0  # when these are to be tried again
+        self.begun: UUID | None = None  # the first job of the last claim: its row says that it was begun
+
+    def claimed(self, jobs: Sequence[Job]) -> None:
+        """Keep jobs to be run, the best first."""
+        self.begun = jobs[0].job_id
+        self.waiting.extend(jobs)
 
     def next(self) -> Job | None:
         """Take the best of the jobs that wait; None when there is none left."""
@@ -104,6 +113,24 @@ class Hold:
         if not self.ends:
             self.ended_at = now()
         self.ends.append(end)
+
+    def take(self) -> list[queue.Ended]:
+        """Take the ends that are to be written now; those of locked rows among them once LOCKED_SEC are over."""
+        ends = []
+        if now() >= self.retry_at:
+            ends, self.locked = self.locked, []
+        return ends + [self.ends.popleft() for _ in range(len(self.ends))]
+
+    def keep(self, ends: Sequence[queue.Ended]) -> None:
+        """Keep ends of locked rows, to be written a little later."""
+        if not self.locked:
+            self.retry_at = now() + LOCKED_SEC
+        self.locked += ends
+
+    @property
+    def owes(self) -> int:
+        """How many ends are to be written."""
+        return len(self.ends) + len(self.locked)
 
     def hand_back(self, reason: str) -> None:
         """Give up what waits, the last first: nobody has begun it, so it is not counted."""
@@ -122,11 +149,12 @@ class Heartbeat(threading.Thread):
         session: queue.Session,
         reconnect: Callable[[float], queue.Session],
         heartbeat_sec: float,
-        written: Callable[[Sequence[queue.Ended], Mapping[UUID, Status]], None],
+        written: Callable[[Sequence[queue.Ended], Mapping[UUID, Status], Collection[UUID]], None],
     ) -> None:
         """`reconnect` opens a new session within the seconds given, or raises a passing error.
 
-        `written` hears of the ends that the thread has written, and what became of those that were still ours.
+        `written` hears of the ends that the thread has tried to write, what became of those that were still ours, and
+        whose rows were locked.
         """
         super().__init__(name="heartbeat", daemon=True)
         self.session = session
@@ -227,7 +255,9 @@ class Heartbeat(threading.Thread):
         interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
         self.session.conn.answer_within = max(1.0, interval)
         self._has_key = True
-        self._next_beat = lease.slot.renewed + interval
+        # What was claimed ahead says by a beat that it was begun, unless it is over sooner: see dl_reap.
+        is_shown = lease.job.job_id == self.hold.begun
+        self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
         while not lease.released:
             try:
                 busy = self._beat_where_due(lease, interval)
@@ -266,15 +296,16 @@ class Heartbeat(threading.Thread):
         late = now() - TICK_SEC
         if lease.began < late:
             self.hold.hand_back("not started: another job took longer")
-        if not self.hold.ends or min(self.hold.ended_at, lease.began) > late:
+        is_due = self.hold.ends and min(self.hold.ended_at, lease.began) <= late
+        if not (is_due or (self.hold.locked and now() >= self.hold.retry_at)):
             return False
-        ends = [self.hold.ends.popleft() for _ in range(len(self.hold.ends))]
+        ends = self.hold.take()
         try:
-            ended = queue.finish_some(self.session.conn, self.session.worker, ends)
+            written = queue.finish_some(self.session.conn, self.session.worker, ends)
         except BaseException:
             self.hold.ends.extendleft(reversed(ends))
             raise
-        self._written(ends, ended)
+        self._written(ends, written.ended, written.locked)
         return True
 
     def _sleep(self, lease: Lease) -> None:

@@ -6,14 +6,17 @@ May import `db`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
 
 from dataloader import db
-from dataloader.config import ConfigError
+from dataloader.config import ConfigError, WorkerSpec
 
+LOCK_SHARE = 4  # the part of the server's lock table that a machine's workers may fill with their jobs' keys: a quarter
 HEARD_WITHIN = 2.0  # seconds; a NOTIFY takes milliseconds
 POOLED = "the connection leads through a pooler in transaction mode, which loses locks and notifications"
 REFUSED = "a pooler refuses the API's sessions"
@@ -56,6 +59,43 @@ def finds_schema(conn: db.Connection) -> bool:
     there = conn.execute("SELECT current_schema()").fetchone()
     with db.in_force(conn):
         return conn.execute("SELECT current_schema()").fetchone() == there
+
+
+class LockTable(NamedTuple):
+    """The settings that make the size of the server's lock table, which all sessions of all databases share."""
+
+    per_transaction: int  # max_locks_per_transaction
+    transactions: int  # max_connections and max_prepared_transactions
+
+    @property
+    def room(self) -> int:
+        """How many locks the server promises to have room for."""
+        return self.per_transaction * self.transactions
+
+
+def lock_table(conn: db.Connection) -> LockTable:
+    """The lock table of this server. May raise psycopg.Error."""
+    row = conn.execute(
+        "SELECT current_setting('max_locks_per_transaction')::int,"
+        " current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int"
+    ).fetchone()
+    assert row is not None  # noqa: S101  a SELECT without FROM has a row
+    return LockTable(*row)
+
+
+def keys_wanted(workers: Sequence[WorkerSpec]) -> int:
+    """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may."""
+    return sum(spec.concurrency * spec.prefetch for spec in workers)
+
+
+def most_at_once(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
+    """How many jobs each of these workers may claim at once, so that all hold no more than their share of the table.
+
+    Where their `prefetch` asks for no more than that, it is the largest of it.
+    """
+    if keys_wanted(workers) * LOCK_SHARE <= table.room:
+        return max((spec.prefetch for spec in workers), default=1)
+    return max(1, table.room // LOCK_SHARE // sum(spec.concurrency for spec in workers))
 
 
 def is_poolers_refusal(error: psycopg.Error) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import psycopg
+from psycopg import errors
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
@@ -117,7 +118,8 @@ class Ended(NamedTuple):
 class Step(NamedTuple):
     """What a look into the queue came to: jobs, the best first, or for how long (seconds) nothing will be due.
 
-    `ended` is what became of the runs that were to be ended; without those that were not ours any more.
+    `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
+    those whose rows somebody has `locked`, whose ends are to be written again a little later.
     """
 
     jobs: list[Job]
@@ -125,11 +127,19 @@ class Step(NamedTuple):
     backoffs: int
     look_again: bool
     due_in: float | None
+    locked: Collection[UUID] = ()
 
     @property
     def job(self) -> Job | None:
         """The best of the jobs."""
         return self.jobs[0] if self.jobs else None
+
+
+class Written(NamedTuple):
+    """What became of runs that were to be ended: `ended` and `locked` as in Step."""
+
+    ended: Mapping[UUID, Status]
+    locked: Collection[UUID]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +260,9 @@ def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Coll
     jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    return Step(jobs, _ended(ends or (), *last[11:13]), *last[13:])
+    written = _written(ends or (), *last[11:14])
+    backoffs, look_again, due_in = last[14:]
+    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked)
 
 
 def claim(session: Session, queue: str, backoff_sec: float) -> Step:
@@ -291,39 +303,53 @@ def finish(
 ) -> Status | None:
     """Write how a run has ended and let go of its key, or of all of the session's; None when it is no longer ours.
 
-    What PostgreSQL cannot store of it is left out rather than keep the job from ending.
+    What PostgreSQL cannot store of it is left out rather than keep the job from ending. Raises LockNotAvailable at
+    once, having written nothing, when somebody has the job's row locked.
     """
     try:
-        ended = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
+        written = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
     except psycopg.DataError:
         plain = (end.error or "").encode("ascii", "backslashreplace").decode()
         bare = end._replace(error=plain.replace("\x00", "") or None, progress=None)
-        ended = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
-    return ended.get(job.job_id)
+        written = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
+    if written.locked:
+        raise errors.LockNotAvailable(f"somebody has the row of job {job.job_id} locked")
+    return written.ended.get(job.job_id)
 
 
-def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Mapping[UUID, Status]:
+def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
     """Write how runs of `worker` ended, let go of their keys; what became of those still its own."""
     try:
         return _finish(conn, worker, ends, let_go=False)
     except psycopg.DataError:
-        each = {e.job.job_id: finish(conn, e.job, e.finish, e.facts, let_go=False) for e in ends}
-        return {job_id: status for job_id, status in each.items() if status}
+        return _finish_each(conn, ends)
 
 
-def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Mapping[UUID, Status]:
+def _finish_each(conn: Conn, ends: Collection[Ended]) -> Written:
+    ended: dict[UUID, Status] = {}
+    locked = []
+    for each in ends:
+        try:
+            if status := finish(conn, each.job, each.finish, each.facts, let_go=False):
+                ended[each.job.job_id] = status
+        except errors.LockNotAvailable:
+            locked.append(each.job.job_id)
+    return Written(ended, locked)
+
+
+def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
     parameters = {"worker": worker, "ends": _as_json(ends), "let_go": let_go}
     row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
     assert row is not None  # noqa: S101  the function always answers
-    return _ended(ends, *row)
+    return _written(ends, *row)
 
 
-def _ended(ends: Collection[Ended], unfinished: Any, canceled: Any) -> Mapping[UUID, Status]:
+def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: Any) -> Written:
     statuses = {e.job.job_id: _STATUS[e.finish.verb] for e in ends}
     statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
-    for job_id in unfinished or ():
+    for job_id in [*(unfinished or ()), *(locked or ())]:
         del statuses[job_id]
-    return statuses
+    return Written(statuses, locked or ())
 
 
 def _as_json(ends: Collection[Ended]) -> str:

@@ -12,18 +12,19 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from uuid import UUID, uuid4
 
 import psutil
 import psycopg
 import structlog
+from psycopg import errors
 from setproctitle import setproctitle
 
 from dataloader import db, log, migrations, pipelines, probe, queue, traces
 from dataloader.config import ConfigError, Settings
-from dataloader.heartbeat import TICK_SEC, Heartbeat
+from dataloader.heartbeat import LOCKED_SEC, TICK_SEC, Heartbeat
 from dataloader.job import End, Finish, Job, Outcome, Status, decide
 from dataloader.process import (
     EXIT_CANNOT_START,
@@ -45,6 +46,7 @@ from dataloader.slots import READY, Farm, Slot, State
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until a worker gives itself up with them
+LOCKED_MOST = 1_000  # ends whose rows are locked, from which on a worker claims nothing
 PLACE_SEC = 0.05  # between looks for a place: how late a job may start because its worker was replaced
 
 
@@ -99,7 +101,9 @@ class Worker:
         self._heartbeat: Heartbeat | None = None
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue_name), default=1)
+        self._most = self._prefetch  # how many jobs to claim at once: less where the server's lock table is small
         self._seconds_each: float | None = None  # of the jobs claimed last
+        self._locked: set[UUID] = set()  # the jobs whose rows were locked when their ends were last tried
         self._peak = Peak()
         self.runner = Runner(settings, dsn, slot, lambda: self._stop_at, self._leap)
         self.traces = traces.start(self.name)
@@ -118,17 +122,16 @@ class Worker:
                 self._take_place()
                 while self.sound and not self.stopping and not self._may_leave() and self.work_some():
                     pass
-                if self.heartbeat.hold.ends:
-                    self._step(0)
-                if not self.sound:
-                    return EXIT_RECYCLE
-                if self.slot.state is State.LEAVING:
+                if not self.sound or self.slot.state is State.LEAVING:
                     break
                 self._wait()
             except psycopg.Error as e:
                 if not db.is_passing(e):
                     raise
                 self._lost(e)
+        self._write_last_ends()
+        if not self.sound:
+            return EXIT_RECYCLE
         self.log.info("worker.stopped")
         return EXIT_OK
 
@@ -185,14 +188,15 @@ class Worker:
     def work_some(self) -> bool:
         """Write the ends of earlier runs, claim jobs, run them. True: look again at once; False: nothing is there."""
         sent = now()
-        step = self._step(self._appetite())
+        most = self._appetite()
+        step = self._step(most)
         if not step.jobs:
             self._due_in = step.due_in
-            if not step.look_again:
+            if most and not step.look_again:
                 self.slot.left_empty_handed(sent, step.due_in)
             return step.look_again
         hold = self.heartbeat.hold
-        hold.waiting.extend(step.jobs)
+        hold.claimed(step.jobs)
         if self.traces.is_on:
             self._learn_traces(step.jobs)
         with self.heartbeat.holding():
@@ -204,10 +208,15 @@ class Worker:
         return True
 
     def _appetite(self) -> int:
-        """How many jobs to claim at once: so many that the end of the first waits TICK_SEC at most for the others'."""
-        if self._prefetch == 1 or self._seconds_each is None:
+        """How many jobs to claim at once: so many that the end of the first waits TICK_SEC at most for the others'.
+
+        0 while the rows of LOCKED_MOST jobs are locked whose ends are to be written.
+        """
+        if len(self.heartbeat.hold.locked) >= LOCKED_MOST:
+            return 0
+        if self._most == 1 or self._seconds_each is None:
             return 1
-        return min(self._prefetch, 1 + int(TICK_SEC / self._seconds_each))
+        return min(self._most, 1 + int(TICK_SEC / self._seconds_each))
 
     def _learn_traces(self, jobs: Sequence[Job]) -> None:
         with suppress(psycopg.Error):  # a lost session is the heartbeat's to notice; the jobs are ours
@@ -271,17 +280,18 @@ class Worker:
 
     def _step(self, most: int) -> Step:
         """Write what has ended and claim up to `most` jobs; over as many reconnects as the ends take."""
-        ends = list(self.heartbeat.hold.ends)
+        ends = self.heartbeat.hold.take()
         try:
             step = queue.step(self.session, self.queue, self.settings.dl_claim_backoff_sec, most, ends)
         except psycopg.Error as e:
+            if isinstance(e, errors.OutOfMemory):
+                self._claim_at_most(max(1, most // 2), "the server has no room for more locks")
             if not ends or not (db.is_passing(e) or isinstance(e, psycopg.DataError)):
                 raise
             self._write_one_by_one(ends, e)
             return Step([], {}, 0, True, None)
         self.outage.ended()
-        self.heartbeat.hold.ends.clear()
-        self._written(ends, step.ended)
+        self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self.log.info("worker.claim.backoff", keys=step.backoffs)
         return step
@@ -291,33 +301,60 @@ class Worker:
         if not isinstance(error, psycopg.DataError):
             self._finish_failed(error)
         before = self.session
-        for ended in ends:
-            self._finish(ended)
-        self.heartbeat.hold.ends.clear()
+        locked = [ended for ended in ends if not self._finish(ended)]
+        self._written(locked, {}, {ended.job.job_id for ended in locked})
         if self.session is not before:
             self._give_back_unheard(before, self.session)
 
-    def _finish(self, ended: Ended) -> None:
+    def _write_last_ends(self) -> None:
+        """Before the worker leaves; raises Unwritten when rows stay locked for as long as a drain may take."""
+        began = now()
+        while self._heartbeat is not None and self.heartbeat.hold.owes:
+            try:
+                self._step(0)
+            except psycopg.Error as e:
+                if not db.is_passing(e):
+                    raise
+                self._lost(e)
+            if left := self.heartbeat.hold.owes:
+                give_up_at = (self._stop_at or began + self.settings.dl_drain_sec) + self.settings.dl_kill_grace_sec
+                if now() > give_up_at - 2 * LOCKED_SEC:
+                    raise Unwritten(f"the ends of {left} jobs could not be written: their rows are locked")
+                self._pause(LOCKED_SEC)
+
+    def _finish(self, ended: Ended) -> bool:
+        """Write one end, over as many reconnects as it takes; False when somebody has the job's row locked."""
         job = ended.job
 
         def write() -> Status | bool | None:
             again = self.session.conn.closed
             if again:
                 self.heartbeat.session = self._open(self.settings.pg_connect_timeout)
-            status = queue.finish(self.session.conn, job, ended.finish, ended.facts)
+            try:
+                status = queue.finish(self.session.conn, job, ended.finish, ended.facts)
+            except errors.LockNotAvailable:
+                return False
             # The first try may have been committed and only its answer lost.
-            return status or (again and queue.has_ended(self.session.conn, job))
+            return status or (again and queue.has_ended(self.session.conn, job)) or None
 
         try:
             status = db.patiently(write, sleep=self._sleep, give_up=self._is_overdue, on_error=self._finish_failed)
         except psycopg.Error as e:
             raise Unwritten(f"the end of job {job.job_id} could not be written: {str(e).strip()}") from e
-        if status is not True:  # else the first try has committed, and its word on the status is lost
-            self._written([ended], {job.job_id: status} if status else {})
+        if status is not None and not isinstance(status, Status):
+            return status  # True: the first try has committed, and its word on the status is lost
+        self._written([ended], {job.job_id: status} if status else {}, ())
+        return True
 
-    def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status]) -> None:
-        """Say what was written; of a batch in one line."""
+    def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
+        """Say what was written, of a batch in one line; keep the ends whose rows are locked."""
+        self.heartbeat.hold.keep([end for end in ends if end.job.job_id in locked])
+        if new := set(locked) - self._locked:
+            self.log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
+        self._locked = (self._locked | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
         for end in ends:
+            if end.job.job_id in locked:
+                continue
             if end.job.job_id not in ended:
                 self.log.warning("worker.ownership.lost", job_id=str(end.job.job_id), verb=end.finish.verb)
             elif self._prefetch == 1:
@@ -344,6 +381,8 @@ class Worker:
         self.slot.state = State.IDLE
         poll_at = now() + self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         due_at = math.inf if self._due_in is None else now() + self._due_in
+        if self.heartbeat.hold.locked:
+            poll_at = min(poll_at, self.heartbeat.hold.retry_at)
         leave = [self._pipes.leave] if self._retiring else []
         # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
         while now() < poll_at and not self.stopping and self._retiring == bool(leave):
@@ -446,9 +485,25 @@ class Worker:
             self._heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         else:
+            self._write_kept(session)
             self._give_back_unheard(self.session, session)
         self.heartbeat.session = session
         self._due_in = None
+        most = probe.most_at_once(probe.lock_table(session.conn), self.settings.workers)
+        self._claim_at_most(most, "the keys of this machine's jobs would fill the server's lock table")
+
+    def _claim_at_most(self, most: int, why: str) -> None:
+        """From now on; `dataloader check` says what would be right."""
+        if most < self._most:
+            self._most = most
+            self.log.warning("worker.prefetch.lowered", prefetch=self._prefetch, at_most=most, why=why)
+
+    def _write_kept(self, session: queue.Session) -> None:
+        """Ends whose rows were locked: before the jobs of this worker are given back, for these have run."""
+        if ends := self.heartbeat.hold.locked:
+            written = queue.finish_some(session.conn, self.name, ends)
+            self.heartbeat.hold.locked = []
+            self._written(ends, *written)
 
     def _give_back_unheard(self, lost: queue.Session, session: queue.Session) -> None:
         """A claim whose answer was lost with the session: its jobs were never started here, so they are not counted.

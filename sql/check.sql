@@ -58,6 +58,13 @@ SELECT current_setting('max_connections')::int
 FROM pg_roles r, pg_database d
 WHERE r.rolname = current_user AND d.datname = current_database();
 
+-- name: advisory_locks
+-- How many advisory locks others hold: not our own processes that run on this machine already.
+SELECT count(*)::int AS of_others FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'advisory' AND l.granted
+   AND NOT coalesce(a.usename = current_user AND a.datname = current_database() AND a.application_name LIKE 'dl-%%'
+                    AND a.client_addr IS NOT DISTINCT FROM inet_client_addr(), false);
+
 -- name: target
 -- Whether pipelines find their schema, and whether they may make tables in it.
 SELECT current_schema() IS NOT NULL AS found,

@@ -159,7 +159,8 @@ $$;
 
 
 -- Start those of these queued jobs that may still run and that nobody is at; this session holds their keys. Returns
--- what a worker needs to know of them, the best first.
+-- what a worker needs to know of them, the best first. The worker begins that one at once; the others are claimed ahead,
+-- and their heartbeat_at stays null until a beat says that they run (dl_reap).
 CREATE OR REPLACE FUNCTION dl_start(p_job_ids uuid[], p_worker text, p_backend_start timestamptz)
 RETURNS TABLE (
   job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
@@ -169,26 +170,27 @@ LANGUAGE plpgsql AS $$
 BEGIN
   RETURN QUERY
   WITH free AS MATERIALIZED (
-    SELECT job_id AS free_id, clock_timestamp() AS started FROM dl_jobs
+    SELECT job_id AS free_id, clock_timestamp() AS started, priority AS p, created_at AS c FROM dl_jobs
      WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' AND blocked_on IS NULL
        AND available_at <= clock_timestamp() AND NOT cancel_requested AND attempt < greatest(max_attempts, 1)
        FOR NO KEY UPDATE SKIP LOCKED),
   started AS (
     UPDATE dl_jobs SET status = 'running', attempt = attempt + 1, claims = claims + 1, backoffs = 0,
            journaled = journaled + 1,
-           started_at = coalesce(started_at, started), finished_at = NULL, heartbeat_at = started,
+           started_at = coalesce(started_at, started), finished_at = NULL,
+           heartbeat_at = CASE WHEN free_id = (SELECT free_id FROM free ORDER BY p, c, free_id LIMIT 1) THEN started END,
            lease_expires_at = started + make_interval(secs => lease_ttl_sec),
            claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
       FROM free WHERE job_id = free_id
     RETURNING job_id, queue, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts,
-              lease_ttl_sec, timeout_sec, claims, heartbeat_at, priority, created_at),
+              lease_ttl_sec, timeout_sec, claims, started, priority, created_at),
   journal AS (
     -- Not at now(), when the claim began: the row may be younger, and its journal would begin with its second step.
     INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-    SELECT job_id, queue, heartbeat_at, 'picked', jsonb_build_object('attempt', attempt, 'worker', p_worker)
+    SELECT job_id, queue, started, 'picked', jsonb_build_object('attempt', attempt, 'worker', p_worker)
       FROM started)
   SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-         timeout_sec, claims FROM started ORDER BY priority, created_at;
+         timeout_sec, claims FROM started ORDER BY priority, created_at, job_id;
 END
 $$;
 
@@ -283,6 +285,31 @@ END
 $$;
 
 
+-- How many of the queue's cold rows stand before the first one that nobody has locked, and the slots of these rows: they
+-- stay the first of their keys. One pass over the index; what it finds free is locked.
+CREATE OR REPLACE FUNCTION dl_locked_ahead(p_queue text, OUT rows int, OUT slots int[]) LANGUAGE plpgsql AS $$
+DECLARE
+  first_free uuid := (
+    SELECT job_id FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
+     ORDER BY priority, created_at LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED);
+  candidate uuid;
+  its_slot int;
+BEGIN
+  rows := 0;
+  slots := '{}';
+  -- Counted, for jobs that were added together may have one created_at.
+  FOR candidate, its_slot IN
+    SELECT job_id, hashtext(lock_key) FROM dl_jobs
+     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot ORDER BY priority, created_at
+  LOOP
+    EXIT WHEN candidate = first_free;
+    rows := rows + 1;
+    slots := slots || its_slot;
+  END LOOP;
+END
+$$;
+
+
 -- Claim the best job of the queue that may run now, by priority, then created_at; a job whose key is busy is
 -- passed over without any change to its attempts. One round trip: due rows are woken, the key taken, the row marked
 -- running, the journal written.
@@ -300,7 +327,8 @@ $$;
 --
 -- Cost: O(log N) in the length of the queue. Cold rows come from ix_dl_jobs_cold in the order of the claim,
 -- one after the other, each with one probe of ix_dl_jobs_running; when the nearest 1,000 are all busy they are marked
--- hot, once in their life. Hot rows cost a loose scan of ix_dl_jobs_hot over the distinct slots. (Sorting the
+-- hot, once in their life. When others have all of these locked, it looks at the next behind the locked ones. Hot rows
+-- cost a loose scan of ix_dl_jobs_hot over the distinct slots. (Sorting the
 -- ready rows, as the contract's index makes a plain claim do, takes 0.3 s at 1,000,000; parking busy rows until
 -- a finish wakes them loses wake-ups.)
 CREATE OR REPLACE FUNCTION dl_claim(
@@ -314,8 +342,8 @@ DECLARE
   passed int[];
   tried record;
   changed boolean;
-  near uuid[];
-  near_unlocked uuid[];
+  near uuid[] := '{}';
+  near_unlocked uuid[] := '{}';
   left_alone int[];
   marked int;
   marks boolean := false;
@@ -323,6 +351,10 @@ DECLARE
   waiting int[];
   held int[];
   contended boolean := false;
+  past int := 0;  -- cold rows at the head that others have locked, with their slots
+  past_slots int[] := '{}';
+  found_past int;
+  retry_in float8;
 BEGIN
   backoffs := 0;
   look_again := false;
@@ -337,7 +369,7 @@ BEGIN
 
   FOR look IN 1..10 LOOP
     changed := false;
-    passed := '{}';
+    passed := past_slots;
     IF (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
          ORDER BY hashtext(lock_key), priority, created_at LIMIT 1) THEN
       waiting := dl_hot_slots(p_queue);
@@ -354,7 +386,7 @@ BEGIN
           SELECT job_id, hashtext(lock_key) AS slot, priority, created_at FROM (
             SELECT job_id, lock_key, priority, created_at FROM dl_jobs
              WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-             ORDER BY priority, created_at LIMIT 1000) near
+             ORDER BY priority, created_at LIMIT 1000 OFFSET past) near
            WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(near.lock_key)
                      AND r.lease_expires_at > now() LIMIT 1) IS NULL
            ORDER BY priority, created_at LIMIT 64)
@@ -365,7 +397,7 @@ BEGIN
         SELECT job_id, hashtext(lock_key) FROM (
           SELECT job_id, lock_key, priority, created_at FROM dl_jobs
            WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-           ORDER BY priority, created_at LIMIT 1000) near
+           ORDER BY priority, created_at LIMIT 1000 OFFSET past) near
          WHERE (SELECT true FROM dl_jobs r WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(near.lock_key)
                    AND r.lease_expires_at > now() LIMIT 1) IS NULL
          ORDER BY priority, created_at;
@@ -400,7 +432,10 @@ BEGIN
     CLOSE candidates;
     -- Rows have left their place: the nearest 1,000 are others now.
     look_again := changed;
-    EXIT WHEN clock_timestamp() > now() + interval '1 s';
+    IF clock_timestamp() > now() + interval '1 s' THEN
+      contended := NOT changed;
+      EXIT;
+    END IF;
     CONTINUE WHEN changed;
 
     -- Empty-handed. What was passed over is marked hot, so that the next look sees past it and the finish of its
@@ -408,16 +443,17 @@ BEGIN
     near := ARRAY(
       SELECT job_id FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-       ORDER BY priority, created_at LIMIT 1000);
-    left_alone := '{}';
+       ORDER BY priority, created_at LIMIT 1000 OFFSET past);
+    near_unlocked := '{}';
+    left_alone := past_slots;
     marked := 0;
     IF near <> '{}' THEN  -- of an empty list the planner proves what it likes, and reads some index as a whole
       near_unlocked := ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (near) FOR NO KEY UPDATE SKIP LOCKED);
       -- Where somebody is at a row, the others of its slot stay as they are: were they hot and it still cold, the
       -- first hot row would not be the first of its key.
       IF cardinality(near_unlocked) < cardinality(near) THEN
-        left_alone := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM dl_jobs
-                             WHERE job_id = ANY (near) AND job_id <> ALL (near_unlocked));
+        left_alone := left_alone || ARRAY(SELECT DISTINCT hashtext(lock_key) FROM dl_jobs
+                                           WHERE job_id = ANY (near) AND job_id <> ALL (near_unlocked));
       END IF;
       UPDATE dl_jobs SET hot = true
        WHERE job_id = ANY (near_unlocked) AND status::text = 'queued' AND blocked_on IS NULL AND NOT hot
@@ -431,7 +467,14 @@ BEGIN
       END IF;
     END IF;
     marks := marks OR marked > 0;
-    IF cardinality(near) >= 1000 THEN
+    IF cardinality(near) >= 1000 AND near_unlocked = '{}' THEN
+      -- Others have all of them locked. Nobody will tell us when they let go: come back, but look behind them now.
+      SELECT ahead.rows, ahead.slots INTO found_past, past_slots FROM dl_locked_ahead(p_queue) ahead;
+      contended := found_past <= past;
+      past := found_past;
+      EXIT WHEN contended;
+      CONTINUE;
+    ELSIF cardinality(near) >= 1000 THEN
       look_again := true;
       EXIT;
     END IF;
@@ -453,8 +496,10 @@ BEGIN
       marks := false;
       EXIT;
     END IF;
-    -- Somebody is at these rows and has not committed yet. If that goes on, come back later.
-    contended := look = 10;
+    -- Somebody is at these rows and has not committed yet. If that goes on, come back later; where the rows are many,
+    -- without another look, for each look tries them all.
+    contended := look = 10 OR past + cardinality(near) - cardinality(near_unlocked) > 100;
+    EXIT WHEN contended AND look < 10;
     PERFORM pg_sleep(0.0005 * look);
   END LOOP;
 
@@ -462,12 +507,14 @@ BEGIN
     PERFORM pg_notify('dl_jobs', p_queue);  -- not proven, see above: whoever trusted these marks has to look as well
   END IF;
   look_again := look_again OR woken = 100;
-  SELECT least(CASE WHEN contended THEN 0.1 END,
+  retry_in := CASE WHEN contended THEN
+                least(1, greatest(0.1, (past + cardinality(near) - cardinality(near_unlocked)) / 1000.0)) END;
+  SELECT least(retry_in,
                extract(epoch FROM least(available_at, now() + interval '1 year') - clock_timestamp())) INTO due_in
     FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
    ORDER BY queue, available_at LIMIT 1;
-  IF NOT FOUND AND contended THEN
-    due_in := 0.1;
+  IF NOT FOUND THEN
+    due_in := retry_in;
   END IF;
 END
 $$;
@@ -475,16 +522,18 @@ $$;
 
 -- Take for this session the keys of up to p_most jobs of the queue that may run now, the best first, one job of each
 -- key, and of few keys not all; returns the jobs and the slots taken. For the normal case, in which some of the first
--- thousand rows of the queue may start: no row is locked or marked, and a key that is not free at once is passed over.
--- Nothing taken says nothing: then dl_claim looks more closely.
-CREATE OR REPLACE FUNCTION dl_take_keys(p_queue text, p_most int, OUT job_ids uuid[], OUT slots int[])
+-- thousand rows of the queue may start: no row is locked or marked, and a key that is not free at once is passed over,
+-- as are the first p_past cold rows and the keys of p_passed. Nothing taken says nothing: then dl_claim looks more
+-- closely.
+CREATE OR REPLACE FUNCTION dl_take_keys(
+  p_queue text, p_most int, p_past int, p_passed int[], OUT job_ids uuid[], OUT slots int[])
 LANGUAGE plpgsql AS $$
 DECLARE
   candidates refcursor;
   candidate uuid;
   its_slot int;
   is_over boolean;
-  refused int[] := '{}';
+  refused int[] := p_passed;
   behind int := 0;  -- jobs of keys that are taken already, since the last new key
   keys_are_few boolean := false;
   spared int;
@@ -499,7 +548,7 @@ BEGIN
         (SELECT job_id, hashtext(lock_key) AS slot, cancel_requested, attempt, max_attempts, priority, created_at
            FROM dl_jobs
           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-          ORDER BY priority, created_at LIMIT 1000 + p_most)
+          ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past)
         UNION ALL
         SELECT first_hot.* FROM unnest(dl_hot_slots(p_queue)) AS hot (slot) CROSS JOIN LATERAL (
           SELECT job_id, hot.slot, cancel_requested, attempt, max_attempts, priority, created_at FROM dl_jobs
@@ -512,7 +561,8 @@ BEGIN
     OPEN candidates FOR
       SELECT job_id, hashtext(lock_key), cancel_requested OR attempt >= greatest(max_attempts, 1) FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
-       ORDER BY priority, created_at LIMIT 1000 + p_most;  -- others may be at the first; what is not fetched is not read
+       -- Others may be at the first; what is not fetched is not read.
+       ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past;
   END IF;
   LOOP
     FETCH candidates INTO candidate, its_slot, is_over;
@@ -577,81 +627,126 @@ $$;
 --   progress, facts   the last progress; what joins the journal's row; may be missing
 -- A job that was asked to cancel ends canceled, whatever came of its run: that is never tried again.
 --
--- `unfinished` are those that are not this worker's any more, `canceled` those that ended so unasked by their verb; null
--- when there are none. The jobs' keys are let go, and with p_let_go all that the session holds.
+-- `unfinished` are those that are not this worker's any more, `canceled` those that ended so unasked by their verb,
+-- `locked` those that somebody has locked: their ends are to be written again a little later. Null when there are none.
+-- A claim holds running rows for a moment, so a locked row is tried again after 1, 5, 25 ms. With p_waits a locked row is
+-- waited for, many in the order of job_id. The keys of the ended jobs are let go, and with p_let_go all that the session
+-- holds: the row of a locked job still runs, and so speaks for its key.
+--
+-- Each row is found by its job_id, locked, and changed where it was found (ctid). Were it looked for by job_id once more,
+-- a plan that was made on a short table would read all of a long one.
 CREATE OR REPLACE FUNCTION dl_finish(
-  p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[])
+  p_worker text, p_ends json, p_let_go boolean, p_waits boolean,
+  OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
-  slots int[];
-  ended uuid[];
+  slots int[] := '{}';
+  ended uuid[] := '{}';
+  wrote record;
+  pause float8;
 BEGIN
-  WITH ended AS (
-    UPDATE dl_jobs j SET
-           status = CASE WHEN cancel_requested THEN 'canceled' ELSE CASE verb
-                      WHEN 'succeed' THEN 'succeeded' WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'canceled'
-                      ELSE 'queued' END END::dl_status,
-           journaled = journaled + 1,
-           attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
-           hot = hot OR verb = 'hand_back',  -- a claim beside us finds it before a later job of its key: dl_take_keys
-           available_at = CASE verb WHEN 'retry' THEN now() + make_interval(secs => delay_sec)
-                                    WHEN 'hand_back' THEN now() ELSE available_at END,
-           finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back') THEN now() END,
-           lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
-           progress = coalesce(e.progress, j.progress),
-           error = CASE verb WHEN 'hand_back' THEN j.error
-                             WHEN 'succeed' THEN CASE WHEN cancel_requested THEN
-                               'canceled when the pipeline had finished: its work stands' END
-                             ELSE e.error END
-      FROM json_to_recordset(p_ends) AS e (
-             job_id uuid, attempt int, verb text, error text, delay_sec float8, progress jsonb, facts jsonb)
-     WHERE j.job_id = e.job_id AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
-    RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, delay_sec, facts,
-              CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
-  journal AS (
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
-    SELECT job_id, queue,
-           CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
-           jsonb_strip_nulls(jsonb_build_object(
-             'attempt', attempt, 'worker', p_worker,
-             'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
-             'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
-             'delay_sec', CASE verb WHEN 'retry' THEN delay_sec END)) || coalesce(facts, '{}') FROM ended)
-  SELECT array_agg(job_id), array_agg(hashtext(lock_key)),
-         array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel')
-    INTO ended, slots, canceled FROM ended;
+  IF p_waits THEN
+    PERFORM FROM dl_jobs WHERE job_id = ANY (ARRAY(SELECT (e ->> 'job_id')::uuid FROM json_array_elements(p_ends) e))
+      ORDER BY job_id FOR NO KEY UPDATE;
+  END IF;
+  FOREACH pause IN ARRAY ARRAY[0.001, 0.005, 0.025, 0] LOOP
+    WITH free AS MATERIALIZED (
+      SELECT e.*, its_row.at
+        FROM json_to_recordset(p_ends) AS e (
+               job_id uuid, attempt int, verb text, error text, delay_sec float8, progress jsonb, facts jsonb)
+       CROSS JOIN LATERAL (
+         SELECT ctid AS at FROM dl_jobs WHERE dl_jobs.job_id = e.job_id FOR NO KEY UPDATE SKIP LOCKED) its_row
+       WHERE e.job_id <> ALL (ended)),
+    ended AS (
+      UPDATE dl_jobs j SET
+             status = CASE WHEN cancel_requested THEN 'canceled' ELSE CASE verb
+                        WHEN 'succeed' THEN 'succeeded' WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'canceled'
+                        ELSE 'queued' END END::dl_status,
+             journaled = journaled + 1,
+             attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
+             -- What may run again at once: a claim beside us finds it before a later job of its key (dl_take_keys).
+             hot = hot OR verb = 'hand_back' OR verb = 'retry' AND delay_sec <= 0,
+             available_at = CASE verb WHEN 'retry' THEN now() + make_interval(secs => delay_sec)
+                                      WHEN 'hand_back' THEN now() ELSE available_at END,
+             finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back') THEN now() END,
+             lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
+             progress = coalesce(e.progress, j.progress),
+             error = CASE verb WHEN 'hand_back' THEN j.error
+                               WHEN 'succeed' THEN CASE WHEN cancel_requested THEN
+                                 'canceled when the pipeline had finished: its work stands' END
+                               ELSE e.error END
+        FROM free e WHERE j.ctid = e.at AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
+      RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, delay_sec, facts,
+                CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
+    journal AS (
+      INSERT INTO dl_job_events (job_id, queue, kind, payload)
+      SELECT job_id, queue,
+             CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
+             jsonb_strip_nulls(jsonb_build_object(
+               'attempt', attempt, 'worker', p_worker,
+               'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
+               'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
+               'delay_sec', CASE verb WHEN 'retry' THEN delay_sec END)) || coalesce(facts, '{}') FROM ended)
+    SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS slots,
+           array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel') AS canceled
+      INTO wrote FROM ended;
+    ended := ended || wrote.job_ids;
+    slots := slots || wrote.slots;
+    canceled := canceled || wrote.canceled;
+    locked := NULL;
+    EXIT WHEN cardinality(ended) = json_array_length(p_ends);
+    SELECT array_agg(job_id) FILTER (WHERE is_ours), array_agg(job_id) FILTER (WHERE is_ours IS NULL)
+      INTO locked, unfinished
+      FROM (SELECT e.job_id, (SELECT true FROM dl_jobs j
+                               WHERE j.job_id = e.job_id AND j.attempt = e.attempt AND claimed_by = p_worker
+                                 AND status::text = 'running' LIMIT 1) AS is_ours
+              FROM json_to_recordset(p_ends) AS e (job_id uuid, attempt int)
+             WHERE e.job_id <> ALL (ended)) missing;
+    EXIT WHEN locked IS NULL;
+    PERFORM pg_sleep(pause);
+  END LOOP;
   IF p_let_go THEN
     PERFORM pg_advisory_unlock_all();
   ELSE
-    PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot;
+    -- Where an end comes late, for its row was locked, the key may be that of the next run by now.
+    PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot
+      WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = slot
+                           AND claimed_by = p_worker);
   END IF;
   PERFORM dl_tell_waiters(slots);
-  IF cardinality(ended) IS DISTINCT FROM json_array_length(p_ends) THEN
-    unfinished := ARRAY(SELECT (e ->> 'job_id')::uuid FROM json_array_elements(p_ends) e
-                         WHERE (e ->> 'job_id')::uuid <> ALL (coalesce(ended, '{}')));
-  END IF;
 END
+$$;
+
+
+-- The same, as called by farms of before, which take for written what is not unfinished: it waits.
+CREATE OR REPLACE FUNCTION dl_finish(
+  p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[]) LANGUAGE sql AS $$
+  SELECT unfinished, canceled FROM dl_finish(p_worker, p_ends, p_let_go, true)
 $$;
 
 
 -- Finish what has ended and claim the next, in one round trip.
 --
 -- p_ends   as for dl_finish; all keys that the session still holds are let go, even with an empty list, but not with null
--- p_most   how many jobs to claim at most; the other parameters as for dl_claim
+-- p_most   how many jobs to claim at most
+-- p_waits  as for dl_finish; the other parameters as for dl_claim
 --
 -- Returns a row for each claimed job, as dl_start does, then one without a job, with what dl_finish and dl_claim say
 -- besides.
 --
 -- The caller's session has the settings of dl_claim: to set them at each call would cost as much as a statement.
 CREATE OR REPLACE FUNCTION dl_step(
-  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json)
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json,
+  p_waits boolean)
 RETURNS TABLE (
   job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
   max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
-  unfinished uuid[], canceled uuid[], backoffs int, look_again boolean, due_in float8)
+  unfinished uuid[], canceled uuid[], locked uuid[], backoffs int, look_again boolean, due_in float8)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
+  past int := 0;  -- cold rows at the head that others have locked, with their slots
+  past_slots int[] := '{}';
   taken record;
   looked record;
   started int := 0;
@@ -661,7 +756,8 @@ BEGIN
   IF p_ends::text = '[]' THEN
     PERFORM pg_advisory_unlock_all();
   ELSIF p_ends IS NOT NULL THEN
-    SELECT f.unfinished, f.canceled INTO unfinished, canceled FROM dl_finish(p_worker, p_ends, true) f;
+    SELECT f.unfinished, f.canceled, f.locked INTO unfinished, canceled, locked
+      FROM dl_finish(p_worker, p_ends, true, p_waits) f;
   END IF;
 
   IF p_most > 0 AND NOT dl_is_paused(p_queue) THEN
@@ -669,9 +765,10 @@ BEGIN
          ORDER BY queue, available_at LIMIT 1) <= now() THEN
       PERFORM dl_wake(p_queue, 100);
     END IF;
-    SELECT * INTO taken FROM dl_take_keys(p_queue, p_most);
-    IF taken.job_ids IS NOT NULL THEN
-      RETURN QUERY SELECT s.*, NULL::uuid[], NULL::uuid[], 0, false, NULL::float8
+    LOOP
+      SELECT * INTO taken FROM dl_take_keys(p_queue, p_most, past, past_slots);
+      EXIT WHEN taken.job_ids IS NULL;
+      RETURN QUERY SELECT s.*, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false, NULL::float8
                      FROM dl_start(taken.job_ids, p_worker, p_backend_start) s;
       GET DIAGNOSTICS started = ROW_COUNT;
       IF started < cardinality(taken.slots) THEN
@@ -679,19 +776,38 @@ BEGIN
           WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = slot
                                AND claimed_by = p_worker);
       END IF;
-    END IF;
+      EXIT WHEN started > 0 OR past > 0;
+      -- Others have these rows locked: once more, behind them.
+      SELECT ahead.rows, ahead.slots INTO past, past_slots FROM dl_locked_ahead(p_queue) ahead;
+      EXIT WHEN past = 0;
+    END LOOP;
     IF started = 0 THEN
       SELECT * INTO looked FROM dl_claim(p_queue, p_worker, p_backend_start, p_backoff_sec);
       backoffs := looked.backoffs;
       look_again := looked.look_again;
       due_in := looked.due_in;
       RETURN QUERY SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
-                          lease_ttl_sec, timeout_sec, claims, NULL::uuid[], NULL::uuid[], 0, false, NULL::float8
+                          lease_ttl_sec, timeout_sec, claims, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false,
+                          NULL::float8
                      FROM dl_jobs WHERE job_id = (looked.job).job_id;
     END IF;
   END IF;
   RETURN NEXT;
 END
+$$;
+
+
+-- The same, as called by farms of before.
+CREATE OR REPLACE FUNCTION dl_step(
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json)
+RETURNS TABLE (
+  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
+  unfinished uuid[], canceled uuid[], backoffs int, look_again boolean, due_in float8)
+LANGUAGE sql AS $$
+  SELECT job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+         timeout_sec, claims, unfinished, canceled, backoffs, look_again, due_in
+    FROM dl_step(p_queue, p_worker, p_backend_start, p_backoff_sec, p_most, p_ends, true)
 $$;
 
 
@@ -786,6 +902,9 @@ $$;
 -- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
 -- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
 --
+-- A job that was claimed ahead and never beat was not begun (a worker beats for such a job when it has run for 50 ms), so
+-- it goes back uncounted. But once for each attempt only: a job that ends its machine within these 50 ms looks the same.
+--
 -- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
 -- p_patience_sec  as long as a living worker may need to reach the database again and to write what it has to
 --
@@ -794,9 +913,10 @@ $$;
 -- After a jump of the database's clock the same holds for all leases of before.
 CREATE OR REPLACE FUNCTION dl_reap(
   p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
+  not_begun CONSTANT text := 'not started: the lease expired';
   held dl_jobs;
   back timestamptz := CASE WHEN p_up_sec < 1e9 THEN now() - make_interval(secs => p_up_sec) ELSE '-infinity' END;
 BEGIN
@@ -813,6 +933,12 @@ BEGIN
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   job_id := held.job_id;
   queue := held.queue;
+  IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL AND held.attempt > (
+       SELECT count(*) FROM dl_job_events e
+        WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
+    status := dl_lose(held.job_id, 'drain', not_begun, '{}');
+    RETURN;
+  END IF;
   status := dl_lose(
     held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
     || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');

@@ -1,5 +1,5 @@
 -- What people do to jobs and queues; called by the functions of the same name in dataloader/operate.py. Each writes its
--- own journal rows, with who asked for it.
+-- own journal rows, with who asked for it. Rows are locked in the order of job_id, as by `request_cancel`.
 
 -- name: pause
 -- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author.
@@ -46,7 +46,9 @@ SELECT job_id, status::text, cancel_requested FROM dl_jobs WHERE job_id = ANY (%
 WITH again AS (
   UPDATE dl_jobs SET status = 'queued', available_at = now(), attempt = 0, error = NULL, progress = '{}',
          backoffs = 0, hot = false, journaled = journaled + 1
-   WHERE job_id = ANY (%(job_ids)s) AND status IN ('succeeded', 'failed', 'canceled', 'lost')
+   WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
+                              ORDER BY job_id FOR NO KEY UPDATE))
+     AND status IN ('succeeded', 'failed', 'canceled', 'lost')
   RETURNING job_id, queue),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -58,7 +60,9 @@ SELECT job_id FROM again;
 -- queued -> queued: what waits for its time becomes due. One that is due already stays as it is.
 WITH due AS (
   UPDATE dl_jobs SET available_at = now(), journaled = journaled + 1
-   WHERE job_id = ANY (%(job_ids)s) AND status = 'queued' AND (blocked_on = 'time' OR available_at > now())
+   WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
+                              ORDER BY job_id FOR NO KEY UPDATE))
+     AND status = 'queued' AND (blocked_on = 'time' OR available_at > now())
   RETURNING job_id, queue, attempt),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -69,7 +73,10 @@ SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status = 'queued
 
 -- name: delete
 -- Gone, with its journal (dl_jobs_forget): all but running jobs.
-DELETE FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status <> 'running' RETURNING job_id;
+DELETE FROM dl_jobs
+ WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE))
+   AND status <> 'running'
+RETURNING job_id;
 
 -- name: dead
 -- The next of a queue's dead jobs, the oldest end first. Served by ix_dl_jobs_dead; those at which somebody is are left.

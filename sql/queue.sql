@@ -110,12 +110,15 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
 
 -- name: request_cancel
 -- queued -> canceled at once; a running job is told, by its row and by a notification; once more when it is to be
--- forced now. Final states stay.
+-- forced now. Final states stay. The rows are locked in the order of job_id, as by all that wait for many rows: two such
+-- statements never wait for each other.
 WITH asked AS (
   UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = journaled + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
          finished_at = CASE status WHEN 'queued' THEN now() END
-   WHERE job_id = ANY (%(job_ids)s) AND (status = 'queued' OR status = 'running'
+   WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
+                              ORDER BY job_id FOR NO KEY UPDATE))
+     AND (status = 'queued' OR status = 'running'
          AND (NOT cancel_requested OR %(force)s AND NOT cancel_forced))
   RETURNING job_id, queue, status, attempt),
 journal AS (
@@ -127,7 +130,7 @@ SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 
 -- name: step
 -- running -> wherever the runs have ended, and queued -> running; see dl_step.
-SELECT * FROM dl_step(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(ends)s::json);
+SELECT * FROM dl_step(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(ends)s::json, false);
 
 -- name: traces
 -- Where the triggers of these jobs stand in traces; asked only by workers that trace.
@@ -160,7 +163,7 @@ RETURNING claims;
 
 -- name: finish
 -- running -> wherever the runs have ended; see dl_finish.
-SELECT * FROM dl_finish(%(worker)s, %(ends)s::json, %(let_go)s);
+SELECT * FROM dl_finish(%(worker)s, %(ends)s::json, %(let_go)s, false);
 
 -- name: ended
 -- Has this claim's end been committed, though its answer was lost? The worker's last word on the job says so.
@@ -170,8 +173,9 @@ SELECT kind <> 'picked' FROM dl_job_events
 
 -- name: keep
 -- running -> running: the keeper renews the lease of a worker that is alive but silent (a C call holds its GIL).
--- Not once the lease is over: by then the key may be another job's.
-UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+-- Not once the lease is over: by then the key may be another job's. It says that the job was begun, as a beat would.
+UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+       heartbeat_at = coalesce(heartbeat_at, now())
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
    AND lease_expires_at > now();
 

@@ -63,8 +63,12 @@ class Worker:
         return job
 
     def finish(self, job: Job, verb: str = "succeed", **how: Any) -> Status | None:
-        """End a run by this verb of queue.sql."""
-        return queue.finish(self.conn, job, Finish(verb, **how))
+        """End a run by this verb of queue.sql; again when a locked row is free, as a worker does that waits for it."""
+        while True:
+            try:
+                return queue.finish(self.conn, job, Finish(verb, **how))
+            except psycopg.errors.LockNotAvailable:
+                self.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE", (job.job_id,))
 
     def notes(self) -> list[str]:
         """The queues this session was told of since it was last asked; nothing committed is still on its way."""
@@ -161,7 +165,7 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
 
 
 CLAIMS = {
-    "step": "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, NULL)",
+    "step": "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, NULL, false)",
     "look": "SELECT * FROM dl_claim(%s, 'w', now(), 15)",  # what a step does that finds nothing at first sight
 }
 

@@ -359,9 +359,10 @@ def test_a_claim_that_leaves_while_another_marks_the_rows_before_it_is_told(
     with two.conn.transaction():
         assert two.claim().look_again
         left = three.claim()
-        assert left.job is None
         three.notes()
-    assert left.look_again or (left.due_in or 99) <= 0.1 or three.notes(), "claimable rows, an idle worker, no word"
+    assert left.job or left.look_again or (left.due_in or 99) <= 0.1 or three.notes(), (
+        "claimable rows, an idle worker, no word"
+    )
 
 
 def test_more_due_rows_than_one_claim_wakes_are_looked_at_again(conn: db.Connection, workers: Workers) -> None:

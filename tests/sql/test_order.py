@@ -70,6 +70,10 @@ def hand_back(conn: db.Connection, worker: Worker, job: Job) -> None:
     worker.finish(job, "hand_back", error="why")
 
 
+def retry_at_once(conn: db.Connection, worker: Worker, job: Job) -> None:
+    worker.finish(job, "retry", error="e", delay_sec=0.0)
+
+
 def drain(conn: db.Connection, worker: Worker, job: Job) -> None:
     queue.settle(conn, worker.name, "drain", "gone")
 
@@ -83,7 +87,7 @@ def reap(conn: db.Connection, worker: Worker, job: Job) -> None:
     queue.reap(conn)
 
 
-@pytest.mark.parametrize("come_back", [hand_back, drain, crash, reap])
+@pytest.mark.parametrize("come_back", [hand_back, retry_at_once, drain, crash, reap])
 def test_a_job_that_comes_back_beside_a_claim_goes_before_the_next_of_its_key(
     conn: db.Connection, workers: Workers, come_back: Callable[[db.Connection, Worker, Job], None]
 ) -> None:

@@ -15,7 +15,9 @@ from psycopg import sql
 from dataloader import db
 
 FUNCTIONS = (files("dataloader.sql") / "functions.sql").read_text("utf-8")
-LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = re.findall(r"OPEN candidates FOR\n(.*?);.*?\n", FUNCTIONS, re.DOTALL)
+LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = (
+    re.sub(r"\b(p_)?past\b", "0", query) for query in re.findall(r"OPEN candidates FOR\n(.*?);", FUNCTIONS, re.DOTALL)
+)
 MILLION, THOUSAND = 1_000_000, 1_000
 SLOTS = 64
 

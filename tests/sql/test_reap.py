@@ -6,9 +6,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hands import Worker, age, enqueue, expire, journal, keys_held, many, plain, row, started, state, value
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    age,
+    enqueue,
+    expire,
+    journal,
+    keys_held,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    value,
+)
 
 from dataloader import db, queue
+from dataloader.job import Job
 
 Workers = Callable[[], Worker]
 
@@ -35,6 +50,58 @@ def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connecti
     assert after["error"] == reason
     assert journal(conn, job_id)[-1] == ("requeue", {"reason": reason, "attempt": 1})
     assert queue.reap(conn) is None
+
+
+def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
+    """Its machine is gone: nobody settles what it held, and the leases run out. The jobs afterwards, by priority."""
+    dead.conn.execute("SELECT pg_advisory_unlock_all()")
+    conn.execute(
+        "UPDATE dl_jobs SET claimed_pid = NULL, lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
+    )
+    while queue.reap(conn):
+        pass
+    return conn.execute("SELECT status::text, attempt FROM dl_jobs ORDER BY priority").fetchall()
+
+
+def ahead(conn: db.Connection, worker: Worker, number: int, **more: int) -> list[Job]:
+    """Claim so many jobs at once, which all may run once."""
+    for priority in range(number):
+        enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
+    return queue.step(worker.session, "q", BACKOFF_SEC, number).jobs
+
+
+def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connection, worker: Worker) -> None:
+    jobs = ahead(conn, worker, 5)
+    assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True, True, True]
+    assert gone(conn, worker) == [("lost", 1), *[("queued", 0)] * 4]
+    last = row(conn, jobs[4].job_id)
+    assert (last["error"], last["blocked_on"], last["hot"]) == (None, None, True)
+    reason = "not started: the lease expired"
+    assert journal(conn, jobs[4].job_id)[-1] == ("requeue", {"reason": reason, "attempt": 0})
+
+
+@pytest.mark.parametrize("sign", ["beat", "progress", "keep"])
+def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker: Worker, sign: str) -> None:
+    """Its worker has beaten for it, or the keeper has."""
+    _, begun, _ = ahead(conn, worker, 3)
+    if sign == "keep":
+        assert queue.keep(conn, begun.job_id, begun.attempt, begun.claimed_by)
+    else:
+        queue.beat(worker.conn, begun, '{"n": 1}' if sign == "progress" else None, sign == "beat")
+    assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
+
+
+def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """It cannot be told from one that was not begun: each of its attempts is given back once."""
+    enqueue(conn, priority=0, max_attempts=100), enqueue(conn, priority=1, max_attempts=2)
+    worker, found = workers(), []
+    for _ in range(4):
+        conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
+        assert len(queue.step(worker.session, "q", BACKOFF_SEC, 2).jobs) == 2
+        found.append(gone(conn, worker)[1])
+    assert found == [("queued", 0), ("queued", 1), ("queued", 1), ("lost", 2)]
 
 
 @pytest.mark.parametrize(("attempt", "delay"), [(1, 0), (2, 5), (3, 25), (4, 125), (5, 600), (2_000_000, 600)])

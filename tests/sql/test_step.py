@@ -91,7 +91,7 @@ def test_an_end_that_cannot_be_stored_changes_nothing(conn: db.Connection, worke
         step(worker, 1, Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b")))
     assert state(conn, good.job_id) == ("running", 1)
     ended = queue.finish_some(worker.conn, worker.name, [Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b"))])
-    assert ended == {good.job_id: "succeeded", bad.job_id: "failed"}
+    assert ended.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
 
 
 def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Worker) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from dataloader import check, check_database, config
+from dataloader import check, check_database, config, probe
 from dataloader.check_database import Finding
+from dataloader.config import WorkerSpec
 
 DSN = "host=db user=u password=s3cret dbname=d"
 
@@ -86,6 +87,35 @@ def test_which_privileges_will_do(
 def test_whether_there_are_connections_enough(free: dict[str, int], level: str) -> None:
     found = check_database.connections(14, 40, {"max_connections": 97, **free})
     assert (found.level, next(iter(free)) in found.what) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("prefetch", "workers", "of_others", "level", "at_most", "advice"),
+    [
+        (1, 1, 0, "ok", 1, ""),
+        (100, 4, 0, "ok", 100, ""),
+        (101, 4, 0, "warning", 100, "lower prefetch in WORKERS_JSON to 100, or raise max_locks_per_transaction to 65"),
+        (999, 9, 0, "warning", 44, "lower prefetch in WORKERS_JSON to 44, or raise max_locks_per_transaction to 1439"),
+        (1, 500, 0, "ok", 1, ""),
+        (100, 4, 400, "ok", 100, ""),
+        (100, 4, 401, "warning", 100, "raise max_locks_per_transaction to 65 "),
+    ],
+)
+def test_whether_the_lock_table_has_room_for_the_keys(
+    prefetch: int, workers: int, of_others: int, level: str, at_most: int, advice: str
+) -> None:
+    given = [WorkerSpec(queue="a", prefetch=prefetch, concurrency=workers)]
+    table = probe.LockTable(64, 25)
+    assert probe.most_at_once(table, given) == at_most
+    found = check_database.locks(table, given, of_others)
+    assert (found.level, found.advice.startswith(advice)) == (level, True)
+    assert "room for 1600 locks" in found.what
+
+
+def test_a_worker_that_claims_many_is_not_bounded_for_many_that_claim_one() -> None:
+    given = [WorkerSpec(queue="a", prefetch=200), WorkerSpec(queue="b", concurrency=100)]
+    assert probe.most_at_once(probe.LockTable(64, 25), given) == 200
+    assert probe.most_at_once(probe.LockTable(64, 5), given) == 1
 
 
 def test_how_many_connections_a_machine_wants() -> None:

@@ -1,0 +1,102 @@
+"""The server's lock table: what workers claim ahead leaves room in it for everybody else, and they live with little."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from farming import Farm, until
+
+from dataloader import batch, db, embedded, migrations, probe
+from dataloader.queue import NewJob
+
+SMALL = {"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "40", "max_prepared_transactions": "10"}
+ROOM = 500
+HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+
+
+@pytest.fixture(scope="module")
+def small_server() -> Iterator[str]:
+    """A server whose lock table is small, with the project's schema."""
+    root = Path(tempfile.mkdtemp(prefix="dl-small-"))
+    root.chmod(0o755)
+    given = os.environ.get("DL_PG_BIN")
+    with embedded.Server.start(root, SMALL, Path(given) if given else None, initdb=["--no-sync"]) as server:
+        migrations.migrate(server.dsn, schema="public")
+        yield server.dsn
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def small_farm(small_server: str, tmp_path: Path) -> Iterator[Farm]:
+    """A farm on that server."""
+    with psycopg.connect(small_server, autocommit=True) as conn:
+        conn.execute("DROP TABLE IF EXISTS runs; TRUNCATE dl_jobs, dl_job_events")
+    farm = Farm(small_server, tmp_path)
+    yield farm
+    farm.close()
+
+
+def ahead(farm: Farm, workers: int, prefetch: int) -> None:
+    wish = json.dumps([{"queue": "q", "concurrency": workers, "prefetch": prefetch}])
+    farm.ready(workers=workers, workers_json=wish)
+
+
+def many(farm: Farm, number: int) -> None:
+    """Add jobs with a key each."""
+    batch.enqueue_many(farm.conn, [NewJob("q", "noop", f"k{n}") for n in range(number)])
+
+
+def test_the_room_is_what_the_settings_promise(small_server: str) -> None:
+    with db.connect(small_server, name="test", schema="public") as conn:
+        assert probe.lock_table(conn) == (10, 50)
+        assert probe.lock_table(conn).room == ROOM
+
+
+def test_a_farm_that_wants_more_keys_than_there_is_room_for_takes_its_share(small_farm: Farm) -> None:
+    """Nine workers at a thousand: they hold a quarter at most, and everybody may connect all the while."""
+    ahead(small_farm, 9, 1000)
+    program = small_farm.programs[0]
+    lowered = program.events("worker.prefetch.lowered")
+    assert [(line["prefetch"], line["at_most"]) for line in lowered] == [(1000, ROOM // 4 // 9)] * 9
+    many(small_farm, 3_000)
+    most = 0
+    while small_farm.rows("SELECT FROM dl_jobs WHERE status IN ('queued', 'running') LIMIT 1"):
+        most = max(most, *small_farm.rows(HELD)[0])
+        psycopg.connect(small_farm.dsn).close()
+    assert 9 < most <= ROOM // 4
+    assert small_farm.rows("SELECT DISTINCT status::text, attempt FROM dl_jobs") == [("succeeded", 1)]
+    assert not program.events("worker.session.lost")
+
+
+def test_a_worker_that_meets_a_full_table_claims_fewer_and_goes_on(small_farm: Farm) -> None:
+    """Another machine has taken the room."""
+    ahead(small_farm, 1, 120)
+    program = small_farm.programs[0]
+    with psycopg.connect(small_farm.dsn, autocommit=True) as other:
+        fill(other, but=25)
+        until(
+            lambda: many(small_farm, 300) or program.events("worker.prefetch.lowered"), "a claim to meet the full table"
+        )
+        open_jobs = "SELECT FROM dl_jobs WHERE status IN ('queued', 'running') LIMIT 1"
+        until(lambda: not small_farm.rows(open_jobs), "the jobs to end")
+    assert small_farm.rows("SELECT DISTINCT status::text, attempt FROM dl_jobs") == [("succeeded", 1)]
+
+
+def fill(conn: psycopg.Connection[tuple[int, ...]], but: int) -> None:
+    """Take advisory locks, of another key space than jobs have, until the table is full, and let go of so many."""
+    taken = 0
+    while True:
+        try:
+            conn.execute("SELECT pg_advisory_lock(1, %s)", (taken,))
+        except psycopg.errors.OutOfMemory:
+            break
+        taken += 1
+    for number in range(taken - but, taken):
+        conn.execute("SELECT pg_advisory_unlock(1, %s)", (number,))

@@ -1,0 +1,331 @@
+"""Rows that strangers hold on to, in transactions that they leave open, stop no other row; nor is there a dead-lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from uuid import UUID
+
+import psycopg
+import pytest
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    blocked,
+    buffers,
+    enqueue,
+    expire,
+    keys_held,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    until,
+    value,
+)
+
+from dataloader import db, operate, queue
+from dataloader.job import Finish, Job
+from dataloader.queue import Ended, Step
+
+Workers = Callable[[], Worker]
+DONE = Finish("succeed")
+BY_FARM_OF_BEFORE = "SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)"
+
+
+def step(worker: Worker, most: int, *ends: Ended) -> Step:
+    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
+    return queue.step(worker.session, "q", BACKOFF_SEC, most, ends)
+
+
+def ids(jobs: Sequence[Job]) -> list[UUID]:
+    return [job.job_id for job in jobs]
+
+
+@contextmanager
+def locked(dsn: str, where: str, *parameters: object) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """In the block a stranger has these rows locked, and does nothing with them."""
+    with psycopg.connect(dsn, application_name="stranger") as stranger:
+        stranger.execute(f"SELECT FROM dl_jobs WHERE {where} FOR UPDATE", parameters or None)
+        yield stranger
+        stranger.rollback()
+
+
+# --- ends ---
+
+
+def test_a_locked_row_keeps_its_own_end_alone(conn: db.Connection, dsn: str, worker: Worker) -> None:
+    enqueue(conn), enqueue(conn), enqueue(conn)
+    jobs = step(worker, 3).jobs
+    following = enqueue(conn)
+    ends = [Ended(job, DONE) for job in jobs]
+    with locked(dsn, "job_id = %s", jobs[0].job_id):
+        found = step(worker, 1, *ends)
+        assert found.ended == dict.fromkeys(ids(jobs[1:]), "succeeded")
+        assert list(found.locked) == [jobs[0].job_id]
+        assert ids(found.jobs) == [following]
+    found = step(worker, 0, ends[0], Ended(found.jobs[0], DONE))
+    assert (set(found.ended.values()), list(found.locked)) == ({"succeeded"}, [])
+    assert state(conn, jobs[0].job_id) == ("succeeded", 1)
+
+
+def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(
+    conn: db.Connection, dsn: str, worker: Worker
+) -> None:
+    enqueue(conn), enqueue(conn), enqueue(conn)
+    held, lost, both = step(worker, 3).jobs
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
+    for job in (lost, both):
+        expire(conn, job.job_id)
+        assert queue.reap(conn)
+    with locked(dsn, "job_id = ANY (%s)", [held.job_id, both.job_id]):
+        written = queue.finish_some(worker.conn, worker.name, [Ended(job, DONE) for job in (held, lost, both)])
+        assert (written.ended, list(written.locked)) == ({}, [held.job_id])
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            queue.finish(worker.conn, held, DONE)
+    assert worker.finish(held) == "succeeded"
+
+
+def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(
+    conn: db.Connection, workers: Workers, dsn: str
+) -> None:
+    """Where the row is free before the last look, the end is written, and nobody is told that it was locked."""
+    one, other = workers(), workers()
+    job_id = enqueue(conn)
+    job = one.take()
+    conn.execute(
+        """
+        CREATE SCHEMA gate;
+        CREATE FUNCTION gate.pg_sleep(sec float8) RETURNS void LANGUAGE sql VOLATILE AS $$
+          SELECT pg_advisory_lock_shared(7, 7); SELECT pg_advisory_unlock_shared(7, 7)
+        $$;
+        """
+    )
+    one.conn.execute("SET search_path = gate, public, pg_catalog")
+    conn.execute("SELECT pg_advisory_lock(7, 7)")
+    with other.conn.transaction(force_rollback=True):
+        other.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR SHARE", (job_id,))
+        with started(lambda: step(one, 0, Ended(job, DONE)), one.pid, conn) as end:
+            other.conn.execute("ROLLBACK; BEGIN")
+            conn.execute("SELECT pg_advisory_unlock(7, 7)")
+            assert (end.result().ended, list(end.result().locked)) == ({job_id: "succeeded"}, [])
+
+
+def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(
+    conn: db.Connection, dsn: str, workers: Workers
+) -> None:
+    one, other = workers(), workers()
+    plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
+    job = one.take()
+    with locked(dsn, "job_id = %s", job.job_id):
+        assert list(step(one, 1, Ended(job, DONE)).locked) == [job.job_id]
+        assert keys_held(conn) == []
+        assert step(other, 1).jobs == []
+    assert one.finish(job) == "succeeded"
+    assert other.take().lock_key == "k"
+
+
+def test_a_late_end_takes_no_key_from_the_next_run(conn: db.Connection, dsn: str, worker: Worker) -> None:
+    """Its lease ran out while its row was locked, so its own worker has claimed the next job of the key."""
+    plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
+    late = worker.take()
+    with locked(dsn, "job_id = %s", late.job_id):
+        assert list(step(worker, 0, Ended(late, DONE)).locked) == [late.job_id]
+    expire(conn, late.job_id)
+    assert step(worker, 1).job
+    assert list(queue.finish_some(worker.conn, worker.name, [Ended(late, DONE)]).ended) == [late.job_id]
+    assert keys_held(conn) == [worker.pid]
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_farm_of_before_waits_for_the_row(conn: db.Connection, dsn: str, worker: Worker, most: int) -> None:
+    """It takes for written whatever is not said to be lost."""
+    enqueue(conn)
+    job = worker.take()
+    following = enqueue(conn)
+    ends = f'[{{"job_id": "{job.job_id}", "attempt": 1, "verb": "succeed"}}]'
+    calls = {
+        0: ("SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)", (worker.name, ends)),
+        1: (
+            "SELECT job_id, unfinished, canceled FROM dl_step('q', %s, %s, 15, 1, %s::json) ORDER BY job_id",
+            (worker.name, worker.session.backend_start, ends),
+        ),
+    }
+    with locked(dsn, "job_id = %s", job.job_id) as stranger:
+        with started(lambda: worker.conn.execute(*calls[most]).fetchall(), worker.pid, conn) as end:
+            stranger.rollback()
+        assert end.result() == ([(None, None)] if most == 0 else [(following, None, None), (None, None, None)])
+    assert state(conn, job.job_id) == ("succeeded", 1)
+
+
+# --- dead-locks ---
+
+
+def waiting_or_done(conn: db.Connection, worker: Worker, future: Future[object]) -> None:
+    until(lambda: future.done() or blocked(conn, worker.pid), "a statement to end or wait")
+
+
+def end_runs(worker: Worker, jobs: Sequence[Job]) -> None:
+    queue.step(worker.session, "q", BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
+
+
+def end_runs_as_before(worker: Worker, jobs: Sequence[Job]) -> None:
+    ends = queue._as_json([Ended(job, DONE) for job in jobs])
+    worker.conn.execute("SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)", (worker.name, ends))
+
+
+def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
+    queue.request_cancels(worker.conn, job_ids, False, "test")
+
+
+@pytest.mark.parametrize("end", [end_runs, end_runs_as_before])
+@pytest.mark.parametrize("claimed", [1, -1])
+@pytest.mark.parametrize("ended", [1, -1])
+@pytest.mark.parametrize("scans", ["on", "off"])
+def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
+    conn: db.Connection,
+    dsn: str,
+    workers: Workers,
+    end: Callable[[Worker, Sequence[Job]], None],
+    claimed: int,
+    ended: int,
+    scans: str,
+) -> None:
+    """Each stands at a row of its own, in the middle, until the other has begun; then both go on."""
+    one, other = workers(), workers()
+    other.conn.execute(f"SET enable_indexscan = {scans}; SET enable_bitmapscan = {scans}; SET enable_seqscan = on")
+    low, mine, others, high = (UUID(int=number) for number in range(1, 5))
+    for priority, job_id in enumerate([low, mine, others, high][::claimed]):
+        plain(conn, job_id=job_id, priority=priority)
+    jobs = sorted((one.take() for _ in range(4)), key=lambda job: job.job_id)
+    ends = [job for job in jobs if job.job_id != others][::ended]
+    with (
+        locked(dsn, "job_id = %s", mine) as before_mine,
+        locked(dsn, "job_id = %s", others) as before_others,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        canceling = pool.submit(cancel, other, [low, others, high])
+        waiting_or_done(conn, other, canceling)
+        ending = pool.submit(end, one, ends)
+        waiting_or_done(conn, one, ending)
+        before_mine.rollback()
+        waiting_or_done(conn, one, ending)
+        before_others.rollback()
+        canceling.result()
+        ending.result()
+
+
+@pytest.mark.parametrize("change", [operate.requeue, operate.run_now, operate.delete])
+def test_c5_two_changes_of_the_same_rows_are_no_deadlock(
+    conn: db.Connection, dsn: str, workers: Workers, change: Callable[..., object]
+) -> None:
+    one, other = workers(), workers()
+    low, middle, high = (UUID(int=number) for number in range(1, 4))
+    for job_id in (high, middle, low):  # in the table the other way round
+        plain(conn, job_id=job_id, in_sec=100, status="queued" if change is operate.run_now else "failed")
+    one.conn.execute("SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_seqscan = on")
+    with locked(dsn, "job_id = %s", middle) as stranger, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(change, one.conn, [low, middle, high], "test")
+        waiting_or_done(conn, one, first)
+        second = pool.submit(change, other.conn, [low, high], "test")
+        waiting_or_done(conn, other, second)
+        stranger.rollback()
+        first.result(), second.result()
+
+
+# --- plans ---
+
+
+@pytest.mark.parametrize("before", ["", "ANALYZE dl_jobs"])
+def test_c3_ends_cost_the_same_in_a_session_that_planned_them_on_an_empty_table(
+    conn: db.Connection, worker: Worker, before: str
+) -> None:
+    conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+    conn.execute(before or "SELECT 1")
+    try:
+        costs = [cost_of_ends(conn, worker, 10) for _ in range(8)]
+        many(conn, 20_000, "k%s")
+        costs.append(cost_of_ends(conn, worker, 10))
+    finally:
+        conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
+    assert costs[-1] < 1_000, costs
+
+
+def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
+    """The buffers of so many ends; their plan is the session's."""
+    many(conn, number, "of-ends-%s", priority=0)
+    jobs = step(worker, number).jobs
+    assert len(jobs) == number
+    ends = queue._as_json([Ended(job, DONE) for job in jobs])
+    return buffers(worker.conn, "SELECT * FROM dl_finish(%s, %s::json, true, false)", worker.name, ends)
+
+
+# --- claims ---
+
+
+@pytest.mark.parametrize("made", ["one after the other", "at one time"])
+@pytest.mark.parametrize("most", [1, 20])
+def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
+    conn: db.Connection, dsn: str, worker: Worker, most: int, made: str
+) -> None:
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
+        " SELECT gen_random_uuid(), 'q', 't', CASE WHEN i <= 2500 THEN 'locked-' ELSE 'free-' END || i,"
+        "        now() + i * make_interval(secs => %s) FROM generate_series(1, 2530) i",
+        (0.001 if made == "one after the other" else 0,),
+    )
+    with locked(dsn, "lock_key LIKE 'locked-%'"):
+        found = step(worker, most)
+        assert len(found.jobs) == most
+        assert all(job.lock_key.startswith("free-") for job in found.jobs)
+        assert len(keys_held(conn)) == most
+        looked = worker.look()
+        assert looked.job
+        assert looked.job.lock_key.startswith("free-")
+    assert step(worker, 1).jobs[0].lock_key.startswith("locked-")
+
+
+def test_beside_locked_rows_alone_a_claim_comes_back_later_and_not_at_once(
+    conn: db.Connection, dsn: str, worker: Worker
+) -> None:
+    """Nobody will tell when they are free; to try them all costs, so the more there are the later."""
+    many(conn, 2_500, "locked-%s")
+    with locked(dsn, "true"):
+        found = step(worker, 20)
+        assert (found.jobs, found.look_again, found.due_in) == ([], False, 1)
+        conn.execute("SELECT FROM dl_jobs LIMIT 1")
+    with locked(dsn, "job_id IN (SELECT job_id FROM dl_jobs ORDER BY created_at LIMIT 400)"):
+        conn.execute("DELETE FROM dl_jobs WHERE job_id IN (SELECT job_id FROM dl_jobs FOR UPDATE SKIP LOCKED)")
+        found = step(worker, 20)
+        assert (found.jobs, found.look_again, found.due_in) == ([], False, 0.4)
+
+
+@pytest.mark.parametrize("look", ["step", "look"])
+def test_behind_locked_rows_no_later_job_of_their_keys_is_started(
+    conn: db.Connection, dsn: str, worker: Worker, look: str
+) -> None:
+    many(conn, 1_200, "k%s", priority=1)
+    many(conn, 5, "k%s", priority=2)
+    other = plain(conn, priority=3)
+    with locked(dsn, "priority = 1"):
+        found = step(worker, 20) if look == "step" else worker.look()
+        assert ids(found.jobs) == [other]
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1
+
+
+def test_rows_of_busy_keys_between_locked_ones_are_passed_as_well(
+    conn: db.Connection, dsn: str, workers: Workers
+) -> None:
+    one, holder = workers(), workers()
+    plain(conn, lock_key="busy", priority=0)
+    holder.take()
+    many(conn, 1_100, "locked-%s", priority=1)
+    plain(conn, lock_key="busy", priority=2)
+    many(conn, 1_100, "locked-too-%s", priority=3)
+    free = plain(conn, priority=4)
+    with locked(dsn, "lock_key LIKE 'locked-%'"):
+        found = [one.claim() for _ in range(3)]
+        assert [job_id for each in found for job_id in ids(each.jobs)] == [free]
+    assert row(conn, free)["status"] == "running"

@@ -147,8 +147,9 @@ class _Single:
 
 def _prove(conn: db.Connection) -> None:
     """Learn of a new session what requests need not ask again."""
-    conn.answer_within = PROBE_SEC
+    conn.answer_within = CONNECT_SEC
     conn.is_direct  # noqa: B018  it is kept
+    conn.answer_within = PROBE_SEC
 
 
 def _answered(dials: Iterable[Future[db.Connection]], seconds: float) -> Future[db.Connection] | None:

@@ -311,7 +311,7 @@ class Heartbeat(threading.Thread):
     def _sleep(self, lease: Lease) -> None:
         """Until something is to be done: a beat, progress, a word from the server or from the pipeline's thread."""
         until = self._next_beat if lease.progress is None else min(self._next_beat, lease.progress_at)
-        if self.hold.ends or self.hold.waiting:
+        if self.hold.owes or self.hold.waiting:
             until = min(until, now() + TICK_SEC)
         sources = [self._read]
         if not self.session.conn.closed:

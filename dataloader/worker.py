@@ -485,7 +485,6 @@ class Worker:
             self._heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         else:
-            self._write_kept(session)
             self._give_back_unheard(self.session, session)
         self.heartbeat.session = session
         self._due_in = None
@@ -498,21 +497,20 @@ class Worker:
             self._most = most
             self.log.warning("worker.prefetch.lowered", prefetch=self._prefetch, at_most=most, why=why)
 
-    def _write_kept(self, session: queue.Session) -> None:
-        """Ends whose rows were locked: before the jobs of this worker are given back, for these have run."""
+    def _give_back_unheard(self, lost: queue.Session, session: queue.Session) -> None:
+        """A claim whose answer was lost with the session: its jobs were never started here, so they are not counted.
+
+        The old backend may still be at it, so that is ended first. Then the ends are written whose rows were locked, for
+        those jobs have run. A row that is locked still is left as it is.
+        """
+        queue.end_session(session.conn, lost.backend_pid, lost.backend_start)
         if ends := self.heartbeat.hold.locked:
             written = queue.finish_some(session.conn, self.name, ends)
             self.heartbeat.hold.locked = []
             self._written(ends, *written)
-
-    def _give_back_unheard(self, lost: queue.Session, session: queue.Session) -> None:
-        """A claim whose answer was lost with the session: its jobs were never started here, so they are not counted.
-
-        The old backend may still be at it, so that is ended first.
-        """
-        queue.end_session(session.conn, lost.backend_pid, lost.backend_start)
         for job in queue.settle(session.conn, self.name, "drain", "the claim's answer was lost"):
-            self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
+            if job.status:
+                self.log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
 
     def _lost(self, error: BaseException) -> None:
         self.outage.failed("worker.session.lost", error)

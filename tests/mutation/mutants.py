@@ -87,6 +87,7 @@ WITHIN = "a row would have to leave within the microseconds between the look and
 COSTS = "the function finds that there is nothing to do; the condition saves the call"
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 WAIT = "FOR NO KEY UPDATE"
+STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
 MUTANTS: list[Mutant] = [
     *_statement(
@@ -113,6 +114,7 @@ MUTANTS: list[Mutant] = [
         ("no word to a running job", "SELECT pg_notify('dl_cancel', job_id::text)", "SELECT NULL"),
         ("word of a queued job", "FROM asked WHERE status = 'running'", "FROM asked"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
+        ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
     ),
     *(mutant for name in ("beat", "keep", "leap") for mutant in _of_the_claim(name)),
     *_statement(
@@ -120,7 +122,11 @@ MUTANTS: list[Mutant] = [
         ("no farther than the fence", "greatest(claims, %(fence)s) + 1", "greatest(claims, %(fence)s)"),
         ("backwards", "greatest(claims, %(fence)s)", "%(fence)s"),
     ),
-    *_statement("keep", ("revives a lease", "   AND lease_expires_at > now()")),
+    *_statement(
+        "keep",
+        ("revives a lease", "   AND lease_expires_at > now()"),
+        ("does not say that it was begun", "coalesce(heartbeat_at, now())", "heartbeat_at"),
+    ),
     *_statement("beat", ("journals every renewal", " WHERE %(journal)s")),
     *_statement(
         "cancellations",
@@ -201,6 +207,19 @@ MUTANTS: list[Mutant] = [
         ("spent attempts", " AND attempt < greatest(max_attempts, 1)", "", WITHIN),
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f"\n       {LOCK}"),
+        (
+            "what is claimed ahead looks begun",
+            "CASE WHEN free_id = (SELECT free_id FROM free ORDER BY p, c, free_id LIMIT 1) THEN started END",
+            "started",
+        ),
+        ("what is begun looks claimed ahead", "ORDER BY p, c, free_id LIMIT 1", "ORDER BY p DESC, c DESC LIMIT 1"),
+    ),
+    *_function(
+        "dl_locked_ahead",
+        ("of every queue", "FROM dl_jobs WHERE queue = p_queue AND", "FROM dl_jobs WHERE"),
+        ("waits for a locked row", LOCK, WAIT),
+        ("counts free rows too", "EXIT WHEN candidate = first_free;", ""),
+        ("forgets the keys", "slots := slots || its_slot;", "NULL;"),
     ),
     *_function(
         "dl_take_keys",
@@ -216,7 +235,10 @@ MUTANTS: list[Mutant] = [
         ("passes over a spent one", " OR attempt >= greatest(max_attempts, 1) FROM dl_jobs", " FROM dl_jobs"),
         ("passes over a spent hot one", " OR attempt >= greatest(max_attempts, 1) FROM (", " FROM ("),
         ("no run for max_attempts 0", "greatest(max_attempts, 1) FROM dl_jobs", "max_attempts FROM dl_jobs"),
-        ("few candidates", "LIMIT 1000 + p_most;", "LIMIT 2 * p_most + 16;"),
+        ("few candidates", "LIMIT 1000 + p_most OFFSET p_past;", "LIMIT 2 * p_most + 16 OFFSET p_past;"),
+        ("does not look behind", "LIMIT 1000 + p_most OFFSET p_past;", "LIMIT 1000 + p_most;"),
+        ("does not look behind, beside hot rows", "LIMIT 1000 + p_most OFFSET p_past)", "LIMIT 1000 + p_most)"),
+        ("a later job of a passed key", "refused int[] := p_passed;", "refused int[] := '{}';"),
         ("reads on for a few keys more", "behind * cardinality(slots) > 500", "false", "it saves reading, no more"),
         ("takes every key", "spared := (cardinality(slots) + 8) / 16", "spared := 0"),
         (
@@ -236,10 +258,30 @@ MUTANTS: list[Mutant] = [
         ("no hot rows", "IF (SELECT true FROM dl_jobs", "IF (SELECT false FROM dl_jobs"),
         ("more than asked for", "EXIT WHEN cardinality(slots) = p_most;", ""),
     ),
-    *_function(
-        "dl_finish",
-        ("any attempt", " AND j.attempt = e.attempt"),
-        ("any worker", " AND claimed_by = p_worker"),
+    *_in(
+        FUNCTIONS,
+        "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, p_waits",
+        ("any attempt", "WHERE j.ctid = e.at AND j.attempt = e.attempt", "WHERE j.ctid = e.at"),
+        (
+            "any worker",
+            "e.attempt AND claimed_by = p_worker AND status::text = 'running'\n",
+            "e.attempt AND status::text = 'running'\n",
+        ),
+        ("waits for a locked row", f"e.job_id {LOCK}", f"e.job_id {WAIT}"),
+        ("no patience", "ARRAY[0.001, 0.005, 0.025, 0]", "ARRAY[0]"),
+        ("never waits", "IF p_waits THEN", "IF false THEN"),
+        ("waits in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
+        (
+            "tries again what is ended",
+            "\n       WHERE e.job_id <> ALL (ended)),",
+            "),",
+            "an ended row is nobody's any more: it would be read once more, and left alone",
+        ),
+        ("calls locked what it has written since", "    locked := NULL;\n"),
+        ("no word of a locked row", "FILTER (WHERE is_ours),", "FILTER (WHERE false),"),
+        ("calls a lost one locked", "AND claimed_by = p_worker\n                                 AND", "AND"),
+        ("takes the key of the next run", "WHERE status = 'running' AND hashtext(lock_key) = slot", "WHERE false"),
+        ("hides a retry at once", " OR verb = 'retry' AND delay_sec <= 0"),
         ("any status", " AND status::text = 'running'\n", "\n"),
         ("forgets the cancellation", "status = CASE WHEN cancel_requested", "status = CASE WHEN false"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
@@ -247,13 +289,13 @@ MUTANTS: list[Mutant] = [
         ("hides a hand-back", "hot = hot OR verb = 'hand_back'", "hot = hot"),
         ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
         ("keeps the keys", "PERFORM pg_advisory_unlock_all()", "NULL"),
-        ("keeps its key", "PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot", "NULL"),
+        ("keeps its key", "PERFORM pg_advisory_unlock(slot) FROM", "PERFORM slot FROM"),
         ("lets go of all keys", "IF p_let_go", "IF true"),
         ("tells no waiters", "PERFORM dl_tell_waiters(slots)", "NULL"),
         (
             "no word of what is not ours",
-            "IF cardinality(ended) IS DISTINCT FROM",
-            "IF false AND cardinality(ended) IS DISTINCT FROM",
+            "FILTER (WHERE is_ours IS NULL)",
+            "FILTER (WHERE false)",
         ),
         (
             "no word of a cancellation",
@@ -261,14 +303,26 @@ MUTANTS: list[Mutant] = [
             "FILTER (WHERE false)",
         ),
     ),
+    *_in(
+        FUNCTIONS,
+        "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, OUT",
+        ("of before does not wait", "p_let_go, true)", "p_let_go, false)"),
+    ),
+    *_in(
+        FUNCTIONS,
+        f"FUNCTION dl_step(\n{STEP_BEGINS} p_ends json)",
+        ("of before does not wait", "p_ends, true)", "p_ends, false)"),
+    ),
     *_function(
         "dl_tell_waiters",
         ("any key", "hashtext(lock_key) = ANY (p_slots)", "true"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', waiting)", "NULL"),
         ("rows of other queues too", "queue = waiting AND hashtext", "hashtext"),
     ),
-    *_function(
-        "dl_step",
+    *_in(
+        FUNCTIONS,
+        f"FUNCTION dl_step(\n{STEP_BEGINS} p_ends json,\n",
+        ("looks no further than locked rows", "EXIT WHEN started > 0 OR past > 0;", "EXIT;"),
         ("holds on to keys when nothing has ended", "PERFORM pg_advisory_unlock_all();\n  ELSIF", "NULL;\n  ELSIF"),
         ("wakes nobody", "PERFORM dl_wake(p_queue, 100)", "NULL"),
         ("keeps the key of a row that did not start", "IF started < cardinality(taken.slots)", "IF false"),
@@ -331,7 +385,21 @@ MUTANTS: list[Mutant] = [
             "hashtext(r.lock_key) = ANY",
         ),
         ("leaves without an account", "IF waiting <@ held AND", "IF"),
-        ("no word of a contention", "contended := look = 10;", "NULL;"),
+        ("no word of a contention", "contended := look = 10 OR", "contended := false AND"),
+        (
+            "looks again and again at many locked rows",
+            "    EXIT WHEN contended AND look < 10;\n",
+            "",
+            "it saves looks that find the same; the last one leaves as this one does",
+        ),
+        ("looks no further than locked rows", "      EXIT WHEN contended;\n      CONTINUE;", "      EXIT;"),
+        (
+            "does not look behind them",
+            "LIMIT 1000 OFFSET past) near\n         WHERE",
+            "LIMIT 1000) near\n         WHERE",
+        ),
+        ("starts a later job of a passed key", "passed := past_slots;", "passed := '{}';"),
+        ("comes back at once to many locked rows", "least(1, greatest(0.1,", "least(0.1, greatest(0.1,"),
         ("no word of more due rows", " OR woken = 100"),
         (
             "plans as statistics say",
@@ -398,6 +466,9 @@ MUTANTS: list[Mutant] = [
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f" {LOCK}"),
         ("leaves the session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
+        ("counts what was not begun", "IF held.heartbeat_at IS NULL", "IF false"),
+        ("another service's run as not begun", " AND held.claimed_by IS NOT NULL"),
+        ("not begun for ever", "payload ->> 'reason' = not_begun", "false"),
     ),
     *_function(
         "dl_retake",
@@ -644,6 +715,7 @@ MUTANTS: list[Mutant] = [
         "-- name: requeue\n",
         ("what has not ended", "AND status IN ('succeeded', 'failed', 'canceled', 'lost')", ""),
         ("with spent attempts", "attempt = 0, error", "attempt = attempt, error"),
+        ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
         (
             "not counted as journaled",
             "journaled = journaled + 1",
@@ -655,9 +727,15 @@ MUTANTS: list[Mutant] = [
         OPERATE,
         "-- name: run_now\n",
         ("what is not queued", " AND status = 'queued' AND (", " AND ("),
+        ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
     ),
-    *_in(OPERATE, "-- name: delete\n", ("what runs", " AND status <> 'running'")),
+    *_in(
+        OPERATE,
+        "-- name: delete\n",
+        ("what runs", " AND status <> 'running'"),
+        ("locks in no order", "ORDER BY job_id FOR UPDATE", "FOR UPDATE"),
+    ),
     *_in(
         OPERATE,
         "-- name: dead\n",

@@ -17,14 +17,14 @@ from .mutants import Mutant, apply
 ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
-    *("lease", "ends", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order", "idempotency"),
-    *("enqueue_many", "foreign_journal", "schemas", "rights", "operate", "stats", "retention"),
+    *("lease", "ends", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order"),
+    *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "stats", "retention"),
     *("target", "guards", "transitions", "lock", "model", "interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
     "enqueue": "guards idempotency enqueue_many operate",
-    "request_cancel": "cancel guards",
+    "request_cancel": "cancel guards locked_rows",
     "cancellations": "guards",
     "dl_slot_is_busy": "guards",
     "dl_take_slot": "guards",
@@ -32,12 +32,14 @@ FIRST = {
     "dl_wake": "wake",
     "dl_near_of_slot": "guards",
     "dl_try": "claim guards order",
-    "dl_claim": "guards claim lock order",
-    "dl_start": "step claim guards",
-    "dl_take_keys": "step order claim guards",
-    "dl_finish": "step lease ends order",
+    "dl_claim": "guards claim lock order locked_rows",
+    "dl_start": "step claim guards reap",
+    "dl_take_keys": "step order claim guards locked_rows",
+    "dl_finish": "step lease ends order locked_rows",
+    "dl_locked_ahead": "locked_rows",
+    "keep": "reap lease",
     "dl_tell_waiters": "notify guards",
-    "dl_step": "step wake guards",
+    "dl_step": "step wake guards locked_rows",
     "dl_lose": "settle reap order rights",
     "dl_jobs_forget": "rights operate",
     "dl_enqueue": "rights",
@@ -67,9 +69,9 @@ FIRST = {
     "dl_journal_begins_anew": "stats",
     "pause": "operate",
     "resume": "operate",
-    "requeue": "operate",
-    "run_now": "operate",
-    "delete": "operate",
+    "requeue": "operate locked_rows",
+    "run_now": "operate locked_rows",
+    "delete": "operate locked_rows",
     "dead": "operate",
     "not_due": "operate",
 }

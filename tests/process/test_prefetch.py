@@ -7,6 +7,7 @@ import signal
 from typing import Any
 from uuid import UUID
 
+import psutil
 from farming import Farm, Program, until
 from judge import illegal
 
@@ -70,6 +71,42 @@ def test_e1_a_job_that_kills_its_worker_costs_the_others_nothing(farm: Farm) -> 
     for job in (jobs[0], *jobs[2:]):
         assert farm.wait(job, "succeeded")["attempt"] == 1
         assert illegal([kind for kind, _ in farm.journal(job)], "succeeded") is None
+
+
+def test_a_machine_that_is_gone_costs_only_the_job_that_ran(farm: Farm) -> None:
+    """Nobody settles what its workers held: the reaper does, and each of the jobs may run once."""
+    program = ready(farm)
+    with farm.conn.transaction():
+        call, *others = (
+            farm.enqueue(task, priority=number, max_attempts=1, lease_ttl_sec=2, args={"n": 10**12})
+            for number, task in enumerate(["holds_the_gil", "noop", "noop", "noop"])
+        )
+    until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", call), "the call to begin")
+    assert {farm.job(job)["status"] for job in (call, *others)} == {"running"}
+    machine = psutil.Process(program.process.pid)
+    processes = [machine, *machine.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    for process in processes:
+        process.kill()
+    farm.start("reaper")
+    assert farm.wait(call, "lost")["error"].startswith("lease expired on attempt 1")
+    for job in others:
+        assert (farm.wait(job, "queued")["attempt"], farm.story(job)[-1]) == (0, "requeue")
+    farm.ready(workers=1)
+    for job in others:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+
+
+def test_a_job_of_a_batch_shows_that_it_was_begun(farm: Farm) -> None:
+    """Before its first heartbeat is due: else its row would look as if it still waited for its turn."""
+    ready(farm, dl_heartbeat_sec=600)
+    first, long, last = together(farm, "noop", "sleeps", "noop", sec=3)
+    until(lambda: farm.job(long)["heartbeat_at"], "a beat")
+    assert farm.job(long)["status"] == "running"
+    assert farm.wait(long, "succeeded")["attempt"] == 1
+    assert farm.wait(first, "succeeded")["heartbeat_at"] is not None
+    assert farm.wait(last, "succeeded")["attempt"] == 1
 
 
 def test_i8_a_drain_hands_back_what_was_not_begun(farm: Farm) -> None:

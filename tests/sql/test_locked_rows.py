@@ -265,22 +265,30 @@ def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
 # --- claims ---
 
 
-@pytest.mark.parametrize("made", ["one after the other", "at one time"])
-@pytest.mark.parametrize("most", [1, 20])
+@pytest.mark.parametrize(
+    ("most", "made_sec", "hot"), [(1, 0.001, False), (20, 0.001, False), (1, 0, True), (20, 0, False), (20, 0, True)]
+)
 def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
-    conn: db.Connection, dsn: str, worker: Worker, most: int, made: str
+    conn: db.Connection, dsn: str, workers: Workers, most: int, made_sec: float, hot: bool
 ) -> None:
+    """Also where they were all made at one time, and where a hot row waits for its key."""
+    worker, holder = workers(), workers()
+    plain(conn, queue="other", priority=0)
+    if hot:
+        plain(conn, lock_key="busy", priority=0), plain(conn, lock_key="busy", priority=0, made_sec=1)
+        holder.take()
+        conn.execute("UPDATE dl_jobs SET hot = true WHERE lock_key = 'busy' AND status = 'queued'")
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
         " SELECT gen_random_uuid(), 'q', 't', CASE WHEN i <= 2500 THEN 'locked-' ELSE 'free-' END || i,"
         "        now() + i * make_interval(secs => %s) FROM generate_series(1, 2530) i",
-        (0.001 if made == "one after the other" else 0,),
+        (made_sec,),
     )
     with locked(dsn, "lock_key LIKE 'locked-%'"):
         found = step(worker, most)
         assert len(found.jobs) == most
         assert all(job.lock_key.startswith("free-") for job in found.jobs)
-        assert len(keys_held(conn)) == most
+        assert keys_held(conn).count(worker.pid) == most
         looked = worker.look()
         assert looked.job
         assert looked.job.lock_key.startswith("free-")

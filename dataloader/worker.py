@@ -467,7 +467,7 @@ class Worker:
     def _give_back_unheard(self, lost: queue.Session, session: queue.Session) -> None:
         """A claim whose answer was lost with the session: its jobs were never started here, so they are not counted.
 
-        The old backend may still be at it, so that is ended first. Then the ends are written whose rows were locked, for
+        The old backend may still be at it, so that is ended first. Then ends are written whose rows were locked, for
         those jobs have run. A row that is locked still is left as it is.
         """
         queue.end_session(session.conn, lost.backend_pid, lost.backend_start)

@@ -88,13 +88,13 @@ def test_without_tokens_a_key_is_everybodys(client: FlaskClient, conn: db.Connec
     job_id, _ = dataloader.enqueue(conn, **MINIMAL, idempotency_key="plain")
     answer = client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "plain"})
     assert answer.get_json() == {"job_id": str(job_id), "status": "queued"}
-    assert conn.execute("SELECT payload FROM dl_job_events").fetchall() == [({},)]
+    assert conn.execute("SELECT payload - 'user' FROM dl_job_events").fetchall() == [({},)]
 
 
 def test_the_journal_says_which_token_has_triggered(tokened: TokensOf, conn: db.Connection) -> None:
     client = tokened(airflow=["trigger"])
     client.post(TRIGGER, json=MINIMAL | {"producer": "p"}, headers=bearer("airflow"))
     client.post(BATCH, json={"jobs": [MINIMAL | {"idempotency_key": "a"}]}, headers=bearer("airflow"))
-    rows = conn.execute("SELECT payload FROM dl_job_events ORDER BY event_id").fetchall()
+    rows = conn.execute("SELECT payload - 'user' FROM dl_job_events ORDER BY event_id").fetchall()
     by = "token airflow from 127.0.0.1"
     assert rows == [({"producer": "p", "by": by},), ({"by": by},)]

@@ -98,7 +98,7 @@ def test_all_is_well(check: Check, dsn: str) -> None:
     about = {about: what for about, what, _ in found.of("ok")}
     assert set(about) == {
         "settings", "data", "pipelines", "database", "version", "session", "privileges", "schema", "connections",
-        "target",
+        "locks", "target",
     }  # fmt: skip
     assert about["session"] == "direct; LISTEN works"
     assert "load.csv" in about["pipelines"]
@@ -256,9 +256,9 @@ def test_a_role_with_just_what_it_needs(check: Check, own_db: str, role: str) ->
     ((_, what, advice),) = check(dl_db_dsn=role).of("error")
     assert (what, advice) == ("this role has no UPDATE on dl_jobs", "GRANT UPDATE ON dl_jobs")
     execute(own_db, "GRANT UPDATE ON dl_jobs TO {}", role)
-    execute(own_db, "REVOKE EXECUTE ON FUNCTION dl_step, dl_reap FROM {}", role)
+    execute(own_db, "REVOKE EXECUTE ON FUNCTION dl_wake_all, dl_prune FROM {}", role)
     ((_, what, advice),) = check(dl_db_dsn=role).of("error")
-    assert what == "this role may not call dl_reap, dl_step"
+    assert what == "this role may not call dl_prune, dl_wake_all"
     assert "dataloader migrate --roles farm=NAME" in advice
 
 

@@ -265,21 +265,28 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
 
 
 def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(database: Database, served: Farm) -> None:
-    """Though it was the last attempt: the reaper waits until they have handed back what they had to stop."""
+    """Though it was the last attempt: the reaper waits until they have handed back what they had to stop.
+
+    The workers are stopped while the database comes back, so the reaper is there first.
+    """
     program = served.ready(workers=8)
     reaper = served.start("reaper")
     until(lambda: reaper.events("reaper.started"), "the reaper to start")
     jobs = [LongJob(served, f"job-{n}", lease_ttl_sec=2, max_attempts=1) for n in range(8)]
     database.end(FAST)
-    # Then the pauses between their attempts to connect are long, some seconds for most.
-    until(lambda: len(program.events("worker.complete.failed")) > 8 * 5, "all runs to be over")
+    until(lambda: len(program.events("worker.complete.failed")) == 8, "all runs to be over")
+    workers = program.workers()
+    for worker in workers:
+        worker.suspend()
     database.start_again()
     reconnect(served)
+    until(lambda: reaper.events("reaper.patient"), "the reaper to look at the leases")
+    for worker in workers:
+        worker.resume()
     for job in jobs:
         job.go.touch()
         assert served.wait(job.job_id, "succeeded", "lost")["attempt"] == 1
         assert served.job(job.job_id)["status"] == "succeeded", served.journal(job.job_id)
-    assert reaper.events("reaper.patient")
     assert not reaper.events("reaper.job.taken")
 
 

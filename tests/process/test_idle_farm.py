@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -55,8 +56,10 @@ def idle(farm: Farm, workers: int, **settings: Any) -> Any:
     return program
 
 
-def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(farm: Farm, own_db: str) -> None:
-    with db.connect(own_db, name="test-settings", schema="public") as conn:
+def test_d6_one_job_costs_a_farm_of_twelve_a_few_claims(
+    farm: Farm, own_db: str, as_superuser: Callable[[str], str]
+) -> None:
+    with db.connect(as_superuser(own_db), name="test-settings", schema="public") as conn:
         conn.execute(f"ALTER DATABASE \"{conn.info.dbname}\" SET track_functions = 'pl'")
     program = idle(farm, 12)
     for _ in range(20):

@@ -61,8 +61,9 @@ def placed(conn: db.Connection, status: Status, spent: bool, asked: bool, late: 
     job_id = enqueue(conn, lock_key="k", idempotency_key="i", max_attempts=1 if spent else 5)
     conn.execute(
         "UPDATE dl_jobs SET status = %s, attempt = 1, cancel_requested = %s,"
+        " heartbeat_at = CASE WHEN %s = 'running' THEN now() END,"
         " lease_expires_at = CASE WHEN %s = 'running' THEN now() + make_interval(secs => %s) END",
-        (status, asked, status, -1 if late else 60),
+        (status, asked, status, status, -1 if late else 60),
     )
     conn.execute("UPDATE dl_jobs SET claimed_by = %s WHERE job_id = %s", (BOOT, job_id))
     return job_id, Job(job_id, "q", "t", "{}", "i", "k", "", 1, 1 if spent else 5, 60, None, 1, BOOT)

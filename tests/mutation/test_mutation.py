@@ -41,6 +41,7 @@ def test_a_guard_that_is_gone_is_said_to_be_gone() -> None:
         mutated(mutated(sql(mutant), mutant), mutant)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CHOSEN)
 def test_three_are_caught(name: str) -> None:
     verdict = try_out(BY_NAME[name], [CHOSEN[name]])

@@ -468,6 +468,7 @@ def test_two_loads_that_both_create_the_table(context: Context, rows: Rows) -> N
     assert rows("SELECT * FROM t") == [("1",)]
 
 
+@pytest.mark.long
 def test_memory_stays_bounded(load: Run, rows: Rows, tmp_path: Path, run: Run) -> None:
     with (tmp_path / "f.csv").open("w") as file:
         file.write("id,a,b\n")

@@ -9,6 +9,29 @@ import psycopg
 import pytest
 from farming import Farm
 
+# Farms that are killed, reloaded, cut off or filled: each test needs seconds and a farm of its own. These tests have a
+# command of their own (README, "Develop"), so that the usual one takes minutes.
+LONG = {
+    *("test_api_stop", "test_beside_others", "test_clocks", "test_crashes", "test_database_faults"),
+    *(
+        "test_lock_table",
+        "test_locked_ends",
+        "test_prefetch",
+        "test_process_faults",
+        "test_reload",
+        "test_slow_clients",
+    ),
+    *("test_supervisord", "test_two_hosts", "test_up"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of these files, before pytest chooses by marker."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.stem in LONG:
+            item.add_marker(pytest.mark.long)
+
 
 @pytest.fixture
 def farm(own_db: str, tmp_path: Path) -> Iterator[Farm]:

@@ -298,6 +298,7 @@ def commands(jobs: dict[str, UUID]) -> Iterator[str]:
     yield "check"
 
 
+@pytest.mark.long
 def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
     watched = Watched(farm, free_port)
     ends = ("succeed", "fail", "die", "exit", "refuse")

@@ -148,6 +148,7 @@ def test_a_cancelled_job_stops_at_its_next_yield(farm: Farm) -> None:
     assert farm.story(job) == ["queued", "picked", "cancel_requested", "canceled"]
 
 
+@pytest.mark.long
 def test_i1_a_call_that_holds_the_gil_keeps_its_lease(farm: Farm) -> None:
     """Three lease times of silence: the keeper renews for it; one run, attempt 1."""
     farm.ready(workers=1)
@@ -158,6 +159,7 @@ def test_i1_a_call_that_holds_the_gil_keeps_its_lease(farm: Farm) -> None:
     assert farm.story(job) == ["queued", "picked", "done"]
 
 
+@pytest.mark.long
 def test_a_lease_is_kept_although_what_people_see_cannot_be_written(farm: Farm, own_db: str) -> None:
     """A table that only people read is locked: the keeper renews all the same, and settles, in its one session."""
     program = farm.ready(workers=2)

@@ -100,6 +100,7 @@ def test_b3_the_same_session_never_runs_two_jobs_of_one_key(conn: db.Connection,
     assert keys_held(conn) == []
 
 
+@pytest.mark.long
 def test_b6_a_hundred_thousand_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     with quietly(conn):

@@ -62,7 +62,7 @@ CATALOG = {
     "triggers": "SELECT tgname, tgrelid::regclass::text, pg_get_triggerdef(oid) FROM pg_trigger"
     " WHERE NOT tgisinternal ORDER BY 1",
     "functions": "SELECT proname, pg_get_functiondef(oid) FROM pg_proc"
-    " WHERE pronamespace = current_schema()::regnamespace ORDER BY 1",
+    " WHERE pronamespace = current_schema()::regnamespace ORDER BY 1, 2",
     "types": "SELECT typname, array_agg(enumlabel ORDER BY enumsortorder) FROM pg_enum"
     " JOIN pg_type ON pg_type.oid = enumtypid GROUP BY 1 ORDER BY 1",
     "options": "SELECT relname, reloptions FROM pg_class"

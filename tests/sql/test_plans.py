@@ -163,14 +163,17 @@ def candidate_faults(conn: db.Connection) -> dict[tuple[str, str], list[str]]:
     return {case: what for case, what in found.items() if what}
 
 
+@pytest.mark.long
 def test_c2_a_claims_candidates_come_from_the_indexes(million: db.Connection) -> None:
     assert candidate_faults(million) == {}
 
 
+@pytest.mark.long
 def test_c3_stale_statistics_change_nothing_about_the_candidates(forgotten: db.Connection) -> None:
     assert candidate_faults(forgotten) == {}
 
 
+@pytest.mark.long
 def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     """It sorts what is ready, for the protocol says so; but it never reads the whole table."""
     touched = {}
@@ -190,6 +193,7 @@ def too_dear(costs: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     return {(queue, kind): touched for (queue, kind), touched in costs.items() if touched > BOUNDS[queue]}
 
 
+@pytest.mark.long
 def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     million: db.Connection, thousand: db.Connection
 ) -> None:
@@ -199,6 +203,7 @@ def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     assert too_dear(many) == {}
 
 
+@pytest.mark.long
 def test_c3_a_claim_costs_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
     assert too_dear(cost(forgotten)) == {}
 
@@ -213,6 +218,7 @@ def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.
         assert too_dear(cost(early)) == {}
 
 
+@pytest.mark.long
 def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
     (expired,) = re.findall(
         r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", FUNCTIONS, re.DOTALL

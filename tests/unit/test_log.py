@@ -749,6 +749,7 @@ def _stat(size: int, mtime: float) -> os.stat_result:
     return os.stat_result((0, 0, 0, 0, 0, 0, size, 0, mtime, 0))
 
 
+@pytest.mark.long
 def test_i13_eight_processes_lose_nothing_through_rotations(tmp_path: Path) -> None:
     count = 10_000
     processes = [

@@ -23,6 +23,7 @@ def new(name: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+@pytest.mark.long
 def test_what_is_written_passes_its_test_and_the_linter(folder: Path) -> None:
     status, said = new("sales")
     assert status == 0, said

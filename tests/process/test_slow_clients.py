@@ -250,8 +250,8 @@ def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: s
             crowd.triggers(4)
             took = healths(port, 1)
             print("slow clients:", shown(took))
-            with ThreadPoolExecutor(200) as threads:
-                assert set(threads.map(lambda _: triggered(port), range(200))) == {200}  # a rush is no fault
+            with ThreadPoolExecutor(80) as threads:  # more than there are sessions
+                assert set(threads.map(lambda _: triggered(port), range(80))) == {200}  # a rush is no fault
             assert set(crowd.statuses) == {200}
             link.freeze()
             frozen = healths(port, 2.5)

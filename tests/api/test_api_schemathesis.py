@@ -23,7 +23,11 @@ from schemathesis.config import SchemathesisConfig
 from dataloader import config
 from dataloader.api import create_app, infra, openapi, sessions
 
-pytestmark = pytest.mark.long
+pytestmark = [
+    pytest.mark.long,
+    # A thread of the connection pool draws the lifetime of a new connection from the same `random` as hypothesis.
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"),
+]
 
 # What the document says in words: an instant from 2000 to ten years from now.
 first, last = datetime.fromisoformat("2000-01-01"), datetime.fromisoformat("2030-01-01")

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from dataloader import migrations
+from dataloader.queue import migrations
 
 Attack = Callable[[psycopg.Connection, str], str]
 

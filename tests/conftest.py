@@ -25,7 +25,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import db, embedded, migrations
+from dataloader import embedded
+from dataloader.queue import db, migrations
 
 # Rows need not survive the machine here, and many tests at once need many sessions.
 FAST = {

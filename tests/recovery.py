@@ -20,8 +20,9 @@ sys.path.append(str(Path(__file__).parent / "process"))
 
 from farming import Farm, until
 
-from dataloader import db, embedded, migrations, queue
+from dataloader import embedded
 from dataloader.embedded import cluster
+from dataloader.queue import db, lifecycle, migrations
 
 SETTINGS = {"dl_heartbeat_sec": 10, "dl_claim_backoff_sec": 15, "dl_drain_sec": 30, "dl_kill_grace_sec": 1}
 GIL = {"n": 8_000_000_000}  # minutes in one C call
@@ -75,7 +76,7 @@ class Bench:
         """From the request to the end of the job and a worker that is ready in its place."""
         job = self.begun(task, args or {})
         started = time.monotonic()
-        queue.request_cancel(self.farm.conn, job, force=True)
+        lifecycle.request_cancel(self.farm.conn, job, force=True)
         self.farm.wait(job, "canceled")
         until(lambda: self.idle() == 2)
         return time.monotonic() - started

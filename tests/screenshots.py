@@ -26,7 +26,8 @@ sys.path.append(str(Path(__file__).parent / "process"))
 
 from farming import Farm, until
 
-from dataloader import embedded, migrations, operate
+from dataloader import embedded
+from dataloader.queue import migrations, operations
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "screenshots"
@@ -72,7 +73,7 @@ class Show:
         for region in ("north", "east", "west"):
             self.job("load.customers", f"customers/{region}", rows=4_000_000, region=region)
         self.job("report.monthly", number=1)
-        operate.pause(farm.conn, "report.monthly", "token anna from 10.0.4.17")
+        operations.pause(farm.conn, "report.monthly", "token anna from 10.0.4.17")
 
     def job(self, task: str, key: str = "", attempts: int = 4, **args: Any) -> UUID:
         """Add a job to the queue of its task's name."""

@@ -26,7 +26,8 @@ from urllib.request import urlopen
 
 import psutil
 
-from dataloader import embedded, migrations
+from dataloader import embedded
+from dataloader.queue import migrations
 
 TRIGGER = "/api/v1/jobs/trigger"
 BODY = json.dumps({"queue": "nobody", "task": "noop", "lock_key": "k"}).encode()

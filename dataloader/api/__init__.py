@@ -12,27 +12,15 @@ from uuid import UUID
 
 from flask import Flask, Response, abort, request
 
-from dataloader import config, log, queue
-from dataloader.api import (
-    access,
-    audit,
-    dashboard,
-    farm,
-    infra,
-    jobs,
-    metrics,
-    openapi,
-    operation,
-    page,
-    pressed,
-    problems,
-    queues,
-    signin,
-    v1,
-)
-from dataloader.api.schemas import BODY_LIMIT, Json
-from dataloader.api.sessions import Sessions
-from dataloader.api.waits import Versions, Waits
+from dataloader import config, log
+from dataloader.api.dashboard import login, pages, pressed, render
+from dataloader.api.server import audit, health, metrics
+from dataloader.api.v1 import contract, farm, jobs, openapi, queues
+from dataloader.api.web import auth, endpoint, problems
+from dataloader.api.web.json_body import BODY_LIMIT, Json
+from dataloader.api.web.long_poll import Versions, Waits
+from dataloader.api.web.sessions import Sessions
+from dataloader.queue import lifecycle
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
@@ -45,26 +33,26 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     if settings is None:
         settings = config.load()
         log.configure(settings, threaded=True)
-    access.announce(settings)
+    auth.announce(settings)
     app = Flask("dataloader", static_folder=None)
     app.json = _Masked(app)
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
     # An empty or odd job_id is to be refused, not redirected to another address.
     app.url_map.merge_slashes = False
-    app.url_map.converters.update(operation.CONVERTERS)
+    app.url_map.converters.update(endpoint.CONVERTERS)
     app.extensions["settings"] = settings
     sessions = app.extensions["sessions"] = Sessions(settings)
     waits = app.extensions["waits"] = Waits(_versions(sessions))
-    app.extensions["probe"] = infra.Probe(sessions)
+    app.extensions["probe"] = health.Probe(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
     # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
-    app.extensions["on_drain"] = [waits.stop, infra.drain]
-    for module in (infra, v1, jobs, queues, farm, openapi, metrics, signin, page, dashboard, pressed):
+    app.extensions["on_drain"] = [waits.stop, health.drain]
+    for module in (health, contract, jobs, queues, farm, openapi, metrics, login, render, pages, pressed):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)
-    access.install(app)
+    auth.install(app)
     app.before_request(_refuse_chunks)
     app.after_request(_with_headers)
     return app
@@ -79,7 +67,7 @@ def _share(threads: int, sessions: Sessions, waits: Waits) -> None:
 def _versions(sessions: Sessions) -> Versions:
     def ask(job_ids: Collection[UUID]) -> dict[UUID, str]:
         with sessions.borrow() as conn:
-            return queue.versions(conn, job_ids)
+            return lifecycle.versions(conn, job_ids)
 
     return ask
 

@@ -6,7 +6,8 @@ import sys
 from contextlib import redirect_stdout
 
 from dataloader import config
-from dataloader.api import create_app, openapi
+from dataloader.api import create_app
+from dataloader.api.v1 import openapi
 
 with redirect_stdout(sys.stderr):  # where log lines go that the making of an application is worth
     app = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://localhost/none"))

@@ -16,10 +16,10 @@ from typing import Any
 
 from psycopg import sql
 
-from dataloader import db, queue
 from dataloader.bench.line import Line, Must, median, percentile
 from dataloader.bench.place import SQL, BenchError, Place, seed
-from dataloader.job import Finish
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Finish
 
 SAMPLES = 200
 CLAIMABLE = 1_000  # jobs in every case, beside what the case adds
@@ -55,15 +55,15 @@ class Claimer:
 
     def __init__(self, conn: db.Connection, name: str) -> None:
         self.conn = conn
-        self.session = queue.open_session(conn, f"bench:{name}")
+        self.session = lifecycle.open_session(conn, f"bench:{name}")
 
     def claim(self) -> tuple[float, bool]:
         """Milliseconds of one claim, and whether it got a job, which is then finished."""
         start = time.perf_counter()
-        claim = queue.claim(self.session, "bench", BACKOFF_SEC)
+        claim = lifecycle.claim(self.session, "bench", BACKOFF_SEC)
         took = (time.perf_counter() - start) * 1_000
         if claim.job:
-            queue.finish(self.conn, claim.job, Finish("succeed"))
+            lifecycle.finish(self.conn, claim.job, Finish("succeed"))
         elif not claim.look_again:
             raise BenchError("a claim found nothing where there are jobs")
         return took, claim.job is not None

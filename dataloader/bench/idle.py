@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import psutil
 
-from dataloader import db
 from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line
 from dataloader.bench.place import SQL, Place
+from dataloader.queue import db
 
 WORKERS = 4
 WINDOW_SEC = 60.0

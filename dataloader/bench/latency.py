@@ -11,12 +11,12 @@ import random
 import time
 from collections.abc import Iterator
 
-from dataloader import db
 from dataloader.bench import bare
 from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must, percentile
 from dataloader.bench.marks import WHERE, Pipe, now
 from dataloader.bench.place import PATIENCE, SQL, BenchError, Place, clear
+from dataloader.queue import db
 
 SAMPLES = 200
 WORKERS = 2

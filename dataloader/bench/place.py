@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.types.json import Jsonb
 from rich.progress import Progress
 
-from dataloader import db, migrations
+from dataloader.queue import db, migrations
 
 SQL = db.statements("bench.sql")
 PATIENCE = 30.0  # seconds in which nothing happens until a measurement is given up

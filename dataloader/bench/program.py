@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import dataloader
-from dataloader import db, embedded, log, migrations
+from dataloader import embedded, log
 from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, pgbench, report
 from dataloader.bench.line import Line
 from dataloader.bench.place import BenchError, Place, Wish, machine
 from dataloader.config import Settings
-from dataloader.process import EXIT_FAILED, EXIT_OK
+from dataloader.farm.process import EXIT_FAILED, EXIT_OK
+from dataloader.queue import db, migrations
 
 Measure = Callable[[Place], Iterator[Line]]
 FIGURES: dict[str, Measure] = {

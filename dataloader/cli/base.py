@@ -9,7 +9,7 @@ import click
 
 from dataloader import embedded, log
 from dataloader.config import Settings
-from dataloader.process import EXIT_CANNOT_START
+from dataloader.farm.process import EXIT_CANNOT_START
 
 
 def refuse(message: str, status: int) -> NoReturn:

@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import psycopg
 from pydantic import ValidationError
 
-from dataloader import db, log, migrations, operate, queue, stats
+from dataloader import log
 from dataloader.cli.screen import as_json
 from dataloader.client import (
     Database,
@@ -38,6 +38,7 @@ from dataloader.client import (
 from dataloader.client.results import read
 from dataloader.client.watch import Looking
 from dataloader.config import Settings
+from dataloader.queue import db, lifecycle, migrations, operations, stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,10 +47,10 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # people wait longer than programs
 POLL_SEC = 0.3
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
-    "cancel": operate.cancel,
-    "requeue": operate.requeue,
-    "run-now": operate.run_now,
-    "delete": operate.delete,
+    "cancel": operations.cancel,
+    "requeue": operations.requeue,
+    "run-now": operations.run_now,
+    "delete": operations.delete,
 }
 
 
@@ -75,11 +76,11 @@ class Direct:
         given = {name: value for name, value in fields.items() if value is not None}
         given = {"lock_key": task, "idempotency_key": f"client-{uuid4()}", **given}
         new = _checked(given | {"task": task}, self._settings.dl_default_lease_ttl_sec)
-        job_id, status = self._ask(queue.enqueue, new, limited=True)
+        job_id, status = self._ask(lifecycle.enqueue, new, limited=True)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
 
     def status(self, job_id: UUID | str) -> Job:
-        return _one(Job, self._ask(queue.status, UUID(str(job_id))))
+        return _one(Job, self._ask(lifecycle.status, UUID(str(job_id))))
 
     def job(self, job_id: UUID | str) -> Job:
         return _one(Job, self._ask(stats.job, UUID(str(job_id))))
@@ -88,7 +89,7 @@ class Direct:
         return _Watch(self, job_id)
 
     def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
-        return _one(Job, self._ask(queue.request_cancel, UUID(str(job_id)), force, by=self._by))
+        return _one(Job, self._ask(lifecycle.request_cancel, UUID(str(job_id)), force, by=self._by))
 
     def jobs(self, *args: Any, **wanted: Any) -> Iterator[Job]:
         left, after = wanted.pop("limit", None), None
@@ -121,29 +122,29 @@ class Direct:
         return _one(Database, self._ask(stats.postgres))
 
     def pause(self, queue: str) -> Queue:
-        return self._told(queue, operate.pause, self._by)
+        return self._told(queue, operations.pause, self._by)
 
     def resume(self, queue: str) -> Queue:
-        return self._told(queue, operate.resume, self._by)
+        return self._told(queue, operations.resume, self._by)
 
     def limit(self, queue: str, max_length: int | None) -> Queue:
-        return self._told(queue, operate.limit_length, max_length, self._by)
+        return self._told(queue, operations.limit_length, max_length, self._by)
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         more = {"force": True} if force else {}
         return self._ask(VERBS[verb], [UUID(str(job_id)) for job_id in job_ids], self._by, **more)
 
     def requeue_dead(self, queue: str) -> int:
-        return self._ask(operate.requeue_dead, queue, self._by)
+        return self._ask(operations.requeue_dead, queue, self._by)
 
     def delete_dead(self, queue: str) -> int:
-        return self._ask(operate.delete_dead, queue, self._by)
+        return self._ask(operations.delete_dead, queue, self._by)
 
     def run_all(self, queue: str) -> int:
-        return self._ask(operate.run_all, queue, self._by)
+        return self._ask(operations.run_all, queue, self._by)
 
     def _told(self, queue: str, tell: Callable[..., dict[str, Any]], *what: Any) -> Queue:
-        known = self._ask(operate.known, queue)
+        known = self._ask(operations.known, queue)
         return _one(Queue, self._ask(tell, queue, *what) | known)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
@@ -153,7 +154,7 @@ class Direct:
                 return question(conn, *args, **fields)
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
-        except operate.QueueFull as e:
+        except operations.QueueFull as e:
             raise QueueFull(str(e)) from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
@@ -210,17 +211,17 @@ def as_document(row: Any) -> Any:
     return json.loads(as_json(log.masked(row), None))
 
 
-def _checked(fields: dict[str, Any], lease_ttl_sec: int) -> queue.NewJob:
+def _checked(fields: dict[str, Any], lease_ttl_sec: int) -> lifecycle.NewJob:
     """A job by the rules that the API has for one."""
-    from dataloader import producer  # pydantic takes its time
+    from dataloader.queue import new_job  # pydantic takes its time
 
     try:
-        valid = producer.Trigger.model_validate(fields)
+        valid = new_job.Trigger.model_validate(fields)
     except ValidationError as e:
         faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
         raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
     given = {name: getattr(valid, name) for name in valid.model_fields_set}
-    return queue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
+    return lifecycle.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
 
 
 def _words(error: psycopg.Error) -> str:

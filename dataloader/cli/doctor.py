@@ -15,12 +15,12 @@ from uuid import UUID
 import click
 from rich.text import Text
 
-from dataloader import stats, why
 from dataloader.cli import journal, screen
-from dataloader.cli.told import said
+from dataloader.cli.connection import Reached, reaching
+from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
-from dataloader.cli.ways import Reached, reaching
 from dataloader.client import Event, Job, Queue, Worker
+from dataloader.queue import stats, waiting
 
 SILENT_SEC = 60.0  # without a heartbeat, which comes every 10 s unless set otherwise
 MUCH_MEMORY_MB = 1_000
@@ -115,7 +115,9 @@ def _waiting(case: Case) -> Iterator[Finding]:
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
     if case.held:
         held = dict(case.held)
-        yield Finding(f"Claims are slow: {why.holder(held)} holds back vacuum. To end that: {why.release(held)}.")
+        yield Finding(
+            f"Claims are slow: {waiting.holder(held)} holds back vacuum. To end that: {waiting.release(held)}."
+        )
 
 
 def _no_worker(case: Case) -> str:

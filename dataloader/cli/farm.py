@@ -12,7 +12,7 @@ from click.shell_completion import get_completion_class
 from rich.text import Text
 
 from dataloader.cli import screen
-from dataloader.cli.ways import Reached, reaching
+from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Overview, Queue, Worker
 from dataloader.client.results import fraction
 
@@ -69,7 +69,7 @@ def top(reached: Reached, every: float, once: bool) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print what makes a shell complete our commands: eval "$(dataloader completion bash)"."""
-    from dataloader.cli import main
+    from dataloader.cli.main import main
 
     made = get_completion_class(shell)
     assert made  # noqa: S101  click knows these shells

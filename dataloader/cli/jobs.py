@@ -14,8 +14,8 @@ from uuid import UUID, uuid4
 import click
 from rich.console import Group
 
-from dataloader.cli import journal, screen, told, watch
-from dataloader.cli.ways import Reached, reaching
+from dataloader.cli import journal, render, screen, watch
+from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
 
 STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost", "scheduled", "fresh", "retries", "dead")
@@ -118,7 +118,7 @@ def jobs(
     if reached.as_json:
         reached.print_json({"jobs": [job.document for job in found]})
         return
-    screen.show(told.listed(found, datetime.now(UTC)))
+    screen.show(render.listed(found, datetime.now(UTC)))
     if len(found) == limit and not has_no_limit:
         click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
 
@@ -133,7 +133,7 @@ def job(reached: Reached, job_id: UUID) -> None:
         runs = [attempt._asdict() for attempt in journal.attempts(events)]
         reached.print_json({"job": found.document, "attempts": runs, "events": [e.document for e in events]})
         return
-    screen.show(Group(*told.whole(found, events, reached.zone)))
+    screen.show(Group(*render.whole(found, events, reached.zone)))
 
 
 @commands.command()
@@ -155,7 +155,7 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
             if reached.as_json:
                 reached.print_json(event.document, None)
             else:
-                click.echo(told.line(event, reached.zone, job_id is None))
+                click.echo(render.line(event, reached.zone, job_id is None))
     except KeyboardInterrupt:
         return
 

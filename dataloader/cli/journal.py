@@ -8,10 +8,10 @@ from uuid import UUID
 
 import click
 
-from dataloader import stats
 from dataloader.cli import screen
-from dataloader.cli.ways import Way
+from dataloader.cli.connection import Way
 from dataloader.client import Event, Unavailable
+from dataloader.queue import stats
 
 PAGE = 200  # events of one answer
 MOST = 10_000  # that are read of one job's journal

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.text import Text
 
 from dataloader.cli import farm, screen
-from dataloader.cli.ways import Way
+from dataloader.cli.connection import Way
 from dataloader.client import Overview, Unavailable
 
 

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dataloader import why
 from dataloader.cli import screen
-from dataloader.cli.ways import Reached
+from dataloader.cli.connection import Reached
 from dataloader.client import Job, WaitTimeout
 from dataloader.client.watch import wait_for
+from dataloader.queue import waiting
 
 # Exit statuses by outcome; 1 and 2 are click's and ours for what did not work at all.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}
@@ -53,7 +53,7 @@ def waits_for(job: Job, now: datetime) -> str:
     """Why a queued job does not run yet, in a sentence; "" where nothing is known."""
     reason = dict(job.waiting_for or {})
     try:
-        return why.words(reason or None, now)
+        return waiting.words(reason or None, now)
     except (KeyError, TypeError, ValueError):  # another version of the service says it otherwise
         return f"It waits for: {reason.get('reason')}."
 

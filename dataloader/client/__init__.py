@@ -24,7 +24,6 @@ from uuid import UUID, uuid4
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
 
-from dataloader import traces
 from dataloader.client.errors import (
     ClientError,
     Conflict,
@@ -42,6 +41,7 @@ from dataloader.client.errors import (
 from dataloader.client.results import Database, Event, Job, Overview, Queue, Started, Worker, read, read_all
 from dataloader.client.transport import Answer, Transport
 from dataloader.client.watch import OUTAGE_SEC, Watch, wait_for
+from dataloader.farm import traces
 
 __all__ = [
     "Client",

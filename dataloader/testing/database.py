@@ -14,7 +14,8 @@ from pathlib import Path
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from dataloader import db, embedded, migrations
+from dataloader import embedded
+from dataloader.queue import db, migrations
 
 URL = "TEST_DATABASE_URL"
 PREFIX = "dl-testing-"

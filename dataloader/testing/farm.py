@@ -23,13 +23,14 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from dataloader import log, pipelines, process
+from dataloader import log, pipelines
 from dataloader.config import Settings
-from dataloader.heartbeat import Lease
-from dataloader.job import End, Finish, Job, Outcome, Status, decide, to_json
-from dataloader.process import now
-from dataloader.run import Runner
-from dataloader.slots import Farm, Slot
+from dataloader.farm import process
+from dataloader.farm.heartbeat import Lease
+from dataloader.farm.process import now
+from dataloader.farm.runner import Runner
+from dataloader.farm.slots import Farm, Slot
+from dataloader.queue.job import End, Finish, Job, Outcome, Status, decide, to_json
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]

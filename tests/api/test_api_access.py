@@ -15,8 +15,8 @@ from flask import Flask
 from flask.testing import FlaskClient
 from structlog.testing import capture_logs
 
-from dataloader.api import access, tokens
-from dataloader.cli import main
+from dataloader.api.web import auth, tokens
+from dataloader.cli.main import main
 
 JOB = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057"
 TOKENS = {name: tokens.new() for name in ("read", "trigger", "operate")}
@@ -204,11 +204,11 @@ def test_the_audit_names_the_token_and_nothing_holds_it(guarded: Flask) -> None:
 
 
 def test_who_asks_for_the_journal(guarded: Flask) -> None:
-    guarded.add_url_rule("/who", view_func=lambda: access.who())
+    guarded.add_url_rule("/who", view_func=lambda: auth.who())
     client = guarded.test_client()
     assert client.get("/who", headers=bearer("read"), environ_base=FROM_AFAR).text == "token reader from 10.0.0.7"
     with running("postgresql://nobody@127.0.0.1:1/none") as app:
-        app.add_url_rule("/who", view_func=lambda: f"{access.who()} {access.may('read')} {access.may('operate')}")
+        app.add_url_rule("/who", view_func=lambda: f"{auth.who()} {auth.may('read')} {auth.may('operate')}")
         assert app.test_client().get("/who", environ_base=FROM_AFAR).text == "anonymous from 10.0.0.7 True False"
 
 
@@ -266,14 +266,14 @@ def test_with_tokens_anonymous_is_not_let_in_all_the_same(dsn: str, refused: Ref
 
 
 def test_people_at_a_terminal_are_told_as_well(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(access, "_announced", False)
+    monkeypatch.setattr(auth, "_announced", False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with running("postgresql://nobody@127.0.0.1:1/none", dl_allow_anonymous=True):
         assert "WARNING: without DL_API_TOKENS everybody may read, and EVERYBODY" in capsys.readouterr().err
 
 
 def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(access, "_announced", False)
+    monkeypatch.setattr(auth, "_announced", False)
     with capture_logs() as logs:
         for _ in range(2):
             with running("postgresql://nobody@127.0.0.1:1/none"):
@@ -290,7 +290,7 @@ def test_a_service_without_tokens_says_so_once(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(("proxies", "seen"), [(0, "127.0.0.1"), (1, "10.2.2.2"), (2, "10.1.1.1")])
 def test_only_trusted_proxies_are_believed(dsn: str, proxies: int, seen: str) -> None:
     with running(dsn, dl_api_tokens=ENTRIES, dl_trusted_proxies=proxies) as app:
-        app.add_url_rule("/who", view_func=lambda: access.who())
+        app.add_url_rule("/who", view_func=lambda: auth.who())
         headers = bearer("read") | {"X-Forwarded-For": "10.9.9.9, 10.1.1.1, 10.2.2.2"}
         assert app.test_client().get("/who", headers=headers).text == f"token reader from {seen}"
 

@@ -17,8 +17,9 @@ import structlog
 from api_app import MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 
-from dataloader import config, db, log, queue
+from dataloader import config, log
 from dataloader.log import masking
+from dataloader.queue import db, lifecycle
 
 Lines = Callable[[str], list[dict[str, Any]]]
 
@@ -110,7 +111,7 @@ def test_what_is_logged_for_a_request_carries_its_id(
         logging.getLogger("library").warning("seen")
         raise RuntimeError("no")
 
-    monkeypatch.setattr(queue, "enqueue", broken)
+    monkeypatch.setattr(lifecycle, "enqueue", broken)
     answer = client.post(TRIGGER, json=MINIMAL)
     structlog.get_logger("x").info("afterwards")
     library, error, afterwards = lines("application")
@@ -139,7 +140,7 @@ def test_j4_answers_hold_no_secrets(client: FlaskClient, conn: db.Connection, li
 def test_gunicorns_own_lines_are_json(dsn: str, tmp_path: Path) -> None:
     """Arbiter, worker, and the failure of both to start."""
     command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-b", "127.0.0.1:0"]
-    command += ["--logger-class=dataloader.api.audit.GunicornLogger", "dataloader.api:no_such_factory()"]
+    command += ["--logger-class=dataloader.api.server.audit.GunicornLogger", "dataloader.api:no_such_factory()"]
     ended = subprocess.run(
         command, env=os.environ | {"DL_DB_DSN": dsn}, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )

@@ -15,7 +15,7 @@ from test_api_audit import Lines, lines  # noqa: F401
 from test_api_refusals import CANARY, DOCUMENTS, FIELDS, WITHOUT
 from test_api_trigger import EVERYTHING
 
-from dataloader import db
+from dataloader.queue import db
 
 BATCH = "/api/v1/jobs/batch"
 MIB = 1024 * 1024

@@ -17,7 +17,7 @@ from flask.testing import FlaskClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from structlog.testing import capture_logs
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 POOLS = pytest.mark.parametrize("pool", [True, False], ids=["pool", "no pool"])
 SESSIONS = """SELECT count(*) FROM pg_stat_activity
@@ -150,11 +150,11 @@ def test_a_frozen_database_is_away(link: Link, refused: Refused, pool: bool) -> 
 def test_frozen_between_the_test_of_a_session_and_its_use(
     link: Link, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def enqueue(conn: db.Connection, new: queue.NewJob, limited: bool, asker: None) -> None:
+    def enqueue(conn: db.Connection, new: lifecycle.NewJob, limited: bool, asker: None) -> None:
         link.freeze()
         conn.execute("SELECT 1")
 
-    monkeypatch.setattr(queue, "enqueue", enqueue)
+    monkeypatch.setattr(lifecycle, "enqueue", enqueue)
     with running(link.dsn) as app:
         with within(3):
             refused(app.test_client().post(TRIGGER, json=MINIMAL), 503, "unavailable")
@@ -174,20 +174,20 @@ def test_sessions_that_were_ended_are_replaced(dsn: str, conn: db.Connection, po
 def test_j11_a_session_lost_in_a_request_confirms_nothing(
     dsn: str, conn: db.Connection, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enqueue = queue.enqueue
+    enqueue = lifecycle.enqueue
 
-    def lost(session: db.Connection, new: queue.NewJob, limited: bool, asker: None) -> Any:
+    def lost(session: db.Connection, new: lifecycle.NewJob, limited: bool, asker: None) -> Any:
         result = enqueue(session, new, limited, asker)
         conn.execute(END_SESSIONS)
         session.execute("SELECT 1")
         return result
 
-    monkeypatch.setattr(queue, "enqueue", lost)
+    monkeypatch.setattr(lifecycle, "enqueue", lost)
     with running(dsn) as app, capture_logs() as logs:
         client = app.test_client()
         refused(client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"}), 503, "unavailable")
         assert [line["event"] for line in logs] == ["api.unavailable"]
-        monkeypatch.setattr(queue, "enqueue", enqueue)
+        monkeypatch.setattr(lifecycle, "enqueue", enqueue)
         assert client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"}).status_code == 200
     assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (1,)
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 from api_app import MINIMAL, TRIGGER
 
-from dataloader import db
+from dataloader.queue import db
 
 ROOT = Path(__file__).parents[2]
 BODY = json.dumps(MINIMAL).encode()

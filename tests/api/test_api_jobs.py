@@ -9,7 +9,7 @@ import pytest
 from api_app import MINIMAL, TRIGGER, Refused
 from flask.testing import FlaskClient
 
-from dataloader import db
+from dataloader.queue import db
 
 CONTRACT = {"job_id", "status", "attempt", "started_at", "finished_at", "heartbeat_at", "error", "progress"}
 OURS = {"queue", "task", "lock_key", "max_attempts", "available_at", "waiting_for"}

@@ -11,8 +11,8 @@ from api_app import MINIMAL, TRIGGER, Refused, running
 from flask.testing import FlaskClient
 
 import dataloader
-from dataloader import db
-from dataloader.api import tokens
+from dataloader.api.web import tokens
+from dataloader.queue import db
 
 BATCH = "/api/v1/jobs/batch"
 TokensOf = Callable[..., FlaskClient]

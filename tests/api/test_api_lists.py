@@ -10,8 +10,8 @@ from api_app import MINIMAL, TRIGGER, Refused
 from flask.testing import FlaskClient
 from pydantic import BaseModel
 
-from dataloader import db, stats
-from dataloader.api import answers
+from dataloader.api.v1 import responses
+from dataloader.queue import db, stats
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WORKER = {
@@ -57,7 +57,7 @@ def test_a_list_is_read_page_by_page_along_its_links(client: FlaskClient) -> Non
     found, path, pages = [], "/api/v1/jobs?limit=2&queue=load.cbr", 0
     while path:
         answer = client.get(path)
-        strict(answers.Jobs, answer.get_json())
+        strict(responses.Jobs, answer.get_json())
         found += [job["job_id"] for job in answer.get_json()["jobs"]]
         assert ("Link" in answer.headers) == (answer.get_json()["next"] is not None)
         path, pages = answer.headers.get("Link", "").partition(">")[0].lstrip("<"), pages + 1
@@ -87,7 +87,7 @@ def test_a_list_is_filtered(client: FlaskClient, query: str, count: int) -> None
     made(client, task="t&x", partition_key="p", available_at="2030-01-01T00:00:00Z")
     made(client, producer="airflow", consumer_group="g")
     made(client, queue="other")
-    assert len(asked(client, f"/api/v1/jobs?{query}", answers.Jobs)["jobs"]) == count
+    assert len(asked(client, f"/api/v1/jobs?{query}", responses.Jobs)["jobs"]) == count
 
 
 LIST_FAULTS = [
@@ -126,7 +126,7 @@ def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refu
         TRIGGER, json=MINIMAL | {"args": secret}, headers={"traceparent": TRACE, "Idempotency-Key": "k-1"}
     )
     path = f"/api/v1/jobs/{answer.get_json()['job_id']}"
-    job = asked(client, path, answers.Job)
+    job = asked(client, path, responses.Job)
     assert (job["trace"], job["idempotency_key"], job["args"]["date"]) == (TRACE, "k-1", "2026-01-31")
     assert "s3cret-canary" not in client.get(path).text
     assert set(client.get(path + "/status").get_json()) <= set(job)
@@ -140,7 +140,7 @@ def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refu
     client.post(f"/api/v1/jobs/{job_id}/cancel")
     made(client, queue="other")
     path = f"/api/v1/jobs/{job_id}/events"
-    events = asked(client, path, answers.JobEvents)["events"]
+    events = asked(client, path, responses.JobEvents)["events"]
     assert [event["kind"] for event in events] == ["queued", "canceled"]
     assert events[1]["payload"]["by"] == "anonymous from 127.0.0.1"
     first = client.get(path + "?limit=1")
@@ -151,10 +151,10 @@ def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refu
     refused(client.get(f"/api/v1/jobs/{uuid4()}/events"), 404, "not-found")
     refused(client.get(f"{path}?after=-1"), 400, "invalid-input", "/after")
 
-    farm = asked(client, "/api/v1/events", answers.FarmEvents)["events"]
+    farm = asked(client, "/api/v1/events", responses.FarmEvents)["events"]
     assert [event["queue"] for event in farm] == ["load.cbr", "load.cbr", "other"]
     path = f"/api/v1/events?after={farm[0]['event_id']}&queue=load.cbr"
-    assert [event["kind"] for event in asked(client, path, answers.FarmEvents)["events"]] == ["canceled"]
+    assert [event["kind"] for event in asked(client, path, responses.FarmEvents)["events"]] == ["canceled"]
 
 
 def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
@@ -165,15 +165,15 @@ def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
     )
     stats.show_workers(conn, "vm1/a", "vm1", [WORKER | {"job_id": job_id}])
     stats.roll(conn)
-    figures = asked(client, "/api/v1/stats", answers.Overview)
+    figures = asked(client, "/api/v1/stats", responses.Overview)
     assert (figures["total"]["busy"], figures["queues"][0]["workers"]) == (1, 1)
-    assert asked(client, "/api/v1/queues", answers.Queues)["queues"] == figures["queues"]
-    (worker,) = asked(client, "/api/v1/workers", answers.Workers)["workers"]
+    assert asked(client, "/api/v1/queues", responses.Queues)["queues"] == figures["queues"]
+    (worker,) = asked(client, "/api/v1/workers", responses.Workers)["workers"]
     assert (worker["job_id"], worker["is_live"], worker["host"]) == (job_id, True, "vm1")
-    assert len(asked(client, "/api/v1/pace?minutes=1", answers.Pace)["pace"]) in (6, 7)
+    assert len(asked(client, "/api/v1/pace?minutes=1", responses.Pace)["pace"]) in (6, 7)
     with conn.transaction():
         conn.execute("SELECT count(*) FROM dl_jobs")
-        assert asked(client, "/api/v1/database", answers.Database)["oldest_transaction"]["application"] == "test"
+        assert asked(client, "/api/v1/database", responses.Database)["oldest_transaction"]["application"] == "test"
 
 
 @pytest.mark.parametrize("path", ["stats", "queues", "workers", "database", "pace", "events"])

@@ -14,8 +14,8 @@ from flask.testing import FlaskClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from dataloader import db, stats
-from dataloader.api import metrics
+from dataloader.api.server import metrics
+from dataloader.queue import db, stats
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 WORKER = {"worker": "vm1:7:b", "pid": 7, "queue": "load.cbr", "state": "idle", "memory_bytes": 5_000_000, "jobs": 3}

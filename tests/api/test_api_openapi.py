@@ -13,10 +13,11 @@ from api_app import running
 from flask import Flask
 from openapi_spec_validator import validate
 
-from dataloader.api import openapi, tokens
+from dataloader.api.v1 import openapi
+from dataloader.api.web import tokens
 
 ROOT = Path(__file__).parents[2]
-SWAGGER = ROOT / "dataloader/api/swagger"
+SWAGGER = ROOT / "dataloader/api/v1/swagger"
 # Pages for people and what they are made of; the document is of what programs use.
 PAGES = {"docs", "page", "dashboard", "pressed", "signin"}
 

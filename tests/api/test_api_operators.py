@@ -11,8 +11,9 @@ import pytest
 from api_app import MINIMAL, TRIGGER, Refused, running
 from flask.testing import FlaskClient
 
-from dataloader import db, queue, stats
-from dataloader.api import answers, audit
+from dataloader.api.server import audit
+from dataloader.api.v1 import responses
+from dataloader.queue import db, lifecycle, stats
 
 TOKEN = "dl_" + "a" * 43
 HTMX = {"HX-Request": "true"}
@@ -45,7 +46,7 @@ def test_a_job_that_has_ended_is_requeued_with_a_fresh_budget(
     job_id = made(client)
     end(conn, job_id, status)
     job = client.post(f"/api/v1/jobs/{job_id}/requeue").get_json()
-    answers.Status.model_validate(job)
+    responses.Status.model_validate(job)
     assert (job["status"], job["attempt"], job["error"]) == ("queued", 0, None)
     event = client.get(f"/api/v1/jobs/{job_id}/events").get_json()["events"][-1]
     assert (event["kind"], event["payload"]["by"]) == ("requeue", "anonymous from 127.0.0.1")
@@ -104,7 +105,7 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
         assert (known["is_known"], known["similar"]) == (True, [])
     stats.roll(conn)
     answer = client.post("/api/v1/queues/load.crb/pause").get_json()
-    answers.QueueState.model_validate(answer)
+    responses.QueueState.model_validate(answer)
     assert answer["paused_at"]
     assert (answer["is_known"], answer["similar"]) == (False, ["load.cbr"])
     limit = client.put("/api/v1/queues/other/limit", json={"max_length": 5}).get_json()
@@ -115,7 +116,7 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
 def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str) -> None:
     token = {"name": "ops", "scopes": ["operate"], "sha256": sha256(TOKEN.encode()).hexdigest()}
     with running(dsn, dl_api_tokens=[token]) as app, db.connect(dsn, name="test", schema="public") as conn:
-        queue.enqueue(conn, queue.NewJob("load.cbr", "t", "k"))
+        lifecycle.enqueue(conn, lifecycle.NewJob("load.cbr", "t", "k"))
         stats.roll(conn)
         given = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
         answer = app.test_client().post("/api/v1/queues/load.crb/pause", **given).get_json()
@@ -131,7 +132,7 @@ def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db
 
     def outcomes(verb: str, **more: Any) -> list[str]:
         answer = client.post(f"{BULK}/{verb}", json={"job_ids": ids, **more}).get_json()
-        answers.BulkOutcomes.model_validate(answer)
+        responses.BulkOutcomes.model_validate(answer)
         assert [row["job_id"] for row in answer["jobs"]] == [text.lower() for text in ids]
         return [row["outcome"] for row in answer["jobs"]]
 
@@ -166,7 +167,7 @@ def test_a_bulk_body_is_checked(
 def test_a_queue_is_paused_limited_and_resumed(client: FlaskClient, queue: str) -> None:
     path = f"/api/v1/queues/{quote(queue, safe='')}"
     paused = client.post(f"{path}/pause").get_json()
-    answers.QueueState.model_validate(paused)
+    responses.QueueState.model_validate(paused)
     assert (paused["queue"], paused["paused_by"]) == (queue, "anonymous from 127.0.0.1")
     assert paused["paused_at"]
     assert client.put(f"{path}/limit", json={"max_length": 7}).get_json()["max_length"] == 7

@@ -14,7 +14,7 @@ from flask import Flask
 from pooling import TAKES_OUR_OPTIONS, pooler
 from psycopg.rows import dict_row
 
-from dataloader import db, migrations
+from dataloader.queue import db, migrations
 
 THREADS, REQUESTS = 8, 125  # and so many of each
 # In transaction mode each transaction is to meet another session.

@@ -12,8 +12,8 @@ from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
 
-from dataloader import db
-from dataloader.api import infra
+from dataloader.api.server import health
+from dataloader.queue import db
 
 
 def refusal(client: FlaskClient, refused: Refused, check: str) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def test_it_is_ready(client: FlaskClient) -> None:
 
 
 def test_a_process_that_ends_is_not(client: FlaskClient, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(infra, "_drains", False)
-    infra.drain()
+    monkeypatch.setattr(health, "_drains", False)
+    health.drain()
     refusal(client, refused, "draining")
     assert client.get("/health").status_code == 200
 

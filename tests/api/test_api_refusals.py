@@ -12,7 +12,7 @@ from flask.testing import FlaskClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataloader import db
+from dataloader.queue import db
 
 CANARY = "s3cret-canary"
 WITHOUT = object()

@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 from schemathesis.config import SchemathesisConfig
 
 from dataloader import config
-from dataloader.api import create_app, infra, openapi, sessions
+from dataloader.api import create_app
+from dataloader.api.server import health
+from dataloader.api.v1 import openapi
+from dataloader.api.web import sessions
 
 pytestmark = [
     pytest.mark.long,
@@ -73,7 +76,7 @@ def with_integers(value: Any) -> Any:
 def app(worker_db: str) -> Iterator[Flask]:
     """One that gives a busy machine time: how soon it says 503 is for other tests."""
     with pytest.MonkeyPatch.context() as patch, running(worker_db, pg_command_timeout=30) as app:
-        patch.setattr(infra, "READY_SEC", 30)
+        patch.setattr(health, "READY_SEC", 30)
         patch.setattr(sessions, "PROBE_SEC", 30)
         yield app
 

@@ -14,7 +14,7 @@ from api_app import MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 from psycopg.rows import dict_row
 
-from dataloader import db
+from dataloader.queue import db
 
 EVERYTHING = {
     **MINIMAL,

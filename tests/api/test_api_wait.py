@@ -14,8 +14,8 @@ from api_link import linked
 from flask import Flask
 from flask.testing import FlaskClient
 
-from dataloader import db
-from dataloader.api.waits import Outcome
+from dataloader.api.web.long_poll import Outcome
+from dataloader.queue import db
 
 Asked = Callable[..., Future[Any]]
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from hands import Worker, age, enqueue, expire, row
 
-from dataloader import db, queue, stats
+from dataloader.queue import db, lifecycle, stats
 
 SECRET = "canary-7f3b-hunter2"
 TRACE = "Traceback (most recent call last):\n" + "".join(f'  File "load.py", line {n}, in step\n' for n in range(30))
@@ -106,7 +106,7 @@ class Scene:
         worker.take(self.queue)
         worker.conn.close()
         expire(self.conn, job_id)
-        assert queue.reap(self.conn)
+        assert lifecycle.reap(self.conn)
         return job_id
 
     def _running(self) -> UUID:
@@ -114,7 +114,7 @@ class Scene:
         worker = self._worker()
         job = worker.take(self.queue)
         progress = {"processed": 640, "total": 1_000, "step": f"merge{self.mark}", "token": SECRET}
-        queue.beat(worker.conn, job, json.dumps(progress), journal=True)
+        lifecycle.beat(worker.conn, job, json.dumps(progress), journal=True)
         age(self.conn, job_id, "started_at", 125)
         self.workers.append(worker)
         return job_id

@@ -14,7 +14,7 @@ from hands import row
 from playwright.sync_api import expect
 from scenes import Scene
 
-from dataloader.api import tokens
+from dataloader.api.web import tokens
 
 LATER = {"available_at": datetime.now(UTC) + timedelta(hours=3)}
 

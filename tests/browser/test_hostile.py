@@ -13,8 +13,8 @@ from browsing import Visitor, served
 from playwright.sync_api import Page, expect
 from scenes import Scene
 
-from dataloader import operate
-from dataloader.api import tokens
+from dataloader.api.web import tokens
+from dataloader.queue import operations
 
 TEXTS = [
     "<img src=x onerror=alert(1)>",
@@ -43,7 +43,7 @@ def put_everywhere(scene: Scene, text: str) -> list[UUID]:
         {"t": text, "doc": json.dumps({text: text, "error": text, "by": text, "reason": text, "worker": text})},
     )
     scene.conn.execute("UPDATE dl_workers SET host = %(t)s, queue = %(t)s, state = %(t)s", {"t": text})
-    operate.pause(scene.conn, text, text)
+    operations.pause(scene.conn, text, text)
     return jobs
 
 

@@ -23,8 +23,9 @@ from typing import Any
 import psutil
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import db, embedded, migrations
-from dataloader.process import adopt_orphans, children, descendants
+from dataloader import embedded
+from dataloader.farm.process import adopt_orphans, children, descendants
+from dataloader.queue import db, migrations
 
 from .link import Link
 from .pipelines import TABLES

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dataloader import db
+from dataloader.queue import db
 
 from .mutants import MUTANTS, Gone, Mutant, mutated
 from .trial import try_out

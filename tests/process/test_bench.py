@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 from farming import until
 
-from dataloader import cli
 from dataloader.bench import pgbench
 from dataloader.bench.program import FIGURES, INTERRUPTED
+from dataloader.cli import main as cli
 from dataloader.config import Settings
 
 pytestmark = pytest.mark.long

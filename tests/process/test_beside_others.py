@@ -22,7 +22,7 @@ from farming import Farm, until
 from foreign import CONTRACT, CONTRACT_TRIGGERS, REAP, Foreign
 from judge import OVERLAPS, illegal
 
-from dataloader import migrations
+from dataloader.queue import migrations
 
 # Of every ten rows six have ended, one runs for an hour yet, one ran out of its lease, one is due, and one is for
 # later: for tomorrow, or for the seconds of the test.

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from farming import Farm, until
 
-from dataloader import queue
+from dataloader.queue import lifecycle
 
 GIL = {"n": 3_000_000_000}
 JOBS_SESSIONS = (
@@ -107,7 +107,7 @@ def test_a_killed_runs_statement_ends_too(farm: Farm) -> None:
 def test_a_forced_cancellation_frees_the_slot(farm: Farm, task: str, args: dict[str, Any]) -> None:
     farm.ready(workers=1)
     job = running(farm, task, args=args)
-    queue.request_cancel(farm.conn, job, force=True)
+    lifecycle.request_cancel(farm.conn, job, force=True)
     end = farm.wait(job, "canceled")
     assert end["error"].startswith("canceled by force")
     assert story_of(farm, job)[0] == "canceled"
@@ -117,12 +117,12 @@ def test_a_forced_cancellation_frees_the_slot(farm: Farm, task: str, args: dict[
 def test_without_force_a_cancellation_waits_for_a_safe_point_until_it_is_forced(farm: Farm) -> None:
     farm.ready(workers=1)
     job = running(farm, "deaf")
-    queue.request_cancel(farm.conn, job)
+    lifecycle.request_cancel(farm.conn, job)
     until(lambda: "cancel_requested" in farm.story(job))
     before = farm.job(job)["heartbeat_at"]
     until(lambda: farm.job(job)["heartbeat_at"] > before)
     assert farm.job(job)["status"] == "running"
-    queue.request_cancel(farm.conn, job, force=True)
+    lifecycle.request_cancel(farm.conn, job, force=True)
     farm.wait(job, "canceled")
     assert farm.story(job) == ["queued", "picked", "cancel_requested", "cancel_requested", "canceled"]
 
@@ -130,7 +130,7 @@ def test_without_force_a_cancellation_waits_for_a_safe_point_until_it_is_forced(
 def test_dl_cancel_grace_sec_forces_it_by_itself(farm: Farm) -> None:
     farm.ready(workers=1, dl_cancel_grace_sec=1)
     job = running(farm, "spins")
-    queue.request_cancel(farm.conn, job)
+    lifecycle.request_cancel(farm.conn, job)
     assert farm.wait(job, "canceled")["error"] == "canceled by force"
 
 
@@ -139,7 +139,7 @@ def test_a_cancellation_that_the_keeper_missed_is_enforced_when_it_is_back(farm:
     job = running(farm, "holds_the_gil", args=GIL)
     (keeper,) = program.children("keeper")
     keeper.suspend()
-    queue.request_cancel(farm.conn, job, force=True)
+    lifecycle.request_cancel(farm.conn, job, force=True)
     keeper.kill()
     farm.wait(job, "canceled")
 
@@ -149,7 +149,7 @@ def test_the_next_job_of_the_worker_is_not_cancelled_too(farm: Farm) -> None:
     farm.ready(workers=1, dl_cancel_grace_sec=1)
     for _ in range(3):
         job = running(farm, "recorded", args={"sec": 600})
-        queue.request_cancel(farm.conn, job)
+        lifecycle.request_cancel(farm.conn, job)
         farm.wait(job, "canceled")
         farm.wait(farm.enqueue("recorded", args={"sec": 1.5}), "succeeded")
 
@@ -190,7 +190,7 @@ def test_i5_a_child_does_not_survive_a_forced_end(farm: Farm, daemon: bool) -> N
     mark = next(MARKS)
     job = running(farm, "waits_for_a_child", args={"mark": mark, "daemon": daemon})
     assert sleeping(mark)
-    queue.request_cancel(farm.conn, job, force=True)
+    lifecycle.request_cancel(farm.conn, job, force=True)
     farm.wait(job, "canceled")
     assert not sleeping(mark)
 

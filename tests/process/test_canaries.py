@@ -29,7 +29,7 @@ import pytest
 from farming import Farm, until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader.api import tokens
+from dataloader.api.web import tokens
 
 QUEUE = "canaries"
 SHOWN = 16  # characters of a secret that nobody may see in a row

@@ -15,10 +15,11 @@ from pooling import TAKES_OUR_OPTIONS, pooler
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import config, db, migrations, probe
+from dataloader import config
 from dataloader.cli.direct import Direct
 from dataloader.config import ConfigError
-from dataloader.migrations import SchemaError
+from dataloader.queue import db, migrations, probe
+from dataloader.queue.migrations import SchemaError
 
 CANARY = "canary-s3cret"
 NOWHERE = f"postgresql://u:{CANARY}@127.0.0.1:1/d"

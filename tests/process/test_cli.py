@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 from farming import Farm, until
 
-from dataloader import cli
+from dataloader.cli import main as cli
 from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
 
 pytestmark = pytest.mark.long

@@ -10,8 +10,8 @@ import pytest
 from farming import Farm, until
 from test_database_faults import LongJob, goes_on, root, serving
 
-from dataloader import migrations, queue
 from dataloader.embedded import cluster
+from dataloader.queue import lifecycle, migrations
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="libfaketime is not installed (Debian: apt-get install faketime)")
@@ -57,7 +57,7 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
         until(lambda before=before: beats(farm) > before, "a heartbeat behind the jump")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.story(job) == ["queued", "picked", "done"]
-    assert queue.reap(farm.conn) is None
+    assert lifecycle.reap(farm.conn) is None
     assert program.stop() == 0
 
 

@@ -26,8 +26,9 @@ from farming import Farm, until
 from judge import illegal
 from psycopg.conninfo import make_conninfo
 
-from dataloader import db, embedded, migrations, queue
+from dataloader import embedded
 from dataloader.embedded import binaries, cluster
+from dataloader.queue import db, lifecycle, migrations
 
 # Commits must outlive the server's process (synchronous_commit), not the machine (fsync).
 SETTINGS = {
@@ -191,8 +192,8 @@ class Producer(threading.Thread):
         while not self._over.is_set():
             with suppress(psycopg.Error), db.connect(self._dsn, name="producer", schema="public") as conn:
                 for number in itertools.count():
-                    new = queue.NewJob("q", "noop", f"small-{number % 7}")
-                    self.acknowledged.append(queue.enqueue(conn, new)[0])
+                    new = lifecycle.NewJob("q", "noop", f"small-{number % 7}")
+                    self.acknowledged.append(lifecycle.enqueue(conn, new)[0])
                     if self._over.wait(0.05):
                         return
             self._over.wait(0.05)

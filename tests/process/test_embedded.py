@@ -18,8 +18,9 @@ import psutil
 import psycopg
 import pytest
 
-from dataloader import embedded, migrations
+from dataloader import embedded
 from dataloader.embedded import EmbeddedError, Server, account, binaries, cluster
+from dataloader.queue import migrations
 
 GIVEN = os.environ.get("DL_PG_BIN")
 PG_BIN = Path(GIVEN) if GIVEN else None

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from farming import Farm, until
 
-from dataloader import db
+from dataloader.queue import db
 
 POLL = {"dl_claim_backoff_sec": 600}  # no idle poll heals what a notification has missed
 

@@ -137,12 +137,12 @@ def test_b9_the_next_job_of_a_key_starts_when_the_key_is_free(farm: Farm) -> Non
 
 
 def test_a_cancelled_job_stops_at_its_next_yield(farm: Farm) -> None:
-    from dataloader import queue
+    from dataloader.queue import lifecycle
 
     farm.ready(workers=1, dl_heartbeat_sec=10)
     job = farm.enqueue("recorded", args={"sec": 60})
     farm.wait(job, "running")
-    assert queue.request_cancel(farm.conn, job)["cancel_requested"]
+    assert lifecycle.request_cancel(farm.conn, job)["cancel_requested"]
     end = farm.wait(job, "canceled", patience=5)  # heard at once, not at the next heartbeat
     assert end["finished_at"] is not None
     assert farm.story(job) == ["queued", "picked", "cancel_requested", "canceled"]
@@ -280,12 +280,12 @@ def test_all_kinds_of_pipeline_run(farm: Farm, task: str) -> None:
 
 
 def test_a_waiting_coroutine_is_cancelled(farm: Farm) -> None:
-    from dataloader import queue
+    from dataloader.queue import lifecycle
 
     farm.ready(workers=1)
     job = farm.enqueue("coroutine", args={"sec": 60})
     until(lambda: farm.rows("SELECT FROM runs"))
-    queue.request_cancel(farm.conn, job)
+    lifecycle.request_cancel(farm.conn, job)
     farm.wait(job, "canceled", patience=5)
 
 

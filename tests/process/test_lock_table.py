@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from farming import Farm, until
 
-from dataloader import batch, db, embedded, migrations, probe
-from dataloader.queue import NewJob
+from dataloader import embedded
+from dataloader.queue import db, enqueue, migrations, probe
+from dataloader.queue.lifecycle import NewJob
 
 SMALL = {"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "40", "max_prepared_transactions": "10"}
 ROOM = 500
@@ -51,7 +52,7 @@ def ahead(farm: Farm, workers: int, prefetch: int) -> None:
 
 def many(farm: Farm, number: int) -> None:
     """Add jobs with a key each."""
-    batch.enqueue_many(farm.conn, [NewJob("q", "noop", f"k{n}") for n in range(number)])
+    enqueue.enqueue_many(farm.conn, [NewJob("q", "noop", f"k{n}") for n in range(number)])
 
 
 def test_the_room_is_what_the_settings_promise(small_server: str) -> None:

@@ -19,7 +19,7 @@ import pytest
 from farming import Farm, Program, until
 from judge import illegal
 
-from dataloader import queue
+from dataloader.queue import lifecycle
 
 NEVER = 600  # seconds
 
@@ -241,7 +241,7 @@ def use_everything(farm: Farm) -> None:
     assert farm.wait(bad, "failed")["error"] == "no use"
     endless = farm.enqueue("recorded", args={"sec": 600})
     farm.wait(endless, "running")
-    queue.request_cancel(farm.conn, endless)
+    lifecycle.request_cancel(farm.conn, endless)
     farm.wait(endless, "canceled")
     crash = farm.enqueue("kills_itself", args={"times": 1})
     assert farm.wait(crash, "succeeded")["attempt"] == 2

@@ -6,7 +6,7 @@ import psycopg
 import pytest
 from farming import Farm, until
 
-from dataloader.reaper import fitting
+from dataloader.farm.reaper import fitting
 
 
 def finished(farm: Farm, number: int, hours_ago: int) -> None:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from farming import Farm, Program, until
 
-from dataloader import queue
+from dataloader.queue import lifecycle
 
 VERSIONED = """
 import time
@@ -181,7 +181,7 @@ def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
     program.signal(signal.SIGHUP)
     until(lambda: len(program.events("worker.started")) == 3 and program.children("waits for a place"))
     assert farm.job(second)["status"] == "queued"
-    assert queue.request_cancel(farm.conn, first)["cancel_requested"]
+    assert lifecycle.request_cancel(farm.conn, first)["cancel_requested"]
     end = farm.wait(second, "succeeded")
     assert (end["started_at"] - farm.job(first)["finished_at"]).total_seconds() < 2
     until(lambda: version(farm) == 3)

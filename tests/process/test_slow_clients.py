@@ -1,4 +1,4 @@
-"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/patient.py, gate.py).
+"""I17, J6: slow clients and a silent database take no threads from others (dataloader/api/server/slow_clients.py).
 
 What is overridden of gunicorn is not its public interface: these tests notice when an update of it changes that.
 """
@@ -22,7 +22,7 @@ import pytest
 from api.api_link import linked
 from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, healths, job_of, shown
 
-from dataloader.api.patient import BODY_LIMIT, HEAD_LIMIT, size_of
+from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, size_of
 
 ROOT = Path(__file__).parents[2]
 WHOLE = POST.encode() + b"%d\r\n\r\n" % len(BODY) + BODY
@@ -32,7 +32,9 @@ WHOLE = POST.encode() + b"%d\r\n\r\n" % len(BODY) + BODY
 def served(dsn: str, folder: Path, *changes: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """The API in one process, with the configuration changed by these lines; its port, its arbiter."""
     conf = folder / "gunicorn.conf.py"
-    conf.write_text("\n".join(["from dataloader.api import patient", "from dataloader.api.server import *", *changes]))
+    server = "dataloader.api.server"
+    lines = [f"from {server} import slow_clients", f"from {server}.gunicorn_config import *", *changes]
+    conf.write_text("\n".join(lines))
     command = [sys.executable, "-m", "gunicorn", "-c", str(conf), "-b", "127.0.0.1:0", "wsgi:app"]
     env = os.environ | {"DL_DB_DSN": dsn}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -52,12 +54,15 @@ def served(dsn: str, folder: Path, *changes: str) -> Iterator[tuple[int, subproc
 def port(worker_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server that is patient for a second only and has room for little."""
     changes = [
-        "patient.HEAD_SEC, patient.RATE = 1.0, 10_000_000",
+        "slow_clients.HEAD_SEC, patient.RATE = 1.0, 10_000_000",
         "keepalive = 1",
         "worker_connections = 60",
         "threads = 8",
     ]
-    with served(worker_db, tmp_path_factory.mktemp("api"), *changes, "patient.HELD_LIMIT = 3_000_000") as (port, _):
+    with served(worker_db, tmp_path_factory.mktemp("api"), *changes, "slow_clients.HELD_LIMIT = 3_000_000") as (
+        port,
+        _,
+    ):
         yield port
 
 

@@ -21,7 +21,7 @@ import pytest
 from farming import Farm, until
 
 from dataloader.config import Settings
-from dataloader.supervisor import KEEPER_STOP_SEC
+from dataloader.farm.supervisor import KEEPER_STOP_SEC
 
 CONF = Path(__file__).parents[2] / "supervisor.conf"
 PROGRAMS = ("workers", "reaper", "api")

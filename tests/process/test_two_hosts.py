@@ -24,7 +24,8 @@ import pytest
 from farming import Farm, Program, until
 from judge import OVERLAPS, illegal
 
-from dataloader import embedded, migrations
+from dataloader import embedded
+from dataloader.queue import migrations
 
 LEASE = 4  # seconds
 REAPER_PERIOD = 1.0

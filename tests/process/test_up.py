@@ -24,7 +24,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dataloader import config, up
+from dataloader import config
+from dataloader.local import up
 
 OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
@@ -401,7 +402,7 @@ def test_the_pause_before_a_restart_grows_and_is_forgiven(monkeypatch: pytest.Mo
 
 ORPHANS = """
 import os, subprocess, time
-from dataloader import up
+from dataloader.local import up
 ours = subprocess.Popen(["/bin/true"])
 if os.fork() == 0:
     os._exit(3)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from dataloader import traces
+from dataloader.farm import traces
 from dataloader.pipelines import Context, register
 
 

@@ -17,9 +17,9 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from dataloader import db, queue
-from dataloader.job import Finish, Job, Status
-from dataloader.queue import NewJob, Step
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue.lifecycle import NewJob, Step
 
 PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
 BACKOFF_SEC = 15.0
@@ -32,7 +32,7 @@ class Worker:
     def __init__(self, dsn: str, name: str, schema: str = "public") -> None:
         self.name = name
         self.conn = db.connect(dsn, name=name, schema=schema)
-        self.session = queue.open_session(self.conn, name)
+        self.session = lifecycle.open_session(self.conn, name)
 
     @property
     def pid(self) -> int:
@@ -41,7 +41,7 @@ class Worker:
 
     def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
         """One look into the queue."""
-        return queue.claim(self.session, queue_name, backoff_sec)
+        return lifecycle.claim(self.session, queue_name, backoff_sec)
 
     def look(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
         """The second half of a claim: what it does when the first rows of the queue may not start."""
@@ -66,7 +66,7 @@ class Worker:
         """End a run by this verb of queue.sql; again when a locked row is free, as a worker does that waits for it."""
         while True:
             try:
-                return queue.finish(self.conn, job, Finish(verb, **how))
+                return lifecycle.finish(self.conn, job, Finish(verb, **how))
             except psycopg.errors.LockNotAvailable:
                 self.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR NO KEY UPDATE", (job.job_id,))
 
@@ -173,7 +173,7 @@ CLAIMS = {
 def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q", kind: str = "step") -> int:
     """The buffers of one warm claim, which is then undone. A look alone brings its own settings."""
     found = 0
-    conn.execute(f"RESET ALL; DISCARD PLANS; {queue.PLANS if kind == 'step' else ''}")
+    conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS if kind == 'step' else ''}")
     for _ in range(3):
         with conn.transaction(force_rollback=True):
             found = buffers(conn, CLAIMS[kind], queue_name)
@@ -184,7 +184,7 @@ def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q", kind: st
 def enqueue(conn: psycopg.Connection[Any], **more: Any) -> UUID:
     """Add a job as the API does."""
     new = {"queue": "q", "task": "t", "lock_key": f"key-{next(_keys)}"} | more
-    return queue.enqueue(conn, NewJob(**new))[0]
+    return lifecycle.enqueue(conn, NewJob(**new))[0]
 
 
 def age(conn: psycopg.Connection[Any], job_id: UUID, column: str, sec: float) -> None:

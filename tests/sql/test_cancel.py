@@ -9,14 +9,14 @@ import psycopg
 import pytest
 from hands import Worker, enqueue, expire, heard, journal, kinds, plain, row, started, state
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 Workers = Callable[[], Worker]
 
 
 def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
-    status = queue.request_cancel(conn, job_id)
+    status = lifecycle.request_cancel(conn, job_id)
     assert status is not None
     assert (status["status"], status["attempt"]) == ("canceled", 0)
     assert status["finished_at"] is not None
@@ -28,7 +28,7 @@ def test_v12_a_queued_job_is_canceled_at_once_and_never_starts(conn: db.Connecti
 def test_a_job_that_waits_is_canceled_wherever_it_stands(conn: db.Connection, worker: Worker, place: str) -> None:
     job_id = plain(conn, in_sec=60 if place == "time" else 0)
     conn.execute("UPDATE dl_jobs SET hot = %s", (place == "hot",))
-    queue.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, job_id)
     assert (state(conn, job_id), row(conn, job_id)["blocked_on"]) == (("canceled", 0), None)
     claim = worker.claim()
     assert (claim.job, claim.due_in, claim.look_again) == (None, None, False)
@@ -37,12 +37,12 @@ def test_a_job_that_waits_is_canceled_wherever_it_stands(conn: db.Connection, wo
 def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
-    status = queue.request_cancel(conn, job_id)
+    status = lifecycle.request_cancel(conn, job_id)
     assert status is not None
     assert (status["status"], status["cancel_requested"], status["finished_at"]) == ("running", True, None)
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
     assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": "request"})
-    assert queue.beat(worker.conn, job, None, False) is True
+    assert lifecycle.beat(worker.conn, job, None, False) is True
     assert worker.finish(job, "cancel") == "canceled"
 
 
@@ -50,7 +50,7 @@ def test_asking_twice_is_asking_once(conn: db.Connection, worker: Worker) -> Non
     job_id = enqueue(conn)
     worker.take()
     for _ in range(3):
-        queue.request_cancel(conn, job_id)
+        lifecycle.request_cancel(conn, job_id)
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested"]
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
 
@@ -59,7 +59,7 @@ def test_asking_twice_is_asking_once(conn: db.Connection, worker: Worker) -> Non
 def test_v3_what_has_ended_stays_as_it_is(conn: db.Connection, status: str) -> None:
     job_id = plain(conn, status=status)
     before, told = row(conn, job_id) | {"now": None}, kinds(conn, job_id)
-    found = queue.request_cancel(conn, job_id)
+    found = lifecycle.request_cancel(conn, job_id)
     assert found is not None
     assert found["status"] == status
     assert row(conn, job_id) | {"now": None} == before
@@ -67,13 +67,13 @@ def test_v3_what_has_ended_stays_as_it_is(conn: db.Connection, status: str) -> N
 
 
 def test_an_unknown_job_is_nothing(conn: db.Connection) -> None:
-    assert queue.request_cancel(conn, uuid4()) is None
+    assert lifecycle.request_cancel(conn, uuid4()) is None
 
 
 def test_a_requeued_job_that_was_asked_to_cancel_does_not_start_again(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.finish(worker.take(), "retry", delay_sec=60)
-    queue.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, job_id)
     assert state(conn, job_id) == ("canceled", 1)
     assert kinds(conn, job_id) == ["queued", "picked", "requeue", "canceled"]
 
@@ -81,7 +81,7 @@ def test_a_requeued_job_that_was_asked_to_cancel_does_not_start_again(conn: db.C
 def test_a_queued_row_that_was_asked_already_by_plain_update_is_ended_by_the_request(conn: db.Connection) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true")
-    queue.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, job_id)
     assert state(conn, job_id) == ("canceled", 0)
 
 
@@ -91,7 +91,7 @@ def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: db.Connectio
     with psycopg.connect(conn.info.dsn, autocommit=True) as api:
         with one.conn.transaction():
             one.take()
-            with started(lambda: queue.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
+            with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
                 one.conn.execute("COMMIT; BEGIN")
                 assert cancel.result()["status"] == "running"
         assert row(conn, job_id)["cancel_requested"]
@@ -102,7 +102,7 @@ def test_j2_a_cancel_that_meets_a_claim_tells_the_started_run(conn: db.Connectio
 def test_j2_a_claim_passes_a_row_that_is_being_canceled(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     with conn.transaction():
-        queue.request_cancel(conn, job_id)
+        lifecycle.request_cancel(conn, job_id)
         assert worker.claim().job is None
     assert worker.claim().job is None
     assert kinds(conn, job_id) == ["queued", "canceled"]
@@ -120,7 +120,7 @@ def test_j2_a_cancel_that_meets_a_finish_takes_what_the_finish_left(
     job = one.take()
     with psycopg.connect(conn.info.dsn, autocommit=True) as api, one.conn.transaction():
         one.finish(job, verb)
-        with started(lambda: queue.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
+        with started(lambda: lifecycle.request_cancel(api, job_id), api.info.backend_pid, conn) as cancel:
             one.conn.execute("COMMIT; BEGIN")
             assert cancel.result()["status"] == end
 
@@ -131,7 +131,7 @@ def test_j2_a_finish_that_meets_a_cancel_ends_canceled(conn: db.Connection, work
     job_id = enqueue(conn)
     job = one.take()
     with conn.transaction():
-        queue.request_cancel(conn, job_id)
+        lifecycle.request_cancel(conn, job_id)
         with started(lambda: one.finish(job, verb), one.pid, workers().conn) as finish:
             conn.execute("COMMIT; BEGIN")
             assert finish.result() == "canceled"
@@ -141,8 +141,8 @@ def test_j2_a_finish_that_meets_a_cancel_ends_canceled(conn: db.Connection, work
 def test_j2_a_reap_after_a_cancel_cancels(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
-    queue.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, job_id)
     expire(conn, job_id)
-    found = queue.reap(conn)
+    found = lifecycle.reap(conn)
     assert found is not None
     assert (found.status, state(conn, job_id)) == ("canceled", ("canceled", 1))

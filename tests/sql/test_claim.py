@@ -11,7 +11,7 @@ import pytest
 from foreign import Foreign
 from hands import Worker, age, enqueue, journal, kinds, many, plain, row, started, state, value
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 Workers = Callable[[], Worker]
 
@@ -129,7 +129,7 @@ def test_f6_dates_that_python_cannot_read_disturb_nobody(conn: db.Connection, wo
     assert worker.take().job_id == (job_id if past else other)
     claim = worker.claim()
     assert (claim.job.job_id if claim.job else None) == (other if past else None)
-    status = queue.status(conn, job_id)
+    status = lifecycle.status(conn, job_id)
     assert status is not None
     assert status["status"] == ("running" if past else "queued")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hands import Worker, enqueue, journal, keys_held, plain, row, state
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 ENDS = ("succeed", "retry", "fail", "cancel", "hand_back")
 
@@ -151,10 +151,10 @@ def test_a9_an_end_whose_answer_was_lost_is_found(conn: db.Connection, worker: W
     for verb in ("succeed", "fail", "cancel", "hand_back", "retry"):
         enqueue(conn)
         job = worker.take()
-        assert not queue.has_ended(conn, job)
+        assert not lifecycle.has_ended(conn, job)
         worker.finish(job, verb, delay_sec=600)
         assert worker.finish(job, verb) is None
-        assert queue.has_ended(conn, job)
+        assert lifecycle.has_ended(conn, job)
         conn.execute("DELETE FROM dl_jobs")
 
 

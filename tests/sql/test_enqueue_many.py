@@ -21,8 +21,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 import dataloader
-from dataloader import batch, db, migrations, queue
-from dataloader.queue import NewJob
+from dataloader.queue import db, enqueue, lifecycle, migrations
+from dataloader.queue.lifecycle import NewJob
 
 Workers = Callable[[], Worker]
 
@@ -44,7 +44,7 @@ def order(conn: db.Connection) -> list[Any]:
 
 @pytest.fixture
 def batches_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "AT_ONCE", 3)
+    monkeypatch.setattr(enqueue, "AT_ONCE", 3)
 
 
 EVERYTHING = {
@@ -67,7 +67,7 @@ EVERYTHING = {
 @pytest.mark.parametrize("beside", [[], [NewJob("other", "other", "")], [NewJob("", "", "", idempotency_key="k")]])
 def test_every_field_is_stored(conn: db.Connection, key: str | None, beside: list[NewJob]) -> None:
     new = NewJob(**EVERYTHING, idempotency_key=key)
-    *_, (job_id, status) = batch.enqueue_many(conn, [*beside, new])
+    *_, (job_id, status) = enqueue.enqueue_many(conn, [*beside, new])
     stored = row(conn, job_id)
     assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
     assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 1)
@@ -104,7 +104,7 @@ def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three:
     texts = [text * 2 for text in ODD[-1:] * 10 if alike] or ODD
     new = [NewJob(**dict.fromkeys(names, text), args={text: [text, {text: {}}, {}]}) for text in texts]
     new = [replace(job, idempotency_key=f"{n}{job.task}" if keys else None) for n, job in enumerate(new)]
-    for job, (job_id, _) in zip(new, batch.enqueue_many(conn, new), strict=True):
+    for job, (job_id, _) in zip(new, enqueue.enqueue_many(conn, new), strict=True):
         stored = row(conn, job_id)
         assert {name: stored[name] for name in names} == dict.fromkeys(names, job.task)
         assert (stored["args"], stored["idempotency_key"]) == (job.args, job.idempotency_key)
@@ -115,8 +115,8 @@ def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three:
 def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) -> None:
     """But for the keys: they take different ways through the database."""
     new = [NewJob("q", "t", f"k{n}", {"n": n}, priority=n % 3, producer=[None, "p"][n % 2]) for n in range(1_300)]
-    plain = batch.enqueue_many(conn, new)
-    keyed = batch.enqueue_many(conn, [replace(job, idempotency_key=f"i{n}") for n, job in enumerate(new)])
+    plain = enqueue.enqueue_many(conn, new)
+    keyed = enqueue.enqueue_many(conn, [replace(job, idempotency_key=f"i{n}") for n, job in enumerate(new)])
     differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
     for (one, _), (other, _) in list(zip(plain, keyed, strict=True))[::50]:
         a, b = row(conn, one), row(conn, other)
@@ -135,8 +135,8 @@ def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) ->
 @pytest.mark.parametrize("keys", [[None] * 3, ["a", "b", "c"], ["a", None, "c"]])
 def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str | None]) -> None:
     differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
-    one = row(conn, queue.enqueue(conn, NewJob("q", "t", "key"))[0])
-    for job_id, _ in batch.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
+    one = row(conn, lifecycle.enqueue(conn, NewJob("q", "t", "key"))[0])
+    for job_id, _ in enqueue.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
         many = row(conn, job_id)
         assert {name: many[name] for name in many if name not in differ} == {
             name: one[name] for name in one if name not in differ
@@ -146,20 +146,20 @@ def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str 
 
 
 def test_no_jobs_are_no_rows(conn: db.Connection) -> None:
-    assert batch.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
+    assert enqueue.enqueue_many(conn, []) == dataloader.enqueue_many(conn, []) == []
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
 
 def test_a_future_job_waits(conn: db.Connection, worker: Worker) -> None:
     later = NewJob("q", "t", "a", available_at=datetime(2099, 1, 1, tzinfo=UTC))
-    ids = [job_id for job_id, _ in batch.enqueue_many(conn, [later, NewJob("q", "t", "b")])]
+    ids = [job_id for job_id, _ in enqueue.enqueue_many(conn, [later, NewJob("q", "t", "b")])]
     assert row(conn, ids[0])["blocked_on"] == "time"
     assert worker.take().job_id == ids[1]
     assert worker.claim().job is None
 
 
 def test_the_sleepers_are_told(conn: db.Connection, worker: Worker) -> None:
-    batch.enqueue_many(conn, jobs(3))
+    enqueue.enqueue_many(conn, jobs(3))
     assert set(worker.notes()) == {"q"}
 
 
@@ -170,9 +170,9 @@ def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
     keys = random.Random(1).sample(range(1_000), 60) if shuffled else [None] * 60
     new = keyed(*(key and f"i{key}" for key in keys))
     with conn.transaction():
-        results = batch.enqueue_many(conn, new[:20])
-        results += [queue.enqueue(conn, job) for job in new[20:40]]
-        results += batch.enqueue_many(conn, new[40:])
+        results = enqueue.enqueue_many(conn, new[:20])
+        results += [lifecycle.enqueue(conn, job) for job in new[20:40]]
+        results += enqueue.enqueue_many(conn, new[40:])
     assert order(conn) == list(range(60))
     taken = []
     for _ in new:
@@ -184,7 +184,7 @@ def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
 
 def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Connection, batches_of_three: None) -> None:
     keys = [None, "m", "z", "a", "b", None, "z", "y", "a", "c", None]
-    results = batch.enqueue_many(conn, keyed(*keys))
+    results = enqueue.enqueue_many(conn, keyed(*keys))
     assert [results[6], results[8]] == [results[2], results[3]]
     assert len(set(results)) == 9
     assert order(conn) == [0, 1, 2, 3, 4, 5, 7, 9, 10]
@@ -194,13 +194,13 @@ def test_a_long_list_takes_several_statements_and_keeps_its_order(conn: db.Conne
 
 
 def test_ten_thousand_and_one(conn: db.Connection) -> None:
-    results = batch.enqueue_many(conn, jobs(10_001))
+    results = enqueue.enqueue_many(conn, jobs(10_001))
     assert len(set(results)) == value(conn, "SELECT count(*) FROM dl_jobs") == 10_001
     assert order(conn) == list(range(10_001))
 
 
 def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
-    ids = [job_id for _ in range(3) for job_id, _ in batch.enqueue_many(conn, jobs(50))]
+    ids = [job_id for _ in range(3) for job_id, _ in enqueue.enqueue_many(conn, jobs(50))]
     assert ids == sorted(ids)
     assert {job_id.version for job_id in ids} == {7}
 
@@ -209,25 +209,25 @@ def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
 
 
 def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -> None:
-    first, _ = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
+    first, _ = lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
     worker.finish(worker.take())
-    results = batch.enqueue_many(conn, keyed("new", "done", None, "new"))
+    results = enqueue.enqueue_many(conn, keyed("new", "done", None, "new"))
     assert results[1] == (first, "succeeded")
     assert results[3] == results[0]
     assert [status for _, status in results] == ["queued", "succeeded", "queued", "queued"]
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 3
-    assert batch.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
+    assert enqueue.enqueue_many(conn, keyed("done", "new")) == [results[1], results[0]]
     assert len(journal(conn, results[0][0])) == 1
 
 
 def test_a_key_whose_job_is_removed_meanwhile_is_free_again(conn: db.Connection) -> None:
-    old, _ = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
+    old, _ = lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
     conn.execute("""
         CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
           $$ BEGIN DELETE FROM public.dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
         CREATE TRIGGER remove AFTER INSERT ON dl_job_events EXECUTE FUNCTION public.remove()""")
     try:
-        results = batch.enqueue_many(conn, keyed("a", "b", "c"))
+        results = enqueue.enqueue_many(conn, keyed("a", "b", "c"))
     finally:
         conn.execute("DROP FUNCTION public.remove CASCADE")
     assert old not in [job_id for job_id, _ in results]
@@ -247,7 +247,7 @@ def test_lists_with_the_same_keys_at_once_are_one_list(
             keys = [f"{number}-{i}" for i in range(10)]
             random.Random(seed * 100 + number).shuffle(keys)
             gate.wait(20)
-            results = batch.enqueue_many(worker.conn, keyed(*keys))
+            results = enqueue.enqueue_many(worker.conn, keyed(*keys))
             found.append({key: job_id for key, (job_id, _) in zip(keys, results, strict=True)})
         return found
 
@@ -266,7 +266,7 @@ def test_one_bad_job_and_there_is_none(conn: db.Connection, batches_of_three: No
     new = jobs(5)
     new[bad] = NewJob("q", "t", "k", priority=-1)
     with pytest.raises(errors.CheckViolation):
-        batch.enqueue_many(conn, new)
+        enqueue.enqueue_many(conn, new)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 
@@ -406,7 +406,7 @@ def test_texts_that_only_look_unstorable_are_stored(conn: db.Connection, text: s
 
 def test_dl_enqueue_needs_three_fields(conn: db.Connection, worker: Worker) -> None:
     job_id = value(conn, "SELECT dl_enqueue(queue => 'q', task => 't', lock_key => 'k')")
-    plain = row(conn, queue.enqueue(conn, NewJob("q", "t", "k"))[0])
+    plain = row(conn, lifecycle.enqueue(conn, NewJob("q", "t", "k"))[0])
     differ = {"job_id", "created_at", "available_at", "journaled", "now"}
     stored = row(conn, job_id)
     assert {name for name in stored if stored[name] != plain[name]} <= differ
@@ -472,5 +472,5 @@ def test_dl_enqueue_needs_no_right_on_the_tables(
 
 def test_importing_the_package_stays_light() -> None:
     script = "import sys, dataloader; assert not {'pydantic', 'psycopg'} & set(sys.modules);"
-    script += "import dataloader.worker; assert 'dataloader.producer' not in sys.modules; dataloader.enqueue"
+    script += "import dataloader.farm.worker; assert 'dataloader.queue.new_job' not in sys.modules; dataloader.enqueue"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -13,7 +13,7 @@ from hands import Worker, enqueue, expire, journal, kinds, plain, row, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dataloader import db
+from dataloader.queue import db
 
 Workers = Callable[[], Worker]
 READ = "SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'dl_job_events'"

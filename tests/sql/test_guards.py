@@ -12,8 +12,9 @@ from hands import Worker, enqueue, expire, heard, keys_held, kinds, plain, row, 
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import db, queue, target
-from dataloader.job import Status
+from dataloader.farm import fence
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Status
 
 Workers = Callable[[], Worker]
 
@@ -37,7 +38,7 @@ def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker:
     worker.take()
     told = []
     for force in (False, True, True, False):
-        queue.request_cancel(conn, job_id, force)
+        lifecycle.request_cancel(conn, job_id, force)
         told.append((row(conn, job_id)["cancel_forced"], len(heard(worker.conn, "dl_cancel"))))
     assert told == [(False, 1), (True, 1), (True, 0), (True, 0)]
     assert kinds(conn, job_id) == ["queued", "picked", "cancel_requested", "cancel_requested"]
@@ -47,7 +48,7 @@ def test_a_request_without_force_takes_no_force_back(conn: db.Connection) -> Non
     """Another service put the job back that was forced to end."""
     job_id = enqueue(conn)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true, cancel_forced = true")
-    queue.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, job_id)
     found = row(conn, job_id)
     assert (found["status"], found["cancel_forced"]) == ("canceled", True)
 
@@ -58,10 +59,10 @@ def test_the_keeper_hears_of_running_jobs_that_should_stop_and_of_no_others(
     asked, forced, other = (enqueue(conn, priority=priority) for priority in range(3))
     for _ in range(3):
         workers().take()
-    queue.request_cancel(conn, asked)
-    queue.request_cancel(conn, forced, force=True)
+    lifecycle.request_cancel(conn, asked)
+    lifecycle.request_cancel(conn, forced, force=True)
     ended = plain(conn, status="succeeded", cancel_requested=True)
-    assert queue.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
+    assert lifecycle.cancellations(conn, [asked, forced, other, ended]) == {asked: False, forced: True}
 
 
 def test_a_start_has_a_token_that_grows_though_its_attempt_is_given_back(conn: db.Connection, worker: Worker) -> None:
@@ -177,8 +178,8 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, w
     stale = plain(conn, lock_key="k", priority=1)
     job = one.take()
     conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() WHERE job_id = %s", (stale,))
-    session = queue.Session(two.conn, one.name, two.session.backend_pid, two.session.backend_start)
-    assert queue.retake(session, job)
+    session = lifecycle.Session(two.conn, one.name, two.session.backend_pid, two.session.backend_start)
+    assert lifecycle.retake(session, job)
 
 
 # --- rows that leave while somebody looks at them ---
@@ -202,15 +203,15 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Conne
     job_id = enqueue(conn)
     job = worker.take()
     with worker.conn.transaction():
-        queue.beat(worker.conn, job, None, False)
-        assert queue.settle(conn, worker.name, "crash", "gone") == [queue.Settled(job_id, None)]
-    assert [found.status for found in queue.settle(conn, worker.name, "crash", "gone")] == ["queued"]
+        lifecycle.beat(worker.conn, job, None, False)
+        assert lifecycle.settle(conn, worker.name, "crash", "gone") == [lifecycle.Settled(job_id, None)]
+    assert [found.status for found in lifecycle.settle(conn, worker.name, "crash", "gone")] == ["queued"]
 
 
 def test_a_drain_ends_no_job_however_many_attempts_it_has_had(conn: db.Connection, worker: Worker) -> None:
     job_id = plain(conn, max_attempts=0)
     worker.take()
-    assert queue.settle(conn, worker.name, "drain", "drain") == [queue.Settled(job_id, Status.QUEUED)]
+    assert lifecycle.settle(conn, worker.name, "drain", "drain") == [lifecycle.Settled(job_id, Status.QUEUED)]
 
 
 @pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
@@ -265,7 +266,7 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
         conn.execute("UPDATE dl_jobs SET claimed_by = 'w'")
         settler = Worker(own_db, "settler")
         conn.execute("SELECT pg_advisory_lock(5000000000)")
-        with started(lambda: queue.settle(settler.conn, "w", "crash", "gone"), settler.pid, conn) as settle:
+        with started(lambda: lifecycle.settle(settler.conn, "w", "crash", "gone"), settler.pid, conn) as settle:
             changed = value(
                 conn,
                 f"UPDATE dl_jobs SET {change} WHERE job_id = (SELECT job_id FROM dl_jobs WHERE status = 'running'"
@@ -284,14 +285,14 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
 
 
 def test_nobody_ends_his_own_session(conn: db.Connection, worker: Worker) -> None:
-    queue.end_session(worker.conn, worker.pid, worker.session.backend_start)
+    lifecycle.end_session(worker.conn, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
 
 
 def test_a_session_that_one_may_not_end_is_let_be(conn: db.Connection, worker: Worker, other_role: str) -> None:
     conn.execute(f"GRANT EXECUTE ON FUNCTION dl_end_session TO {conninfo_to_dict(other_role)['user']}".encode())
     with psycopg.connect(other_role, autocommit=True) as theirs:
-        queue.end_session(theirs, worker.pid, worker.session.backend_start)
+        lifecycle.end_session(theirs, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
 
 
@@ -299,14 +300,14 @@ def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, ds
     job = uuid4()
     theirs = make_conninfo(other_role, application_name=f"dl-job:{job}:1")
     with psycopg.connect(theirs, autocommit=True) as other:
-        with target.transaction(dsn, "public", job, 2):
+        with fence.transaction(dsn, "public", job, 2):
             pass
         assert value(other, "SELECT 1") == 1
 
 
 def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(conn: db.Connection, dsn: str) -> None:
     job = uuid4()
-    with target.transaction(dsn, "public", job, 1):
+    with fence.transaction(dsn, "public", job, 1):
         pass
     hold = sql.SQL(db.statements("target.sql")["hold"]).format(schema=sql.Identifier("public"))
     with conn.transaction():
@@ -315,12 +316,12 @@ def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(co
 
 
 def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Connection, dsn: str) -> None:
-    with target.transaction(dsn, "public", uuid4(), 1):
+    with fence.transaction(dsn, "public", uuid4(), 1):
         pass
     conn.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
 
     def begin() -> bool:
-        with target.transaction(dsn, "public", uuid4(), 1):
+        with fence.transaction(dsn, "public", uuid4(), 1):
             return True
 
     with psycopg.connect(dsn) as holder:
@@ -343,8 +344,8 @@ def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: W
     enqueue(conn, queue="b", lock_key="k")
     assert two.claim("b").job is None
     ear.notes()
-    queue.request_cancel(conn, running)
-    queue.request_cancel(conn, queued)
+    lifecycle.request_cancel(conn, running)
+    lifecycle.request_cancel(conn, queued)
     assert ear.notes() == []
 
 

@@ -21,8 +21,8 @@ from hands import Worker, blocked, enqueue, journal, row, until
 from judge import illegal
 from test_transitions import attempts
 
-from dataloader import db, queue
-from dataloader.job import FINAL, TRANSITIONS, Job, Status
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import FINAL, TRANSITIONS, Job, Status
 
 ONE, TWO = "host:1:boot", "host:2:boot"
 MAX_ATTEMPTS = 2
@@ -137,7 +137,7 @@ class Stage:
             actor.conn.execute("SELECT pg_advisory_unlock_all()")
         for _ in range(2 * (MAX_ATTEMPTS + 1)):
             self.conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'")
-            while queue.reap(self.conn):
+            while lifecycle.reap(self.conn):
                 pass
             self.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND blocked_on = 'time'")
             if job := self.closer.claim().job:
@@ -176,23 +176,23 @@ def lose(stage: Stage, actor: Actor) -> None:
 
 def beat(stage: Stage, actor: Actor) -> None:
     if actor.job:
-        queue.beat(actor.conn, actor.job, None, True)
+        lifecycle.beat(actor.conn, actor.job, None, True)
 
 
 def keep(stage: Stage, actor: Actor) -> None:
     if actor.job:
-        queue.keep(actor.conn, actor.job.job_id, actor.job.attempt, actor.job.claimed_by)
+        lifecycle.keep(actor.conn, actor.job.job_id, actor.job.attempt, actor.job.claimed_by)
 
 
 def retake(stage: Stage, actor: Actor) -> None:
     if actor.job:
-        queue.retake(actor.worker.session, actor.job)
+        lifecycle.retake(actor.worker.session, actor.job)
         actor.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_by = %s", (actor.name,))
 
 
 def request(stage: Stage, actor: Actor) -> None:
     """Ask for the first job's end; what the answer says is a promise."""
-    found = queue.request_cancel(actor.conn, stage.jobs[0])
+    found = lifecycle.request_cancel(actor.conn, stage.jobs[0])
     assert found is not None
     if found["status"] not in FINAL or found["status"] == "canceled":
         stage.promised.add(stage.jobs[0])
@@ -210,10 +210,10 @@ STEPS: dict[str, Callable[[Stage, Actor], Any]] = {
     "retake": retake,
     "request": request,
     "age": age,
-    "reap": lambda stage, actor: queue.reap(actor.conn),
-    "crash": lambda stage, actor: queue.settle(actor.conn, ONE, "crash", "gone"),
-    "drain": lambda stage, actor: queue.settle(actor.conn, ONE, "drain", "gone"),
-    "timeout": lambda stage, actor: queue.settle(actor.conn, ONE, "timeout", "gone"),
+    "reap": lambda stage, actor: lifecycle.reap(actor.conn),
+    "crash": lambda stage, actor: lifecycle.settle(actor.conn, ONE, "crash", "gone"),
+    "drain": lambda stage, actor: lifecycle.settle(actor.conn, ONE, "drain", "gone"),
+    "timeout": lambda stage, actor: lifecycle.settle(actor.conn, ONE, "timeout", "gone"),
 }
 
 

@@ -35,8 +35,8 @@ from hands import (
     value,
 )
 
-from dataloader import db, queue
-from dataloader.job import Job
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Job
 
 Workers = Callable[[], Worker]
 COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one slot of these two
@@ -312,7 +312,7 @@ def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Wo
     late, early = workers(), workers()
     with one.conn.transaction():
         one.finish(ends[0])
-        queue.finish(one.conn, ends[1], queue.Finish("succeed"))
+        lifecycle.finish(one.conn, ends[1], lifecycle.Finish("succeed"))
         with started(lambda: late.claim("b"), None, conn) as claim:
             until(
                 lambda: claim.done() or stands(conn, late),
@@ -418,7 +418,7 @@ def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_
             with started(lambda: idle.claim("b"), None, conn) as claim:
                 until(lambda: claim.done() or stands(conn, idle), "the claim to meet the open transaction")
                 try:
-                    assert queue.beat(holder.conn, other, None, False) is False
+                    assert lifecycle.beat(holder.conn, other, None, False) is False
                 finally:
                     conn.execute("COMMIT; BEGIN")
                 assert claim.result().job is None
@@ -448,8 +448,8 @@ def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection
     assert two.take().lock_key == "k"
     two.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
-    assert not queue.retake(
-        queue.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), job
+    assert not lifecycle.retake(
+        lifecycle.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), job
     )
     assert keys_held(conn) == []
 

@@ -26,9 +26,9 @@ from hands import (
     value,
 )
 
-from dataloader import db, operate, queue
-from dataloader.job import Finish, Job
-from dataloader.queue import Ended, Step
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.job import Finish, Job
+from dataloader.queue.lifecycle import Ended, Step
 
 Workers = Callable[[], Worker]
 DONE = Finish("succeed")
@@ -37,7 +37,7 @@ BY_FARM_OF_BEFORE = "SELECT unfinished, canceled FROM dl_finish(%s, %s::json, tr
 
 def step(worker: Worker, most: int, *ends: Ended) -> Step:
     worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return queue.step(worker.session, "q", BACKOFF_SEC, most, ends)
+    return lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ends)
 
 
 def ids(jobs: Sequence[Job]) -> list[UUID]:
@@ -79,12 +79,12 @@ def test_a_locked_row_is_no_lost_one_and_a_lost_one_is_not_locked(
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
     for job in (lost, both):
         expire(conn, job.job_id)
-        assert queue.reap(conn)
+        assert lifecycle.reap(conn)
     with locked(dsn, "job_id = ANY (%s)", [held.job_id, both.job_id]):
-        written = queue.finish_some(worker.conn, worker.name, [Ended(job, DONE) for job in (held, lost, both)])
+        written = lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE) for job in (held, lost, both)])
         assert (written.ended, list(written.locked)) == ({}, [held.job_id])
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            queue.finish(worker.conn, held, DONE)
+            lifecycle.finish(worker.conn, held, DONE)
     assert worker.finish(held) == "succeeded"
 
 
@@ -135,7 +135,7 @@ def test_a_late_end_takes_no_key_from_the_next_run(conn: db.Connection, dsn: str
         assert list(step(worker, 0, Ended(late, DONE)).locked) == [late.job_id]
     expire(conn, late.job_id)
     assert step(worker, 1).job
-    assert list(queue.finish_some(worker.conn, worker.name, [Ended(late, DONE)]).ended) == [late.job_id]
+    assert list(lifecycle.finish_some(worker.conn, worker.name, [Ended(late, DONE)]).ended) == [late.job_id]
     assert keys_held(conn) == [worker.pid]
 
 
@@ -168,16 +168,16 @@ def waiting_or_done(conn: db.Connection, worker: Worker, future: Future[object])
 
 
 def end_runs(worker: Worker, jobs: Sequence[Job]) -> None:
-    queue.step(worker.session, "q", BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
+    lifecycle.step(worker.session, "q", BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
 
 
 def end_runs_as_before(worker: Worker, jobs: Sequence[Job]) -> None:
-    ends = queue._as_json([Ended(job, DONE) for job in jobs])
+    ends = lifecycle._as_json([Ended(job, DONE) for job in jobs])
     worker.conn.execute("SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)", (worker.name, ends))
 
 
 def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
-    queue.request_cancels(worker.conn, job_ids, False, "test")
+    lifecycle.request_cancels(worker.conn, job_ids, False, "test")
 
 
 @pytest.mark.parametrize("end", [end_runs, end_runs_as_before])
@@ -217,14 +217,14 @@ def test_c5_a_bulk_cancel_beside_a_batchs_end_is_no_deadlock(
         ending.result()
 
 
-@pytest.mark.parametrize("change", [operate.requeue, operate.run_now, operate.delete])
+@pytest.mark.parametrize("change", [operations.requeue, operations.run_now, operations.delete])
 def test_c5_two_changes_of_the_same_rows_are_no_deadlock(
     conn: db.Connection, dsn: str, workers: Workers, change: Callable[..., object]
 ) -> None:
     one, other = workers(), workers()
     low, middle, high = (UUID(int=number) for number in range(1, 4))
     for job_id in (high, middle, low):  # in the table the other way round
-        plain(conn, job_id=job_id, in_sec=100, status="queued" if change is operate.run_now else "failed")
+        plain(conn, job_id=job_id, in_sec=100, status="queued" if change is operations.run_now else "failed")
     one.conn.execute("SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_seqscan = on")
     with locked(dsn, "job_id = %s", middle) as stranger, ThreadPoolExecutor(2) as pool:
         first = pool.submit(change, one.conn, [low, middle, high], "test")
@@ -258,7 +258,7 @@ def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
     many(conn, number, "of-ends-%s", priority=0)
     jobs = step(worker, number).jobs
     assert len(jobs) == number
-    ends = queue._as_json([Ended(job, DONE) for job in jobs])
+    ends = lifecycle._as_json([Ended(job, DONE) for job in jobs])
     return buffers(worker.conn, "SELECT * FROM dl_finish(%s, %s::json, true, false)", worker.name, ends)
 
 

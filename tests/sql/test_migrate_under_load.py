@@ -16,7 +16,7 @@ from foreign import CONTRACT, CONTRACT_TRIGGERS, Foreign
 from hands import PATIENCE, blocked, plain, quietly, until, value
 from test_migrations import ALL, MIGRATING, MISPLACED, PAUSING, apply_first, catalog, session
 
-from dataloader import migrations
+from dataloader.queue import migrations
 
 PRODUCERS = 4
 WORKERS = 4

@@ -19,8 +19,9 @@ from hands import PATIENCE, Worker, blocked, enqueue, plain, row, state, until, 
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dataloader import check_database, db, migrations
-from dataloader.migrations import SchemaError
+from dataloader.check import database
+from dataloader.queue import db, migrations
+from dataloader.queue.migrations import SchemaError
 
 ALL = [*(migration.name for migration in migrations.known()), "functions.sql"]
 MIGRATING = """
@@ -29,7 +30,8 @@ SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datna
 PAUSING = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
 DYING = """
 import os, signal, sys
-from dataloader import check_database, db, migrations
+from dataloader.check import database
+from dataloader.queue import db, migrations
 
 class Dying(db.Connection):
     left = int(sys.argv[2])
@@ -426,7 +428,7 @@ def test_what_is_not_as_shipped_is_named_and_put_back(
         assert migrations.drifted(conn) == []
         other.execute(change.encode())
         assert migrations.drifted(conn) == [DRIFTS[change]]
-        assert [finding.what for finding in check_database._drift(conn, may_migrate=True)] == [
+        assert [finding.what for finding in database._drift(conn, may_migrate=True)] == [
             f"not as shipped: {DRIFTS[change]}"
         ]
         (mended,) = migrations.migrate(own_db, "public")

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 )
 from judge import illegal
 
-from dataloader import db, queue
-from dataloader.job import Job
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Job
 
 FOREIGN = "foreign"
 ROWS = (
@@ -260,7 +260,7 @@ class Farm(RuleBasedStateMachine):
         worker = self.busy(number)
         assert worker is not None
         job = self.mine(worker)
-        found = queue.beat(worker.conn, self.held[worker.name], None, journal)
+        found = lifecycle.beat(worker.conn, self.held[worker.name], None, journal)
         assert found == (job.cancel if job else None)
         if job:
             job.live = True
@@ -290,7 +290,7 @@ class Farm(RuleBasedStateMachine):
         job = self.mine(worker)
         worker.conn.execute("SELECT pg_advisory_unlock_all()")
         self.forget_sessions()
-        settled = queue.settle(self.conn, worker.name, end, "gone")
+        settled = lifecycle.settle(self.conn, worker.name, end, "gone")
         del self.held[worker.name]
         self.model.unlock(worker.name)
         if job:
@@ -307,7 +307,7 @@ class Farm(RuleBasedStateMachine):
     def reap(self) -> None:
         self.forget_sessions()
         found = set()
-        while settled := queue.reap(self.conn):
+        while settled := lifecycle.reap(self.conn):
             found.add(settled.job_id)
         expected = {job_id for job_id, job in self.model.jobs.items() if job.status == "running" and not job.live}
         assert found == expected
@@ -318,7 +318,7 @@ class Farm(RuleBasedStateMachine):
     def request_cancel(self, number: int, force: bool) -> None:
         """Mostly of a running job: a queued one has nothing more to tell."""
         if picked := self.pick(number, "running" if number % 4 else None):
-            found = queue.request_cancel(self.conn, picked[0], force)
+            found = lifecycle.request_cancel(self.conn, picked[0], force)
             after_cancel(picked[1], force)
             assert found is not None
             assert found["status"] == picked[1].status
@@ -333,7 +333,7 @@ class Farm(RuleBasedStateMachine):
 
     @rule()
     def wake(self) -> None:
-        queue.wake(self.conn, 100)
+        lifecycle.wake(self.conn, 100)
 
     @precondition(lambda self: self.taken is None)
     @rule()

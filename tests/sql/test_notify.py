@@ -9,7 +9,7 @@ import pytest
 from foreign import Foreign
 from hands import Worker, enqueue, expire, heard, plain, row
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 Workers = Callable[[], Worker]
 
@@ -71,8 +71,8 @@ def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: db.Connection
         plain(conn)
         ear.notes()
         job = worker.take()
-        queue.beat(worker.conn, job, '{"p": 1}', True)
-        queue.keep(worker.conn, job.job_id, job.attempt, job.claimed_by)
+        lifecycle.beat(worker.conn, job, '{"p": 1}', True)
+        lifecycle.keep(worker.conn, job.job_id, job.attempt, job.claimed_by)
         worker.finish(job, verb)
         assert ear.notes() == []
 
@@ -84,7 +84,7 @@ def test_jobs_that_come_back_tell_their_queue(conn: db.Connection, worker: Worke
         worker.finish(worker.take("a"), verb)
         assert ear.notes() == ["a"]
     expire(conn, worker.take("a").job_id)
-    assert queue.reap(conn)
+    assert lifecycle.reap(conn)
     assert ear.notes() == ["a"]
 
 
@@ -151,7 +151,7 @@ def test_a_reaped_job_frees_its_key_for_the_waiters(conn: db.Connection, workers
     assert two.claim("b").job is None
     expire(conn, job_id)
     ear.notes()
-    assert queue.reap(conn)
+    assert lifecycle.reap(conn)
     assert sorted(ear.notes()) == ["a", "b"]
 
 
@@ -166,6 +166,6 @@ def test_d11_the_longest_queue_name_that_can_be_told(conn: db.Connection, ear: W
 def test_a_cancellation_of_a_queued_job_tells_no_worker(conn: db.Connection, ear: Worker) -> None:
     job_id = enqueue(conn)
     ear.notes()
-    queue.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, job_id)
     assert heard(ear.conn, "dl_cancel") == []
     assert ear.notes() == []

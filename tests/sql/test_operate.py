@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
 
-from dataloader import db, operate, queue, stats, why
-from dataloader.queue import NewJob, QueueFull
+from dataloader.queue import db, lifecycle, operations, stats, waiting
+from dataloader.queue.lifecycle import NewJob, QueueFull
 
 Workers = Callable[[], Worker]
 BY = "token night from 10.0.0.7"
@@ -20,7 +20,7 @@ def test_a_paused_queue_starts_nothing_and_its_others_do(conn: db.Connection, wo
     first, second = workers(), workers()
     enqueue(conn)
     other = enqueue(conn, queue="other")
-    paused = operate.pause(conn, "q", BY)
+    paused = operations.pause(conn, "q", BY)
     assert (paused["queue"], paused["paused_by"]) == ("q", BY)
     for worker in (first, second):
         for claim in (worker.claim(), worker.look()):
@@ -30,7 +30,7 @@ def test_a_paused_queue_starts_nothing_and_its_others_do(conn: db.Connection, wo
 
 def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: db.Connection, worker: Worker) -> None:
     def known(name: str) -> tuple[bool, list[str]]:
-        found = operate.known(conn, name)
+        found = operations.known(conn, name)
         return found["is_known"], found["similar"]
 
     assert known("load.cbr") == (False, [])
@@ -50,39 +50,44 @@ def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: db.Conne
     )
     assert known("etl") == (True, [])
     assert known("load.crb") == (False, ["load.cbr"])
-    operate.pause(conn, "later", BY)
+    operations.pause(conn, "later", BY)
     assert known("later") == (True, [])
-    operate.resume(conn, "later", BY)
+    operations.resume(conn, "later", BY)
     assert known("later") == (False, [])  # its row is left and says nothing
 
 
 def test_a_pause_that_stands_keeps_its_time_and_author(conn: db.Connection) -> None:
-    assert operate.pause(conn, "q", BY) == operate.pause(conn, "q", "somebody else")
+    assert operations.pause(conn, "q", BY) == operations.pause(conn, "q", "somebody else")
 
 
 def test_what_runs_while_its_queue_is_paused_ends_as_ever(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     job = worker.take()
-    operate.pause(conn, "q", BY)
-    assert queue.beat(worker.conn, job, None, False) is False
+    operations.pause(conn, "q", BY)
+    assert lifecycle.beat(worker.conn, job, None, False) is False
     assert worker.finish(job) == "succeeded"
     assert state(conn, job_id) == ("succeeded", 1)
 
 
 def test_resuming_wakes_the_sleepers_once_and_they_start(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
-    operate.pause(conn, "q", BY)
+    operations.pause(conn, "q", BY)
     worker.claim()
     worker.notes()
     for _ in range(2):
-        assert operate.resume(conn, "q", BY) == {"queue": "q", "paused_at": None, "paused_by": None, "max_length": None}
+        assert operations.resume(conn, "q", BY) == {
+            "queue": "q",
+            "paused_at": None,
+            "paused_by": None,
+            "max_length": None,
+        }
     assert worker.notes() == ["q"]
     assert worker.take().job_id == job_id
 
 
 def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: db.Connection, worker: Worker) -> None:
     enqueue(conn, lock_key="k")
-    operate.pause(conn, "q", BY)
+    operations.pause(conn, "q", BY)
     assert worker.claim().job is None
     assert keys_held(conn) == []
     other = enqueue(conn, queue="other", lock_key="k")
@@ -90,27 +95,27 @@ def test_a_paused_queue_holds_no_key_and_its_due_rows_are_woken(conn: db.Connect
 
 
 def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: db.Connection) -> None:
-    operate.pause(conn, "q", BY)
-    assert operate.limit_length(conn, "q", 5, BY)["paused_by"] == BY
-    assert operate.resume(conn, "q", BY)["max_length"] == 5
-    assert operate.resume(conn, "never seen", BY)["max_length"] is None
+    operations.pause(conn, "q", BY)
+    assert operations.limit_length(conn, "q", 5, BY)["paused_by"] == BY
+    assert operations.resume(conn, "q", BY)["max_length"] == 5
+    assert operations.resume(conn, "never seen", BY)["max_length"] is None
 
 
 def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: Worker) -> None:
-    operate.limit_length(conn, "q", 2, BY)
+    operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")
-    known = queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
-    queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+    known = lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
+    lifecycle.enqueue(conn, NewJob("q", "t", "k"), limited=True)
     with pytest.raises(QueueFull, match=r"the queue q is full: 2 jobs are queued"):
-        queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+        lifecycle.enqueue(conn, NewJob("q", "t", "k"), limited=True)
     with pytest.raises(QueueFull):
-        queue.require_room(conn, ["other", "q"])
-    assert queue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True) == known
-    queue.enqueue(conn, NewJob("other", "t", "k"), limited=True)
-    queue.enqueue(conn, NewJob("q", "t", "k"))  # whoever is not limited, is not
+        lifecycle.require_room(conn, ["other", "q"])
+    assert lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True) == known
+    lifecycle.enqueue(conn, NewJob("other", "t", "k"), limited=True)
+    lifecycle.enqueue(conn, NewJob("q", "t", "k"))  # whoever is not limited, is not
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE queue = 'q'") == 4
-    operate.limit_length(conn, "q", None, BY)
-    queue.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+    operations.limit_length(conn, "q", None, BY)
+    lifecycle.enqueue(conn, NewJob("q", "t", "k"), limited=True)
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
@@ -120,15 +125,15 @@ def test_what_has_ended_is_queued_again_with_a_fresh_budget(conn: db.Connection,
     job = worker.take()
     verbs = {"succeeded": "succeed", "failed": "fail", "canceled": "cancel"}
     if status == "lost":
-        queue.settle(conn, worker.name, "crash", "killed")
+        lifecycle.settle(conn, worker.name, "crash", "killed")
     else:
         if status == "canceled":
-            queue.request_cancel(conn, job_id, force=True)
+            lifecycle.request_cancel(conn, job_id, force=True)
         worker.finish(job, verbs[status])
     assert state(conn, job_id)[0] == status
     other.notes()
 
-    assert operate.requeue(conn, [job_id], BY) == {job_id: "done"}
+    assert operations.requeue(conn, [job_id], BY) == {job_id: "done"}
     assert other.notes() == ["q"]
     found = row(conn, job_id)
     assert (found["status"], found["attempt"], found["error"], found["finished_at"]) == ("queued", 0, None, None)
@@ -145,11 +150,16 @@ def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> No
     queued, done, unknown = enqueue(conn), plain(conn, status="succeeded", in_sec=60), uuid4()
     every = [running, queued, done, unknown]
     said = {running: "running", queued: "queued", unknown: "unknown"}
-    assert operate.requeue(conn, every, BY) == said | {done: "done"}
+    assert operations.requeue(conn, every, BY) == said | {done: "done"}
     conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (done,))
-    assert operate.run_now(conn, every, BY) == said | {queued: "done", done: "succeeded"}
-    assert operate.cancel(conn, every, BY) == {running: "done", queued: "done", done: "succeeded", unknown: "unknown"}
-    assert operate.delete(conn, every, BY) == {running: "running", queued: "done", done: "done", unknown: "unknown"}
+    assert operations.run_now(conn, every, BY) == said | {queued: "done", done: "succeeded"}
+    assert operations.cancel(conn, every, BY) == {
+        running: "done",
+        queued: "done",
+        done: "succeeded",
+        unknown: "unknown",
+    }
+    assert operations.delete(conn, every, BY) == {running: "running", queued: "done", done: "done", unknown: "unknown"}
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
     assert value(conn, "SELECT count(DISTINCT job_id) FROM dl_job_events") == 1
 
@@ -159,7 +169,7 @@ def test_a_job_that_starts_while_it_is_deleted_stays(conn: db.Connection, worker
     with db.connect(dsn, name="operator", schema="public") as operator:
         worker.conn.execute("BEGIN")
         worker.take()
-        with started(lambda: operate.delete(operator, [job_id], BY), operator.info.backend_pid, conn) as deleted:
+        with started(lambda: operations.delete(operator, [job_id], BY), operator.info.backend_pid, conn) as deleted:
             worker.conn.execute("COMMIT")
             assert deleted.result() == {job_id: "running"}
     assert state(conn, job_id) == ("running", 1)
@@ -170,7 +180,7 @@ def test_what_waits_for_its_time_becomes_due_and_its_queue_is_told(conn: db.Conn
     retry = plain(conn, in_sec=600, attempt=2)
     assert worker.claim().job is None
     worker.notes()
-    assert operate.run_now(conn, [later, retry], BY) == {later: "done", retry: "done"}
+    assert operations.run_now(conn, [later, retry], BY) == {later: "done", retry: "done"}
     assert "q" in worker.notes()
     assert journal(conn, retry)[-1] == ("requeue", {"attempt": 2, "by": BY, "reason": "made due by hand"})
     assert {worker.take().job_id, worker.take().job_id} == {later, retry}
@@ -181,8 +191,8 @@ def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
     dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
     elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
     conn.execute("UPDATE dl_jobs SET finished_at = now()")
-    assert [operate.requeue_dead(conn, "q", BY, limit=2), operate.delete_dead(conn, "q", BY, limit=2)] == [2, 2]
-    assert [operate.delete_dead(conn, "q", BY, limit=2), operate.delete_dead(conn, "q", BY, limit=2)] == [1, 0]
+    assert [operations.requeue_dead(conn, "q", BY, limit=2), operations.delete_dead(conn, "q", BY, limit=2)] == [2, 2]
+    assert [operations.delete_dead(conn, "q", BY, limit=2), operations.delete_dead(conn, "q", BY, limit=2)] == [1, 0]
     left = {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
     assert len(left & set(dead)) == 2
     assert {elsewhere, fine} < left
@@ -194,9 +204,9 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
         plain(conn, in_sec=60)
     plain(conn, queue="other", in_sec=60)
     assert [
-        operate.run_all(conn, "q", BY, limit=2),
-        operate.run_all(conn, "q", BY),
-        operate.run_all(conn, "q", BY),
+        operations.run_all(conn, "q", BY, limit=2),
+        operations.run_all(conn, "q", BY),
+        operations.run_all(conn, "q", BY),
     ] == [
         2,
         1,
@@ -205,7 +215,7 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
     assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
 
 
-@pytest.mark.parametrize("change", [operate.cancel, operate.requeue, operate.run_now, operate.delete])
+@pytest.mark.parametrize("change", [operations.cancel, operations.requeue, operations.run_now, operations.delete])
 def test_a_thousand_jobs_cost_few_round_trips(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch, change: Callable[..., dict[UUID, str]]
 ) -> None:
@@ -220,7 +230,7 @@ def test_a_thousand_jobs_cost_few_round_trips(
 def test_a_cancellation_says_who_asked(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
-    assert operate.cancel(conn, [job_id], BY, force=True) == {job_id: "done"}
+    assert operations.cancel(conn, [job_id], BY, force=True) == {job_id: "done"}
     assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": BY, "force": True})
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
 
@@ -230,8 +240,8 @@ def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
     worker, stranger = workers(), workers()
 
     def reason(job_id: object) -> tuple[str, str]:
-        waiting_for = (queue.status(conn, job_id) or {})["waiting_for"]  # type: ignore[arg-type]
-        return waiting_for["reason"], why.words(waiting_for, datetime.now(UTC))
+        waiting_for = (lifecycle.status(conn, job_id) or {})["waiting_for"]  # type: ignore[arg-type]
+        return waiting_for["reason"], waiting.words(waiting_for, datetime.now(UTC))
 
     first, second = enqueue(conn), enqueue(conn)
     assert reason(first) == (
@@ -268,6 +278,6 @@ def test_why_a_job_waits(conn: db.Connection, workers: Workers) -> None:
     assert said[0] == "session"
     assert f"that runs no job of ours: {stranger.name}, backend {stranger.pid}. Next try in" in said[1]
 
-    operate.pause(conn, "q", BY)
+    operations.pause(conn, "q", BY)
     assert reason(first) == ("paused", f"The queue q is paused: for 0 s by {BY}. Resume it to go on.")
-    assert (queue.status(conn, holder) or {})["waiting_for"] is None
+    assert (lifecycle.status(conn, holder) or {})["waiting_for"] is None

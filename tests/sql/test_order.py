@@ -15,9 +15,9 @@ from uuid import UUID
 import pytest
 from hands import BACKOFF_SEC, Worker, expire, keys_held, plain, row, started, state, value
 
-from dataloader import db, queue
-from dataloader.job import Job
-from dataloader.queue import Step
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Step
 
 Workers = Callable[[], Worker]
 GATE = """
@@ -75,16 +75,16 @@ def retry_at_once(conn: db.Connection, worker: Worker, job: Job) -> None:
 
 
 def drain(conn: db.Connection, worker: Worker, job: Job) -> None:
-    queue.settle(conn, worker.name, "drain", "gone")
+    lifecycle.settle(conn, worker.name, "drain", "gone")
 
 
 def crash(conn: db.Connection, worker: Worker, job: Job) -> None:
-    queue.settle(conn, worker.name, "crash", "gone")
+    lifecycle.settle(conn, worker.name, "crash", "gone")
 
 
 def reap(conn: db.Connection, worker: Worker, job: Job) -> None:
     expire(conn, job.job_id)
-    queue.reap(conn)
+    lifecycle.reap(conn)
 
 
 @pytest.mark.parametrize("come_back", [hand_back, retry_at_once, drain, crash, reap])
@@ -121,7 +121,7 @@ def test_a_hot_row_whose_key_becomes_free_beside_a_claim_goes_before_a_cold_one(
     other = plain(conn, priority=3)
     job = one.take()
     conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (old,))
-    with at_gate(conn, BEFORE_THE_LOCK, two, lambda: queue.step(two.session, "q", BACKOFF_SEC, 5, ())) as claim:
+    with at_gate(conn, BEFORE_THE_LOCK, two, lambda: lifecycle.step(two.session, "q", BACKOFF_SEC, 5, ())) as claim:
         one.finish(job)
     assert ids(claim.result()) == [old, other]
     assert len(keys_held(conn)) == 2

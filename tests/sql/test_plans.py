@@ -12,7 +12,7 @@ import pytest
 from hands import CLAIMS, claim_buffers, quietly, value
 from psycopg import sql
 
-from dataloader import db
+from dataloader.queue import db
 
 FUNCTIONS = (files("dataloader.sql") / "functions.sql").read_text("utf-8")
 LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = (

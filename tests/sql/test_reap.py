@@ -22,8 +22,8 @@ from hands import (
     value,
 )
 
-from dataloader import db, queue
-from dataloader.job import Job
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Job
 
 Workers = Callable[[], Worker]
 
@@ -31,7 +31,7 @@ Workers = Callable[[], Worker]
 def test_a_live_lease_is_left_alone(conn: db.Connection, worker: Worker) -> None:
     job_id = plain(conn)
     worker.take()
-    assert queue.reap(conn) is None
+    assert lifecycle.reap(conn) is None
     assert state(conn, job_id) == ("running", 1)
 
 
@@ -40,7 +40,7 @@ def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connecti
     worker.take()
     expire(conn, job_id)
     conn.execute("UPDATE dl_jobs SET heartbeat_at = '2001-02-03 04:05:06+00'")
-    found = queue.reap(conn)
+    found = lifecycle.reap(conn)
     assert found is not None
     assert (found.job_id, found.status) == (job_id, "queued")
     after = row(conn, job_id)
@@ -49,7 +49,7 @@ def test_an_expired_one_is_queued_again_at_once_the_first_time(conn: db.Connecti
     reason = "lease expired on attempt 1: no heartbeat since 2001-02-03T04:05:06Z"
     assert after["error"] == reason
     assert journal(conn, job_id)[-1] == ("requeue", {"reason": reason, "attempt": 1})
-    assert queue.reap(conn) is None
+    assert lifecycle.reap(conn) is None
 
 
 def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
@@ -58,7 +58,7 @@ def gone(conn: db.Connection, dead: Worker) -> list[tuple[str, int]]:
     conn.execute(
         "UPDATE dl_jobs SET claimed_pid = NULL, lease_expires_at = now() - interval '1 s' WHERE status = 'running'"
     )
-    while queue.reap(conn):
+    while lifecycle.reap(conn):
         pass
     return conn.execute("SELECT status::text, attempt FROM dl_jobs ORDER BY priority").fetchall()
 
@@ -67,7 +67,7 @@ def ahead(conn: db.Connection, worker: Worker, number: int, **more: int) -> list
     """Claim so many jobs at once, which all may run once."""
     for priority in range(number):
         enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
-    return queue.step(worker.session, "q", BACKOFF_SEC, number).jobs
+    return lifecycle.step(worker.session, "q", BACKOFF_SEC, number).jobs
 
 
 def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connection, worker: Worker) -> None:
@@ -85,9 +85,9 @@ def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker
     """Its worker has beaten for it, or the keeper has."""
     _, begun, _ = ahead(conn, worker, 3)
     if sign == "keep":
-        assert queue.keep(conn, begun.job_id, begun.attempt, begun.claimed_by)
+        assert lifecycle.keep(conn, begun.job_id, begun.attempt, begun.claimed_by)
     else:
-        queue.beat(worker.conn, begun, '{"n": 1}' if sign == "progress" else None, sign == "beat")
+        lifecycle.beat(worker.conn, begun, '{"n": 1}' if sign == "progress" else None, sign == "beat")
     assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
 
 
@@ -99,7 +99,7 @@ def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
     worker, found = workers(), []
     for _ in range(4):
         conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
-        assert len(queue.step(worker.session, "q", BACKOFF_SEC, 2).jobs) == 2
+        assert len(lifecycle.step(worker.session, "q", BACKOFF_SEC, 2).jobs) == 2
         found.append(gone(conn, worker)[1])
     assert found == [("queued", 0), ("queued", 1), ("queued", 1), ("lost", 2)]
 
@@ -108,7 +108,7 @@ def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
 def test_a_crash_waits_longer_each_time(conn: db.Connection, attempt: int, delay: float) -> None:
     job_id = plain(conn, status="running", attempt=attempt, max_attempts=3_000_000)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s'")
-    assert queue.reap(conn)
+    assert lifecycle.reap(conn)
     found = row(conn, job_id)
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(delay, abs=2)
 
@@ -121,7 +121,7 @@ def test_v6_spent_attempts_end_lost(conn: db.Connection, worker: Worker) -> None
         worker.conn.execute("SELECT pg_advisory_unlock_all()")
         expire(conn, job_id)
         conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-        found = queue.reap(conn)
+        found = lifecycle.reap(conn)
         assert found is not None
         assert found.status == status
         conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
@@ -133,10 +133,10 @@ def test_v6_spent_attempts_end_lost(conn: db.Connection, worker: Worker) -> None
 def test_a_running_row_without_a_lease_has_one_from_its_last_sign_of_life(conn: db.Connection) -> None:
     silent = plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-61)
     plain(conn, status="running", attempt=1, lease_ttl_sec=60, made_sec=-59)
-    found = queue.reap(conn)
+    found = lifecycle.reap(conn)
     assert found is not None
     assert found.job_id == silent
-    assert queue.reap(conn) is None
+    assert lifecycle.reap(conn) is None
 
 
 def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connection, worker: Worker) -> None:
@@ -146,8 +146,8 @@ def test_after_an_outage_a_living_worker_has_time_to_come_back(conn: db.Connecti
     for column in ("heartbeat_at", "lease_expires_at", "created_at", "started_at"):
         age(conn, job_id, column, 100)
     for up_sec in (0, 60, 69.9):
-        assert queue.reap(conn, up_sec, patience_sec=60) is None
-    assert queue.reap(conn, 70.1, patience_sec=60)
+        assert lifecycle.reap(conn, up_sec, patience_sec=60) is None
+    assert lifecycle.reap(conn, 70.1, patience_sec=60)
     assert state(conn, job_id) == ("lost", 1)
 
 
@@ -160,8 +160,8 @@ def test_a_worker_that_came_back_and_fell_silent_gets_no_more_time(
     worker.take()
     for aged in ("heartbeat_at", "lease_expires_at", "created_at"):
         age(conn, job_id, aged, 5 if aged == column else 100)
-    assert queue.reap(conn, 3, patience_sec=60) is None
-    assert queue.reap(conn, 10, patience_sec=60)
+    assert lifecycle.reap(conn, 3, patience_sec=60) is None
+    assert lifecycle.reap(conn, 10, patience_sec=60)
 
 
 def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) -> None:
@@ -169,7 +169,7 @@ def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker) 
     worker.take()
     conn.execute("UPDATE dl_jobs SET cancel_requested = true")
     expire(conn, job_id)
-    found = queue.reap(conn)
+    found = lifecycle.reap(conn)
     assert found is not None
     assert found.status == "canceled"
     assert journal(conn, job_id)[-1][0] == "canceled"
@@ -180,7 +180,7 @@ def test_the_zombies_session_is_ended_and_with_it_the_key(conn: db.Connection, w
     job_id = plain(conn, lock_key="k")
     zombie.take()
     expire(conn, job_id)
-    queue.reap(conn)
+    lifecycle.reap(conn)
     assert keys_held(conn) == []
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
     claim = heir.claim()
@@ -195,14 +195,14 @@ def test_a_session_that_has_the_zombies_number_by_now_is_left_alone(conn: db.Con
     zombie.take()
     conn.execute("UPDATE dl_jobs SET claimed_pid = %s", (bystander.pid,))
     expire(conn, job_id)
-    assert queue.reap(conn)
+    assert lifecycle.reap(conn)
     assert value(bystander.conn, "SELECT 1") == 1
 
 
 def test_a_foreign_workers_expired_job_is_taken_too(conn: db.Connection) -> None:
     job_id = plain(conn)
     conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() - interval '1 s'")
-    assert queue.reap(conn)
+    assert lifecycle.reap(conn)
     assert state(conn, job_id) == ("queued", 1)
     assert row(conn, job_id)["error"] == "lease expired on attempt 1: no heartbeat since the start"
 
@@ -214,12 +214,12 @@ def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connect
     for job in (held, other):
         expire(conn, job.job_id)
     with one.conn.transaction():
-        assert queue.beat(one.conn, held, None, False) is False
-        found = queue.reap(conn)
+        assert lifecycle.beat(one.conn, held, None, False) is False
+        found = lifecycle.reap(conn)
         assert found is not None
         assert found.job_id == other.job_id
-        assert queue.reap(conn) is None
-    assert queue.reap(conn) is None
+        assert lifecycle.reap(conn) is None
+    assert lifecycle.reap(conn) is None
     assert state(conn, held.job_id) == ("running", 1)
 
 
@@ -230,8 +230,8 @@ def test_a3_a_beat_behind_a_reap_finds_the_claim_gone(conn: db.Connection, worke
     expire(conn, job_id)
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
     with reaper.conn.transaction():
-        assert queue.reap(reaper.conn)
-        with started(lambda: queue.beat(one.conn, job, None, False), one.pid, conn) as beat:
+        assert lifecycle.reap(reaper.conn)
+        with started(lambda: lifecycle.beat(one.conn, job, None, False), one.pid, conn) as beat:
             reaper.conn.execute("COMMIT; BEGIN")
             assert beat.result() is None
     assert state(conn, job_id) == ("queued", 1)
@@ -246,7 +246,7 @@ def test_c6_one_expired_row_among_many_live_ones_is_found(conn: db.Connection) -
         " WHERE job_id = %s",
         (job_id,),
     )
-    found = queue.reap(conn)
+    found = lifecycle.reap(conn)
     assert found is not None
     assert found.job_id == job_id
 
@@ -257,7 +257,7 @@ def test_i14_reapers_side_by_side_take_each_job_once(conn: db.Connection, worker
 
     def reap(one: Worker) -> int:
         taken = 0
-        while queue.reap(one.conn):
+        while lifecycle.reap(one.conn):
             taken += 1
         return taken
 
@@ -274,7 +274,7 @@ def test_c5_reaping_beside_a_bulk_cancel_is_no_deadlock(conn: db.Connection, wor
 
     def reap() -> int:
         taken = 0
-        while queue.reap(one.conn):
+        while lifecycle.reap(one.conn):
             taken += 1
         return taken
 
@@ -291,7 +291,7 @@ def test_c5_reaping_beside_a_bulk_cancel_is_no_deadlock(conn: db.Connection, wor
         taken, canceled = pool.submit(reap), pool.submit(cancel)
         canceled.result()
         total = taken.result()
-    while queue.reap(conn):
+    while lifecycle.reap(conn):
         total += 1
     assert total == 300
 
@@ -304,5 +304,5 @@ def test_b10_a_recovered_job_keeps_its_priority(conn: db.Connection, worker: Wor
     expire(conn, urgent)
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
     enqueue(conn, priority=2)
-    assert queue.reap(conn)
+    assert lifecycle.reap(conn)
     assert worker.take().job_id == urgent

@@ -10,7 +10,7 @@ import pytest
 from foreign import Foreign
 from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, state, value
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 Workers = Callable[[], Worker]
 DAY = 86_400.0
@@ -42,7 +42,7 @@ def many_ended(conn: db.Connection, number: int, days_ago: float, events: int = 
 
 def prune(conn: db.Connection, days: float = 7, limit: int = 500, since: str = "-infinity") -> int:
     """One batch; the number of jobs deleted."""
-    return queue.prune(conn, days * DAY, since, limit)[0]
+    return lifecycle.prune(conn, days * DAY, since, limit)[0]
 
 
 def left(conn: db.Connection) -> set[UUID]:
@@ -97,13 +97,13 @@ def test_c7_the_living_keep_their_journal_however_old(conn: db.Connection, worke
 def test_c7_batches_are_bounded_and_go_on_where_the_last_one_was(conn: db.Connection) -> None:
     oldest, middle, newest = (ended(conn, days) for days in (30, 20, 10))
     young = ended(conn, 1)
-    found, since = queue.prune(conn, 7 * DAY, "-infinity", 2)
+    found, since = lifecycle.prune(conn, 7 * DAY, "-infinity", 2)
     assert (found, left(conn)) == (2, {newest, young})
     late = ended(conn, 40)
-    assert queue.prune(conn, 7 * DAY, since, 2)[0] == 1
+    assert lifecycle.prune(conn, 7 * DAY, since, 2)[0] == 1
     assert left(conn) == {late, young}
-    found, since = queue.prune(conn, 7 * DAY, "-infinity", 2)
-    assert (found, queue.prune(conn, 7 * DAY, since, 2)) == (1, (0, since))
+    found, since = lifecycle.prune(conn, 7 * DAY, "-infinity", 2)
+    assert (found, lifecycle.prune(conn, 7 * DAY, since, 2)) == (1, (0, since))
     assert {oldest, middle}.isdisjoint(left(conn))
 
 
@@ -112,8 +112,8 @@ def test_c7_an_end_that_python_cannot_read_is_no_obstacle(conn: db.Connection, e
     job_id = ended(conn, 30)
     ended(conn, 10)
     conn.execute("UPDATE dl_jobs SET finished_at = %s WHERE job_id = %s", (end, job_id))
-    found, since = queue.prune(conn, 7 * DAY, "-infinity", 1)
-    assert (found, queue.prune(conn, 7 * DAY, since, 1)[0]) == (1, 1)
+    found, since = lifecycle.prune(conn, 7 * DAY, "-infinity", 1)
+    assert (found, lifecycle.prune(conn, 7 * DAY, since, 1)[0]) == (1, 1)
     assert left(conn) == set()
 
 
@@ -149,7 +149,7 @@ def test_c7_nobody_waits_for_a_batch(conn: db.Connection, worker: Worker) -> Non
     with conn.transaction():
         assert prune(conn) == 5
         job = worker.take()
-        assert (job.job_id, queue.beat(worker.conn, job, None, True)) == (mine, False)
+        assert (job.job_id, lifecycle.beat(worker.conn, job, None, True)) == (mine, False)
         added = enqueue(worker.conn)
         assert worker.finish(job) == "succeeded"
         assert worker.take().job_id == added
@@ -164,7 +164,7 @@ def test_c7_reapers_side_by_side_delete_each_job_once(conn: db.Connection, worke
     def pruned(one: Worker) -> int:
         total, found, since = 0, 50, "-infinity"
         while found:
-            found, since = queue.prune(one.conn, 7 * DAY, since, 50)
+            found, since = lifecycle.prune(one.conn, 7 * DAY, since, 50)
             total += found
         return total
 

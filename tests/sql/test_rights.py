@@ -18,9 +18,9 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 
 import dataloader
-from dataloader import db, migrations, operate, queue, stats
-from dataloader.cli import main
-from dataloader.queue import NewJob
+from dataloader.cli.main import main
+from dataloader.queue import db, lifecycle, migrations, operations, stats
+from dataloader.queue.lifecycle import NewJob
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
 ROLES = ("owner", "farm", "producer", "reader", "stranger")
@@ -205,11 +205,11 @@ def test_a_farm_lives_with_its_role(conn: db.Connection, cast: Cast) -> None:
         done, lost = enqueue(farm), enqueue(farm)
         assert worker.finish(worker.take()) == "succeeded"
         worker.take()
-        assert [settled.status for settled in queue.settle(farm, "host:1:boot", "crash", "died")] == ["queued"]
-        assert operate.pause(farm, "q", "test")["paused_by"] == "test"
+        assert [settled.status for settled in lifecycle.settle(farm, "host:1:boot", "crash", "died")] == ["queued"]
+        assert operations.pause(farm, "q", "test")["paused_by"] == "test"
         stats.show_workers(farm, "farm", "host", [])
         stats.overview(farm)
-        assert operate.delete(farm, [done, lost], "test") == {done: "done", lost: "done"}
+        assert operations.delete(farm, [done, lost], "test") == {done: "done", lost: "done"}
         assert value(farm, "SELECT count(*) FROM dl_job_events") == 0
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 0
 
@@ -270,7 +270,7 @@ def test_a_reader_reads_everything_that_is_shown(conn: db.Connection, cast: Cast
         running = worker.take().job_id
         migrations.check(reader)
         assert migrations.missing(reader) == []
-        assert queue.status(reader, later)["waiting_for"]["reason"] == "time"  # type: ignore[index]
+        assert lifecycle.status(reader, later)["waiting_for"]["reason"] == "time"  # type: ignore[index]
         for status in stats.STATUSES:
             stats.jobs(reader, stats.Wanted(status=status))
         stats.jobs(reader, stats.Wanted(sort="key"))
@@ -310,7 +310,7 @@ def test_a_crash_tells_those_who_wait_for_its_key(conn: db.Connection, cast: Cas
             assert worker.take().job_id == first
             assert other.claim("other").job is None
         other.notes()
-        queue.settle(conn, "host:1:boot", "crash", "died", running=first)
+        lifecycle.settle(conn, "host:1:boot", "crash", "died", running=first)
         assert (state(conn, first)[0], heard(other.conn)) == ("lost", ["other"])
 
 

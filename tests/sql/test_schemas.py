@@ -8,7 +8,7 @@ import psycopg
 from hands import Worker, enqueue, heard, row
 from psycopg import sql
 
-from dataloader import migrations
+from dataloader.queue import migrations
 
 
 def test_producers_and_foreign_workers_need_no_search_path(empty_db: str) -> None:

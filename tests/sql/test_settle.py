@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hands import Worker, enqueue, journal, keys_held, plain, row, state, value
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 Workers = Callable[[], Worker]
 REASON = "worker killed by signal 9"
@@ -17,13 +17,13 @@ def test_e1_a_crash_is_a_spent_attempt(conn: db.Connection, workers: Workers) ->
     dead, heir = workers(), workers()
     job_id = enqueue(conn, lock_key="k", max_attempts=2)
     dead.take()
-    (found,) = queue.settle(conn, dead.name, "crash", REASON)
+    (found,) = lifecycle.settle(conn, dead.name, "crash", REASON)
     assert (found.job_id, found.status) == (job_id, "queued")
     assert state(conn, job_id) == ("queued", 1)
     assert row(conn, job_id)["error"] == f"{REASON} on attempt 1"
     assert journal(conn, job_id)[-1] == ("requeue", {"reason": f"{REASON} on attempt 1", "attempt": 1})
     assert heir.take().attempt == 2
-    (found,) = queue.settle(conn, heir.name, "crash", REASON)
+    (found,) = lifecycle.settle(conn, heir.name, "crash", REASON)
     assert found.status == "lost"
     assert journal(conn, job_id)[-1] == ("lost", {"reason": f"{REASON} on attempt 2", "attempt": 2})
 
@@ -34,7 +34,7 @@ def test_the_dead_workers_session_is_ended_first(conn: db.Connection, workers: W
     plain(conn, lock_key="k")
     dead.take()
     assert keys_held(conn) == [dead.pid]
-    assert queue.settle(conn, dead.name, "crash", REASON)
+    assert lifecycle.settle(conn, dead.name, "crash", REASON)
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", dead.pid) == 0
     claim = heir.claim()
     assert (claim.backoffs, claim.job is None) == (0, False)
@@ -43,7 +43,7 @@ def test_the_dead_workers_session_is_ended_first(conn: db.Connection, workers: W
 def test_a_later_crash_waits(conn: db.Connection, worker: Worker) -> None:
     job_id = plain(conn, attempt=2)
     worker.take()
-    queue.settle(conn, worker.name, "crash", REASON)
+    lifecycle.settle(conn, worker.name, "crash", REASON)
     found = row(conn, job_id)
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(25, abs=2)
 
@@ -51,7 +51,7 @@ def test_a_later_crash_waits(conn: db.Connection, worker: Worker) -> None:
 def test_i8_uncounted_gives_the_attempt_back(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn, max_attempts=1)
     worker.take()
-    (found,) = queue.settle(conn, worker.name, "drain", "drain")
+    (found,) = lifecycle.settle(conn, worker.name, "drain", "drain")
     assert found.status == "queued"
     after = row(conn, job_id)
     assert (after["attempt"], after["blocked_on"], after["lease_expires_at"], after["error"]) == (0, None, None, None)
@@ -62,8 +62,8 @@ def test_i8_uncounted_gives_the_attempt_back(conn: db.Connection, worker: Worker
 def test_a_job_asked_to_cancel_is_canceled(conn: db.Connection, worker: Worker, end: str) -> None:
     job_id = enqueue(conn)
     worker.take()
-    queue.request_cancel(conn, job_id)
-    (found,) = queue.settle(conn, worker.name, end, REASON)
+    lifecycle.request_cancel(conn, job_id)
+    (found,) = lifecycle.settle(conn, worker.name, end, REASON)
     assert (found.status, row(conn, job_id)["finished_at"] is None) == ("canceled", False)
     assert journal(conn, job_id)[-1][0] == "canceled"
 
@@ -72,7 +72,7 @@ def test_a_worker_that_held_nothing_settles_to_nothing(conn: db.Connection, work
     one, two = workers(), workers()
     job_id = enqueue(conn)
     one.take()
-    assert queue.settle(conn, two.name, "crash", REASON) == []
+    assert lifecycle.settle(conn, two.name, "crash", REASON) == []
     assert state(conn, job_id) == ("running", 1)
     assert value(one.conn, "SELECT 1") == 1
 
@@ -80,8 +80,8 @@ def test_a_worker_that_held_nothing_settles_to_nothing(conn: db.Connection, work
 def test_settling_twice_settles_once(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn)
     worker.take()
-    assert queue.settle(conn, worker.name, "crash", REASON)
-    assert queue.settle(conn, worker.name, "crash", REASON) == []
+    assert lifecycle.settle(conn, worker.name, "crash", REASON)
+    assert lifecycle.settle(conn, worker.name, "crash", REASON) == []
     assert [kind for kind, _ in journal(conn, job_id)] == ["queued", "picked", "requeue"]
 
 
@@ -89,7 +89,7 @@ def test_e4_a_timeout_is_an_error_of_the_job(conn: db.Connection, workers: Worke
     first, second = workers(), workers()
     job_id = enqueue(conn, max_attempts=2)
     first.take()
-    (found,) = queue.settle(conn, first.name, "timeout", REASON, {"signal": 9, "cpu_sec": 0.5})
+    (found,) = lifecycle.settle(conn, first.name, "timeout", REASON, {"signal": 9, "cpu_sec": 0.5})
     assert found.status == "queued"
     after = row(conn, job_id)
     assert (after["available_at"] - after["now"]).total_seconds() == pytest.approx(30, abs=2)
@@ -99,5 +99,5 @@ def test_e4_a_timeout_is_an_error_of_the_job(conn: db.Connection, workers: Worke
     assert journal(conn, job_id)[-1] == ("requeue", facts)
     conn.execute("UPDATE dl_jobs SET available_at = now()")
     second.take()
-    (found,) = queue.settle(conn, second.name, "timeout", REASON)
+    (found,) = lifecycle.settle(conn, second.name, "timeout", REASON)
     assert found.status == "failed"

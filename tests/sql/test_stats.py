@@ -16,9 +16,9 @@ import pytest
 from hands import Worker, age, enqueue, expire, many, plain, quietly, row, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader import db, operate, queue, stats
-from dataloader.job import Finish
-from dataloader.stats import Wanted
+from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue.job import Finish
+from dataloader.queue.stats import Wanted
 
 Workers = Callable[[], Worker]
 
@@ -160,8 +160,8 @@ def test_how_the_farm_stands(conn: db.Connection, worker: Worker) -> None:
     plain(conn, queue="done", status="succeeded")
     enqueue(conn, queue="runs")
     worker.take("runs")
-    operate.pause(conn, "quiet", "me")
-    operate.limit_length(conn, "load", 9, "me")
+    operations.pause(conn, "quiet", "me")
+    operations.limit_length(conn, "load", 9, "me")
     conn.execute(
         "INSERT INTO dl_workers (worker, farm, host, pid, queue, state, seen_at) VALUES"
         " ('a', 'f', 'h', 1, 'serves', 'idle', now()), ('b', 'f', 'h', 2, 'load', 'dead', now()),"
@@ -304,15 +304,15 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
         job = worker.take()
         facts = {"peak_mb": 5.0, "cpu_sec": 0.5}
         if end == "crash":
-            queue.settle(conn, worker.name, "crash", "worker killed by signal 9", facts | {"signal": 9}, job_id)
+            lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", facts | {"signal": 9}, job_id)
         elif end == "lease":
             expire(conn, job_id)
-            queue.reap(conn)
+            lifecycle.reap(conn)
         else:
             finish = Finish(end, "what went wrong" if end == "retry" else None, 30)
-            queue.finish(worker.conn, job, finish, facts)
+            lifecycle.finish(worker.conn, job, finish, facts)
         if end != "succeed":
-            operate.run_now(conn, [job_id], "me")
+            operations.run_now(conn, [job_id], "me")
     found = stats.attempts(stats.events(conn, job_id))
     assert [(a.attempt, a.end) for a in found] == [
         (1, "requeue"),
@@ -345,8 +345,8 @@ def test_runs_are_numbered_over_all_budgets_of_attempts(conn: db.Connection, wor
     for delay, end in ((True, "retry"), (False, "fail")):
         worker.finish(worker.take(), end)
         if delay:
-            operate.run_now(conn, [job_id], "me")  # puts no finished job back: the budget goes on
-    operate.requeue(conn, [job_id], "token ops from 10.0.0.7")
+            operations.run_now(conn, [job_id], "me")  # puts no finished job back: the budget goes on
+    operations.requeue(conn, [job_id], "token ops from 10.0.0.7")
     worker.finish(worker.take(), "fail")
     conn.execute("UPDATE dl_jobs SET status = 'queued', available_at = now() WHERE job_id = %s", (job_id,))
     worker.take()
@@ -368,14 +368,14 @@ def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) 
         "UPDATE dl_jobs SET started_at = started_at - interval '6 min' WHERE attempt > 0;"
         "UPDATE dl_job_events SET ts = ts - interval '6 min' WHERE kind IN ('picked', 'requeue')"
     )
-    operate.run_now(conn, [jobs["twice"]], "me")
+    operations.run_now(conn, [jobs["twice"]], "me")
     worker.finish(worker.take("twice"))
-    queue.request_cancel(conn, jobs["dropped"])  # six minutes after its only run
+    lifecycle.request_cancel(conn, jobs["dropped"])  # six minutes after its only run
     worker.finish(worker.take("once"), "fail")
     worker.take("runs")
     listed = {each["job_id"]: each["run_sec"] for each in stats.jobs(conn, Wanted()).jobs}
     for name, job_id in jobs.items():
-        status = queue.status(conn, job_id) or {}
+        status = lifecycle.status(conn, job_id) or {}
         assert status["run_sec"] == listed[job_id], name
         assert status["run_sec"] is None if name in ("runs", "waits") else 0 <= status["run_sec"] < 60, name
 
@@ -383,8 +383,8 @@ def test_a_job_took_what_its_last_run_took(conn: db.Connection, worker: Worker) 
 def test_pages_of_journals(conn: db.Connection) -> None:
     first, second = enqueue(conn), enqueue(conn, queue="other")
     for _ in range(3):
-        queue.request_cancel(conn, first)
-        operate.requeue(conn, [first], "me")
+        lifecycle.request_cancel(conn, first)
+        operations.requeue(conn, [first], "me")
     whole = stats.events(conn, first)
     assert [event["kind"] for event in whole] == ["queued", *["canceled", "requeue"] * 3]
     assert stats.events(conn, first, after=whole[1]["event_id"], limit=2) == whole[2:4]
@@ -439,8 +439,8 @@ def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: db.Connection,
     job_id = enqueue(conn)
     worker.finish(worker.take(), "retry")
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '1 day' WHERE kind = 'picked'")
-    queue.request_cancel(conn, job_id)
-    queue.request_cancel(conn, enqueue(conn))
+    lifecycle.request_cancel(conn, job_id)
+    lifecycle.request_cancel(conn, enqueue(conn))
     stats.roll(conn)
     totals = {each["kind"]: each for each in stats.totals(conn)}
     assert (totals["canceled"]["count"], totals["canceled"]["seconds"]) == (2, 0)
@@ -535,7 +535,7 @@ def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: st
 def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn, queue="q")
     job = worker.take()
-    queue.beat(worker.conn, job, '{"processed": 5}', False)
+    lifecycle.beat(worker.conn, job, '{"processed": 5}', False)
     shown = {
         "worker": worker.name,
         "pid": 7,
@@ -606,7 +606,7 @@ def test_queues_that_take_too_long_to_count_are_told_as_noted(
     """Whatever the database has to do: the answer comes in time and says from when it is."""
     with quietly(conn):
         many(conn, 20_000, "k%s")
-    operate.pause(conn, "new", "me")
+    operations.pause(conn, "new", "me")
     monkeypatch.setattr(stats, "NOTED_ROUGHLY", 1_000)
     monkeypatch.setattr(stats, "NOTING_SEC", 0.002)
     counted, limits = stats._count, []

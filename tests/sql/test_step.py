@@ -10,16 +10,16 @@ import pytest
 from hands import BACKOFF_SEC, Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, state, value
 from psycopg.types.json import Jsonb
 
-from dataloader import db, queue
-from dataloader.job import Finish, Job
-from dataloader.queue import Ended, Step
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Finish, Job
+from dataloader.queue.lifecycle import Ended, Step
 
 Workers = Callable[[], Worker]
 DONE = Finish("succeed")
 
 
 def step(worker: Worker, most: int, *ends: Ended, queue_name: str = "q") -> Step:
-    return queue.step(worker.session, queue_name, BACKOFF_SEC, most, ends)
+    return lifecycle.step(worker.session, queue_name, BACKOFF_SEC, most, ends)
 
 
 def ids(jobs: list[Job]) -> list[UUID]:
@@ -76,8 +76,8 @@ def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.C
     lost, kept, canceled = step(worker, 3).jobs
     expire(conn, lost.job_id)
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
-    assert queue.reap(conn)
-    queue.request_cancel(conn, canceled.job_id)
+    assert lifecycle.reap(conn)
+    lifecycle.request_cancel(conn, canceled.job_id)
     ended = step(worker, 0, *(Ended(job, DONE) for job in (lost, kept, canceled))).ended
     assert ended == {kept.job_id: "succeeded", canceled.job_id: "canceled"}
     assert state(conn, lost.job_id) == ("queued", 1)
@@ -90,14 +90,14 @@ def test_an_end_that_cannot_be_stored_changes_nothing(conn: db.Connection, worke
     with pytest.raises(psycopg.DataError):
         step(worker, 1, Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b")))
     assert state(conn, good.job_id) == ("running", 1)
-    ended = queue.finish_some(worker.conn, worker.name, [Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b"))])
+    ended = lifecycle.finish_some(worker.conn, worker.name, [Ended(good, DONE), Ended(bad, Finish("fail", "a\x00b"))])
     assert ended.ended == {good.job_id: "succeeded", bad.job_id: "failed"}
 
 
 def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Worker) -> None:
     enqueue(conn), enqueue(conn)
     over, running = step(worker, 2).jobs
-    queue.finish_some(worker.conn, worker.name, [Ended(over, DONE)])
+    lifecycle.finish_some(worker.conn, worker.name, [Ended(over, DONE)])
     held = value(
         conn,
         "SELECT dl_session_has_slot(%s, %s, hashtext(%s))",
@@ -204,7 +204,7 @@ def test_it_sees_past_a_thousand_jobs_whose_keys_others_take(conn: db.Connection
 
 def test_large_arguments_are_held_once(conn: db.Connection, worker: Worker) -> None:
     """And not by the cursor as well while the job runs."""
-    for size, is_kept in ((10, True), (queue.LARGE, False)):
+    for size, is_kept in ((10, True), (lifecycle.LARGE, False)):
         plain(conn, args=Jsonb({"text": "x" * size}))
         assert len(step(worker, 1).jobs) == 1
         assert ("repeating" in vars(worker.conn)) is is_kept
@@ -221,7 +221,7 @@ def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(
 ) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     first, running, last = step(worker, 3).jobs
-    settled = queue.settle(conn, worker.name, "crash", "worker killed by signal 9", running=running.job_id)
+    settled = lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", running=running.job_id)
     assert {job.status for job in settled} == {"queued"}
     assert [state(conn, job.job_id)[1] for job in (first, running, last)] == [0, 1, 0]
     assert journal(conn, last.job_id)[-1] == (

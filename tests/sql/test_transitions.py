@@ -12,31 +12,31 @@ import pytest
 from hands import Worker, enqueue, expire, journal, kinds, row, value
 from judge import illegal
 
-from dataloader import db, queue
-from dataloader.job import FINAL, TRANSITIONS, Finish, Job, Status
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
 
 Workers = Callable[[], Worker]
 BOOT = "host:1:boot"
 
 STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
-    "enqueue": lambda worker, job: queue.enqueue(worker.conn, queue.NewJob("q", "t", "k", idempotency_key="i")),
-    "status": lambda worker, job: queue.status(worker.conn, job.job_id),
-    "request_cancel": lambda worker, job: queue.request_cancel(worker.conn, job.job_id),
+    "enqueue": lambda worker, job: lifecycle.enqueue(worker.conn, lifecycle.NewJob("q", "t", "k", idempotency_key="i")),
+    "status": lambda worker, job: lifecycle.status(worker.conn, job.job_id),
+    "request_cancel": lambda worker, job: lifecycle.request_cancel(worker.conn, job.job_id),
     "claim": lambda worker, job: worker.claim(),
-    "beat": lambda worker, job: queue.beat(worker.conn, job, None, True),
-    "retake": lambda worker, job: queue.retake(
-        queue.Session(worker.conn, BOOT, worker.session.backend_pid, worker.session.backend_start), job
+    "beat": lambda worker, job: lifecycle.beat(worker.conn, job, None, True),
+    "retake": lambda worker, job: lifecycle.retake(
+        lifecycle.Session(worker.conn, BOOT, worker.session.backend_pid, worker.session.backend_start), job
     ),
     **{
-        verb: lambda worker, job, verb=verb: queue.finish(worker.conn, job, Finish(verb, "e"))
+        verb: lambda worker, job, verb=verb: lifecycle.finish(worker.conn, job, Finish(verb, "e"))
         for verb in ("succeed", "retry", "fail", "cancel", "hand_back")
     },
-    "keep": lambda worker, job: queue.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
-    "settle": lambda worker, job: queue.settle(worker.conn, BOOT, "crash", "gone"),
-    "settle uncounted": lambda worker, job: queue.settle(worker.conn, BOOT, "drain", "drain"),
-    "settle late": lambda worker, job: queue.settle(worker.conn, BOOT, "timeout", "late"),
-    "reap": lambda worker, job: queue.reap(worker.conn),
-    "wake": lambda worker, job: queue.wake(worker.conn, 10),
+    "keep": lambda worker, job: lifecycle.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
+    "settle": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "crash", "gone"),
+    "settle uncounted": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "drain", "drain"),
+    "settle late": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "timeout", "late"),
+    "reap": lambda worker, job: lifecycle.reap(worker.conn),
+    "wake": lambda worker, job: lifecycle.wake(worker.conn, 10),
 }
 # What each may do; everything else changes nothing.
 MAY = {
@@ -111,20 +111,20 @@ def test_v9_whatever_happens_the_journal_is_a_legal_story(conn: db.Connection, w
                 if claimed := one.claim(backoff_sec=0).job:
                     running[one.name] = claimed
             case "beat" if job:
-                queue.beat(one.conn, job, '{"p": 1}', True)
+                lifecycle.beat(one.conn, job, '{"p": 1}', True)
             case "end" if job:
                 one.finish(running.pop(one.name), chance.choice(("succeed", "retry", "fail", "cancel", "hand_back")))
             case "crash" if job:
                 del running[one.name]
                 conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
-                queue.settle(conn, one.name, chance.choice(("crash", "timeout", "drain")), "gone")
+                lifecycle.settle(conn, one.name, chance.choice(("crash", "timeout", "drain")), "gone")
                 one.conn.execute("SELECT pg_advisory_unlock_all()")
             case "reap" if job and chance.random() < 0.5:
                 conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
                 expire(conn, job.job_id)
-                queue.reap(conn)
+                lifecycle.reap(conn)
             case "cancel" if chance.random() < 0.2:
-                queue.request_cancel(conn, chance.choice(ids))
+                lifecycle.request_cancel(conn, chance.choice(ids))
             case "time":
                 conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND blocked_on = 'time'")
     for job_id in ids:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hands import Worker, plain, quietly, row, value
 
-from dataloader import db, queue
+from dataloader.queue import db, lifecycle
 
 Workers = Callable[[], Worker]
 
@@ -23,18 +23,18 @@ def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: db.
     come_due(conn)
     later = plain(conn, queue="c", in_sec=60)
     worker.notes()
-    assert queue.wake(conn, 100) == 4
+    assert lifecycle.wake(conn, 100) == 4
     assert sorted(worker.notes()) == ["a", "b", "c"]
     assert row(conn, later)["blocked_on"] == "time"
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on IS NULL") == 4
-    assert queue.wake(conn, 100) == 0
+    assert lifecycle.wake(conn, 100) == 0
     assert worker.notes() == []
 
 
 def test_nothing_due_tells_nobody(conn: db.Connection, worker: Worker) -> None:
     plain(conn, in_sec=60)
     worker.notes()
-    assert queue.wake(conn, 100) == 0
+    assert lifecycle.wake(conn, 100) == 0
     assert worker.notes() == []
 
 
@@ -44,10 +44,10 @@ def test_each_queue_wakes_up_to_the_limit_the_oldest_first(conn: db.Connection) 
             plain(conn, queue=name, in_sec=60, priority=number)
     with quietly(conn):
         conn.execute("UPDATE dl_jobs SET available_at = now() - make_interval(secs => priority + 1)")
-    assert queue.wake(conn, 3) == 6
+    assert lifecycle.wake(conn, 3) == 6
     awake = conn.execute("SELECT priority FROM dl_jobs WHERE blocked_on IS NULL ORDER BY priority").fetchall()
     assert [priority for (priority,) in awake] == [2, 2, 3, 3, 4, 4]
-    assert queue.wake(conn, 3) == 4
+    assert lifecycle.wake(conn, 3) == 4
 
 
 def test_a_row_that_somebody_holds_is_woken_another_time(conn: db.Connection, worker: Worker) -> None:
@@ -55,9 +55,9 @@ def test_a_row_that_somebody_holds_is_woken_another_time(conn: db.Connection, wo
     come_due(conn)
     with conn.transaction():
         conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
-        assert queue.wake(worker.conn, 100) == 1
+        assert lifecycle.wake(worker.conn, 100) == 1
     assert row(conn, free)["blocked_on"] is None
-    assert queue.wake(worker.conn, 100) == 1
+    assert lifecycle.wake(worker.conn, 100) == 1
 
 
 def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: db.Connection, workers: Workers) -> None:
@@ -94,4 +94,4 @@ def test_final_rows_with_a_future_time_are_never_woken(conn: db.Connection) -> N
     for status in ("running", "succeeded", "failed", "canceled", "lost"):
         job_id = plain(conn, in_sec=60, status=status)
         assert row(conn, job_id)["blocked_on"] is None
-    assert queue.wake(conn, 100) == 0
+    assert lifecycle.wake(conn, 100) == 0

@@ -11,7 +11,8 @@ import structlog
 from hands import enqueue, many, quietly, until, value
 from structlog.testing import capture_logs
 
-from dataloader import db, reaper, stats
+from dataloader.farm import reaper
+from dataloader.queue import db, stats
 
 LOG = structlog.get_logger("reaper")
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.progress import Progress
 
-from dataloader import cli
 from dataloader.bench import marks, plot, program
 from dataloader.bench.line import Line, Must, disorder, gaps, median, paired_ratio, percentile
 from dataloader.bench.memory import pss_mb
 from dataloader.bench.place import Place, Wish
+from dataloader.cli import main as cli
 
 SAMPLES = st.lists(st.floats(-1e9, 1e9), min_size=1)
 

@@ -8,9 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from dataloader import check, check_database, config, probe
-from dataloader.check_database import Finding
+from dataloader import check, config
+from dataloader.check import database
+from dataloader.check.database import Finding
 from dataloader.config import WorkerSpec
+from dataloader.queue import probe
 
 DSN = "host=db user=u password=s3cret dbname=d"
 
@@ -27,7 +29,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [(140_012, "error"), (150_000, "ok"), (150_018, "ok"), (180_004, "ok"), (190_000, "warning")],
 )
 def test_the_versions_that_are_served(number: int, level: str) -> None:
-    assert check_database.version(number).level == level
+    assert database.version(number).level == level
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_the_versions_that_are_served(number: int, level: str) -> None:
     ],
 )
 def test_which_sessions_will_do(direct: bool, heard: bool, with_options: bool, level: str, said: str) -> None:
-    found = check_database.session(direct, heard, with_options)
+    found = database.session(direct, heard, with_options)
     assert (found.level, bool(found.advice)) == (level, level != "ok")
     assert said in found.what
 
@@ -57,7 +59,7 @@ def test_which_sessions_will_do(direct: bool, heard: bool, with_options: bool, l
     ],
 )
 def test_which_schema_will_do(refusal: str, todo: str, may_migrate: bool, level: str, advice: str) -> None:
-    found = check_database.schema(refusal, todo, may_migrate)
+    found = database.schema(refusal, todo, may_migrate)
     assert (found.level, found.advice[: len(advice)]) == (level, advice)
 
 
@@ -75,7 +77,7 @@ def test_which_privileges_will_do(
     lacking: list[str], functions: list[str], strangers: list[str], levels: list[str]
 ) -> None:
     tables = [{"name": "dl_jobs", "owned": False, "lacking": lacking}]
-    found = check_database.privileges(
+    found = database.privileges(
         tables, [{"name": name, "lacking": True} for name in functions], [{"rolname": name} for name in strangers]
     )
     assert [finding.level for finding in found] == levels
@@ -85,7 +87,7 @@ def test_which_privileges_will_do(
     ("free", "level"), [({"max_connections": 40}, "ok"), ({"max_connections": 39}, "warning"), ({"x": 13}, "error")]
 )
 def test_whether_there_are_connections_enough(free: dict[str, int], level: str) -> None:
-    found = check_database.connections(14, 40, {"max_connections": 97, **free})
+    found = database.connections(14, 40, {"max_connections": 97, **free})
     assert (found.level, next(iter(free)) in found.what) == (level, True)
 
 
@@ -107,7 +109,7 @@ def test_whether_the_lock_table_has_room_for_the_keys(
     given = [WorkerSpec(queue="a", prefetch=prefetch, concurrency=workers)]
     table = probe.LockTable(64, 25)
     assert probe.most_at_once(table, given) == at_most
-    found = check_database.locks(table, given, of_others)
+    found = database.locks(table, given, of_others)
     assert (found.level, found.advice.startswith(advice)) == (level, True)
     assert "room for 1600 locks" in found.what
 
@@ -120,16 +122,16 @@ def test_a_worker_that_claims_many_is_not_bounded_for_many_that_claim_one() -> N
 
 def test_how_many_connections_a_machine_wants() -> None:
     settings = config.load(workers_json='[{"queue":"a","concurrency":3},{"queue":"a"}]', pg_pool_size=2)
-    assert check_database.wanted_connections(settings, same_server=False) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1)
-    assert check_database.wanted_connections(settings, same_server=True) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1 + 4)
+    assert database.wanted_connections(settings, same_server=False) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1)
+    assert database.wanted_connections(settings, same_server=True) == (4 + 2 + 2 * 2, 4 + 2 + 2 * 12 + 1 + 4)
     single = config.load(workers_json='[{"queue":"a"}]', pg_use_pool=False)
-    assert check_database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15 + 1)
+    assert database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15 + 1)
 
 
 def test_which_connections_are_free() -> None:
     facts = {"server_limit": 97, "server_used": 60, "here": 10}
     facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 50}
-    assert check_database.free_connections(facts) == {"max_connections": 47, "the role's limit": 0}
+    assert database.free_connections(facts) == {"max_connections": 47, "the role's limit": 0}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_which_connections_are_free() -> None:
     ],
 )
 def test_what_helps_against_no_session(said: str, advice: str) -> None:
-    found = check_database.unreachable("database", DSN, psycopg.OperationalError(said))
+    found = database.unreachable("database", DSN, psycopg.OperationalError(said))
     assert found.level == "error"
     assert advice in found.advice
     assert "\n" not in found.what + found.advice
@@ -185,6 +187,6 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_a_report_is_good_without_errors_only() -> None:
-    levels = check_database.Level
+    levels = database.Level
     assert check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.WARNING, "a", "b", "c")]).is_good
     assert not check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.ERROR, "a", "b", "c")]).is_good

@@ -20,10 +20,10 @@ import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
 from click.testing import CliRunner, Result
 
-from dataloader import cli
 from dataloader.cli import doctor, journal, screen, watch
+from dataloader.cli import main as cli
 from dataloader.client import Event, Job, Queue, Worker
-from dataloader.stats import Attempt
+from dataloader.queue.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -381,7 +381,7 @@ def test_doctor_finds(case: doctor.Case, texts: list[str], commands: list[tuple[
 def test_a_dsn_on_the_command_line_is_hidden_from_others() -> None:
     code = (
         "import sys, psutil; sys.argv = ['x', 'queues', '--dsn', 'secret']\n"
-        "from dataloader.cli import ways; ways._hide_arguments()\n"
+        "from dataloader.cli import connection; connection._hide_arguments()\n"
         "print(*psutil.Process().cmdline())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import settings_doc
 
 import dataloader
-from dataloader import check, config, settings_doc
+from dataloader import check, config
 from dataloader.config import ConfigError, WorkerSpec, load
 
 TOKEN = '{"name":"a","scopes":["read"],"sha256":"' + 64 * "0" + '"}'
@@ -216,7 +217,7 @@ def test_no_setting_counts_as_misspelt(name: str) -> None:
     ("path", "made"), [("docs/settings.md", settings_doc.markdown), (".env.example", settings_doc.dotenv)]
 )
 def test_the_files_made_from_the_settings_are_up_to_date(path: str, made: Callable[[], str]) -> None:
-    assert (PROJECT / path).read_text("utf-8") == made(), "make it anew with: python -m dataloader.settings_doc"
+    assert (PROJECT / path).read_text("utf-8") == made(), "make it anew with: python tools/settings_doc.py"
 
 
 def test_every_setting_says_what_it_means_and_lies_in_a_group() -> None:

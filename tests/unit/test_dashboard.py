@@ -11,8 +11,8 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dataloader import api
-from dataloader.api import buttons, concerns, shown
-from dataloader.api.recent import Recent
+from dataloader.api.dashboard import actions, alerts, formats
+from dataloader.api.dashboard.cache import Recent
 
 VENDOR = [Path(api.__file__).parent / "static" / "vendor", Path(__file__).parents[1] / "browser" / "vendor"]
 QUEUE: dict[str, Any] = {
@@ -35,15 +35,15 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     ],
 )  # fmt: skip
 def test_durations(seconds: Any, words: str) -> None:
-    assert shown.duration(seconds) == words
+    assert formats.duration(seconds) == words
 
 
 def test_sizes_counts_and_shares() -> None:
-    assert [shown.size(n) for n in (None, 0, 999, 1_000, 99_949, 123_456, 8_400_000, 2.5e12)] == [
+    assert [formats.size(n) for n in (None, 0, 999, 1_000, 99_949, 123_456, 8_400_000, 2.5e12)] == [
         "–", "0 B", "999 B", "1.0 KB", "99.9 KB", "123 KB", "8.4 MB", "2.5 TB",
     ]  # fmt: skip
-    assert [shown.count(1_234_567), shown.count(1_000, False), shown.count(None)] == ["1,234,567", "1,000+", "–"]
-    assert [shown.percent(x) for x in (0, 0.004, 0.37, 1, None)] == ["0 %", "0.4 %", "37 %", "100 %", "–"]
+    assert [formats.count(1_234_567), formats.count(1_000, False), formats.count(None)] == ["1,234,567", "1,000+", "–"]
+    assert [formats.percent(x) for x in (0, 0.004, 0.37, 1, None)] == ["0 %", "0.4 %", "37 %", "100 %", "–"]
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_sizes_counts_and_shares() -> None:
     ],
 )
 def test_progress_whatever_a_pipeline_yields(progress: Any, part: float | None, words: str | None) -> None:
-    assert shown.share(progress) == part
-    assert words is None or shown.steps(progress) == words
-    assert len(shown.steps(progress)) <= 120
+    assert formats.share(progress) == part
+    assert words is None or formats.steps(progress) == words
+    assert len(formats.steps(progress)) <= 120
 
 
 def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
-    moment = shown.clock(ZoneInfo("Europe/Moscow"), lambda: NOW)
+    moment = formats.clock(ZoneInfo("Europe/Moscow"), lambda: NOW)
     assert moment(NOW) == (
         '<time datetime="2026-11-21T12:00:00Z" title="2026-11-21 12:00:00.000000 UTC">15:00:00</time>'
     )
@@ -82,7 +82,7 @@ def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
 
 def test_what_is_wrong_is_said_the_gravest_first() -> None:
     def of(seen: Any = (), postgres: Any = None, **queue: Any) -> list[str]:
-        found = concerns.of_farm({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
+        found = alerts.of_farm({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
         return [concern.text for concern in found]
 
     assert of() == []
@@ -110,17 +110,17 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     job: dict[str, Any] = {"status": "queued", "cancel_requested": False, "waiting_for": {"reason": "time"}}
 
     def of(**more: Any) -> list[str]:
-        return [button.name + "!" * bool(button.because) for button in buttons.of_job(job | more)]
+        return [button.name + "!" * bool(button.because) for button in actions.of_job(job | more)]
 
     assert of() == ["run-now", "cancel", "delete"]
     assert of(waiting_for={"reason": "lock"}) == ["run-now!", "cancel", "delete"]
     assert of(status="running") == ["cancel", "force-cancel", "delete!"]
     assert of(status="running", cancel_requested=True) == ["cancel!", "force-cancel", "delete!"]
-    for final in sorted(buttons.FINAL):
+    for final in sorted(actions.FINAL):
         assert of(status=final) == ["requeue", "delete"]
-    names = [button.name + "!" * bool(button.because) for button in buttons.of_queue(QUEUE)]
+    names = [button.name + "!" * bool(button.because) for button in actions.of_queue(QUEUE)]
     assert names == ["pause", "run-all!", "requeue-dead!", "delete-dead!"]
-    paused = buttons.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000})
+    paused = actions.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000})
     assert next(button.name for button in paused if not button.because) == "resume"
     assert "all 2,000 scheduled jobs" in paused[1].question
     assert "the one dead job" in paused[3].question

@@ -7,8 +7,8 @@ from time import monotonic
 
 import pytest
 
-from dataloader import db
-from dataloader.api.gate import STALL_SEC, Busy, Gate, State, Verdict
+from dataloader.api.web.gate import STALL_SEC, Busy, Gate, State, Verdict
+from dataloader.queue import db
 
 
 def full(most: int = 3, at: float = 100.0) -> State:

@@ -14,7 +14,7 @@ import dataloader
 
 ROOT = Path(dataloader.__file__).parent
 EVERYBODY = {"config", "log"}
-PROCESSES = {"worker", "keeper", "reaper", "supervisor", "api", "up", "bench"}
+PROCESSES = {"worker", "keeper", "reaper", "supervisor"}
 
 
 def rule() -> dict[str, set[str]]:
@@ -23,7 +23,7 @@ def rule() -> dict[str, set[str]]:
     for line in (dataloader.__doc__ or "").splitlines():
         if row := re.match(r"    (\w+) +\S.*?  +(\S.*)$", line):
             allowed[row[1]] = set() if row[2] == "-" else set(row[2].split())
-    del allowed["module"]
+    del allowed["room"]
     return allowed
 
 
@@ -48,13 +48,21 @@ def imported(path: Path) -> set[str]:
 def test_a_module_imports_only_what_the_rule_allows(module: str) -> None:
     own = Path(module).parts[0].removesuffix(".py")
     allowed = rule()[own]
-    siblings = {name.split(".")[1] for name in imported(ROOT / module) if name.startswith("dataloader.")} - {own}
+    theirs = {name.removeprefix("dataloader.") for name in imported(ROOT / module) if name.startswith("dataloader.")}
+    theirs = {name for name in theirs if name.split(".")[0] not in {own, "DISTRIBUTION", "version", *EVERYBODY}}
     if allowed == {"anything"}:
         return
     if "anything" in allowed:
-        assert "cli" not in siblings
+        assert "cli" not in {name.split(".")[0] for name in theirs}
         return
-    assert siblings <= allowed | EVERYBODY, f"{module} imports {siblings - allowed - EVERYBODY}"
+    wrong = [name for name in theirs if not any(f"{name}.".startswith(f"{room}.") for room in allowed)]
+    assert not wrong, f"{module} imports {wrong}"
+
+
+@pytest.mark.parametrize("module", [module for module in modules() if module.startswith("farm/")])
+def test_no_process_of_the_farm_imports_another(module: str) -> None:
+    names = {name.split(".")[2] for name in imported(ROOT / module) if name.startswith("dataloader.farm.")}
+    assert not (names & PROCESSES) - {Path(module).stem}
 
 
 def test_every_module_is_in_the_map() -> None:
@@ -71,13 +79,13 @@ def test_only_api_knows_flask(module: str) -> None:
 def test_only_bench_and_what_people_ask_know_rich(module: str) -> None:
     """It costs each worker some MB, and draws for people."""
     names = {name.split(".")[0] for name in imported(ROOT / module)}
-    assert "rich" not in names or (module.startswith(("bench/", "cli/")) and module != "cli/__init__.py")
+    assert "rich" not in names or (module.startswith(("bench/", "cli/")) and module != "cli/main.py")
 
 
 def test_a_program_of_a_farm_holds_nothing_of_what_people_ask() -> None:
-    code = "import sys, dataloader.cli; print(*sys.modules)"
+    code = "import sys, dataloader.cli.main; print(*sys.modules)"
     held = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split()
-    assert "dataloader.worker" in held
+    assert "dataloader.farm.worker" in held
     assert not {"dataloader.client", "dataloader.cli.screen", "http.client", "rich.live"} & set(held)
 
 

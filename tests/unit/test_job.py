@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloader.job import (
+from dataloader.farm.slots import fence_margin
+from dataloader.queue.job import (
     FINAL,
     PROGRESS_LIMIT,
     TEXT_LIMIT,
@@ -27,7 +28,6 @@ from dataloader.job import (
     retry_delay,
     to_json,
 )
-from dataloader.slots import fence_margin
 
 
 def job(attempt: int = 1, max_attempts: int = 3) -> Job:

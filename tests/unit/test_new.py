@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dataloader.cli import main
+from dataloader.cli.main import main
 
 
 @pytest.fixture

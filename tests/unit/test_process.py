@@ -12,12 +12,12 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.process import drain_pipe, now
-from dataloader.slots import Farm, State, Why
+from dataloader.farm.process import drain_pipe, now
+from dataloader.farm.slots import Farm, State, Why
 
 FAMILY = """
 import os, signal, sys, time
-from dataloader.process import Signals, fork, unblock_signals
+from dataloader.farm.process import Signals, fork, unblock_signals
 def child():
     signals = Signals((signal.SIGTERM,)); unblock_signals()
     print("child", os.getpid(), flush=True)
@@ -157,7 +157,8 @@ def test_a_drained_pipe_tells_whether_a_writer_is_left(closed: bool) -> None:
 def test_i6_i7_a_supervisor_with_a_thread_refuses_to_start() -> None:
     import threading
 
-    from dataloader import config, supervisor
+    from dataloader import config
+    from dataloader.farm import supervisor
 
     done = threading.Event()
     thread = threading.Thread(target=done.wait)

@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from dataloader import batch
-from dataloader.batch import merged
-from dataloader.producer import columns_of, is_deep
-from dataloader.queue import NewJob
+from dataloader.queue import enqueue
+from dataloader.queue.enqueue import merged
+from dataloader.queue.lifecycle import NewJob
+from dataloader.queue.new_job import columns_of, is_deep
 
 
 @pytest.mark.parametrize(
@@ -39,28 +39,28 @@ ODD = [{"a": '},{"b":1'}, {",{": [{}, {"a": [1, {"b": None}]}]}, {}, {"a\n\t": "
     "objects", [[], [{}], [{}, {}], [{"a": 1, "b": "}{"}] * 3, ODD, ODD[:1], ODD[1:2] * 2, ODD[3:]]
 )
 def test_each_object_is_json_of_its_own(objects: list[dict[str, Any]]) -> None:
-    texts = batch.as_texts(objects)
-    assert texts == [batch.as_json(each) for each in objects]
+    texts = enqueue.as_texts(objects)
+    assert texts == [enqueue.as_json(each) for each in objects]
     assert [json.loads(text) for text in texts] == objects
 
 
 def test_one_object_that_is_not_json_and_there_is_none() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        batch.as_texts([{}, {"a": float("nan")}])
+        enqueue.as_texts([{}, {"a": float("nan")}])
 
 
 @pytest.mark.parametrize("count", [1, 2, 999, 1_000, 1_001, 1_250, 1_251, 1_252, 10_000])
 def test_statements_share_the_jobs_and_the_first_of_several_is_small(count: int) -> None:
-    steps = batch._steps(range(count))
+    steps = enqueue._steps(range(count))
     assert [number for step in steps for number in step] == list(range(count))
-    assert all(0 < len(step) <= batch.AT_ONCE for step in steps)
-    assert len(steps) == 1 if count <= batch.AT_ONCE else len(steps[0]) < batch.AT_ONCE / 3
+    assert all(0 < len(step) <= enqueue.AT_ONCE for step in steps)
+    assert len(steps) == 1 if count <= enqueue.AT_ONCE else len(steps[0]) < enqueue.AT_ONCE / 3
 
 
 def test_columns_have_the_defaults_of_a_new_job() -> None:
     documents = [{"queue": "q", "task": "t", "lock_key": f"k{n}"} for n in range(3)]
     jobs = [NewJob(**document) for document in documents]
-    assert columns_of(documents, lease_ttl_sec=60) | {"trace": [None]} == batch.columns(jobs)
+    assert columns_of(documents, lease_ttl_sec=60) | {"trace": [None]} == enqueue.columns(jobs)
     assert columns_of(documents, lease_ttl_sec=7)["lease_ttl_sec"] == [7]
 
 
@@ -74,7 +74,7 @@ def test_depth_counts_objects_and_arrays(value: Any, room: int, deep: bool) -> N
 
 def test_new_ids_are_of_version_7_and_grow() -> None:
     before = time.time_ns() // 1_000_000
-    ids = list(batch._new_ids(3_000))
+    ids = list(enqueue._new_ids(3_000))
     assert ids == sorted(set(ids))
     assert {(job_id.version, job_id.variant) for job_id in ids} == {(7, UUID(int=1 << 63).variant)}
     assert before <= ids[0].int >> 80 <= ids[-1].int >> 80 <= time.time_ns() // 1_000_000 + 4

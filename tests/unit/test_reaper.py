@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataloader.reaper import JUMP_SEC, SILENCE_SEC, Uptime
+from dataloader.farm.reaper import JUMP_SEC, SILENCE_SEC, Uptime
 
 CLOCK = 1_900_000_000.0  # the database's, when ours says 0
 

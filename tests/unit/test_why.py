@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dataloader import why
+from dataloader.queue import waiting
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -23,4 +23,4 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
     ],
 )
 def test_numbers_of_workers_and_jobs(workers: int, ahead: int, words: str) -> None:
-    assert why.words({"reason": "worker", "queue": "q", "workers": workers, "ahead": ahead}, NOW) == words
+    assert waiting.words({"reason": "worker", "queue": "q", "workers": workers, "ahead": ahead}, NOW) == words

@@ -1,0 +1,64 @@
+"""The dashboard's sign-in: a token from a form becomes a cookie that scripts and other sites cannot use.
+
+May import `log`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flask import Blueprint, Response, current_app, make_response, redirect, render_template, request
+from werkzeug.wrappers import Response as BaseResponse
+
+from dataloader import log
+from dataloader.api.web import auth, tokens
+
+blueprint = Blueprint("signin", __name__, template_folder="templates")
+_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")  # a path of ours: no host before it, nothing that a browser would drop
+
+
+@blueprint.get("/login")
+@auth.require()
+def form() -> BaseResponse:
+    """The form; who needs no token is sent on."""
+    if not current_app.extensions["settings"].dl_api_tokens:
+        return redirect(_destination(), 303)
+    return _page(200)
+
+
+@blueprint.post("/login")
+@auth.require()
+def sign_in() -> BaseResponse:
+    """Set the cookie, for as long as the browser lives. What is wrong with a token is not said."""
+    given = request.form.get("token", "").strip()
+    if tokens.holder(given, current_app.extensions["settings"].dl_api_tokens) is None:
+        return _page(401)
+    answer = redirect(_destination(), 303)
+    answer.set_cookie(auth.COOKIE, given, secure=request.is_secure, httponly=True, samesite="Strict")
+    return answer
+
+
+@blueprint.post("/logout")
+@auth.require()
+def sign_out() -> BaseResponse:
+    """Take the cookie back."""
+    answer = redirect("/login", 303)
+    answer.delete_cookie(auth.COOKIE, secure=request.is_secure, httponly=True, samesite="Strict")
+    return answer
+
+
+def _page(status: int) -> Response:
+    page = render_template("login.html", is_wrong=status == 401, next=_destination())
+    answer = make_response(page, status)
+    answer.headers["Content-Security-Policy"] = (
+        "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    )
+    if status == 401:
+        answer.headers["WWW-Authenticate"] = auth.CHALLENGE
+    return answer
+
+
+def _destination() -> str:
+    """Where to go on; never to another site, and with no secret, for it stands in the page."""
+    wish = log.masked(request.values.get("next", "/"))
+    return wish if _PATH.fullmatch(wish) else "/"

@@ -1,0 +1,303 @@
+"""The dashboard's pages: what people see of the farm.
+
+Each view is: read by `stats`, show. A page's changing part is asked for again by htmx every two seconds; unchanged it
+is a 304. May import `stats`, `why` and `config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from flask import Blueprint, Response, current_app, request, url_for
+
+from dataloader.api.dashboard import actions, alerts, formats
+from dataloader.api.dashboard.cache import Recent
+from dataloader.api.dashboard.render import failed, named_queue, show
+from dataloader.api.web import json_body
+from dataloader.api.web.problems import Problem
+from dataloader.api.web.sessions import Sessions
+from dataloader.queue import db, stats, waiting
+
+blueprint = Blueprint("dashboard", __name__)
+blueprint.register_error_handler(Exception, failed)
+PACE_MINUTES = 30
+SHOWN = 50  # jobs of a page, workers of the overview
+LISTED = 10  # jobs of each list on a queue's page
+CONCERNS = 8  # that the overview names
+EVENTS = 10_000  # of a journal on one page: a heartbeat every ten seconds makes so many in a day
+EVENTS_AT_ONCE = 1_000
+TRAIL = 30  # pages that `newer` leads back through
+FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
+STATUSES = [
+    *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
+    ("scheduled", "scheduled: time has not come"),
+    ("fresh", "fresh: queued, never tried"),
+    ("retries", "retries: queued again"),
+    ("dead", "dead: failed or lost"),
+]
+Rows = list[dict[str, Any]]
+
+
+@blueprint.get("/")
+def overview() -> Response:
+    """How the farm stands: what is wrong, figures, pace, queues, workers, the database."""
+    farm, workers, postgres, pace = _recent().ask(_read_overview)
+    wrong = alerts.of_farm(farm, workers, postgres)
+    return show(
+        "overview.html",
+        total=farm["total"],
+        queues=farm["queues"],
+        concerns=[asdict(concern) for concern in wrong[:CONCERNS]],
+        more_concerns=len(wrong[CONCERNS:]),
+        workers=workers[:SHOWN],
+        more_workers=len(workers) if len(workers) > SHOWN else 0,
+        postgres=postgres,
+        **_pace(pace),
+    )
+
+
+def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], Rows]:
+    with _sessions().borrow() as conn:
+        workers = _alive_first(stats.workers(conn))
+        return stats.overview(conn), workers, stats.postgres(conn), stats.pace(conn, PACE_MINUTES)
+
+
+def _pace(buckets: Rows) -> dict[str, Any]:
+    """The chart's columns, a bar a minute."""
+    minutes: dict[int, list[int]] = {}
+    for bucket in buckets:
+        bar = minutes.setdefault(int(bucket["at"].timestamp()) // 60 * 60, [0, 0])
+        bar[0] += bucket["processed"]
+        bar[1] += bucket["failed"]
+    processed, failed = ([bar[which] for bar in minutes.values()] for which in (0, 1))
+    return {
+        "pace": [list(minutes), processed, failed],
+        "pace_minutes": PACE_MINUTES,
+        "pace_processed": sum(processed),
+        "pace_failed": sum(failed),
+    }
+
+
+@blueprint.get("/workers")
+def workers() -> Response:
+    """The workers of all hosts, and what they run."""
+    with _sessions().borrow() as conn:
+        found = _alive_first(stats.workers(conn))
+    live = [worker for worker in found if worker["is_live"]]
+    return show(
+        "workers.html",
+        workers=found,
+        live=len(live),
+        busy=sum(worker["job_id"] is not None for worker in live),
+        hosts=len({worker["host"] for worker in live}),
+    )
+
+
+def _alive_first(workers: Rows) -> Rows:
+    """Those that run something before those that wait, those that have gone last; else by host and process."""
+    return sorted(workers, key=lambda w: (not w["is_live"], w["job_id"] is None, w["host"] or "", w["pid"] or 0))
+
+
+@blueprint.get("/jobs")
+def jobs() -> Response:
+    """A list of jobs: filtered, sorted, a page at a time, all of it in the address."""
+    given = {name: request.args.get(name, "") for name in (*FILTERS, "status", "since", "until", "sort")}
+    page, mistake, local = stats.Page([], None), "", {"since": "", "until": ""}
+    try:
+        wanted, after = _wanted(given), request.args.get("after") or None
+        local = {"since": _local(wanted.since), "until": _local(wanted.until)}
+        with _sessions().borrow() as conn:
+            page = stats.jobs(conn, wanted, SHOWN, after)
+    except ValueError as error:
+        mistake = str(error)
+    return show(
+        "jobs.html",
+        400 if mistake else 200,
+        given=given | local,
+        is_filtered=any(value for name, value in given.items() if name != "sort"),
+        statuses=STATUSES,
+        jobs=page.jobs,
+        mistake=mistake,
+        **_neighbours(given, page.next),
+    )
+
+
+def _wanted(given: Mapping[str, str]) -> stats.Wanted:
+    """The filters of the address. Raises ValueError in words for one that cannot be."""
+    if "\0" in "".join(given.values()):
+        raise ValueError("A filter should have no NUL character in it.")
+    if given["status"] and given["status"] not in dict(STATUSES):
+        raise ValueError(f"The status should be one of: {', '.join(dict(STATUSES))}.")
+    texts = {name: given[name] or None for name in (*FILTERS, "status")}
+    sort = "key" if given["sort"] == "key" else "changed"
+    return stats.Wanted(**texts, since=_instant(given["since"]), until=_instant(given["until"]), sort=sort)
+
+
+def _instant(text: str) -> datetime | None:
+    """An instant of a filter; without an offset it is in the zone of the settings."""
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=_zone())).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ValueError("A time should be a date and a time, as 2026-01-31T14:30.") from None
+
+
+def _local(at: datetime | None) -> str:
+    """As a field for a date and a time wants it."""
+    return at.astimezone(_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
+
+
+def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
+    """The addresses of the pages before and after: cursors lead on only, so the way here is in the address."""
+    here, trail = request.args.get("after"), request.args.getlist("trail")
+    filters: dict[str, Any] = {name: value for name, value in given.items() if value}
+    to_page = partial(url_for, ".jobs", **filters)
+    newer = to_page(after=trail[-1] or None, trail=trail[:-1]) if trail else to_page()
+    older = to_page(after=following, trail=[*trail, here or ""][-TRAIL:]) if following else None
+    return {"newer": newer if here else None, "older": older}
+
+
+@blueprint.get("/jobs/<anything:job_id>")
+def job(job_id: str) -> Response:
+    """All of one job: why it waits, its fields, its attempts and its journal."""
+    wanted = json_body.job_id(job_id)
+    after = request.args.get("after", 0, type=int)
+    with _sessions().borrow() as conn:
+        found = stats.job(conn, wanted)
+        events = _events(conn, wanted, max(after, 0))
+    if found is None:
+        raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
+    waiting_for = found["waiting_for"] or {}
+    told = [event for event in events if event["kind"] != "heartbeat"]
+    attempts = [attempt._asdict() for attempt in stats.attempts(events)]
+    return show(
+        "job.html",
+        job=found,
+        facts=_facts(found),
+        waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
+        holder=waiting_for.get("job_id"),
+        run_sec=_since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None,
+        attempts=attempts,
+        events=told,
+        heartbeats=len(events) - len(told),
+        later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
+        buttons=[asdict(button) for button in actions.of_job(found)],
+    )
+
+
+def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
+    found: Rows = []
+    while len(found) < EVENTS:
+        more = stats.events(conn, job_id, found[-1]["event_id"] if found else after, EVENTS_AT_ONCE)
+        found += more
+        if len(more) < EVENTS_AT_ONCE:
+            break
+    return found
+
+
+# What the job's page says by other means than a line of its own.
+_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts"}
+# The others in this order, and any that is not named here behind them.
+_LABELS = {
+    "queue": "Queue",
+    "lock_key": "Key",
+    "partition_key": "Partition",
+    "priority": "Priority",
+    "attempt": "Attempt",
+    "producer": "Producer",
+    "consumer_group": "Consumer group",
+    "idempotency_key": "Idempotency key",
+    "created_at": "Created",
+    "available_at": "Not before",
+    "started_at": "First started",
+    "heartbeat_at": "Last heartbeat",
+    "finished_at": "Finished",
+    "run_sec": "Last run took",
+    "timeout_sec": "Time limit",
+    "lease_ttl_sec": "Lease",
+    "lease_expires_at": "Lease until",
+    "claimed_by": "Claimed by",
+    "claims": "Claims",
+    "backoffs": "Back-offs",
+    "blocked_on": "Blocked on",
+    "hot": "Key was busy",
+    "cancel_requested": "Asked to stop",
+    "cancel_forced": "By force",
+}
+
+
+def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Every other field of a job: its name, its label, its value."""
+    found = []
+    for name in [*_LABELS, *(name for name in job if name not in _LABELS)]:
+        if name in job and name not in _ELSEWHERE:
+            value = job[name]
+            if isinstance(value, bool):
+                value = "yes" if value else "no"
+            elif name.endswith("_sec"):
+                value = formats.duration(value)
+            label = _LABELS.get(name) or name.replace("_", " ").capitalize()
+            found.append((name, label, formats.NOTHING if value in (None, "") else value))
+    return found
+
+
+def _since(at: datetime) -> float:
+    return (datetime.now(UTC) - at).total_seconds()
+
+
+@blueprint.get("/queues/<anything:queue>")
+def queue(queue: str) -> Response:
+    """One queue: its figures, its buttons, the jobs that want a look."""
+    queue, lists = named_queue(queue), []
+    with _sessions().borrow() as conn:
+        found = _of_queue(conn, queue)
+        for status, *words in _LISTS:
+            page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
+            lists.append((status, *words, page.jobs))
+    return show(
+        "queue.html",
+        name=queue,
+        q=found,
+        lists=lists,
+        buttons=[asdict(button) for button in actions.of_queue(found)],
+    )
+
+
+_LISTS = (
+    ("dead", "Dead", "All dead jobs", "None has failed for good."),
+    ("running", "Running", "All running jobs", "Nothing runs."),
+    ("retries", "Retries", "All retries", "None waits for another attempt."),
+    ("scheduled", "Scheduled", "All scheduled jobs, retries in their back-off too", "None waits for its time."),
+)
+
+
+def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
+    """Its row of the overview; nothing but zeros where nobody knows of it."""
+    farm = stats.overview(conn)
+    nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
+    return next(
+        (row for row in farm["queues"] if row["queue"] == queue),
+        nothing | {"queue": queue, "length_is_exact": True, "counted_at": None},
+    )
+
+
+def _sessions() -> Sessions:
+    sessions: Sessions = current_app.extensions["sessions"]
+    return sessions
+
+
+def _recent() -> Recent[Any]:
+    recent: Recent[Any] = current_app.extensions.setdefault("recent", Recent())
+    return recent
+
+
+def _zone() -> ZoneInfo:
+    return ZoneInfo(current_app.extensions["settings"].timezone)

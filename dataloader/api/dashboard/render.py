@@ -1,0 +1,154 @@
+"""What all pages of the dashboard share: how one is shown, errors in words, the content policy, the templates' words.
+
+What is shown leaves by `show` and `done` alone, without secrets. May import `config` and `log`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cache, partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+from zoneinfo import ZoneInfo
+
+from flask import Blueprint, Response, current_app, g, render_template, request, url_for
+from flask.blueprints import BlueprintSetupState
+from werkzeug.exceptions import HTTPException, NotFound
+
+from dataloader import log
+from dataloader.api.dashboard import formats
+from dataloader.api.server.health import VERSION
+from dataloader.api.web import auth
+from dataloader.config import Settings
+
+CSP = (
+    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; object-src 'none'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+_STATIC = Path(__file__).parent / "static"
+# Few and small: kept in memory, so that no request opens a file or names one that is not meant.
+_FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Functions of `formats` that the templates know by these names.
+FILTERS = ("count", "duration", "percent", "pretty", "share", "short", "size")
+blueprint = Blueprint("page", __name__, template_folder="templates")
+
+
+@blueprint.get("/static/<path:name>")
+@auth.require()
+def static(name: str) -> Response:
+    """A file that pages are made of. One with its hash in the address may be kept for ever."""
+    if name not in _FILES:
+        raise NotFound
+    response = Response(_FILES[name], mimetype=_KINDS.get(Path(name).suffix, "text/plain"))
+    if request.args.get("v") == _digest(name):
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+    return response
+
+
+def show(template: str, status: int = 200, **data: Any) -> Response:
+    """A page, or for htmx its changing part. The one way out for what jobs and workers have written: masked here."""
+    is_part = "HX-Request" in request.headers
+    layout = "part.html" if is_part else "page.html"
+    body = render_template(template, layout=layout, now=datetime.now(UTC), **log.masked(data))
+    response = Response(body, status, mimetype="text/html")
+    response.headers["Vary"] = "HX-Request"
+    if is_part and status == 200:
+        response.set_etag(sha256(body.encode()).hexdigest()[:32])
+        response.make_conditional(request)
+    return response
+
+
+def done(text: str, is_gone: bool = False) -> Response:
+    """What a button says when it was pressed; then the page looks again."""
+    response = Response(render_template("done.html", text=log.masked(text), is_gone=is_gone), mimetype="text/html")
+    response.headers["HX-Trigger"] = "refresh"
+    return response
+
+
+def failed(error: Exception) -> Response | HTTPException:
+    """Any error in words: a page of its own, or for htmx a text that joins the page as it is."""
+    if isinstance(error, HTTPException) and (error.code or 500) < 400:
+        return error
+    answer = _answer(error)
+    problem = answer.get_json()
+    if "HX-Request" in request.headers:
+        response = Response(problem["detail"], answer.status_code, mimetype="text/plain")
+    else:
+        response = show("problem.html", answer.status_code, problem=problem)
+    if "Retry-After" in answer.headers:
+        response.headers["Retry-After"] = answer.headers["Retry-After"]
+    return response
+
+
+def _answer(error: Exception) -> Response:
+    """The problem document that the API would answer with."""
+    handlers = current_app.error_handler_spec[None][None]
+    handle = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
+    return cast(Response, handle(error))
+
+
+@blueprint.after_app_request
+def _with_policy(response: Response) -> Response:
+    if response.mimetype == "text/html":
+        response.headers.setdefault("Content-Security-Policy", CSP)
+        # With no-referrer a browser would call a form's origin null, and its post would be taken for another site's.
+        response.headers["Referrer-Policy"] = "same-origin"
+    return response
+
+
+@blueprint.app_context_processor
+def _of_every_page() -> dict[str, Any]:
+    settings: Settings = current_app.extensions["settings"]
+    return {
+        "asset": _asset,
+        "queue_url": queue_url,
+        "environment": settings.environment,
+        "version": VERSION,
+        "zone": settings.timezone,
+        "here": auth.here(),
+        "who": g.get("token_name"),
+        "may_operate": auth.may("operate"),
+        "has_tokens": bool(settings.dl_api_tokens),
+    }
+
+
+@blueprint.record_once
+def _teach(state: BlueprintSetupState) -> None:
+    environment = state.app.jinja_env
+    environment.trim_blocks = environment.lstrip_blocks = True
+    zone = ZoneInfo(state.app.extensions["settings"].timezone)
+    environment.filters |= {
+        "moment": formats.clock(zone, partial(datetime.now, UTC)),
+        **{name: getattr(formats, name) for name in FILTERS},
+        "steps": formats.steps,
+        "first_line": formats.first_line,
+    }
+    environment.tests["instant"] = lambda value: isinstance(value, datetime)
+
+
+def queue_url(queue: str, verb: str = "") -> str:
+    """The address of a queue's page, or of one of its buttons.
+
+    A browser takes `.` and `..` out of a path, percent-encoded ones too: these names stand behind the `?`.
+    """
+    is_dots = queue in (".", "..")
+    path = url_for("dashboard.queue", queue="-" if is_dots else queue)
+    return path + (f"/{verb}" if verb else "") + (f"?name={queue}" if is_dots else "")
+
+
+def named_queue(in_path: str) -> str:
+    """The queue that an address of `queue_url` means."""
+    name = request.args.get("name")
+    return name if name in (".", "..") else in_path
+
+
+def _asset(name: str) -> str:
+    """A file's address, which changes with its content; so it may be kept for ever."""
+    return url_for("page.static", name=name, v=_digest(name))
+
+
+@cache
+def _digest(name: str) -> str:
+    return sha256(_FILES[name]).hexdigest()[:12]

@@ -1,0 +1,141 @@
+"""What the API's processes write about requests: who asked for what, and how it went; and gunicorn's own lines.
+
+Each request is two lines of the audit stream, its begin and its end, and one of the metric stream. No body, no query
+and no header is written, but for the address that a proxy names. May import `config` and `log`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+import structlog
+from flask import Flask, Response, g, request
+from gunicorn.glogging import Logger  # type: ignore[import-untyped]
+
+from dataloader import config, log
+from dataloader.api.web import problems
+
+ANYBODY = "anonymous"
+FILES = "page.static"
+# Upper bounds (seconds) of the histogram of durations; a last bucket without a bound follows.
+BUCKETS_SEC = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
+_counting = Lock()
+_requests: Counter[tuple[str, str]] = Counter()  # by method and route, in this process
+_responses: Counter[tuple[str, str, int]] = Counter()  # by status as well
+_durations: dict[tuple[str, str], Durations] = {}
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long the answers of one route took, in this process."""
+
+    seconds: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SEC) + 1))
+
+    def add(self, seconds: float) -> None:
+        """Count one answer."""
+        self.seconds += seconds
+        self.buckets[bisect_left(BUCKETS_SEC, seconds)] += 1
+
+
+def counted() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
+    """What this process has answered: how often by method, route and status, how fast by method and route."""
+    with _counting:
+        return dict(_responses), {route: replace(took, buckets=[*took.buckets]) for route, took in _durations.items()}
+
+
+def install(app: Flask) -> None:
+    """Note every request of `app`; what is logged while it is answered carries its request_id."""
+    app.before_request(_begin)
+    app.after_request(_end)
+    app.teardown_request(_forget)
+
+
+def _begin() -> None:
+    g.began = monotonic()
+    g.log_context = structlog.contextvars.bind_contextvars(request_id=problems.request_id())
+    with _counting:
+        _requests[_route()] += 1
+    if not _is_routine():
+        log.audit("request.begin", **_who())
+
+
+def _end(response: Response) -> Response:
+    seconds = monotonic() - g.began
+    took = round(seconds * 1_000, 2)
+    is_worth_a_line = not (_is_routine() and (response.status_code == 304 or request.endpoint == FILES))
+    if is_worth_a_line:
+        log.audit("request.end", **_who(), **_changed(response), status=response.status_code, duration_ms=took)
+    method, route = _route()
+    with _counting:
+        _responses[method, route, response.status_code] += 1
+        _durations.setdefault((method, route), Durations()).add(seconds)
+        asked, answered = _requests[method, route], _responses[method, route, response.status_code]
+    if is_worth_a_line:
+        log.metric(
+            "http.request",
+            method=method,
+            route=route,
+            status=response.status_code,
+            duration_ms=took,
+            requests_total=asked,
+            responses_total=answered,
+        )
+    return response
+
+
+def _is_routine() -> bool:
+    """A page of the dashboard asks for itself again, every two seconds, or for a file that it is made of.
+
+    Without this a page that is left open would fill the logs. Whatever it was given is still a line: its end.
+    """
+    if request.method != "GET":
+        return False
+    refreshes = (request.endpoint or "").startswith("dashboard.") and "HX-Request" in request.headers
+    return refreshes or request.endpoint == FILES
+
+
+def _forget(_error: BaseException | None) -> None:
+    if tokens := g.pop("log_context", None):
+        structlog.contextvars.reset_contextvars(**tokens)
+
+
+def _who() -> dict[str, Any]:
+    """Who asks, from where, for what. `g.token_name` is set by whatever checks tokens."""
+    found = {"who": g.get("token_name", ANYBODY), "remote": request.remote_addr}
+    if forwarded := request.headers.get("X-Forwarded-For"):
+        found["forwarded_for"] = forwarded  # as it was claimed, which anybody can
+    return found | {"method": request.method, "path": request.path}
+
+
+def _route() -> tuple[str, str]:
+    """The method and the route's pattern: so few that they can be counted, whatever is asked for."""
+    rule = request.url_rule
+    return (request.method if rule else "any"), (rule.rule if rule else "unmatched")
+
+
+def _changed(response: Response) -> dict[str, Any]:
+    """Which job a request has changed, if it has changed one; of a batch what `g.changed` says."""
+    if "changed" in g:
+        changed: dict[str, Any] = g.changed
+        return changed
+    if request.method != "POST" or response.status_code != 200:
+        return {}
+    answer = response.get_json(silent=True)
+    return {"job_id": answer["job_id"]} if isinstance(answer, dict) and "job_id" in answer else {}
+
+
+class GunicornLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
+    """gunicorn's messages as lines of ours, in the arbiter and, until the application is made, in its workers."""
+
+    def setup(self, cfg: Any) -> None:
+        super().setup(cfg)
+        for logger in (self.error_log, self.access_log):
+            logger.handlers.clear()
+            logger.propagate = True
+        log.configure(config.load())

@@ -1,0 +1,116 @@
+"""For probes and people: whether the process answers, whether it should be asked, what it is and how long it has run.
+
+May import `config`, `db` and `migrations`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from flask import Blueprint, current_app
+
+import dataloader
+from dataloader.api.v1 import responses
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import operation
+from dataloader.api.web.problems import RETRY_AFTER_SEC, Fault, Problem
+from dataloader.api.web.sessions import Sessions
+from dataloader.config import Settings
+from dataloader.queue import db, migrations
+
+SERVICE = "dataloader"
+READY_SEC = 1.0  # a database that takes longer is not one to send requests to
+blueprint = Blueprint("infra", __name__)
+_started = monotonic()
+_drains = False
+VERSION = dataloader.version()
+
+
+def drain() -> None:
+    """From now on this process says that no requests should be sent to it; those that come are answered."""
+    global _drains
+    _drains = True
+
+
+@blueprint.get("/health")
+@auth.require()
+@operation("service", responses.Health, uses_database=False)
+def health() -> dict[str, Any]:
+    """200 while the process answers, whatever the database does."""
+    return {"status": "healthy"}
+
+
+@blueprint.get("/info")
+@auth.require()
+@operation("service", responses.Info, uses_database=False)
+def info() -> dict[str, Any]:
+    """What runs here, and in which ENVIRONMENT."""
+    settings: Settings = current_app.extensions["settings"]
+    return {"service": SERVICE, "version": VERSION, "environment": settings.environment}
+
+
+@blueprint.get("/status", endpoint="uptime")
+@auth.require()
+@operation("service", responses.Running, uses_database=False)
+def uptime() -> dict[str, Any]:
+    """The version and the seconds since this process started."""
+    seconds = round(monotonic() - _started, 3)
+    return {"status": "running", "service": SERVICE, "version": VERSION, "uptime": seconds}
+
+
+@blueprint.get("/ready")
+@auth.require()
+@operation("service", responses.Ready)
+def ready() -> dict[str, Any]:
+    """200 while requests should be sent here: the database answers, its schema fits, the process does not end."""
+    if _drains:
+        raise _not_ready("draining", "this process is about to end")
+    probe: Probe = current_app.extensions["probe"]
+    if fault := probe.look():
+        raise _not_ready(*fault)
+    return {"status": "ready", "checks": {"database": "ok", "schema": "ok", "draining": False}}
+
+
+def _not_ready(check: str, reason: str) -> Problem:
+    fault = Fault(f"/checks/{check}", check, reason)
+    return Problem(503, f"not ready ({check}): {reason}", [fault], {"Retry-After": str(RETRY_AFTER_SEC)})
+
+
+class Probe:
+    """Whether the database answers within READY_SEC and has a schema that fits.
+
+    There is one look at a time, however many ask: they share its answer, and none of them waits for longer.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._thread = ThreadPoolExecutor(1, "dl-api-ready")  # it starts with the first look, behind any fork
+        self._starting = Lock()
+        self._look: Future[tuple[str, str] | None] | None = None
+        self._until = 0.0
+
+    def look(self) -> tuple[str, str] | None:
+        """The check that failed, and why; None: all is well."""
+        with self._starting:
+            if self._look is None or self._look.done():
+                self._look, self._until = self._thread.submit(self._ask), monotonic() + READY_SEC
+            look, until = self._look, self._until
+        try:
+            return look.result(timeout=max(0.0, until - monotonic()))
+        except TimeoutError:
+            return "database", f"no answer within {READY_SEC:g} s"
+
+    def _ask(self) -> tuple[str, str] | None:
+        try:
+            with self._sessions.borrow() as conn:
+                migrations.check(conn)
+        except migrations.SchemaError as e:
+            return "schema", str(e)
+        except Exception as e:
+            if not db.is_passing(e):
+                raise
+            return "database", "it does not answer"
+        return None

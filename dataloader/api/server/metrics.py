@@ -1,0 +1,258 @@
+"""/metrics for Prometheus: the farm as the database knows it, and the requests of this process.
+
+The farm's figures are the same whichever process answers. They are asked for at most every CACHED_SEC, and so seldom
+that they cost the database a twentieth of its time, in one session for at most ASKED_SEC; when that fails the last ones
+are shown again, and dl_scrape_error is 1. How many series there can be is bounded, whatever queues and tasks are named.
+May import `stats`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+import structlog
+from flask import Blueprint, Response, current_app, request
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from dataloader import log
+from dataloader.api.server import audit, health
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import operation
+from dataloader.api.web.sessions import Sessions
+from dataloader.queue import stats
+
+CACHED_SEC = 5.0
+SELDOM = 20  # times as long as it took
+ASKED_SEC = 2.0
+NAMES = 200  # queues, and pairs of queue and task, that have series of their own
+WORKERS = 1_000
+LABEL = 200  # characters
+OTHER = "(other)"  # what the rest is summed up as
+# The steps of a job that the journal sums up (see stats.totals), and which of them end a run.
+ENDS = ("done", "failed", "canceled", "lost", "retry", "crash", "lease")
+STEPS = (*ENDS, "queued", "picked", "backoff", "handed_back", "requeue", "cancel_requested")
+# What alerts look for: shown from a queue's first step on, because increase() does not count a series' first sample.
+WATCHED = ("failed", "lost", "retry", "crash", "lease", "backoff")
+STATUSES = {"queued": "length", "running": "busy", "dead": "dead"}
+blueprint = Blueprint("metrics", __name__)
+Row = dict[str, Any]
+Labels = tuple[str, ...]
+Values = Iterable[tuple[Labels, float]]
+Join = Callable[[float, float], float]
+_log = structlog.get_logger("api")
+
+
+@blueprint.get("/metrics")
+@auth.require("read")
+@operation("service", "text/plain", uses_database=False)
+def metrics() -> Response:
+    """Figures in Prometheus' text format, or in OpenMetrics where that is asked for."""
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    registry: CollectorRegistry = current_app.extensions["metrics"].registry
+    return Response(encode(registry), content_type=content_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the database said, and when."""
+
+    at: float
+    overview: Row
+    workers: list[Row]
+    totals: list[Row]
+    postgres: Row
+
+
+class Metrics(Collector):
+    """A registry with one collector, which looks when it is scraped."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._asking = Lock()
+        self._next_at = 0.0
+        self._has_failed = True
+        self._seen: Seen | None = None
+        self._names = Names()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        """Nothing: without it the registry would collect when it is made."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Every figure there is."""
+        seen = self._look()
+        yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(self._has_failed))
+        yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((health.VERSION,), 1.0)])
+        if seen:
+            yield _gauge("dl_scrape_age_seconds", "Age of the database's figures", monotonic() - seen.at)
+            yield from _of_queues(seen.overview["queues"], self._names)
+            yield from _of_steps(seen.totals, self._names)
+            yield from _of_workers(seen.workers, self._names)
+            yield from _of_postgres(seen.postgres)
+            slowed = stats.slows_claims(seen.postgres, seen.overview["total"]["lag_sec"]) is not None
+            text = "1 while somebody holds back vacuum and claims fall behind for it"
+            yield _gauge("dl_postgres_vacuum_slows_claims", text, float(slowed))
+        yield from _of_requests()
+
+    def _look(self) -> Seen | None:
+        """What was last seen; one at a time sees to it that this is not long ago."""
+        began = monotonic()
+        if began >= self._next_at and self._asking.acquire(blocking=False):
+            try:
+                self._seen, self._has_failed = self._ask(began), False
+            except Exception as e:
+                self._has_failed = True
+                _log.warning("api.scrape_failed", error=type(e).__name__)
+            finally:
+                self._next_at = max(began + CACHED_SEC, monotonic() + SELDOM * (monotonic() - began))
+                self._asking.release()
+        return self._seen
+
+    def _ask(self, at: float) -> Seen:
+        with self._sessions.borrow() as conn, conn.transaction():
+            conn.answer_by = monotonic() + ASKED_SEC
+            conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{ASKED_SEC * 1_000:.0f}",))
+            return Seen(at, stats.overview(conn), stats.workers(conn), stats.totals(conn), stats.postgres(conn))
+
+
+class Names:
+    """Which names have series of their own: the first NAMES of a kind that are met. The others are summed up."""
+
+    def __init__(self) -> None:
+        self._met: dict[int, set[Labels]] = {}
+
+    def of(self, *names: str) -> Labels:
+        """The labels for these names."""
+        labels = tuple(log.masked(name)[:LABEL] for name in names)
+        met = self._met.setdefault(len(labels), set())
+        if labels not in met and len(met) >= NAMES:
+            return (OTHER,) * len(labels)
+        met.add(labels)
+        return labels
+
+
+def _of_queues(queues: list[Row], names: Names) -> Iterator[Metric]:
+    rows = [(names.of(row["queue"]), row) for row in queues]
+    by_status = [((*name, status), float(row[key])) for name, row in rows for status, key in STATUSES.items()]
+    yield _family(GaugeMetricFamily, "dl_jobs", "Jobs; dead: failed and lost", ("queue", "status"), by_status)
+    for key, text in (
+        ("scheduled", "Queued jobs whose time has not come"),
+        ("fresh", "Queued jobs that were never run"),
+        ("retries", "Queued jobs that were run before"),
+    ):
+        yield _by_queue(f"dl_jobs_{key}", text, [(name, float(row[key])) for name, row in rows])
+    oldest = [(name, float(row["lag_sec"])) for name, row in rows]
+    yield _by_queue("dl_queue_lag_seconds", "How long the oldest due job has waited", oldest, max)
+    paused = [(name, float(row["paused_at"] is not None)) for name, row in rows]
+    yield _by_queue("dl_queue_paused", "1 while the queue is paused", paused, max)
+    limits = [(name, float(row["max_length"])) for name, row in rows if row["max_length"] is not None]
+    yield _by_queue("dl_queue_max_length", "From so many queued jobs on new ones are refused", limits)
+
+
+def _of_steps(totals: list[Row], names: Names) -> Iterator[Metric]:
+    rows = [(names.of(row["queue"], row["task"]), row) for row in totals]
+    steps = [((*name, step), 0.0) for name, _ in rows for step in WATCHED]
+    steps += [((*name, row["kind"] if row["kind"] in STEPS else OTHER), float(row["count"])) for name, row in rows]
+    text = "Steps of jobs: picked (claims), done, failed, lost, retry, backoff, lease (lost leases) and more"
+    yield _family(CounterMetricFamily, "dl_job_steps", text, ("queue", "task", "step"), steps)
+    runs = HistogramMetricFamily("dl_run_duration_seconds", "How long runs took", labels=("queue", "task"))
+    ended = [(name, row) for name, row in rows if row["kind"] in ENDS]
+    for name in dict.fromkeys(name for name, _ in ended):
+        of_it = [row for other, row in ended if other == name]
+        buckets = [sum(column) for column in zip(*(row["buckets"] for row in of_it), strict=True)]
+        runs.add_metric(name, _cumulative(stats.BUCKETS_SEC, buckets), sum(row["seconds"] for row in of_it))
+    yield runs
+
+
+def _of_workers(workers: list[Row], names: Names) -> Iterator[Metric]:
+    states = [((*names.of(row["queue"]), row["state"]), 1.0) for row in workers]
+    yield _family(GaugeMetricFamily, "dl_workers", "Workers seen in the last ten minutes", ("queue", "state"), states)
+    live = [row for row in workers if row["is_live"]][:WORKERS]
+    labels = ("queue", "host", "pid")
+    for key, name, text in (
+        ("memory_bytes", "dl_worker_memory_bytes", "Memory of a worker and what it has started"),
+        ("cpu_percent", "dl_worker_cpu_percent", "CPU of a worker; 100 is one core"),
+    ):
+        shown = [
+            ((*names.of(row["queue"]), str(row["host"])[:LABEL], str(row["pid"])), float(row[key]))
+            for row in live
+            if row[key] is not None
+        ]
+        yield _family(GaugeMetricFamily, name, text, labels, shown)
+
+
+def _of_postgres(row: Row) -> Iterator[Metric]:
+    oldest, vacuumed = row["oldest_transaction"], row["last_autovacuum"]
+    for name, text, value in (
+        ("size_bytes", "Size of the queue's database", row["size_bytes"]),
+        ("queue_tables_bytes", "Size of the queue's tables with their indexes", row["queue_tables_bytes"]),
+        ("connections", "Connections to the server", row["connections"]),
+        ("max_connections", "Connections that the server allows", row["max_connections"]),
+        ("dead_tuples", "Dead rows of the queue's tables", row["dead_tuples"]),
+        ("live_tuples", "Live rows of the queue's tables", row["live_tuples"]),
+        ("jobs_dead_tuples", "Dead rows of dl_jobs, which claims have to pass", row["jobs_dead_tuples"]),
+        ("notify_usage_ratio", "How full the server's notification queue is", row["notify_usage"]),
+        ("in_recovery", "1 on a standby", row["in_recovery"]),
+        ("oldest_transaction_seconds", "Age of the oldest transaction", oldest["age_sec"] if oldest else 0),
+        ("vacuum_held_back", "1 while that transaction holds back vacuum", oldest and oldest["holds_back_vacuum"]),
+        ("last_autovacuum_timestamp_seconds", "When a table of the queue was last vacuumed, 0: never",
+         vacuumed.timestamp() if vacuumed else 0),
+    ):  # fmt: skip
+        yield _gauge(f"dl_postgres_{name}", text, float(value or 0))
+
+
+def _of_requests() -> Iterator[Metric]:
+    """Of this process alone; another one that serves the same address has other figures, by its pid."""
+    pid = str(os.getpid())
+    responses, durations = audit.counted()
+    answered = [((pid, method, route, str(status)), float(n)) for (method, route, status), n in responses.items()]
+    text = "Requests that a process has answered"
+    yield _family(CounterMetricFamily, "dl_http_requests", text, ("pid", "method", "route", "status"), answered)
+    labels = ("pid", "method", "route")
+    took = HistogramMetricFamily("dl_http_request_duration_seconds", "How long a process took to answer", labels=labels)
+    for (method, route), found in durations.items():
+        took.add_metric((pid, method, route), _cumulative(audit.BUCKETS_SEC, found.buckets), found.seconds)
+    yield took
+
+
+def _by_queue(name: str, text: str, values: Values, join: Join = add) -> Metric:
+    return _family(GaugeMetricFamily, name, text, ("queue",), values, join)
+
+
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: Labels,
+    values: Values,
+    join: Join = add,
+) -> Metric:
+    """A family with these values; those with the same labels are joined to one."""
+    joined: dict[Labels, float] = {}
+    for key, value in values:
+        joined[key] = join(joined[key], value) if key in joined else value
+    family = kind(name, text, labels=labels)
+    for key, value in joined.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _cumulative(bounds: Iterable[float], counts: list[int]) -> list[tuple[str, float]]:
+    return list(zip([*map(floatToGoString, bounds), "+Inf"], map(float, accumulate(counts)), strict=True))

@@ -1,0 +1,59 @@
+"""/api/v1 about the farm as a whole: its figures, workers, pace, journal and database. May import `stats`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Blueprint
+
+from dataloader.api.v1 import requests, responses
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import operation, session
+from dataloader.queue import stats
+
+blueprint = Blueprint("farm", __name__, url_prefix="/api/v1")
+
+
+@blueprint.get("/stats")
+@auth.require("read")
+@operation("farm", responses.Overview, query=requests.Query)
+def farm_stats(query: requests.Query) -> dict[str, Any]:
+    """Length, dead, lag and more, for each queue and in total."""
+    with session() as conn:
+        return stats.overview(conn)
+
+
+@blueprint.get("/workers")
+@auth.require("read")
+@operation("farm", responses.Workers, query=requests.Query)
+def list_workers(query: requests.Query) -> dict[str, Any]:
+    """The workers of all hosts and what they run."""
+    with session() as conn:
+        return {"workers": stats.workers(conn)}
+
+
+@blueprint.get("/pace")
+@auth.require("read")
+@operation("farm", responses.Pace, query=requests.Pace)
+def farm_pace(query: requests.Pace) -> dict[str, Any]:
+    """How many jobs ended in each ten seconds of the last minutes."""
+    with session() as conn:
+        return {"pace": stats.pace(conn, query.minutes)}
+
+
+@blueprint.get("/events")
+@auth.require("read")
+@operation("farm", responses.FarmEvents, query=requests.FarmEvents)
+def farm_events(query: requests.FarmEvents) -> dict[str, Any]:
+    """The journal of all jobs, the oldest first; without `after` the newest rows."""
+    with session() as conn:
+        return {"events": stats.latest_events(conn, query.after, query.limit, query.queue)}
+
+
+@blueprint.get("/database")
+@auth.require("read")
+@operation("farm", responses.Database, query=requests.Query)
+def farm_database(query: requests.Query) -> dict[str, Any]:
+    """The queue's database: size, sessions, dead rows, the oldest transaction."""
+    with session() as conn:
+        return stats.postgres(conn)

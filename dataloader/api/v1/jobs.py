@@ -1,0 +1,164 @@
+"""/api/v1/jobs beside the contract: lists, one job with its journal, and what operators do to jobs.
+
+Each view is validate, borrow a session, one call of `stats` or `operate`. May import `stats`, `operate` and `queue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from flask import Blueprint, Response, g, jsonify, request
+
+from dataloader.api.v1 import requests, responses
+from dataloader.api.web import auth, json_body
+from dataloader.api.web.endpoint import body, found, operation, session
+from dataloader.api.web.problems import Problem, invalid
+from dataloader.queue import lifecycle, operations, stats
+
+blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
+
+
+@blueprint.get("/jobs")
+@auth.require("read")
+@operation("jobs", responses.Jobs, query=requests.Jobs, leads_to_jobs="/jobs/0/job_id")
+def list_jobs(query: requests.Jobs) -> Response:
+    """List jobs, the newest change first (or by key), page by page, filtered."""
+    wanted = stats.Wanted(**query.model_dump(exclude={"limit", "after"}))
+    with session() as conn:
+        try:
+            page = stats.jobs(conn, wanted, query.limit, query.after)
+        except ValueError as e:
+            raise invalid("/after", "cursor", str(e)) from None
+    return _page({"jobs": page.jobs, "next": page.next}, page.next)
+
+
+@blueprint.get("/jobs/<job:job_id>")
+@auth.require("read")
+@operation("jobs", responses.Job, query=requests.Query)
+def get_job(job_id: str, query: requests.Query) -> dict[str, Any]:
+    """One job with all that is known of it."""
+    wanted = json_body.job_id(job_id)
+    with session() as conn:
+        return found(stats.job(conn, wanted))
+
+
+@blueprint.get("/jobs/<anything:job_id>/events")
+@auth.require("read")
+@operation("jobs", responses.JobEvents, query=requests.JobEvents)
+def job_events(job_id: str, query: requests.JobEvents) -> Response:
+    """The journal of one job, the oldest first."""
+    wanted = json_body.job_id(job_id)
+    with session() as conn:
+        rows = stats.events(conn, wanted, query.after, query.limit)
+        if not rows:
+            found(lifecycle.status(conn, wanted))
+    following = rows[-1]["event_id"] if len(rows) == query.limit else None
+    return _page({"events": rows, "next": following}, following)
+
+
+@blueprint.post("/jobs/<anything:job_id>/requeue")
+@auth.require("operate")
+@operation(
+    "operate", responses.Status, body=json_body.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
+)
+def requeue_job(job_id: str, query: requests.Query) -> dict[str, Any]:
+    """Queue a job that has ended again, with a fresh budget of attempts."""
+    return _operated(job_id, operations.requeue, "only a job that has ended can be requeued")
+
+
+@blueprint.post("/jobs/<anything:job_id>/run-now")
+@auth.require("operate")
+@operation(
+    "operate", responses.Status, body=json_body.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
+)
+def run_job_now(job_id: str, query: requests.Query) -> dict[str, Any]:
+    """Make a queued job due whose time has not come."""
+    return _operated(job_id, operations.run_now, "only a queued job can be made due")
+
+
+@blueprint.delete("/jobs/<job:job_id>")
+@auth.require("operate")
+@operation("operate", responses.Deleted, query=requests.Query, errors=(409,))
+def delete_job(job_id: str, query: requests.Query) -> dict[str, Any]:
+    """Delete a job that is not running, and its journal."""
+    wanted = json_body.job_id(job_id)
+    with session() as conn:
+        outcome = operations.delete(conn, [wanted], auth.who())[wanted]
+    _check(outcome, "a running job cannot be deleted: cancel it first")
+    g.changed = {"job_id": str(wanted)}
+    return {"job_id": wanted, "deleted": True}
+
+
+@blueprint.post("/jobs/bulk/cancel")
+@auth.require("trigger", "operate")
+@operation("operate", responses.BulkOutcomes, body=json_body.BulkCancel, query=requests.Query)
+def cancel_jobs(query: requests.Query) -> Response:
+    """Cancel up to 1,000 jobs."""
+    asked = json_body.bulk_cancel(body())
+    return _bulk(asked.ids, lambda conn, ids, by: operations.cancel(conn, ids, by, force=asked.force))
+
+
+@blueprint.post("/jobs/bulk/requeue")
+@auth.require("operate")
+@operation("operate", responses.BulkOutcomes, body=json_body.Bulk, query=requests.Query)
+def requeue_jobs(query: requests.Query) -> Response:
+    """Requeue up to 1,000 jobs that have ended."""
+    return _bulk(json_body.bulk(body()).ids, operations.requeue)
+
+
+@blueprint.post("/jobs/bulk/run-now")
+@auth.require("operate")
+@operation("operate", responses.BulkOutcomes, body=json_body.Bulk, query=requests.Query)
+def run_jobs_now(query: requests.Query) -> Response:
+    """Make up to 1,000 queued jobs due."""
+    return _bulk(json_body.bulk(body()).ids, operations.run_now)
+
+
+@blueprint.post("/jobs/bulk/delete")
+@auth.require("operate")
+@operation("operate", responses.BulkOutcomes, body=json_body.Bulk, query=requests.Query)
+def delete_jobs(query: requests.Query) -> Response:
+    """Delete up to 1,000 jobs that are not running."""
+    return _bulk(json_body.bulk(body()).ids, operations.delete)
+
+
+Operate = Callable[[Any, list[UUID], str], dict[UUID, str]]
+
+
+def _operated(job_id: str, change: Operate, rule: str) -> dict[str, Any]:
+    """Change one job and answer its status."""
+    wanted = json_body.job_id(job_id)
+    json_body.nothing(body(may_be_empty=True))
+    with session() as conn:
+        _check(change(conn, [wanted], auth.who())[wanted], rule)
+        return found(lifecycle.status(conn, wanted))
+
+
+def _bulk(ids: list[UUID], change: Operate) -> Response:
+    """Change the jobs and say of each what became of it, in the order of the request."""
+    with session() as conn:
+        outcomes = change(conn, list(dict.fromkeys(ids)), auth.who()) if ids else {}
+    changed = [job_id for job_id, outcome in outcomes.items() if outcome == "done"]
+    g.changed = {"jobs": len(changed)}
+    if changed:
+        g.changed |= {"first_job_id": str(changed[0]), "last_job_id": str(changed[-1])}
+    return jsonify(jobs=[{"job_id": job_id, "outcome": outcomes[job_id]} for job_id in ids])
+
+
+def _check(outcome: str, rule: str) -> None:
+    if outcome == "unknown":
+        found(None)
+    if outcome != "done":
+        raise Problem(409, f"the job is {outcome}; {rule}")
+
+
+def _page(document: dict[str, Any], following: object) -> Response:
+    """A page that names the next one, also as a link (RFC 8288)."""
+    answer = jsonify(document)
+    if following is not None:
+        asked = request.args.to_dict() | {"after": str(following)}
+        answer.headers["Link"] = f'<{request.path}?{urlencode(asked)}>; rel="next"'
+    return answer

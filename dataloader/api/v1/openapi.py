@@ -1,0 +1,300 @@
+"""The OpenAPI document, made from the routes, what their views declare and the models; and a page to try it.
+
+`python -m dataloader.api` prints the document; docs/openapi.json is a copy, equal to it by test. May import
+`producer`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from flask import Blueprint, Flask, Response, current_app
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from werkzeug.routing import Rule
+
+from dataloader.api.v1 import responses
+from dataloader.api.web import auth, json_body
+from dataloader.api.web.endpoint import JSON, Operation
+from dataloader.api.web.problems import KINDS
+from dataloader.queue.new_job import Trigger
+
+Node = dict[str, Any]
+REF = "#/components/schemas/{model}"
+PAGE_CSP = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+TAGS = {
+    "jobs": "Trigger jobs, watch them, cancel them.",
+    "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
+    "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
+    "farm": "The farm as a whole.",
+    "service": "This process, for probes and monitoring.",
+}
+_STORABLE = "^[^\\u0000]*$"
+_PRINTABLE = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"
+_HEADERS: dict[str, Node] = {
+    "Idempotency-Key": {
+        "description": "the same as the field `idempotency_key`; where both are given they must be equal",
+        "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]([ -~]*[!-~])?$"},
+    },
+    "traceparent": {
+        "description": "W3C Trace Context, kept with the job; one that is not valid is ignored",
+        "schema": {"type": "string"},
+    },
+    "If-None-Match": {"description": "the `ETag` of an earlier answer", "schema": {"type": "string"}},
+}
+_PATH: dict[str, Node] = {
+    "job_id": {"schema": {"type": "string", "format": "uuid"}},
+    "queue": {
+        "description": "percent-encoded",
+        "schema": {"type": "string", "minLength": 1, "maxLength": json_body.QUEUE_LIMIT, "pattern": _STORABLE},
+    },
+}
+_RETRY = {
+    "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},
+}
+_NEXT = {"Link": {"description": 'the next page, `rel="next"`', "schema": {"type": "string"}}}
+_VERSION = {
+    "ETag": {"description": "changes with the job", "required": True, "schema": {"type": "string"}},
+    "Retry-After": {"description": "too many wait already; ask again then", "schema": {"type": "integer"}},
+}
+_AUTHENTICATE = {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}
+_WHEN = {
+    304: "The job is as the `If-None-Match` has it.",
+    401: "This needs a token.",
+    409: "The job's status does not allow it; or the idempotency key belongs to a job of another producer.",
+    403: "The token has not the scope that this needs; or, without tokens, a change from another machine.",
+}
+blueprint = Blueprint("docs", __name__, static_folder="swagger", static_url_path="/docs/assets")
+
+
+@blueprint.get("/openapi.json")
+@auth.require("read")
+def openapi() -> Response:
+    """This document."""
+    if "openapi" not in current_app.extensions:
+        current_app.extensions["openapi"] = text(document(current_app))
+    return Response(current_app.extensions["openapi"], mimetype=JSON)
+
+
+@blueprint.get("/docs")
+@auth.require()
+def page() -> Response:
+    """A page to read the document and to try it; everything on it comes from here."""
+    answer = Response(_PAGE, mimetype="text/html")
+    answer.headers["Content-Security-Policy"] = PAGE_CSP
+    return answer
+
+
+def document(app: Flask) -> Node:
+    """The OpenAPI document of all routes of `app` whose views declare what they are."""
+    paths: dict[str, Node] = {}
+    for rule, method, view in operations(app):
+        paths.setdefault(path_of(rule), {})[method.lower()] = _operation(app, rule, view)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "dataloader",
+            "version": "1",
+            "description": "A job farm on PostgreSQL. Fields and endpoints may be added; none is removed or changed.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": _schemas(app),
+            "responses": {str(status): _refusal(status) for status in sorted({*KINDS, 401, 403} - {405})},
+            "headers": {"X-Request-ID": {"description": "finds the request in the logs", "schema": {"type": "string"}}},
+            "parameters": {"X-Request-ID": _parameter("X-Request-ID", "header", {"schema": {"type": "string"}})},
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "A token of DL_API_TOKENS. Where none is configured everybody may read, and change"
+                    " things from this machine only, unless DL_ALLOW_ANONYMOUS=1.",
+                }
+            },
+        },
+    }
+
+
+def operations(app: Flask) -> Iterator[tuple[Rule, str, Callable[..., Any]]]:
+    """Each route and method of `app` whose view is declared by `operation`."""
+    for rule in app.url_map.iter_rules():
+        view = app.view_functions[rule.endpoint]
+        if hasattr(view, "operation"):
+            for method in sorted((rule.methods or set()) - {"HEAD", "OPTIONS"}):
+                yield rule, method, view
+
+
+def path_of(rule: Rule) -> str:
+    """The route as OpenAPI writes it."""
+    return re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule)
+
+
+def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
+    declared: Operation = view.operation  # type: ignore[attr-defined]
+    summary, _, more = (view.__doc__ or "").partition("\n")
+    scopes = list(getattr(view, "scopes", ()))
+    needs = f"Needs a token with the scope {' or '.join(f'`{scope}`' for scope in scopes)}." if scopes else ""
+    found: Node = {
+        "operationId": view.__name__,
+        "tags": [declared.tag],
+        "summary": summary.strip().removesuffix("."),
+        "description": "\n\n".join(filter(None, (" ".join(more.split()), needs))),
+        "parameters": list(_parameters(rule, declared)),
+        "responses": _responses(app, rule, declared, scopes),
+        "security": [{"bearer": scopes}, {}] if scopes else [],
+    }
+    if declared.body:
+        content = {JSON: {"schema": _ref(declared.body)}}
+        found["requestBody"] = {"required": not declared.body_may_be_empty, "content": content}
+    return found
+
+
+def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
+    for name in sorted(rule.arguments):
+        yield _parameter(name, "path", _PATH[name]) | {"required": True}
+    if declared.query:
+        model = declared.query.model_json_schema(ref_template=REF)
+        for name, schema in model.get("properties", {}).items():
+            schema = _storable(_plain(schema))
+            yield _parameter(name, "query", {"description": schema.pop("description", None), "schema": schema})
+    for name in declared.headers:
+        yield _parameter(name, "header", _HEADERS[name])
+    yield {"$ref": "#/components/parameters/X-Request-ID"}
+
+
+def _parameter(name: str, where: str, rest: Node) -> Node:
+    return {"name": name, "in": where, **{key: value for key, value in rest.items() if value is not None}}
+
+
+def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -> Node:
+    statuses = {500, *declared.errors}
+    statuses |= {400} if rule.arguments or declared.query or declared.body or declared.headers else set()
+    statuses |= {401, 403} if scopes else set()
+    statuses |= {404} if "job_id" in rule.arguments else set()
+    statuses |= {411, 413} if declared.body else set()
+    statuses |= {503} if declared.uses_database else set()
+    found: Node = {"200": _success(app, declared)}
+    for status in sorted(statuses):
+        found[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    if 304 in declared.errors:
+        found["200"]["headers"] |= _VERSION
+        found["304"] = {"description": _WHEN[304], "headers": _headers(_VERSION)}
+    return found
+
+
+def _success(app: Flask, declared: Operation) -> Node:
+    if isinstance(declared.answer, str):
+        content: Node = {declared.answer: {"schema": {"type": "string"}}}
+        text = "What the summary says."
+    else:
+        content = {JSON: {"schema": _ref(declared.answer)}}
+        text = " ".join((declared.answer.__doc__ or "").split())
+        paged = "next" in declared.answer.model_fields
+    found: Node = {"description": text, "headers": _headers(_NEXT if content.get(JSON) and paged else {})}
+    found["content"] = content
+    if declared.leads_to_jobs:
+        found["links"] = dict(_links(app, "job_id", declared.leads_to_jobs))
+    return found
+
+
+def _links(app: Flask, parameter: str, pointer: str) -> Iterator[tuple[str, Node]]:
+    """Where the id in an answer leads: every operation on one job."""
+    for rule, _, view in operations(app):
+        if parameter in rule.arguments:
+            name = view.__name__
+            yield name, {"operationId": name, "parameters": {parameter: f"$response.body#{pointer}"}}
+
+
+def _refusal(status: int) -> Node:
+    text = KINDS[status][1] if status in KINDS else ""
+    headers: dict[int, Node] = {401: _AUTHENTICATE, 429: _RETRY, 503: _RETRY}
+    return {
+        "description": _WHEN.get(status, f"{text}."),
+        "headers": _headers(headers.get(status, {})),
+        "content": {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}},
+    }
+
+
+def _headers(more: Mapping[str, Any] | None = None) -> Node:
+    return {"X-Request-ID": {"$ref": "#/components/headers/X-Request-ID"}, **(more or {})}
+
+
+def _schemas(app: Flask) -> Node:
+    """Those of all models, sorted; what a request may hold says so also of texts."""
+    bodies: set[type[BaseModel]] = {Trigger}
+    shown: set[type[BaseModel]] = {responses.Problem}
+    for _, _, view in operations(app):
+        declared: Operation = view.operation  # type: ignore[attr-defined]
+        bodies |= {declared.body} if declared.body else set()
+        shown |= set() if isinstance(declared.answer, str) else {declared.answer}
+    models = sorted(bodies | shown, key=lambda model: model.__name__)
+    found: Node = models_json_schema([(model, "validation") for model in models], ref_template=REF)[1]["$defs"]
+    for model in bodies:
+        found[model.__name__] = _storable(found[model.__name__])
+    found["Trigger"]["properties"]["queue"]["pattern"] = _PRINTABLE
+    if "Batch" in found:
+        found["Batch"]["properties"]["jobs"]["items"] = _ref(Trigger)
+    return {name: _untitled(schema) for name, schema in sorted(found.items())}
+
+
+def _ref(model: type[BaseModel]) -> Node:
+    return {"$ref": REF.format(model=model.__name__)}
+
+
+def _plain(schema: Node) -> Node:
+    """The schema of a parameter: it may be left out, but there is no null in a query string."""
+    found = {key: value for key, value in schema.items() if key not in ("title", "anyOf")}
+    if found.get("default", ...) is None:
+        del found["default"]
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    return kinds[0] | found if kinds else found
+
+
+def _storable(schema: Any) -> Any:
+    """The schema with a pattern for each text that says what PostgreSQL cannot hold."""
+    if isinstance(schema, list):
+        return [_storable(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _storable(value) for key, value in schema.items()}
+    if found.get("type") == "string" and not {"pattern", "format", "enum", "const"} & found.keys():
+        found["pattern"] = _STORABLE
+    return found
+
+
+def _untitled(schema: Any) -> Any:
+    """Without pydantic's titles, which only repeat the names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _untitled(value) for key, value in schema.items() if key != "title" or not isinstance(value, str)}
+
+
+def text(document: Node) -> str:
+    """The document as it is sent and kept."""
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>dataloader: API</title>
+<link rel="icon" type="image/png" href="/docs/assets/favicon-32x32.png">
+<link rel="stylesheet" href="/docs/assets/swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<script src="/docs/assets/swagger-ui-bundle.js"></script>
+<script src="/docs/assets/start.js"></script>
+</body>
+</html>
+"""

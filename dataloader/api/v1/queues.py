@@ -1,0 +1,106 @@
+"""/api/v1/queues: queues in figures, and what operators do to them. What they say holds on all hosts at once.
+
+May import `stats`, `operate` and `db`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flask import Blueprint, g
+
+from dataloader.api.v1 import requests, responses
+from dataloader.api.web import auth, json_body
+from dataloader.api.web.endpoint import body, operation, session
+from dataloader.queue import db, operations, stats
+
+AT_ONCE = 1_000  # jobs that one request changes
+blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")
+
+
+@blueprint.get("")
+@auth.require("read")
+@operation("queues", responses.Queues, query=requests.Query)
+def list_queues(query: requests.Query) -> dict[str, Any]:
+    """Every queue that has jobs, a pause, a limit or a worker."""
+    with session() as conn:
+        return {"queues": stats.overview(conn)["queues"]}
+
+
+@blueprint.post("/<anything:queue>/pause")
+@auth.require("operate")
+@operation("queues", responses.QueueState, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def pause_queue(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+    """Start no job of this queue any more, on any host. Running ones go on."""
+    return _told(query.name or queue, operations.pause)
+
+
+@blueprint.post("/<anything:queue>/resume")
+@auth.require("operate")
+@operation("queues", responses.QueueState, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def resume_queue(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+    """Start jobs of this queue again."""
+    return _told(query.name or queue, operations.resume)
+
+
+@blueprint.put("/<anything:queue>/limit")
+@auth.require("operate")
+@operation("queues", responses.QueueState, body=json_body.QueueLimit, query=requests.OfQueue)
+def limit_queue(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+    """Refuse new jobs (429) while so many are queued; null: no limit."""
+    wanted, most = json_body.queue(query.name or queue), json_body.queue_limit(body())
+    with session() as conn:
+        known = _known(conn, wanted)
+        answer = operations.limit_length(conn, wanted, most, auth.who()) | known
+    g.changed = {"queue": wanted, "max_length": most}
+    return answer
+
+
+@blueprint.post("/<anything:queue>/requeue-dead")
+@auth.require("operate")
+@operation("queues", responses.Changed, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def requeue_dead(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+    """Requeue up to 1,000 of the queue's failed and lost jobs."""
+    return _changed(query.name or queue, operations.requeue_dead)
+
+
+@blueprint.post("/<anything:queue>/delete-dead")
+@auth.require("operate")
+@operation("queues", responses.Changed, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def delete_dead(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+    """Delete up to 1,000 of the queue's failed and lost jobs."""
+    return _changed(query.name or queue, operations.delete_dead)
+
+
+@blueprint.post("/<anything:queue>/run-all")
+@auth.require("operate")
+@operation("queues", responses.Changed, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def run_all(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+    """Make up to 1,000 of the queue's jobs due whose time has not come."""
+    return _changed(query.name or queue, operations.run_all)
+
+
+def _told(queue: str, tell: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    wanted = json_body.queue(queue)
+    json_body.nothing(body(may_be_empty=True))
+    with session() as conn:
+        known = _known(conn, wanted)
+        answer = tell(conn, wanted, auth.who()) | known
+    g.changed = {"queue": wanted}
+    return answer
+
+
+def _known(conn: db.Connection, queue: str) -> dict[str, Any]:
+    """Whether the queue is known; names of others only for those who may read them."""
+    found = operations.known(conn, queue)
+    return found if auth.may("read") else found | {"similar": []}
+
+
+def _changed(queue: str, change: Callable[..., int]) -> dict[str, Any]:
+    wanted = json_body.queue(queue)
+    json_body.nothing(body(may_be_empty=True))
+    with session() as conn:
+        count = change(conn, wanted, auth.who(), AT_ONCE)
+    g.changed = {"queue": wanted, "jobs": count}
+    return {"queue": wanted, "changed": count}

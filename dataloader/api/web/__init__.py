@@ -1,0 +1,1 @@
+"""What all endpoints share: who may ask, what is refused, sessions, waiting."""

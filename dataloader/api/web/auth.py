@@ -1,0 +1,243 @@
+"""Who may do what: bearer tokens with scopes, the dashboard's cookie, and what is left to those without a token.
+
+One look at every request, before its body is read; a view says by `require` which scope it takes. A token is in no
+answer, log line or error. May import `config`, `log` and `queue`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import structlog
+from flask import Flask, Response, abort, current_app, g, redirect, request, url_for
+from werkzeug.exceptions import Unauthorized
+from werkzeug.middleware.proxy_fix import ProxyFix
+from werkzeug.wrappers import Response as BaseResponse
+
+from dataloader import log
+from dataloader.api.web import tokens
+from dataloader.config import ApiToken, Settings
+from dataloader.queue import lifecycle
+
+COOKIE = "dl_token"
+ANYBODY = "anonymous"
+SAFE = {"GET", "HEAD", "OPTIONS"}
+# Their views say nothing themselves: probes, the way in, and what a page is made of.
+OPEN = ("/health", "/info", "/status", "/ready", "/login", "/logout", "/docs", "/static")
+# What only proxies write; of X-Forwarded-* all.
+_FORWARDED = re.compile("x-forwarded-.*|forwarded|via|x-real-ip|.*-client-ip|client-ip|.*-connecting-ip", re.IGNORECASE)
+_LOCAL_ONLY = (
+    "Without tokens only this machine may change anything: ask on 127.0.0.1 and not by way of a proxy, or give the "
+    "service tokens (DL_API_TOKENS, made by `dataloader token`). DL_ALLOW_ANONYMOUS=1 opens it to everybody."
+)
+_announced = False
+_log = structlog.get_logger("api")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+CHALLENGE = 'Bearer realm="dataloader"'
+
+
+class _Unknown(Unauthorized):
+    """401 with its challenge in the quotes that RFC 6750 wants."""
+
+    def get_headers(self, *args: Any, **kwargs: Any) -> list[tuple[str, str]]:
+        fault = ', error="invalid_token"' if "Authorization" in request.headers else ""
+        return [*super().get_headers(*args, **kwargs), ("WWW-Authenticate", CHALLENGE + fault)]
+
+
+def install(app: Flask) -> None:
+    """Let nobody past who may not, before anything is read of a body; to be called after audit.install."""
+    settings: Settings = app.extensions["settings"]
+    if proxies := settings.dl_trusted_proxies:
+        app.wsgi_app = ProxyFix(app.wsgi_app, proxies, proxies, proxies)  # type: ignore[method-assign]
+    app.before_request_funcs.setdefault(None, []).insert(0, _recognise)  # the audit's first line says who
+    app.before_request(_admit)
+
+
+def require(*scopes: str) -> Callable[[F], F]:
+    """Mark a view: any one of these scopes opens it, or none is needed where none is named.
+
+    One that is not marked needs `read` for a GET and `operate` for all else.
+    """
+    assert set(scopes) <= set(tokens.SCOPES), scopes  # noqa: S101  a misspelt scope would be held by nobody
+
+    def mark(view: F) -> F:
+        view.scopes = scopes  # type: ignore[attr-defined]
+        return view
+
+    return mark
+
+
+def may(*scopes: str) -> bool:
+    """True when this request could use a view of any of these scopes: for buttons that are shown or not."""
+    who: ApiToken | None = g.get("token")
+    if who is None:
+        return not _settings().dl_api_tokens and ("read" in scopes or _anonymous_may_change())
+    return not set(scopes).isdisjoint(who.scopes)
+
+
+def who() -> str:
+    """Who asks, for the journal: `token airflow from 10.0.0.7`, `anonymous from 127.0.0.1`."""
+    name = g.get("token_name", ANYBODY)
+    return f"{name if name == ANYBODY else f'token {name}'} from {request.remote_addr or 'a local socket'}"
+
+
+def asker() -> lifecycle.Asker | None:
+    """Whose jobs this request adds, where there are tokens: only `read` and `operate` show the jobs of others."""
+    return lifecycle.Asker(who(), may("read", "operate")) if g.get("token") else None
+
+
+def here() -> str:
+    """The address that was asked for, as a browser may be sent to it: Flask has decoded the path, and a queue may be
+    called `a?b` or `a/../b`. Without secrets: whoever pasted a token into an address does not get it back.
+    """
+    rule = request.url_rule
+    path = url_for(request.endpoint, **request.view_args or {}) if rule and request.endpoint else quote(request.path)
+    query = request.query_string.decode("latin-1")
+    return log.masked(path + (f"?{query}" if query else ""))
+
+
+def announce(settings: Settings) -> None:
+    """Say loudly, once in a process and its forks, when the service has no tokens.
+
+    Also on stderr where a person reads that, beside lines of JSON; elsewhere stderr collects such lines too.
+    """
+    global _announced
+    if settings.dl_api_tokens or _announced:
+        return
+    _announced = True
+    changes = "EVERYBODY who reaches it" if settings.dl_allow_anonymous else "everybody on this machine"
+    text = f"without DL_API_TOKENS everybody may read, and {changes} may trigger, cancel and change jobs"
+    _log.warning("api.open", detail=text, allow_anonymous=settings.dl_allow_anonymous)
+    if sys.stderr.isatty() and not settings.local:
+        print(f"dataloader api: WARNING: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def is_cross_site() -> bool:
+    """True when a browser says that another site's page asks; an old one says so by its Referer alone."""
+    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return True
+    origin = request.headers.get("Origin", request.headers.get("Referer"))
+    return origin is not None and not _is_ours(origin)
+
+
+def _admit() -> BaseResponse | None:
+    """The one look at a request: None lets it pass, an exception or an answer does not."""
+    if request.method not in SAFE and is_cross_site():
+        abort(403, "This came from another site's page, which may not change anything here.")
+    if (wanted := _wanted()) is None:
+        return None
+    if _settings().dl_api_tokens:
+        return _with_tokens(wanted)
+    if "read" not in wanted and request.method not in SAFE and not _anonymous_may_change():
+        abort(403, _LOCAL_ONLY)
+    return None
+
+
+def _wanted() -> tuple[str, ...] | None:
+    """The scopes of which one is needed; None: nothing is, or there is nothing at this address."""
+    if request.url_rule is None or request.endpoint is None:
+        return None
+    view = current_app.view_functions[request.endpoint]
+    if (marked := getattr(view, "scopes", None)) is not None:
+        return tuple(marked) or None
+    if any(request.path == path or request.path.startswith(path + "/") for path in OPEN):
+        return None
+    return ("read",) if request.method in SAFE else ("operate",)
+
+
+def _recognise() -> None:
+    """Note whose token came along, by header or else by cookie."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    g.by_cookie = scheme.lower() != "bearer"
+    token = request.cookies.get(COOKIE, "") if g.by_cookie else given.strip()
+    g.token = tokens.holder(token, _settings().dl_api_tokens) if token else None
+    if g.token is not None:
+        g.token_name = g.token.name
+
+
+def _with_tokens(wanted: tuple[str, ...]) -> BaseResponse | None:
+    token: ApiToken | None = g.token
+    if token is None:
+        return _sign_in()
+    if set(wanted).isdisjoint(token.scopes):
+        abort(403, f"This needs the scope {' or '.join(wanted)}; the token {token.name} has {', '.join(token.scopes)}.")
+    if g.by_cookie and request.method not in SAFE and not _is_from_our_page():
+        abort(403, "A change by the dashboard's cookie has to come from its own page; programs send a bearer token.")
+    return None
+
+
+def _sign_in() -> BaseResponse:
+    """Who is not known: people are led to the sign-in, programs told what is missing."""
+    if "HX-Request" in request.headers:
+        return Response(status=401, headers={"HX-Redirect": "/login"})
+    if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
+        wish = here()
+        return redirect(f"/login?next={quote(wish, safe='')}" if wish != "/" else "/login", 303)
+    raise _Unknown("This needs a token that is known here, sent as a bearer token in the header Authorization.")
+
+
+def _wants_a_page() -> bool:
+    """A browser names text/html; programs say */* or nothing."""
+    return any(kind == "text/html" for kind, _ in request.accept_mimetypes)
+
+
+def _is_from_our_page() -> bool:
+    """A browser says so itself, and only a page's own script can set htmx' header."""
+    said = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
+    return said and not is_cross_site() and "HX-Request" in request.headers
+
+
+def _is_ours(origin: str) -> bool:
+    """The same host and port; not the scheme, which a proxy may have changed."""
+    try:
+        there, here = urlsplit(origin), urlsplit(f"//{request.host}")
+        return (there.hostname, _port(there.port)) == (here.hostname, _port(here.port)) and bool(there.hostname)
+    except ValueError:
+        return False
+
+
+def _port(port: int | None) -> int | None:
+    return None if port in (80, 443) else port
+
+
+def _anonymous_may_change() -> bool:
+    return _settings().dl_allow_anonymous or _is_local()
+
+
+def _is_local() -> bool:
+    """Asked from this machine, to this machine by name, and not by way of a proxy that says so.
+
+    The name is looked at because a page whose own name leads to 127.0.0.1 asks from here too.
+    """
+    if any(_FORWARDED.fullmatch(name) for name in request.headers.keys()):  # noqa: SIM118  it is no dict
+        return False
+    return _is_loopback(request.remote_addr or "") and _is_loopback(_name_of_host())
+
+
+def _name_of_host() -> str:
+    try:
+        return urlsplit(f"//{request.host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _settings() -> Settings:
+    settings: Settings = current_app.extensions["settings"]
+    return settings

@@ -1,0 +1,159 @@
+"""Everything that is not a 200: RFC 9457 problem documents, and which error becomes which of them.
+
+A problem names what is wrong and what would be right; it holds neither a stack nor the value that was sent.
+May import `db`, `migrations`, `operate`, `queue` and `log`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from random import randint
+from traceback import extract_tb
+from urllib.parse import quote
+from uuid import uuid4
+
+import structlog
+from flask import Flask, Response, g, request
+from werkzeug.exceptions import HTTPException
+
+from dataloader import log
+from dataloader.queue import db, lifecycle, migrations, operations
+
+RETRY_AFTER_SEC = 3  # at least
+FULL_RETRY_AFTER_SEC = 15
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_log = structlog.get_logger("api")
+
+# status: (the last part of the problem's type, title). A type, once published, never changes.
+KINDS = {
+    400: ("invalid-input", "The request is not valid"),
+    404: ("not-found", "There is nothing at this address"),
+    405: ("method-not-allowed", "This address does not take that method"),
+    409: ("conflict", "The job's status does not allow it"),
+    411: ("length-required", "The request should say how long its body is"),
+    413: ("too-large", "The request is too large"),
+    429: ("queue-full", "The queue holds as many jobs as it may"),
+    500: ("internal-error", "The service has failed"),
+    503: ("unavailable", "The service cannot answer now"),
+}
+KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # the other 409
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong in a request: where (a JSON pointer), a code for programs, a text for people."""
+
+    pointer: str
+    code: str
+    message: str
+
+
+class Problem(Exception):
+    """Raised anywhere in a request, it becomes the answer: a status, a text, the faults found, headers."""
+
+    def __init__(
+        self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.faults = tuple(faults)
+        self.headers = headers
+
+
+def invalid(pointer: str, code: str, message: str) -> Problem:
+    """The problem of one fault in the input."""
+    return Problem(400, message, [Fault(pointer, code, message)])
+
+
+def install(app: Flask) -> None:
+    """Answer every error of `app` with a problem document."""
+    app.register_error_handler(Problem, _of_problem)
+    app.register_error_handler(HTTPException, _of_http)
+    app.register_error_handler(operations.QueueFull, _of_full)
+    app.register_error_handler(lifecycle.KeyTaken, _of_key)
+    app.register_error_handler(migrations.SchemaError, _of_schema)
+    app.register_error_handler(Exception, _of_any)
+
+
+def request_id() -> str:
+    """The request's id: X-Request-ID when that is fit to be logged, else one made here."""
+    if "request_id" not in g:
+        given = request.headers.get("X-Request-ID", "")
+        is_fit = _REQUEST_ID.fullmatch(given) and log.masked(given) == given
+        g.request_id = given if is_fit else uuid4().hex
+    return str(g.request_id)
+
+
+def _of_problem(error: Problem) -> Response:
+    return _document(error.status, error.detail, error.faults, error.headers)
+
+
+def _of_full(error: operations.QueueFull) -> Response:
+    return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
+
+
+def _of_key(error: lifecycle.KeyTaken) -> Response:
+    """Of the job itself nothing is said, or a guessed key would be a way to it."""
+    pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
+    text = "the idempotency key should be one that no other producer has used"
+    return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
+
+
+def _of_http(error: HTTPException) -> Response:
+    headers = {name: value for name, value in error.get_headers() if name != "Content-Type"}
+    return _document(error.code or 500, error.description or error.name, headers=headers, name=error.name)
+
+
+def _of_schema(error: migrations.SchemaError) -> Response:
+    _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
+    return _unavailable(str(error))
+
+
+def _of_any(error: Exception) -> Response:
+    seen = {"request_id": request_id(), "path": request.path, "error": type(error).__name__}
+    if db.is_passing(error):
+        _log.warning("api.unavailable", **seen)
+        return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
+    # Not the text and the stack: both may quote what was sent.
+    _log.error("api.error", **seen, where=_place(error))
+    return _document(500, "This is a fault of the service. The request id finds it in the log.")
+
+
+def _unavailable(detail: str) -> Response:
+    return _document(503, detail, headers={"Retry-After": retry_after()})
+
+
+def retry_after() -> str:
+    """In how many seconds to ask again: not for all the same, or they would all come back together."""
+    return str(randint(RETRY_AFTER_SEC, RETRY_AFTER_SEC + 3))  # noqa: S311  no secret
+
+
+def _document(
+    status: int,
+    detail: str,
+    faults: Iterable[Fault] = (),
+    headers: Mapping[str, str] | None = None,
+    name: str = "Error",
+    kind: tuple[str, str] | None = None,
+) -> Response:
+    last, title = kind or KINDS.get(status, (name.lower().replace(" ", "-"), name))
+    document = {
+        "type": f"/problems/{last}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "instance": quote(request.path),
+        "request_id": request_id(),
+        "errors": [asdict(fault) for fault in faults],
+    }
+    return Response(json.dumps(log.masked(document)), status, headers, mimetype="application/problem+json")
+
+
+def _place(error: Exception) -> str:
+    """Where the error was raised, as file:line."""
+    frames = extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"

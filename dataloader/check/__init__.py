@@ -1,0 +1,171 @@
+"""What would keep a farm from working, found without starting anything: `dataloader check`.
+
+Settings, folders and pipelines are looked at here, the databases by `check_database`; nothing is changed. May import
+`check_database`, `db`, `pipelines`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from dataloader import config, log, pipelines
+from dataloader.check import database
+from dataloader.check.database import Finding, Level
+from dataloader.config import Settings
+from dataloader.queue import db
+
+TASKS = "known tasks: "
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The settings in effect, without secrets, and all findings."""
+
+    settings: Mapping[str, str]
+    findings: list[Finding]
+
+    @property
+    def is_good(self) -> bool:
+        """True when nothing is an error."""
+        return all(finding.level is not Level.ERROR for finding in self.findings)
+
+    def text(self) -> str:
+        """For people: a line for each setting and each finding."""
+        lines = [f"{name:26}{value}".rstrip() for name, value in self.settings.items()]
+        lines += [""] if lines else []
+        for finding in self.findings:
+            lines.append(f"{finding.level:9}{finding.about:13}{finding.what}")
+            lines += [f"{'':22}-> {finding.advice}"] if finding.advice else []
+        return "\n".join(lines)
+
+    def document(self) -> str:
+        """For programs: the same as JSON."""
+        found = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
+        return json.dumps(found, ensure_ascii=False, indent=2)
+
+
+def run(find_dsn: Callable[[Settings], str | None]) -> Report:
+    """Check everything; `find_dsn` knows where the queue is."""
+    try:
+        settings, misspelt = config.load(), config.misspelt()
+    except config.ConfigError as e:
+        return Report({}, [Finding(Level.ERROR, "settings", line) for line in str(e).splitlines()])
+    dsn = find_dsn(settings)
+    findings = [*of_settings(settings, misspelt), *of_folders(settings), *of_pipelines(settings)]
+    return Report(shown(settings), [*findings, *database.of_databases(settings, dsn)])
+
+
+# --- settings ---
+
+
+def shown(settings: Settings) -> dict[str, str]:
+    """Every variable with the value in effect; of a secret only that it is set, of a DSN all but the password."""
+    effective = {"workers_json": settings.workers, "dl_data_dir": settings.data_dir}
+    values = dict(settings) | effective
+    return {name.upper(): _shown(name, value) for name, value in values.items()}
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return db.shown(value.get_secret_value()) if name.endswith("_dsn") else log.MASK
+    if isinstance(value, tuple):
+        return json.dumps(log.masked([entry.model_dump() for entry in value]), ensure_ascii=False)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else log.masked(str(value))
+
+
+def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Valid by now; what is left are variables that have no effect."""
+    given = len(settings.model_fields_set)
+    yield Finding(Level.OK, "settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
+    for name, meant in misspelt:
+        yield Finding(Level.WARNING, "settings", f"{name} is no setting", f"{meant} may be meant")
+    unused = {"pg_user", "pg_password", "pg_port"} & settings.model_fields_set
+    if unused and not (settings.pg_host or settings.pg_database):
+        names = ", ".join(sorted(unused)).upper()
+        yield Finding(Level.WARNING, "settings", f"without effect: {names}", "set PG_HOST and PG_DATABASE too")
+
+
+# --- folders ---
+
+
+def of_folders(settings: Settings) -> Iterator[Finding]:
+    """Those that are read from and written to."""
+    yield data_folder(settings.data_dir, given=settings.dl_data_dir is not None)
+    for name in ("log_path", "metric_path", "audit_log_path"):
+        if folder := getattr(settings, name):
+            yield written_folder(name.upper(), folder)
+
+
+def data_folder(folder: Path, given: bool) -> Finding:
+    """File loaders read from it; unless it was asked for by name, a farm may do without."""
+    if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
+        return Finding(Level.OK, "data", f"{folder} can be read")
+    level = Level.ERROR if given else Level.WARNING
+    what = "cannot be read" if os.path.isdir(folder) else "is no folder" if os.path.exists(folder) else "does not exist"
+    return Finding(level, "data", f"DL_DATA_DIR: {folder} {what}", "make it, readable for this user, for file loaders")
+
+
+def written_folder(name: str, folder: Path) -> Finding:
+    """It exists and may be written to, or can be made."""
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
+        return Finding(Level.OK, "logs", f"{name}: {folder} can be written to")
+    return Finding(Level.ERROR, "logs", f"{name}: {folder} cannot be written to", "make it, writable for this user")
+
+
+# --- pipelines ---
+
+
+def of_pipelines(settings: Settings) -> list[Finding]:
+    """Import what the workers will import, and tell the tasks that they will know."""
+    wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
+    wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
+    wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
+    failures = [failure for variable, name in wanted if (failure := _imported(variable, name))]
+    return [*failures, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
+
+
+def _imported(variable: str, module: str) -> Finding | None:
+    is_new, tasks_before = module not in sys.modules, pipelines.tasks()
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is the report's
+            pipelines.import_users(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return Finding(
+            Level.ERROR, "pipelines", f"{variable}: {module} cannot be imported: {_told(e)}", _cure(e, module)
+        )
+    if variable == "DL_PIPELINES" and is_new and pipelines.tasks() == tasks_before:
+        return Finding(
+            Level.WARNING, "pipelines", f"{variable}: {module} registers no task", "use @register(...) in it"
+        )
+    return None
+
+
+def _told(error: BaseException) -> str:
+    """The error in one line, with the place in the user's code."""
+    line = log.masked(traceback.format_exception_only(error)[-1].strip())
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    outside = place.filename.startswith("<frozen") or isinstance(error, SyntaxError)
+    return line if outside else f"{line} ({place.filename}, line {place.lineno})"
+
+
+def _cure(error: BaseException, module: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        return "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
+    return "correct the module: no worker starts without it"

@@ -1,0 +1,331 @@
+"""Whether the databases are what a farm needs; a part of `dataloader check`.
+
+The functions `of_…` and those that begin with _ ask; what follows from the facts is pure: a function that returns a
+Finding. Catalogs are read, nothing is changed. May import `db`, `migrations`, `probe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+
+from dataloader import log
+from dataloader.config import Settings, WorkerSpec
+from dataloader.queue import db, migrations, probe
+
+VERSIONS = range(15, 19)  # the major versions that sql/ is tested on
+API_PROCESSES = 2  # what `dataloader api` starts by default
+ROLES = "`dataloader migrate --roles farm=NAME`"
+FEW_RIGHTS = "as a role that may create in the schema and owns its tables"
+
+# What would help, by a part of the error that the server or libpq gives.
+_HELP = {
+    "unsupported startup parameter": probe.DIRECT,
+    "too many": "raise max_connections or the CONNECTION LIMIT, or end sessions that are not needed",
+    "connection slots are reserved": "raise max_connections, or end sessions that are not needed",
+    "password": "correct the role or its password: PG_USER and PG_PASSWORD, or those in the DSN",
+    "does not exist": "correct the name, or create it",
+    "read-only": "name the primary: this server is a standby or read-only",
+}
+_ELSE = "correct host and port; see that PostgreSQL runs there and lets this machine in"
+
+_SQL = db.statements("check.sql")
+
+
+class Level(StrEnum):
+    """How bad a finding is; an error keeps the farm from working."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found, and what would be right where something is not."""
+
+    level: Level
+    about: str
+    what: str
+    advice: str = ""
+
+
+def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
+    """The queue's database at `dsn`, and the one that pipelines write to."""
+    if dsn is None:
+        advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
+        return [Finding(Level.ERROR, "database", "no database is configured", advice)]
+    found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
+    if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
+        return found  # the same would be said twice
+    return [*found, of_target(settings, target_dsn)]
+
+
+# --- the queue's database ---
+
+
+def of_queue(settings: Settings, dsn: str) -> list[Finding]:
+    """All that is to be asked of the queue's database; one question that fails leaves the others."""
+    try:
+        conn = _connect(settings, dsn, settings.pg_schema_queue)
+    except psycopg.Error as e:
+        return [unreachable("database", dsn, e)]
+    with conn:
+        findings = [Finding(Level.OK, "database", db.shown(dsn)), version(conn.info.server_version)]
+        for about, question in _QUESTIONS.items():
+            try:
+                findings += question(conn, settings, dsn)
+            except psycopg.Error as e:
+                findings.append(Finding(Level.ERROR, about, _line(e), "see the server's log"))
+            if about == "session" and findings[-1].level is Level.ERROR:
+                break  # through such a pooler the other answers would be of no use
+        return findings
+
+
+def _connect(settings: Settings, dsn: str, schema: str) -> db.Connection:
+    within = settings.pg_connect_timeout
+    return db.connect(dsn, name="dl-check", schema=schema, connect_timeout=within, answer_within=10)
+
+
+def _facts(conn: db.Connection, name: str, **parameters: str) -> list[dict[str, Any]]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[name], parameters).fetchall()
+
+
+def _line(error: psycopg.Error) -> str:
+    return log.masked("; ".join(line.strip() for line in str(error).splitlines() if line.strip()))
+
+
+def unreachable(about: str, dsn: str, error: psycopg.Error) -> Finding:
+    """Why there is no session, and what would help."""
+    if probe.is_poolers_refusal(error):
+        return Finding(Level.ERROR, about, f"a pooler refuses our sessions: {_line(error)}", probe.DIRECT)
+    advice = next((advice for part, advice in _HELP.items() if part in str(error)), _ELSE)
+    return Finding(Level.ERROR, about, f"{db.shown(dsn)}: {_line(error)}", advice)
+
+
+def version(number: int) -> Finding:
+    """Of the server, as libpq gives it: 150018 is 15.18."""
+    major, name = number // 10_000, f"PostgreSQL {number // 10_000}.{number % 10_000}"
+    between = f"PostgreSQL {VERSIONS[0]} to {VERSIONS[-1]}"
+    if major in VERSIONS:
+        return Finding(Level.OK, "version", name)
+    if major < VERSIONS[0]:
+        return Finding(Level.ERROR, "version", f"{name} is too old", f"use {between}")
+    return Finding(Level.WARNING, "version", f"{name} is newer than what was tested", between)
+
+
+def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    direct = conn.is_direct
+    with _connect(settings, dsn, settings.pg_schema_queue) as other:
+        heard = probe.hears(conn, other)
+    row = conn.execute("SELECT current_setting('idle_in_transaction_session_timeout') = '1min'").fetchone()
+    finds_schema = not heard or probe.finds_schema(conn)
+    return [session(direct, heard, with_options=row == (True,), finds_schema=finds_schema)]
+
+
+def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = True) -> Finding:
+    """Whether workers get sessions of their own, in which LISTEN works and our options are in force."""
+    if not heard and direct:
+        advice = "see the server's load; without notifications jobs start up to DL_CLAIM_BACKOFF_SEC late"
+        return Finding(Level.WARNING, "session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)
+    if not heard:
+        return Finding(Level.ERROR, "session", probe.POOLED, probe.DIRECT)
+    if not finds_schema:
+        return Finding(Level.ERROR, "session", probe.ASTRAY, probe.GUIDED)
+    if not with_options:
+        what = "a pooler drops our options, search_path and keepalives among them"
+        return Finding(Level.WARNING, "session", what, probe.DIRECT)
+    how = "direct" if direct else "through a pooler in session mode"
+    return Finding(Level.OK, "session", f"{how}; LISTEN works")
+
+
+def _schema(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    with db.in_force(conn):
+        return _schema_in(conn, settings.pg_schema_queue)
+
+
+def _schema_in(conn: db.Connection, name: str) -> list[Finding]:
+    (rights,), tables = _facts(conn, "schema_rights", schema=name), _facts(conn, "table_rights", schema=name)
+    may_migrate = rights["may_create"] and all(table["owned"] for table in tables)
+    if rights["found"] and not rights["may_use"]:
+        return [Finding(Level.ERROR, "privileges", f"no USAGE on schema {name}", f"GRANT USAGE ON SCHEMA {name}")]
+    functions = _facts(conn, "function_rights", schema=name)
+    found = privileges(tables, functions, _facts(conn, "strangers"))
+    found += exposure(name, rights["open_to_all"], functions, rights["is_superuser"])
+    if any(table["name"] == "dl_migrations" and table["lacking"] for table in tables):
+        return found
+    return [*found, schema(_refusal(migrations.check, conn), _todo(conn), may_migrate), *_drift(conn, may_migrate)]
+
+
+def _drift(conn: db.Connection, may_migrate: bool) -> list[Finding]:
+    drifted = migrations.drifted(conn)
+    if not drifted:
+        return []
+    return [Finding(Level.WARNING, "schema", f"not as shipped: {'; '.join(drifted)}", _migrate(may_migrate))]
+
+
+def _refusal(question: Callable[[db.Connection], object], conn: db.Connection) -> str:
+    try:
+        question(conn)
+    except migrations.SchemaError as e:
+        return str(e)
+    return ""
+
+
+def _todo(conn: db.Connection) -> str:
+    return _refusal(migrations.missing, conn) or ", ".join(migrations.missing(conn))
+
+
+def privileges(
+    tables: Iterable[Mapping[str, Any]], functions: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[str, Any]]
+) -> list[Finding]:
+    """What this role may not do that the processes do."""
+    findings = []
+    for table in tables:
+        if table["lacking"]:
+            lacking, name = ", ".join(table["lacking"]), table["name"]
+            what = f"this role has no {lacking} on {name}"
+            findings.append(Finding(Level.ERROR, "privileges", what, f"GRANT {lacking} ON {name}"))
+    if names := ", ".join(function["name"] for function in functions if function["lacking"]):
+        what = f"this role may not call {names}"
+        findings.append(Finding(Level.ERROR, "privileges", what, f"as the queue's owner: {ROLES}"))
+    if roles := ", ".join(row["rolname"] for row in strangers):
+        what = f"this role may not end sessions of the role {roles}, whose workers are on the queue too"
+        advice = "use one role for all, or GRANT pg_signal_backend, pg_read_all_stats"
+        findings.append(Finding(Level.WARNING, "privileges", what, advice))
+    return findings or [Finding(Level.OK, "privileges", "all that the processes need")]
+
+
+def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]], is_superuser: bool) -> list[Finding]:
+    """What every role may do, with the rights of this one or of the owner; and whether these are more than needed."""
+    findings = []
+    if may_create:
+        what = f"every role may create in the schema {name}: what one puts there may run with this role's rights"
+        findings.append(Finding(Level.WARNING, "privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
+    if names := ", ".join(function["name"] for function in functions if function["open_to_all"]):
+        what = f"every role may call {names}, with the rights of the queue's owner"
+        findings.append(Finding(Level.WARNING, "privileges", what, f"as the queue's owner: {ROLES}"))
+    if is_superuser:
+        what = "this role is a superuser, which neither the queue's owner nor a farm needs to be"
+        findings.append(
+            Finding(Level.WARNING, "privileges", what, f"use an ordinary role; for a farm, as the owner: {ROLES}")
+        )
+    return findings
+
+
+def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:
+    """`refusal` is why this code may not use the schema, `todo` what `migrate` would apply."""
+    migrate = _migrate(may_migrate)
+    if refusal:
+        what, _, advice = refusal.partition(": ")
+        return Finding(Level.ERROR, "schema", what, migrate if "migrate" in advice else advice)
+    if todo:
+        return Finding(Level.WARNING, "schema", f"not up to date: {todo}", migrate)
+    return Finding(Level.OK, "schema", "up to date")
+
+
+def _migrate(may_migrate: bool) -> str:
+    return "run `dataloader migrate`" + ("" if may_migrate else f" {FEW_RIGHTS}; this one may not")
+
+
+def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    (facts,) = _facts(conn, "sessions")
+    same = _server(settings.target_dsn or dsn) == _server(dsn)
+    least, most = wanted_connections(settings, same_server=same)
+    return [connections(least, most, free_connections(facts))]
+
+
+def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    (facts,) = _facts(conn, "advisory_locks")
+    return [locks(probe.lock_table(conn), settings.workers, facts["of_others"])]
+
+
+def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int) -> Finding:
+    """Whether the server's lock table has room for the keys of all jobs that this machine may claim at once.
+
+    When it is full, no session of anybody can start a statement.
+    """
+    wanted, at_most = probe.keys_wanted(workers), probe.most_at_once(table, workers)
+    what = f"this machine may hold {wanted} keys, others hold {of_others}; the server has room for {table.room} locks"
+    needed = wanted * probe.LOCK_SHARE if wanted * probe.LOCK_SHARE > table.room else (wanted + of_others) * 2
+    raised = f"raise max_locks_per_transaction to {-(-needed // table.transactions)} and restart the server"
+    if any(spec.prefetch > at_most for spec in workers):
+        what = f"{what}: a worker claims {at_most} jobs at once at most"
+        return Finding(Level.WARNING, "locks", what, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
+    if (wanted + of_others) * 2 > table.room:
+        return Finding(Level.WARNING, "locks", what, raised)
+    return Finding(Level.OK, "locks", what)
+
+
+def _server(dsn: str) -> list[Any]:
+    parts = conninfo_to_dict(dsn)
+    return [parts.get("host"), parts.get("hostaddr"), str(parts.get("port", 5432))]
+
+
+def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]:
+    """What this machine keeps open (workers, keeper, reaper, the API's pools), and how far that may grow.
+
+    It grows by the pools' overflow, by a successor for each queue during a reload and, where they write to the
+    `same_server`, by a transaction of each pipeline.
+    """
+    workers = sum(spec.concurrency for spec in settings.workers)
+    pools = API_PROCESSES * settings.pg_pool_size if settings.pg_use_pool else 0
+    most = API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
+    successors = len({spec.queue for spec in settings.workers})
+    return workers + 2 + pools, workers + 2 + most + successors + (workers if same_server else 0)
+
+
+def free_connections(facts: Mapping[str, int]) -> dict[str, int]:
+    """Per limit, how many sessions this machine may have; those that it has already count as free."""
+    names = {"server": "max_connections", "database": "the database's limit", "role": "the role's limit"}
+    limited = {limit: name for limit, name in names.items() if facts[f"{limit}_limit"] >= 0}
+    return {
+        name: max(0, facts[f"{limit}_limit"] - facts[f"{limit}_used"] + facts["here"])
+        for limit, name in limited.items()
+    }
+
+
+def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
+    """Whether the sessions that this machine needs are to be had."""
+    limit, left = min(free.items(), key=lambda item: item[1])
+    what = f"this machine needs {least} to {most} sessions, {left} are free ({limit})"
+    if most <= left:
+        return Finding(Level.OK, "connections", what)
+    advice = "raise the limit, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
+    return Finding(Level.ERROR if least > left else Level.WARNING, "connections", what, advice)
+
+
+_QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] = {
+    "session": _session,
+    "schema": _schema,
+    "connections": _connections,
+    "locks": _locks,
+}
+
+
+# --- the target ---
+
+
+def of_target(settings: Settings, dsn: str) -> Finding:
+    """The database that pipelines write to."""
+    try:
+        with _connect(settings, dsn, settings.pg_schema) as conn, db.in_force(conn):
+            (facts,) = _facts(conn, "target")
+    except psycopg.Error as e:
+        return unreachable("target", dsn, e)
+    return target(settings.pg_schema, **facts)
+
+
+def target(name: str, found: bool, may_create: bool) -> Finding:
+    """Whether pipelines find their schema; not all need to make tables."""
+    if not found:
+        what = f"PG_SCHEMA: there is no schema {name}, or this role may not use it"
+        return Finding(Level.WARNING, "target", what, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")
+    return Finding(Level.OK, "target", "reachable" if may_create else f"reachable; may not create tables in {name}")

@@ -1,0 +1,193 @@
+"""The two ways to a farm, with the same methods: the client over HTTP, or `Direct` on the queue's database.
+
+Commands know only `Way`; `reaching` gives each of them the options that choose one, and says in words what went wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import IO, Any, Protocol
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import click
+
+from dataloader import config
+from dataloader.cli import base
+from dataloader.cli.screen import as_json, plain
+from dataloader.client import (
+    Client,
+    ClientError,
+    Database,
+    Event,
+    Forbidden,
+    Job,
+    Overview,
+    Queue,
+    Started,
+    Unauthorized,
+    Unavailable,
+    Worker,
+)
+from dataloader.client.watch import Looking
+from dataloader.config import Settings
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
+from dataloader.log import masking
+
+
+class Way(Protocol):
+    """What commands ask of a farm; see Client, whose methods these are."""
+
+    @property
+    def url(self) -> str: ...
+    def trigger(self, task: str, /, *args: Any, **fields: Any) -> Started: ...
+    def status(self, job_id: UUID | str) -> Job: ...
+    def job(self, job_id: UUID | str) -> Job: ...
+    def watch(self, job_id: UUID | str) -> Looking: ...
+    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job: ...
+    def jobs(self, *args: Any, **wanted: Any) -> Iterator[Job]: ...
+    def events(
+        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = 200
+    ) -> list[Event]: ...
+    def overview(self) -> Overview: ...
+    def workers(self) -> list[Worker]: ...
+    def database(self) -> Database: ...
+    def pause(self, queue: str) -> Queue: ...
+    def resume(self, queue: str) -> Queue: ...
+    def limit(self, queue: str, max_length: int | None) -> Queue: ...
+    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]: ...
+    def requeue_dead(self, queue: str) -> int: ...
+    def delete_dead(self, queue: str) -> int: ...
+    def run_all(self, queue: str) -> int: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The farm that a command is for. `flags` is what another command needs to reach the same one."""
+
+    way: Way
+    is_direct: bool
+    as_json: bool
+    zone: tzinfo
+    flags: str
+
+    def command(self, *words: object) -> str:
+        """A command for this farm, to be pasted into a shell."""
+        return shlex.join(["dataloader", *map(str, words)]) + self.flags
+
+    def print_json(self, value: Any, indent: int | None = 2) -> None:
+        """One document on stdout, for terminals that have not all letters with their numbers."""
+        text = as_json(value, indent)
+        try:
+            text.encode(sys.stdout.encoding or "utf-8")
+        except UnicodeEncodeError:
+            text = json.dumps(json.loads(text), indent=indent)
+        click.echo(text)
+
+
+def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that choose a farm; its first argument is what they came to, a Reached."""
+
+    @click.option("--url", help="the API; default: DL_URL, else http://127.0.0.1:APP_PORT")
+    @click.option(
+        "--token-file", type=click.File(), metavar="FILE", help="holds the token; - is stdin; default: DL_TOKEN"
+    )
+    @click.option("--direct", is_flag=True, help="ask the queue's database, not the API")
+    @click.option("--dsn", help="the same, with this database")
+    @click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
+    @functools.wraps(command)
+    def called(
+        *args: Any,
+        url: str | None,
+        token_file: IO[str] | None,
+        direct: bool,
+        dsn: str | None,
+        as_json: bool,
+        **options: Any,
+    ) -> Any:
+        reached = _reached(url, token_file, direct, dsn, as_json)
+        try:
+            return command(reached, *args, **options)
+        except ClientError as e:
+            base.refuse(in_words(e, reached), EXIT_FAILED)
+        finally:
+            reached.way.close()
+
+    return called
+
+
+def in_words(error: ClientError, reached: Reached) -> str:
+    """What went wrong, for people, and what may help."""
+    text = plain(str(error), lines=True)
+    if isinstance(error, Unavailable) and error.status is None and not reached.is_direct:
+        return f"{text}; is the API running?"
+    if isinstance(error, Unauthorized):
+        return f"{text}\nset DL_TOKEN to a token of this service, or name a file that holds one by --token-file"
+    if isinstance(error, Forbidden):
+        return f"{text}\nthe token comes from DL_TOKEN or --token-file"
+    return text
+
+
+def _reached(url: str | None, token_file: IO[str] | None, direct: bool, dsn: str | None, as_json: bool) -> Reached:
+    if (direct or dsn) and (url or token_file):
+        raise click.UsageError("--url and --token-file are for the API, --direct and --dsn for a database: choose one")
+    if dsn or direct:
+        return _direct(dsn, as_json)
+    return _remote(url, token_file, as_json)
+
+
+def _direct(dsn: str | None, as_json: bool) -> Reached:
+    if dsn:
+        _hide_arguments()
+    try:
+        settings = config.load(dl_db_dsn=dsn) if dsn else config.load()
+    except config.ConfigError as e:
+        base.refuse(str(e).replace("DL_DB_DSN:", "--dsn:") if dsn else str(e), EXIT_CANNOT_START)
+    masking.learn_configured(settings)
+    from dataloader.cli.direct import Direct  # whoever asks the API needs no driver
+
+    way = Direct(base.dsn(settings), settings)
+    # Not the DSN, which may hold a password.
+    return Reached(way, True, as_json, ZoneInfo(settings.people_zone), ' --dsn "$DSN"' if dsn else " --direct")
+
+
+def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reached:
+    settings = _settings(url)
+    given, token = url, os.environ.get("DL_TOKEN")
+    if settings:
+        masking.learn_configured(settings)
+        url = url or settings.dl_url or f"http://127.0.0.1:{settings.app_port}"
+        token = settings.dl_token.get_secret_value() if settings.dl_token else None
+    if token_file:
+        token = token_file.read(10_000).strip()
+    try:
+        way = Client(url, token, timeout=30, patience=0)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="--url, DL_URL or DL_TOKEN") from None
+    zone = ZoneInfo(settings.people_zone if settings else config.machine_zone())
+    return Reached(way, False, as_json, zone, f" --url {shlex.quote(given)}" if given else "")
+
+
+def _settings(url: str | None) -> Settings | None:
+    """Those of this machine; where a URL is given they need not be right."""
+    try:
+        return config.load()
+    except config.ConfigError as e:
+        if url:
+            return None
+        base.refuse(str(e), EXIT_CANNOT_START)
+
+
+def _hide_arguments() -> None:
+    """A DSN on the command line may hold a password, and everybody may read a process's arguments."""
+    import setproctitle
+
+    setproctitle.setproctitle(" ".join(["dataloader", *sys.argv[1:2]]))

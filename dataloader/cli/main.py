@@ -1,0 +1,353 @@
+"""The command line: one command per process, and what people need beside them. May import anything.
+
+Messages for people go to stderr, answers to stdout. Exit statuses are those of `process`. Here are the programs; what
+people ask of a farm is in modules of its own, imported when it is asked for:
+
+    jobs      trigger, wait, status, cancel, jobs, job, events
+    operate   requeue, run-now, delete, pause, resume, limit
+    farm      queues, ps, top (drawn by `top`), completion
+    doctor    doctor: why does this job not run, or not well
+    watch     a job watched until its end, and the exit status of that
+    journal   the journal by pages, and as it grows
+    render    a job in words
+    connection  `Way`: a farm over HTTP or by its database, and the options that choose
+    direct    `Direct`: by its database
+    screen    what is shown: harmless texts, tables, times, JSON
+    base      a refusal, and where the queue is
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+import psycopg
+
+import dataloader
+from dataloader import config, embedded, log, pipelines
+from dataloader.cli.base import dsn as _dsn
+from dataloader.cli.base import refuse as _refuse
+from dataloader.config import Settings
+from dataloader.farm import keeper, reaper, supervisor, worker
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, Pipes
+from dataloader.farm.slots import Farm, Slot
+from dataloader.queue import db, migrations, probe
+
+T = TypeVar("T")
+
+
+_PEOPLE = {
+    "jobs": ("trigger", "wait", "status", "cancel", "jobs", "job", "events"),
+    "doctor": ("doctor",),
+    "operate": ("requeue", "run-now", "delete", "pause", "resume", "limit"),
+    "farm": ("queues", "ps", "top", "completion"),
+}
+
+
+# gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
+_GUNICORN = """\
+import sys
+from gunicorn import util
+sys.path.append(util.getcwd())
+from gunicorn.app.wsgiapp import run
+run(prog="gunicorn")
+"""
+
+
+class _Main(click.Group):
+    """The commands of people are imported when one of them is meant: no process of a farm is to hold them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return sorted([*super().list_commands(ctx), *(name for names in _PEOPLE.values() for name in names)])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command of this name."""
+        for module, names in _PEOPLE.items():
+            if name in names:
+                group: click.Group = importlib.import_module(f"dataloader.cli.{module}").commands
+                return group.get_command(ctx, name)
+        return super().get_command(ctx, name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is meant; of one that is not there, those whose names are like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as e:  # click has looked among the programs only
+            names = self.list_commands(ctx)
+            raise click.exceptions.NoSuchCommand(e.command_name, possibilities=names, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The programs apart from what people ask of a farm."""
+        people = [name for names in _PEOPLE.values() for name in names]
+        programs = [name for name in self.list_commands(ctx) if name not in people]
+        for title, names in (("Programs", programs), ("What people ask of a farm", people)):
+            found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str(1_000)) for name, command in found])
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(dataloader.version(), prog_name="dataloader")
+def main() -> None:
+    """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
+
+
+@main.command()
+def up() -> None:
+    """Run everything on this machine; with an embedded PostgreSQL when no database is configured."""
+    from dataloader.local import up as program
+
+    sys.exit(program.run(_settings()))
+
+
+@main.command()
+def workers() -> None:
+    """Run the supervisor with its workers and their keeper."""
+    settings = _settings()
+    dsn = _dsn(settings)
+    _check_database(settings, dsn, direct=True)
+    _preload(settings)
+
+    def worker_main(settings: Settings, queue: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
+        return worker.main(settings, settings.queue_dsn or dsn, queue, farm, slot, pipes)
+
+    def keeper_main(settings: Settings, farm: Farm, pipes: Pipes) -> int:
+        return keeper.main(settings, settings.queue_dsn or dsn, farm, pipes)
+
+    sys.exit(supervisor.Supervisor(config.load, settings, worker_main, keeper_main).run())
+
+
+@main.command(name="reaper")
+def reaper_command() -> None:
+    """Run the reaper: jobs of lost machines, rows whose time has come."""
+    settings = _settings()
+    sys.exit(reaper.main(settings, _dsn(settings)))
+
+
+@main.command()
+@click.option("--processes", default=2, show_default=True, help="gunicorn worker processes")
+@click.option("--threads", default=32, show_default=True, help="threads of each")
+def api(processes: int, threads: int) -> None:
+    """Serve the HTTP API with gunicorn."""
+    settings = _settings()
+    dsn = _dsn(settings)
+    _check_database(settings, dsn, direct=False)
+    os.environ["DL_DB_DSN"] = dsn
+    options = [
+        "--config=python:dataloader.api.server.gunicorn_config",
+        "--logger-class=dataloader.api.server.audit.GunicornLogger",
+        "--workers",
+        str(processes),
+        "--threads",
+        str(threads),
+    ]
+    options += [
+        "--bind",
+        f"{settings.app_host}:{settings.app_port}",
+    ]
+    command = [sys.executable, "-P", "-c", _GUNICORN, *options, "dataloader.api:create_app()"]
+    os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
+
+
+def _parsed_roles(context: click.Context, option: click.Parameter, value: str | None) -> list[tuple[str, str]]:
+    roles = [
+        (kind.strip(), name.strip()) for kind, _, name in (each.partition("=") for each in (value or "").split(","))
+    ]
+    if value is not None and not all(kind in migrations.KINDS and name for kind, name in roles):
+        raise click.BadParameter("should be a list like farm=NAME,producer=NAME,reader=NAME")
+    return roles if value else []
+
+
+@main.command()
+@click.option("--check", "only_check", is_flag=True, help="only say what is missing; exit 1 if anything is")
+@click.option(
+    "--roles", callback=_parsed_roles, help="then grant their rights to roles: farm=NAME,producer=NAME,reader=NAME"
+)
+@click.option("--print", "only_print", is_flag=True, help="with --roles: change nothing, print the GRANTs")
+def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) -> None:
+    """Create the queue's tables, or bring them up to date, beside a working farm."""
+    if (only_print and not roles) or (only_check and roles):
+        raise click.UsageError("--print goes with --roles, --check goes alone")
+    settings = _settings()
+    if only_print:
+        click.echo(migrations.grants(settings.pg_schema_queue, roles))
+        return
+    dsn, schema = _dsn(settings), settings.pg_schema_queue
+    if only_check:
+        todo = _reached(lambda: _refusing(lambda: _missing(dsn, schema)))
+        click.echo("\n".join(todo) or "up to date")
+        sys.exit(EXIT_FAILED if todo else 0)
+    names = _reached(lambda: _refusing(lambda: migrations.migrate(dsn, schema)))
+    click.echo("\n".join(f"applied: {name}" for name in names) or "up to date")
+    if roles:
+        _reached(lambda: _refusing(lambda: migrations.grant(dsn, schema, roles)))
+        click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="the report as a JSON document")
+def check(as_json: bool) -> None:
+    """Check settings, folders, pipelines and databases without starting anything; exit 78 if anything is wrong."""
+    from dataloader import check as program
+
+    report = program.run(lambda settings: settings.queue_dsn or embedded.running(settings.dl_home / "postgres"))
+    click.echo(report.document() if as_json else report.text())
+    sys.exit(0 if report.is_good else EXIT_CANNOT_START)
+
+
+@main.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Write a pipeline and its test into this folder: NAME.py and test_NAME.py."""
+    from dataloader import new as kit
+
+    try:
+        written = kit.write(name, Path.cwd())
+    except kit.Refused as e:
+        _refuse(str(e), EXIT_FAILED)
+    click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
+
+
+@main.command()
+@click.argument("figures", nargs=-1)
+@click.option(
+    "--rounds", type=click.IntRange(1, 1_000), default=5, show_default=True, help="of which medians are taken"
+)
+@click.option(
+    "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="of all sizes"
+)
+@click.option("--prefetch", type=click.IntRange(2, 1_000), default=200, show_default=True, help="for drains in batches")
+@click.option(
+    "--bare",
+    type=click.Choice(["plain", "contract", "lean"]),
+    default="plain",
+    show_default=True,
+    help="pgbench's tables: the contract's; with its notify triggers; without its indexes",
+)
+@click.option("--json", "json_path", metavar="FILE", help="write the result as JSON too; - is stdout")
+@click.option("--dsn", help="a database to measure in; default: the configured one, or an embedded PostgreSQL")
+def bench(
+    figures: tuple[str, ...],
+    rounds: int,
+    scale: float,
+    prefetch: int,
+    bare: str,
+    json_path: str | None,
+    dsn: str | None,
+) -> None:
+    """Measure a farm beside its database's bare limit; all FIGURES, or those named.
+
+    They are drain, keys, claim, latency, handover, cpu, enqueue, idle and memory. Everything happens in schemas of
+    its own, which are dropped at the end.
+    """
+    from dataloader.bench import program
+    from dataloader.bench.place import Wish
+
+    if unknown := [name for name in figures if name not in program.FIGURES]:
+        raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
+    if json_path and json_path != "-" and not _can_be_written(Path(json_path).absolute()):
+        raise click.BadParameter(f"{json_path} should be a file that can be written", param_hint="--json")
+    settings = _settings()
+    try:
+        settings = config.load(dl_db_dsn=dsn) if dsn else settings
+    except config.ConfigError as e:
+        raise click.BadParameter(str(e).partition(": ")[2], param_hint="--dsn") from None
+    sys.exit(program.run(settings, figures, Wish(rounds, scale, prefetch, bare), json_path))
+
+
+@main.command(name="dsn")
+@click.option("--show-password", is_flag=True, help="with the password, if the DSN has one")
+def dsn_command(show_password: bool) -> None:
+    """Print the DSN in use, for psql."""
+    dsn = _dsn(_settings())
+    click.echo(dsn if show_password else db.shown(dsn))
+
+
+@main.command(name="token")
+@click.argument("name")
+@click.option("--scope", "scopes", type=click.Choice(["read", "trigger", "operate"]), multiple=True, required=True)
+def token_command(name: str, scopes: tuple[str, ...]) -> None:
+    """Make a token for NAME: print it, once, and its entry for DL_API_TOKENS."""
+    from dataloader.api.web import tokens
+
+    token = tokens.new()
+    try:
+        entry = tokens.entry(token, name, scopes)
+    except ValueError as e:
+        raise click.BadParameter(str(e), param_hint="NAME") from None
+    click.echo("The token, for its owner; it is not shown again. Then its entry of the list DL_API_TOKENS:", err=True)
+    click.echo(f"{token}\n{entry}")
+
+
+def _can_be_written(path: Path) -> bool:
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+
+
+def _settings() -> Settings:
+    try:
+        settings = config.load()
+    except config.ConfigError as e:
+        _refuse(str(e), EXIT_CANNOT_START)
+    log.configure(settings)
+    return settings
+
+
+def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
+    """Refuse an older schema, and a pooler through which these processes cannot work, in one clear line.
+
+    A database that is away is waited for by the processes themselves.
+    """
+    try:
+        with db.connect(dsn, name="dl-check", schema=settings.pg_schema_queue, answer_within=5) as conn:
+            if direct:
+                probe.require_session(conn, dsn)
+            with db.in_force(conn):
+                migrations.check(conn)
+    except (migrations.SchemaError, config.ConfigError) as e:
+        _refuse(str(e), EXIT_CANNOT_START)
+    except psycopg.Error as e:
+        if probe.is_poolers_refusal(e):
+            why = f"{probe.POOLED}: {probe.DIRECT}" if direct else f"{probe.REFUSED}: {probe.SHARED}"
+            _refuse(why, EXIT_CANNOT_START)
+        if not db.is_passing(e):
+            _refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
+        click.echo(f"dataloader: the database cannot be reached yet: {log.masked(str(e).strip())}", err=True)
+
+
+def _missing(dsn: str, schema: str) -> list[str]:
+    with db.connect(dsn, name="dl-migrate", schema=schema) as conn, db.in_force(conn):
+        missing = [f"missing: {name}" for name in migrations.missing(conn)]
+        return missing + [f"not as shipped: {what}" for what in migrations.drifted(conn)]
+
+
+def _preload(settings: Settings) -> None:
+    """Import what all workers need before they are forked, so that they share its memory."""
+    pipelines.load(())
+    importlib.import_module("encodings.idna")  # what looking up a host's name imports
+    for name in settings.preload_modules:
+        try:
+            pipelines.import_users(name)
+        except Exception as e:
+            _refuse(f"DL_PRELOAD: {name} cannot be imported: {e}", EXIT_CANNOT_START)
+
+
+def _refusing(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except migrations.SchemaError as e:
+        _refuse(str(e), EXIT_CANNOT_START)
+
+
+def _reached(action: Callable[[], T]) -> T:
+    try:
+        return action()
+    except psycopg.Error as e:
+        _refuse(f"database: {str(e).strip()}", EXIT_FAILED)

@@ -1,0 +1,165 @@
+"""Commands that change what is there: requeue, run-now, delete; pause, resume, limit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from uuid import UUID
+
+import click
+
+from dataloader.cli import screen
+from dataloader.cli.connection import Reached, Way, reaching
+from dataloader.client import Queue
+from dataloader.farm.process import EXIT_FAILED
+
+LONG = 1_000  # jobs of a kind, from which on an answer does not count them itself
+_DONE = {"requeue": "queued again", "run-now": "due now", "delete": "deleted"}
+
+
+@click.group()
+def commands() -> None:
+    """Changes."""
+
+
+@commands.command()
+@click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
+@click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
+@reaching
+def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None) -> None:
+    """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
+    _change(reached, "requeue", job_ids, dead, "dead", reached.way.requeue_dead)
+
+
+@commands.command(name="run-now")
+@click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
+@click.option("--all", "scheduled", metavar="QUEUE", help="all jobs of this queue that wait for their time")
+@reaching
+def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None) -> None:
+    """Make jobs due that wait for their time; - reads their ids from stdin."""
+    _change(reached, "run-now", job_ids, scheduled, "scheduled", reached.way.run_all)
+
+
+@commands.command()
+@click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
+@click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
+@click.option("--yes", is_flag=True, help="do not ask")
+@reaching
+def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bool) -> None:
+    """Delete jobs that do not run, with their journal; - reads their ids from stdin."""
+    if not yes and "-" in job_ids:
+        raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
+    if not yes and (job_ids or dead):
+        what = f"all failed and lost jobs of {screen.plain(dead)}" if dead else f"{len(job_ids)} jobs"
+        click.confirm(f"Delete {what}, with their journal, for good?", abort=True, err=True)
+    _change(reached, "delete", job_ids, dead, "dead", reached.way.delete_dead)
+
+
+@commands.command()
+@click.argument("queue")
+@reaching
+def pause(reached: Reached, queue: str) -> None:
+    """Start no job of a queue any more, on any host; what runs goes on."""
+    found = reached.way.pause(queue)
+    resume = reached.command("resume", queue)
+    _tell(reached, found, f"{screen.plain(queue)} is paused; what runs goes on. To go on: {screen.plain(resume)}")
+
+
+@commands.command()
+@click.argument("queue")
+@reaching
+def resume(reached: Reached, queue: str) -> None:
+    """Start jobs of a paused queue again."""
+    _tell(reached, reached.way.resume(queue), f"{screen.plain(queue)} goes on")
+
+
+@commands.command()
+@click.argument("queue")
+@click.argument("max_length", metavar="NUMBER|none")
+@reaching
+def limit(reached: Reached, queue: str, max_length: str) -> None:
+    """Refuse to trigger jobs while so many of a queue wait; none takes the limit away."""
+    if max_length != "none" and not (max_length.isascii() and max_length.isdigit()):
+        raise click.BadParameter("should be a number or none", param_hint="NUMBER")
+    found = reached.way.limit(queue, None if max_length == "none" else int(max_length))
+    _tell(
+        reached,
+        found,
+        f"{screen.plain(queue)} may have {max_length if found.max_length is not None else 'any number of'} jobs",
+    )
+
+
+def _change(
+    reached: Reached,
+    verb: str,
+    job_ids: tuple[str, ...],
+    queue: str | None,
+    group: str,
+    change_some: Callable[[str], int],
+) -> None:
+    if bool(job_ids) == (queue is not None):
+        raise click.UsageError("name jobs, or a queue by the option; one of the two")
+    if queue is None:
+        _change_these(reached, verb, _ids(job_ids))
+        return
+    changed = _change_all(reached.way, queue, group, change_some)
+    if reached.as_json:
+        reached.print_json({"queue": queue, "changed": changed})
+    else:
+        click.echo(f"{screen.plain(queue)}: {changed} jobs {_DONE[verb]}")
+
+
+def _change_these(reached: Reached, verb: str, job_ids: list[UUID]) -> None:
+    outcomes = reached.way.change(verb, job_ids) if job_ids else {}
+    if reached.as_json:
+        reached.print_json({"jobs": [{"job_id": job_id, "outcome": what} for job_id, what in outcomes.items()]})
+    else:
+        for job_id, what in outcomes.items():
+            click.echo(f"{job_id} {_outcome(verb, what)}")
+    if set(outcomes.values()) - {"done"}:
+        sys.exit(EXIT_FAILED)
+
+
+def _outcome(verb: str, what: str) -> str:
+    if what == "done":
+        return _DONE[verb]
+    if what == "unknown":
+        return "there is no such job"
+    rule = {
+        "requeue": "only what has ended can be",
+        "run-now": "only what is queued can be",
+        "delete": "cancel it first",
+    }
+    return f"is {screen.plain(what)}: {rule[verb]}"
+
+
+def _change_all(way: Way, queue: str, group: str, change_some: Callable[[str], int]) -> int:
+    """By steps; no more than there were at the start, for what was changed may come back."""
+    found = next((found for found in way.overview().queues if found.queue == queue), None)
+    there = getattr(found, group) if found else 0
+    if there >= LONG and found and found.counted_at is None:
+        there = sys.maxsize  # at least so many: nobody has counted them
+    changed = 0
+    while changed < there and (some := change_some(queue)):
+        changed += some
+    return changed
+
+
+def _ids(words: tuple[str, ...]) -> list[UUID]:
+    """The ids that are named, where a - stands for those on stdin."""
+    texts = [text for word in words for text in (sys.stdin.read().split() if word == "-" else [word])]
+    try:
+        return list(dict.fromkeys(map(UUID, texts)))
+    except ValueError:
+        raise click.BadParameter("a job's id is a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057") from None
+
+
+def _tell(reached: Reached, queue: Queue, words: str) -> None:
+    if reached.as_json:
+        reached.print_json(queue.document)
+    else:
+        click.echo(words)
+    if not queue.is_known:
+        names = " or ".join(map(screen.plain, queue.similar))
+        text = f"no queue {screen.plain(queue.queue)} is known now: it has no job, no worker and no setting"
+        click.echo(f"dataloader: {text}{f'; is {names} meant?' if names else ''}", err=True)

@@ -1,0 +1,115 @@
+"""A job in words: lists, all that is known of one, its runs, a line of its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from rich.text import Text
+
+from dataloader.cli import screen
+from dataloader.cli.journal import attempts
+from dataloader.cli.watch import waits_for
+from dataloader.client import Event, Job
+from dataloader.queue import stats
+
+
+def listed(found: Sequence[Job], now: datetime) -> Any:
+    titles = ("job", "status", "queue", "task", "key", "attempt", "changed", "says")
+    return screen.table(
+        titles,
+        (
+            (
+                job.job_id,
+                screen.status(job.status),
+                screen.short(job.queue, 40),
+                screen.short(job.task, 40),
+                screen.short(job.lock_key, 40),
+                f"{job.attempt}/{job.max_attempts}",
+                screen.ago(job.changed_at or job.created_at, now),
+                screen.short(job.error, 60) if job.error else screen.progress(job.progress)[:60],
+            )
+            for job in found
+        ),
+        loose=titles[2:5] + titles[7:],
+    )
+
+
+def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
+    now = datetime.now(UTC)
+    yield screen.fields(_fields(job, zone))
+    if job.waiting_for:
+        yield Text("\n" + screen.plain(waits_for(job, now)), style="yellow")
+    if job.args:
+        yield Text("\nargs", style="bold")
+        yield Text(screen.as_json(job.args))
+    if job.error:
+        yield Text("\nerror", style="bold")
+        yield Text(screen.plain(job.error.rstrip(), lines=True), style="red")
+    if runs := attempts(events):
+        yield Text("\nattempts", style="bold")
+        yield attempts_table(runs, zone)
+    yield Text("\njournal" + (" (its newest 20)" if len(events) > 20 else ""), style="bold")
+    for event in events[-20:]:
+        yield Text(line(event, zone, False))
+
+
+def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
+    shown: dict[str, Any] = {name: getattr(job, name) for name in Job.__slots__}
+    for name in ("document", "args", "error", "waiting_for", "job_id", "status", "progress"):
+        del shown[name]
+    yield "job", str(job.job_id)
+    yield "status", screen.status(job.status)
+    if (run_sec := shown.pop("run_sec")) is not None:
+        yield "last run took", screen.duration(run_sec)
+    for name, value in shown.items():
+        if value not in (None, "", False):
+            yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
+    if job.progress:
+        yield "progress", f"{screen.bar(job.fraction)} {screen.progress(job.progress)}".strip()
+
+
+def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
+    """The runs of a job, the first one first."""
+    titles = ("run", "attempt", "started", "took", "end", "peak memory", "CPU", "worker", "what it said")
+    return screen.table(
+        titles,
+        (
+            (
+                run.run,
+                f"{run.attempt}, requeued by {screen.short(run.requeued_by, 40)}" if run.requeued_by else run.attempt,
+                screen.clock(run.started_at, zone),
+                screen.duration(run.seconds),
+                screen.status(run.end or "running"),
+                screen.size(run.peak_mb and run.peak_mb * 1_000_000),
+                screen.duration(run.cpu_sec),
+                run.worker,
+                screen.short(said(run), 80),
+            )
+            for run in runs
+        ),
+        loose=titles[7:],
+    )
+
+
+def said(run: stats.Attempt) -> str:
+    """Why a run has ended, as far as it is known."""
+    reason = "" if run.error and run.reason == "error" else run.reason or ""
+    signal = f"killed by signal {run.signal}" if run.signal and "signal" not in reason else ""
+    status = f"left with exit status {run.exit_status}" if run.exit_status and "status" not in reason else ""
+    return "; ".join(part for part in (signal, status, reason, run.error) if part)
+
+
+def line(event: Event, zone: tzinfo, with_job: bool) -> str:
+    job = f"{event.job_id} {screen.plain(event.queue)}" if with_job else ""
+    words = (screen.clock(event.ts, zone), job, screen.plain(event.kind), _payload(event.payload))
+    return " ".join(filter(None, words))
+
+
+def _payload(payload: Any) -> str:
+    """What an event says beside its kind, on one line; of an error its first one."""
+    if not isinstance(payload, dict):
+        return "" if payload is None else screen.short(payload, 200)
+    texts = {name: value if isinstance(value, str) else screen.as_json(value, None) for name, value in payload.items()}
+    return " ".join(f"{screen.plain(name)}={screen.short(text, 120)}" for name, text in texts.items())

@@ -1,0 +1,288 @@
+"""PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
+
+It renews the lease of a worker that is alive but silent (a C call holds its GIL), settles at once what a dead worker
+held, shows the workers to people, and sees to the end of the workers when the supervisor is gone. May import `db`,
+`queue`, `process`, `census`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import psutil
+import psycopg
+import structlog
+from setproctitle import setproctitle
+
+from dataloader import log
+from dataloader.config import Settings
+from dataloader.farm.process import (
+    EXIT_CANNOT_START,
+    EXIT_FENCED,
+    EXIT_OK,
+    Pipes,
+    Signals,
+    drain_pipe,
+    is_running,
+    kill_group,
+    now,
+    unblock_signals,
+)
+from dataloader.farm.registry import Census
+from dataloader.farm.slots import Farm, Held, Slot, State, Why
+from dataloader.queue import db, lifecycle, migrations
+from dataloader.queue.job import beat_interval
+
+TICK_SEC = 0.25
+HEARD_SEC = 5.0  # how long a cancellation is kept in mind for a worker that does not show the job yet
+LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
+ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
+
+
+def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
+    """Keep until told to stop; the process's exit status."""
+    log.configure(settings, threaded=True)
+    keeper = Keeper(settings, dsn, farm, pipes)
+    unblock_signals()
+    try:
+        return keeper.keep()
+    except migrations.SchemaError as e:
+        keeper.log.error("keeper.schema.refused", error=str(e))
+        return EXIT_CANNOT_START
+
+
+class Keeper:
+    """The state of the keeper: its connection, and whether the supervisor is still there."""
+
+    def __init__(self, settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> None:
+        self.settings = settings
+        self.farm = farm
+        self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
+        self._outage = log.Outage(self.log, "keeper.session.back")
+        self._dsn = dsn
+        self._conn: db.Connection | None = None
+        self._life: int | None = pipes.life
+        self._supervisor = os.getppid()
+        self._calls = pipes.calls
+        self._retry_at = 0.0
+        self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
+        self._ask_all = True  # we may have missed it
+        self._leave_at: float | None = None
+        self._census = Census()
+        self.signals = Signals((signal.SIGTERM, signal.SIGINT))
+        setproctitle("dataloader: keeper")
+
+    def keep(self) -> int:
+        """One tick after the other: notice the supervisor's end, settle, renew."""
+        while not self._may_leave():
+            self._look_after_orphans()
+            if now() >= self._retry_at:
+                try:
+                    self._tick()
+                    self._outage.ended()
+                except psycopg.Error as e:
+                    if not db.is_passing(e):
+                        raise
+                    self._lost(e)
+            self._sleep()
+        self._close_census()
+        return EXIT_OK
+
+    def _close_census(self) -> None:
+        """As far as the database is there: nobody else needs to know."""
+        if self._conn is not None and not self._conn.closed:
+            with suppress(psycopg.Error):
+                self._census.close(self._conn)
+
+    def _tick(self) -> None:
+        # Renewals first: settling may have to wait for a session to end.
+        for slot in self.farm.slots:
+            if (held := slot.held()) and self._is_silent(held):
+                self._renew(slot, held)
+        self._enforce_cancellations()
+        for slot in self.farm.slots:
+            if slot.state is State.DEAD:
+                self._settle(slot)
+        self._show_workers()
+
+    def _show_workers(self) -> None:
+        """For people only: no lease is worth less because this fails, nor is the session given up."""
+        conn = self._connection()
+        try:
+            self._census.take(conn, self.farm.slots)
+        except psycopg.Error as e:
+            if conn.closed:
+                raise
+            self.log.warning("keeper.census.failed", error=str(e).strip())
+
+    def _enforce_cancellations(self) -> None:
+        """A cancellation that is forced, or has waited for DL_CANCEL_GRACE_SEC, does not wait for a safe point.
+
+        Here and not in the worker, which may not hear of it: a C call holds its GIL.
+        """
+        conn = self._connection()
+        for note in conn.notifies(timeout=0):
+            self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to show that it runs this job
+        holders = {held.job_id: (slot, held) for slot in self.farm.slots if (held := slot.held())}
+        asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
+        for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
+            self._cancel(*holders[job_id], is_forced)
+        self._ask_all = False
+        done = set(map(str, asked))
+        self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
+
+    def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
+        grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
+        if grace is not None:
+            slot.cancel(held, now() + grace)
+            if not self._is_orphaned():
+                os.kill(self._supervisor, signal.SIGCHLD)  # wakes it: it tells, and ends, who has to stop
+
+    def _settle(self, slot: Slot) -> None:
+        """Return what the dead worker of this slot held; then the slot is free for another."""
+        settled = []
+        if slot.fields.worker:
+            if slot.session:
+                # First of all: a claim under way would commit after we have looked, and nobody would run it.
+                lifecycle.end_session(self._connection(), *slot.session)
+            end = _ENDS.get(why_of_death(slot), "crash")
+            settled = lifecycle.settle(
+                self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot), slot.begun_last
+            )
+        for job in settled:
+            if job.status is None:
+                continue  # somebody has it locked: at the next tick
+            log.metric("job.run", job_id=str(job.job_id), outcome="died", status=job.status)
+            self.log.warning(
+                "keeper.settled",
+                job_id=str(job.job_id),
+                status=job.status,
+                reason=reason_of_death(slot),
+                worker=slot.worker,
+            )
+        if all(job.status for job in settled):
+            slot.state = State.FREE
+
+    def _is_silent(self, held: Held) -> bool:
+        """The worker has missed a beat, but not for so long that it counts as stuck."""
+        silence = now() - held.renewed
+        interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
+        return silence > 1.5 * interval
+
+    def _renew(self, slot: Slot, held: Held) -> None:
+        """Renew for a worker that is alive, not stopped, and not stuck: the supervisor ends those that are."""
+        is_stuck = now() - slot.fields.renewed > self.settings.dl_stall_sec
+        if is_stuck or slot.fields.fence_by or not is_running(slot.fields.pid):
+            return
+        sent = now()
+        if lifecycle.keep(self._connection(), held.job_id, held.attempt, slot.worker) and slot.held() is not None:
+            slot.fields.kept = sent
+
+    def _connection(self) -> db.Connection:
+        if self._conn is None or self._conn.closed:
+            self._conn = db.connect(
+                self._dsn,
+                name="dl-keeper",
+                schema=self.settings.pg_schema_queue,
+                connect_timeout=self.settings.pg_connect_timeout,
+                answer_within=10,
+                lock_timeout=2,
+            )
+            migrations.check(self._conn)
+            lifecycle.listen_for_cancellations(self._conn)
+            self._ask_all = True
+        return self._conn
+
+    def _lost(self, error: BaseException) -> None:
+        self._outage.failed("keeper.session.lost", error)
+        if self._conn is not None:
+            self._conn.close()
+        self._retry_at = now() + 1.0
+
+    def _sleep(self) -> None:
+        others = [self._calls] if self._life is None else [self._calls, self._life]
+        if self._conn is not None and not self._conn.closed:
+            others.append(self._conn.fileno())
+        readable = self.signals.wait(TICK_SEC, *others)
+        if self._calls in readable and not drain_pipe(self._calls):
+            time.sleep(TICK_SEC)  # the supervisor is gone, so this pipe stays readable
+        if self._life in readable:
+            self._life = None  # at its end it would be readable for ever
+
+    def _may_leave(self) -> bool:
+        """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
+        left = {slot.state for slot in self.farm.slots} - {State.FREE}
+        if not self._is_orphaned() and not self.signals.received:
+            return False
+        if self._is_orphaned() and left - {State.DEAD}:
+            return False
+        if self._leave_at is None:
+            self._leave_at = now() + (ORPHAN_SETTLING_SEC if self._is_orphaned() else LAST_SETTLING_SEC)
+        return State.DEAD not in left or now() > self._leave_at
+
+    def _is_orphaned(self) -> bool:
+        # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may be seen first and is then no order
+        # to leave.
+        return os.getppid() != self._supervisor
+
+    def _look_after_orphans(self) -> None:
+        """Do the supervisor's duties to the workers of a supervisor that was killed: they drain, or are ended."""
+        if not self._is_orphaned():
+            return
+        patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
+        for slot in self.farm.slots:
+            if slot.state in (State.FREE, State.DEAD):
+                continue
+            slot.drain_until(now() + patience)
+            if why := slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
+                slot.fields.why = why
+                kill_group(slot.fields.pid)
+            if not _exists(slot.fields.pid):
+                kill_group(slot.fields.pid)  # what its job has started, of which nobody else is the parent now
+                slot.fields.exit_status = -signal.SIGKILL
+                slot.state = State.DEAD
+
+
+_ENDS = {Why.DRAIN: "drain", Why.FENCED: "drain", Why.TIMEOUT: "timeout"}  # the rest are crashes
+_REASONS = {
+    Why.DRAIN: "drain",
+    Why.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
+    Why.FENCED: "the lease ran out",
+    Why.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
+    Why.CANCELED: "canceled by force: the run did not stop and was killed",
+}
+
+
+def why_of_death(slot: Slot) -> Why:
+    """Why the slot's worker ended; one that gave its claim up and left by itself was fenced as well."""
+    has_left = slot.fields.exit_status == EXIT_FENCED and slot.fields.fence_by
+    return Why.FENCED if has_left else Why(slot.fields.why)
+
+
+def reason_of_death(slot: Slot) -> str:
+    """What a person should know of how the slot's worker ended."""
+    fields = slot.fields
+    if fields.why == Why.MEMORY:
+        used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
+        return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
+    how = f"killed by signal {-fields.exit_status}" if fields.exit_status < 0 else f"exited with {fields.exit_status}"
+    return _REASONS.get(why_of_death(slot), f"worker {how}")
+
+
+def facts_of_death(slot: Slot) -> dict[str, float]:
+    """How the process ended and what its last run had cost, for the journal; the cost only if the supervisor saw it."""
+    status = slot.fields.exit_status
+    facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
+    if slot.fields.peak_memory:
+        facts |= slot.cost(slot.fields.cpu, slot.fields.peak_memory)
+    return facts
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

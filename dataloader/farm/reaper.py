@@ -1,0 +1,223 @@
+"""PROCESS: the reaper, for all that is due, lost or old in the cluster. Any number may run, none leads.
+
+Returns jobs whose lease has run out (their whole VM is gone), wakes due rows of queues that nobody claims from, and
+deletes what has been finished for DL_RETENTION_DAYS; sums up the journal, counts the queues, and says who holds back
+vacuum. May import `db`, `queue`, `stats`, `process`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import structlog
+from setproctitle import setproctitle
+
+from dataloader import log as logs
+from dataloader.config import Settings
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
+from dataloader.queue import db, lifecycle, migrations, stats
+
+WAKE_BATCH = 1_000
+PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
+PRUNE_SEC = 0.02  # how long it should take: a job of hours has thousands of heartbeats in its journal
+PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the disk before any claim's commit
+PRUNE_SHARE = 0.8  # of a round: its longest pruning
+ROLL_SHARE = 0.3  # of a round: the longest summing up of the journal
+NOTE_SELDOM = 20  # times as long as it took: what the notes may cost
+HELD_AGAIN_SEC = 300.0  # how often somebody who holds back vacuum is named
+DAY_SEC = 86_400
+PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
+JUMP_SEC = 1.0  # of the database's clock against ours, between two rounds
+SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
+
+
+class Uptime:
+    """For how long the database has been there, as far as a reaper can tell, by a clock that did not jump."""
+
+    def __init__(self) -> None:
+        self._back: float | None = -math.inf  # since when (monotonic seconds); None: it is away
+        self._ahead = math.inf  # how far its clock is ahead of ours, at most
+
+    def lost(self) -> None:
+        """The database is away, or refuses what we want."""
+        self._back = None
+
+    def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
+        """It answered between these monotonic instants, with its clock and its age; for how long it has been there.
+
+        0.0: it has just come back, or its clock has just jumped forwards.
+        """
+        jumped = clock - got > self._ahead + JUMP_SEC
+        self._ahead = clock - sent
+        if self._back is None or jumped or got - sent > SILENCE_SEC:
+            self._back = got
+        if server_age >= 0:  # else its clock was set back to before its start
+            self._back = max(self._back, got - server_age)
+        return got - self._back
+
+
+@dataclass
+class Memory:
+    """What is remembered from round to round: when to count the queues again, and who was said to hold back vacuum."""
+
+    note_at: float = 0.0
+    lag_sec: float = 0.0
+    held: tuple[Any, ...] | None = None
+    held_again_at: float = 0.0
+
+
+def main(settings: Settings, dsn: str) -> int:
+    """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; the process's exit status."""
+    logs.configure(settings, threaded=True)
+    signals = Signals((signal.SIGTERM, signal.SIGINT))
+    setproctitle("dataloader: reaper")
+    log = structlog.get_logger("reaper").bind(pid=os.getpid())
+    outage = logs.Outage(log, "reaper.session.back")
+    conn: db.Connection | None = None
+    uptime = Uptime()
+    patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
+    memory = Memory()
+    while not signals.received:
+        try:
+            if conn is None or conn.closed:
+                conn = _connect(settings, dsn)
+                log.info("reaper.started")
+                tell_ready()
+            started = now()
+            reap(conn, log, uptime, patience_sec)
+            roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)
+            watch(conn, log, memory, settings.dl_reaper_period_sec)
+            if settings.dl_retention_days is not None:
+                until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
+                prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
+            outage.ended()
+            signals.wait(settings.dl_reaper_period_sec - (now() - started))
+        except migrations.SchemaError as e:
+            log.error("reaper.schema.refused", error=str(e))
+            return EXIT_CANNOT_START
+        except psycopg.Error as e:
+            if not db.is_passing(e):
+                raise
+            uptime.lost()
+            outage.failed("reaper.session.lost", e)
+            if conn is not None:
+                conn.close()
+            signals.wait(1.0)
+    log.info("reaper.stopped")
+    return EXIT_OK
+
+
+def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:
+    """One round: every expired lease, one short transaction each, then all rows whose time has come."""
+    sent = now()
+    clock = lifecycle.clock(conn)
+    up_sec = uptime.answered(sent, now(), *clock)
+    if not up_sec:
+        log.warning("reaper.patient", patience_sec=patience_sec)
+    taken: Counter[str] = Counter()
+    while job := lifecycle.reap(conn, up_sec, patience_sec):
+        taken[str(job.status)] += 1
+        logs.metric("job.run", job_id=str(job.job_id), outcome="expired", status=job.status)
+        log.warning("reaper.job.taken", job_id=str(job.job_id), status=job.status)
+    if taken:
+        log.warning("reaper.requeued", count=taken.total(), **taken)
+    while lifecycle.wake(conn, WAKE_BATCH) >= WAKE_BATCH:
+        pass
+
+
+def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
+    """Sum up what is new in the journal, until a monotonic instant at most; the rest is the next round's.
+
+    For people only: when it fails, the rounds go on without it.
+    """
+    try:
+        while (rolled := stats.roll(conn)) >= stats.ROLLED and now() < until:
+            pass
+        if rolled == stats.ANEW:
+            log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        log.warning("reaper.roll.failed", error=str(e).strip())
+
+
+def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
+    """Count the queues for pages and metrics, and name who holds back vacuum while claims fall behind for it.
+
+    For people only: when it fails, the rounds go on without it.
+    """
+    try:
+        if now() >= memory.note_at:
+            began = now()
+            lag_sec = stats.note_lengths(conn, period_sec / 2)
+            memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
+            memory.note_at = now() + NOTE_SELDOM * (now() - began)
+        vacuum = stats.vacuum(conn)
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        memory.note_at = now() + NOTE_SELDOM * stats.NOTING_SEC
+        log.warning("reaper.watch.failed", error=str(e).strip())
+        return
+    _tell_of_vacuum(vacuum, log, memory)
+
+
+def _tell_of_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:
+    held = stats.slows_claims(vacuum, memory.lag_sec)
+    who = (held["kind"], held["pid"], held["application"]) if held else None
+    if held and (who != memory.held or now() >= memory.held_again_at):
+        facts = logs.masked({name: value for name, value in held.items() if name != "xids"})
+        dead, lag_sec = vacuum["jobs_dead_tuples"], round(memory.lag_sec, 1)
+        log.warning("reaper.vacuum.held_back", **facts, dead_tuples=dead, lag_sec=lag_sec)
+        memory.held_again_at = now() + HELD_AGAIN_SEC
+    elif memory.held and not held:
+        log.info("reaper.vacuum.released", dead_tuples=vacuum["jobs_dead_tuples"])
+    memory.held = who
+
+
+def prune(
+    conn: db.Connection, log: structlog.stdlib.BoundLogger, older_than_sec: float, until: float, signals: Signals
+) -> None:
+    """Delete jobs that ended so long ago: batch by batch until a monotonic instant, or a signal.
+
+    The pauses between are longer than the batches, so that most of the time is everybody else's.
+    """
+    started, pruned = now(), 0
+    since, size = "-infinity", PRUNE_BATCH[1]
+    while now() < until and not signals.received:
+        sent = now()
+        found, since = lifecycle.prune(conn, older_than_sec, since, size)
+        took = now() - sent
+        pruned += found
+        if found < size:
+            break
+        size = fitting(size, took)
+        signals.wait(PRUNE_PAUSE * took)
+    if pruned:
+        log.info("reaper.pruned", count=pruned)
+        logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))
+
+
+def fitting(size: int, took: float) -> int:
+    """How many jobs to delete at once, when so many took so long (seconds)."""
+    least, most = PRUNE_BATCH
+    return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
+
+
+def _connect(settings: Settings, dsn: str) -> db.Connection:
+    conn = db.connect(
+        dsn,
+        name="dl-reaper",
+        schema=settings.pg_schema_queue,
+        connect_timeout=settings.pg_connect_timeout,
+        answer_within=30,
+        lock_timeout=10,
+    )
+    migrations.check(conn)
+    return conn

@@ -1,0 +1,90 @@
+"""What a farm's keeper shows of the workers, for people on any host: who they are, what they run, what it costs.
+
+May import `process`, `slots`, `stats` and `db`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+from dataloader.farm import process
+from dataloader.farm.process import cpu_used_by, memory_used, now
+from dataloader.farm.slots import Slot, State
+from dataloader.queue import db, stats
+
+CHANGED_SEC = 2.0  # how soon a change is shown
+UNCHANGED_SEC = 10.0  # how often all the same: who was not shown for 30 s counts as gone
+
+
+class Census:
+    """When the workers are to be shown again, and what was measured of them the last time."""
+
+    def __init__(self) -> None:
+        self.host = socket.gethostname()[:100]
+        self.farm = f"{self.host}:{os.getppid()}:{uuid4().hex[:12]}"
+        self._shown: list[tuple[Any, ...]] = []
+        self._at = self._looked = -UNCHANGED_SEC
+        self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
+
+    def take(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
+        """Show the workers in these slots, if anything has changed or it is time.
+
+        Soon over, whatever the database does (see `briefly` in stats.sql). Raises psycopg.Error; then it is tried again
+        as if they had been shown.
+        """
+        if now() < self._looked + CHANGED_SEC:
+            return
+        self._looked = now()
+        present = {slot: _state(slot) for slot in slots if slot.state is not State.FREE and slot.worker}
+        seen = [(slot.worker, state, slot.jobs) for slot, state in present.items()]
+        if seen == self._shown and now() < self._at + UNCHANGED_SEC:
+            return
+        self._shown, self._at = seen, now()
+        rows = [self._row(slot, state) for slot, state in present.items()]
+        self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
+        stats.show_workers(conn, self.farm, self.host, rows)
+
+    def close(self, conn: db.Connection) -> None:
+        """The farm is over: it has no workers any more."""
+        stats.show_workers(conn, self.farm, self.host, [])
+
+    def _row(self, slot: Slot, state: str) -> dict[str, Any]:
+        held = slot.held()
+        return {
+            "worker": slot.worker,
+            "pid": slot.fields.pid,
+            "queue": slot.queue_name,
+            "state": state,
+            "job_id": held and str(held.job_id),
+            "memory_bytes": memory_used(slot.fields.pid),
+            "cpu_percent": self._cpu_percent(slot),
+            "jobs": slot.jobs,
+            "started_at": _started(slot.fields.pid),
+        }
+
+    def _cpu_percent(self, slot: Slot) -> float:
+        """Of one core, since it was read before; the processes that a job has started count too."""
+        at, used = now(), cpu_used_by(slot.fields.pid)
+        before, had_used = self._cpu.get(slot.worker, (at, used))
+        self._cpu[slot.worker] = at, used
+        return round(100 * max(0.0, used - had_used) / (at - before), 1) if at > before else 0.0
+
+
+def _state(slot: Slot) -> str:
+    """What people see: a worker whose process is stopped says of itself what it did before."""
+    is_stopped = slot.state is not State.DEAD and process.is_stopped(slot.fields.pid)
+    return "stopped" if is_stopped else slot.state.name.lower()
+
+
+def _started(pid: int) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(psutil.Process(pid).create_time(), UTC)
+    except psutil.Error:
+        return None

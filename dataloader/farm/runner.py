@@ -1,0 +1,185 @@
+"""One run after the other: steps a job's pipeline until it ends or has to stop, and says what it came to.
+
+No SQL but the pipeline's own transactions. May import `job`, `pipelines`, `heartbeat`, `slots`, `target`, `process`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+
+from dataloader import log, pipelines
+from dataloader.config import Settings
+from dataloader.farm import fence
+from dataloader.farm.heartbeat import Lease
+from dataloader.farm.process import now
+from dataloader.farm.slots import Limits, Slot, Why
+from dataloader.pipelines import PermanentError, Stopped, UnknownTask
+from dataloader.queue.job import End, Job, Outcome
+
+
+class Runner:
+    """Runs jobs in a worker's main thread, one at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        dsn: str,
+        slot: Slot,
+        stop_at: Callable[[], float | None],
+        leap: Callable[[Job, int], int | None] = lambda job, fence: None,
+    ) -> None:
+        """`dsn` is the queue's; `stop_at` tells when (monotonic seconds) a draining worker's run must be over.
+
+        `leap` asks the queue for a number of the job's claim above that of a fence; None: the job is not ours.
+        """
+        self._settings = settings
+        self._target_dsn = settings.target_dsn or dsn
+        self._slot = slot
+        self._stop_at = stop_at
+        self._leap = leap
+        self._claim = 0  # the number of the run's claim, as the target's fence knows it
+        self._limits = Limits()
+        self._interruptible: Lease | None = None  # the run of a plain function
+
+    def run(self, job: Job, lease: Lease) -> Outcome:
+        """Resolve and step the pipeline; whatever it raises is an outcome."""
+        progress: dict[str, Any] | None = None
+        self._claim = job.claim
+        try:
+            pipeline = pipelines.resolve(job.task)
+            self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
+            self._slot.limit(self._limits)
+            context = self._context(job, lease) if pipeline.wants_context else None
+            steps = pipelines.steps(pipeline, _args_of(job), context)
+            while True:
+                item = self._next(steps, None if pipeline.has_safe_points else lease)
+                if isinstance(item, dict):
+                    progress = item
+                    lease.report(item)
+                if self._must_stop(lease):
+                    steps.close()
+                    return _stopped(lease, progress)
+        except StopIteration as e:
+            return Outcome(End.DONE, progress=e.value if isinstance(e.value, dict) else progress)
+        except BaseException as e:
+            if lease.stop is not None:
+                return _stopped(lease, progress)
+            return _failed(e, progress)
+
+    def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
+        """The next step; where `interruptible`, Stopped may be raised into it at any time."""
+        self._interruptible = interruptible
+        try:
+            return next(steps)
+        finally:
+            self._interruptible = None
+
+    def _must_stop(self, lease: Lease) -> bool:
+        stop_at = self._stop_at()
+        if stop_at is not None and now() > stop_at:
+            lease.end(End.HANDED_BACK, "drain")
+        if (stop := self._slot.stop) and now() > stop[0]:
+            if stop[1] is Why.TIMEOUT:
+                lease.end(End.TIMEOUT, f"timeout: the run took more than {self._limits.timeout_sec:g} s")
+            else:
+                lease.end(End.CANCELED, "canceled by force")
+        return lease.must_stop()
+
+    def interrupt(self) -> None:
+        """In a signal handler: the one place that raises, into a plain function, for it has no safe point."""
+        lease = self._interruptible
+        if lease is not None and self._must_stop(lease):
+            self._interruptible = None
+            raise Stopped
+
+    def _context(self, job: Job, lease: Lease) -> pipelines.Context:
+        return pipelines.Context(
+            job_id=job.job_id,
+            attempt=job.attempt,
+            lock_key=job.lock_key,
+            partition_key=job.partition_key,
+            idempotency_key=job.idempotency_key,
+            logger=logging.getLogger(f"pipeline.{job.task}"),
+            data_dir=self._settings.data_dir,
+            _stop_asked=lambda: self._must_stop(lease),
+            _report=lease.report,
+            _transaction=lambda dsn: self._transaction(dsn, job, lease),
+            claim=job.claim,
+        )
+
+    @contextmanager
+    def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction in the target database, not committed once the run should end."""
+        where = dsn or self._target_dsn
+
+        def leap(fence: int) -> int | None:
+            try:
+                claim = self._leap(job, fence)
+            except psycopg.Error:
+                if self._must_stop(lease):  # the queue was away for too long
+                    raise Stopped from None
+                raise
+            self._claim = claim or self._claim
+            return claim
+
+        try:
+            with fence.transaction(
+                where, self._settings.pg_schema, job.job_id, self._claim, job.claimed_by, leap
+            ) as conn:
+                yield conn
+                if self._must_stop(lease):
+                    raise Stopped
+        except fence.Overtaken:
+            lease.give_up(End.GONE, "a newer run of the job has begun")
+            raise Stopped from None
+
+
+def _args_of(job: Job) -> dict[str, Any]:
+    args = json.loads(job.args_json)
+    if not isinstance(args, dict):
+        raise PermanentError("args should be a JSON object")
+    log.learn_job(args)
+    return args
+
+
+def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
+    assert lease.stop is not None  # noqa: S101  the caller has seen it
+    return Outcome(lease.stop, lease.reason, progress)
+
+
+def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
+    if isinstance(error, PermanentError | UnknownTask):
+        end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
+        return Outcome(end, log.masked(_message(error)), progress)
+    sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
+    return Outcome(End.ERROR, log.masked(described(error)), progress, worker_is_sound=sound)
+
+
+def described(error: BaseException) -> str:
+    """Type, message and stack, whatever the exception's own methods do."""
+    try:
+        return headline(error) + "\n\n" + "".join(traceback.format_exception(error))
+    except Exception:
+        return type(error).__name__
+
+
+def headline(error: BaseException) -> str:
+    """Type and message, whatever the exception's own methods do."""
+    try:
+        return traceback.format_exception_only(error)[-1].strip()
+    except Exception:
+        return type(error).__name__
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__

@@ -1,0 +1,415 @@
+"""PROCESS: the supervisor of one machine's farm: forks workers and the keeper, and compares them with the wish.
+
+No SQL, no thread, no connection: a child is forked from a process that has nothing to inherit. One tick takes the
+queued signals, reaps the dead, ends what is over its time and starts what is missing; a missed signal costs a tick.
+May import `process` (the cli hands it the children's main functions).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import signal
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+from setproctitle import setproctitle
+
+from dataloader import log
+from dataloader.config import ConfigError, Settings
+from dataloader.farm.process import (
+    EXIT_CANNOT_START,
+    EXIT_OK,
+    EXIT_RECYCLE,
+    Pipes,
+    Signals,
+    adopt_orphans,
+    children,
+    drain_pipe,
+    fork,
+    kill_group,
+    now,
+    readable,
+    share_memory,
+    tell_ready,
+)
+from dataloader.farm.slots import READY, Farm, Slot, State
+
+TICK_SEC = 0.5
+MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
+BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is ready
+KEEPER_STOP_SEC = 10.0
+STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
+MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more workers
+
+_ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
+
+WorkerMain = Callable[[Settings, str, Farm, Slot, Pipes], int]
+KeeperMain = Callable[[Settings, Farm, Pipes], int]
+
+
+@dataclass
+class Backoff:
+    """When a kind of child may be started again: at once, unless it keeps dying before it is ready."""
+
+    failures: int = 0
+    failed_at: float = 0.0
+    not_before: float = 0.0
+
+    def failed(self, by_itself: bool) -> float:
+        """A start has failed; returns the pause (seconds) until the next.
+
+        It grows only over failures of the child's own: what was killed from outside would have started well.
+        """
+        self.failed_at = now()
+        shortest, longest = BACKOFF_SEC
+        if not by_itself:
+            self.not_before = max(self.not_before, now() + shortest)
+            return shortest
+        pause: float = min(longest, shortest * 2**self.failures)
+        self.failures = min(self.failures + 1, 16)
+        self.not_before = now() + pause
+        return pause
+
+    def succeeded(self, started: float) -> None:
+        """A child that was started at this instant is ready; that says nothing of what failed since."""
+        if started > self.failed_at:
+            self.failures = 0
+            self.not_before = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """True when another start may be tried."""
+        return now() >= self.not_before
+
+
+@dataclass
+class Child:
+    """A worker process: its place, its queue, and which settings and code it was started with."""
+
+    slot: Slot
+    queue: str
+    generation: int
+    started: float
+    stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
+    told: int = 0  # the claim (its generation in the slot) whose run was told to stop
+
+    def has_to_be_told(self) -> bool:
+        """True once for each run that has to stop now."""
+        stop, generation = self.slot.stop, self.slot.fields.generation
+        if self.slot.state is not State.BUSY or stop is None or now() < stop[0] or self.told == generation:
+            return False
+        self.told = generation
+        return True
+
+    @property
+    def is_ready(self) -> bool:
+        """True once it works, or has a session and waits for a place (`Worker._take_place`)."""
+        return self.slot.state in READY or (self.slot.state is State.STARTING and bool(self.slot.fields.session))
+
+
+class Supervisor:
+    """The children of this machine and the wish that they are compared with."""
+
+    def __init__(
+        self, load: Callable[[], Settings], settings: Settings, worker_main: WorkerMain, keeper_main: KeeperMain
+    ) -> None:
+        """`load` reads the settings anew at SIGHUP; the main functions run in the forked children."""
+        self.settings = settings
+        self.exit_status = EXIT_OK
+        self._load = load
+        self._worker_main = worker_main
+        self._keeper_main = keeper_main
+        self._wish = wished(settings)
+        self._generation = 0
+        # More slots than workers: a dead worker's slot stays until the keeper has settled it.
+        self._farm = Farm(max(MIN_SLOTS, 4 * self._wish.total()))
+        self._queue_numbers: dict[str, int] = {}
+        self._workers: dict[int, Child] = {}  # by pid
+        self._backoffs: dict[str, Backoff] = defaultdict(Backoff)  # by queue
+        self._keeper: int | None = None
+        self._keeper_backoff = Backoff()
+        self._keeper_started = 0.0
+        self._keeper_stop_at: float | None = None
+        self._read_stacks_at: float | None = None
+        self._draining = False
+        self._ever_ready = False
+        self._told_ready = False
+        self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
+
+    def run(self) -> int:
+        """Keep the farm as wished until it is told to drain; the process's exit status.
+
+        SIGTERM and SIGINT drain, SIGQUIT drains without waiting, SIGHUP reloads, SIGTTIN logs every worker's stacks.
+        """
+        if threading.active_count() > 1:
+            raise RuntimeError("the supervisor should be single-threaded: a fork copies locks that other threads hold")
+        setproctitle("dataloader: supervisor")
+        adopt_orphans()
+        self.signals = Signals((*_ORDERS, signal.SIGCHLD))
+        life, self._life = _pipe()
+        calls, self._calls = _pipe()
+        leave, self._leave = _pipe()
+        tell, self._tell = _pipe()
+        self._pipes = Pipes(life, calls, leave, tell)
+        os.write(self._tell, b".")
+        self._log.info("supervisor.started", workers=dict(self._wish))
+        share_memory()
+        while not self._tick():
+            self.signals.wait(self._pause())
+        self._log.info("supervisor.stopped", exit_status=self.exit_status)
+        return self.exit_status
+
+    def _tick(self) -> bool:
+        """Compare once; True when all is over."""
+        self._obey()
+        self._reap()
+        self._note_readiness()
+        self._enforce()
+        self._start_missing()
+        self._let_one_leave()
+        self._log_stacks()
+        return self._is_over()
+
+    def _obey(self) -> None:
+        for number in _ORDERS:
+            if number in self.signals.received:
+                self.signals.received.discard(number)
+                self._carry_out(number)
+
+    def _carry_out(self, order: signal.Signals) -> None:
+        if order == signal.SIGHUP:
+            self._reload()
+        elif order == signal.SIGTTIN:
+            self._ask_for_stacks()
+        elif order == signal.SIGQUIT:
+            self._drain(within=0)
+        else:
+            self._drain(within=self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec)
+
+    # --- death ---
+
+    def _reap(self) -> None:
+        """Collect the dead; children that we do not know (we may be process 1) are only collected."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            exit_status = os.waitstatus_to_exitcode(status)
+            if pid == self._keeper:
+                self._keeper_died(exit_status)
+            elif pid in self._workers:
+                self._workers[pid].slot.died_of(exit_status, usage)
+                self._worker_died(pid, exit_status)
+
+    def _worker_died(self, pid: int, exit_status: int) -> None:
+        child = self._workers.pop(pid)
+        self._end_what_is_left(pid)
+        os.close(child.stacks)
+        state = child.slot.state
+        child.slot.state = State.DEAD
+        with suppress(BlockingIOError):  # full: a keeper that is stopped has calls enough to hear
+            os.write(self._calls, b".")
+        log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
+        log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
+        # An error while it held no job is no job's fault, and would happen again at once.
+        is_ours = state is State.STARTING or (exit_status > 0 and state is State.AWAKE)
+        if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
+            self._start_failed("worker", self._backoffs[child.queue], exit_status)
+
+    def _end_what_is_left(self, pid: int) -> None:
+        """What a dead worker's job had started does not outlive it; what has left its group is our child by now."""
+        kill_group(pid)
+        for orphan in set(children(os.getpid())) - self._workers.keys() - {self._keeper, pid}:
+            os.kill(orphan, signal.SIGKILL)
+
+    def _keeper_died(self, exit_status: int) -> None:
+        self._keeper = None
+        if now() - self._keeper_started > BACKOFF_SEC[1]:
+            self._keeper_backoff = Backoff()
+        if self._keeper_stop_at is None and exit_status != EXIT_OK:
+            self._log.warning("supervisor.keeper.exited", exit_status=exit_status)
+            self._start_failed("keeper", self._keeper_backoff, exit_status)
+
+    def _start_failed(self, what: str, backoff: Backoff, exit_status: int) -> None:
+        if exit_status == EXIT_CANNOT_START and not self._ever_ready:
+            self.exit_status = EXIT_CANNOT_START
+            self._log.error("supervisor.cannot.start", why=f"the {what} refused to start, see its log line")
+            self._drain(within=self.settings.dl_kill_grace_sec)
+        else:
+            self._log.warning("supervisor.start.failed", what=what, pause_sec=backoff.failed(exit_status > 0))
+
+    def _note_readiness(self) -> None:
+        for child in self._workers.values():
+            if child.slot.state is not State.STARTING:
+                self._ever_ready = True
+                self._backoffs[child.queue].succeeded(child.started)
+        if not self._told_ready and sum(child.is_ready for child in self._workers.values()) >= self._wish.total():
+            self._told_ready = True
+            tell_ready()
+
+    def _enforce(self) -> None:
+        """End what is over its time; a stuck process cannot do that itself."""
+        for pid, child in self._workers.items():
+            if why := child.slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
+                child.slot.fields.why = why
+                self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
+                kill_group(pid)
+            elif child.has_to_be_told():
+                os.kill(pid, signal.SIGUSR1)
+
+    def _pause(self) -> float:
+        """Seconds until the next tick: no later than the next lease must be over."""
+        busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
+        ends = [slot.ends_by for slot in busy]
+        for stop in filter(None, (slot.stop for slot in busy)):
+            ends += [at for at in (stop[0], stop[0] + self.settings.dl_kill_grace_sec) if at > now()]
+        tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
+        return min([tick, *(max(0.05, end - now()) for end in ends)])
+
+    # --- life ---
+
+    def _start_missing(self) -> None:
+        if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
+            self._keeper_started = now()
+            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._farm, self._pipes))
+        if self._draining:
+            return
+        running = Counter(child.queue for child in self._workers.values())
+        for queue, wanted in self._wanted().items():
+            if self._backoffs[queue].passed:
+                for _ in range(wanted - running[queue]):
+                    self._start_worker(queue)
+
+    def _wanted(self) -> Counter[str]:
+        """The wish, and one more in each queue that still has a worker of an older generation.
+
+        It imports the new code and connects before one of them may leave. So a slow import leaves no gap, and code
+        that cannot be imported costs no worker.
+        """
+        older = {child.queue for child in self._workers.values() if child.generation != self._generation}
+        return self._wish + Counter(older & self._wish.keys())
+
+    def _start_worker(self, queue: str) -> None:
+        slot = self._farm.free()
+        if slot is None:
+            return  # all wait to be settled; the database is away
+        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)), self._generation)
+        stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
+
+        def main() -> int:
+            faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
+            return self._worker_main(self.settings, queue, self._farm, slot, self._pipes)
+
+        self._workers[self._fork(main)] = Child(slot, queue, self._generation, now(), stacks)
+
+    def _fork(self, main: Callable[[], int]) -> int:
+        def child() -> int:
+            self.signals.forget()
+            for writing_end in (self._life, self._calls, self._leave, self._tell):
+                os.close(writing_end)
+            return main()
+
+        return fork(child)
+
+    # --- orders ---
+
+    def _reload(self) -> None:
+        """Take new settings; workers of before leave one by one, as they finish, each once its successor is ready."""
+        try:
+            self.settings = self._load()
+        except ConfigError as e:
+            self._log.error("supervisor.reload.refused", error=str(e))
+            return
+        log.configure(self.settings)
+        self._wish = wished(self.settings)
+        self._generation += 1
+        self._backoffs.clear()  # what kept dying had the code of before
+        drain_pipe(self._pipes.leave)
+        drain_pipe(self._pipes.tell)
+        os.write(self._tell, b".")
+        for pid in self._workers:
+            os.kill(pid, signal.SIGHUP)
+        if self._keeper is not None:
+            os.kill(self._keeper, signal.SIGTERM)
+        self._log.info("supervisor.reloaded", workers=dict(self._wish), generation=self._generation)
+
+    def _let_one_leave(self) -> None:
+        """Allow the next worker of an older generation to leave, once all that are wanted are ready.
+
+        In this order: a worker says LEAVING before it takes the permission, so when that is gone its taker
+        no longer counts as ready, and never two are missing.
+        """
+        if self._draining or all(child.generation == self._generation for child in self._workers.values()):
+            return
+        if readable([self._pipes.leave], 0):
+            return
+        ready = Counter(child.queue for child in self._workers.values() if child.is_ready)
+        if all(ready[queue] >= wanted for queue, wanted in self._wanted().items()):
+            os.write(self._leave, b".")
+
+    def _ask_for_stacks(self) -> None:
+        for pid, child in self._workers.items():
+            os.ftruncate(child.stacks, 0)
+            os.kill(pid, signal.SIGTTIN)
+        self._read_stacks_at = now() + STACKS_SEC
+
+    def _log_stacks(self) -> None:
+        if self._read_stacks_at is None or now() < self._read_stacks_at:
+            return
+        self._read_stacks_at = None
+        for child in self._workers.values():
+            dump = os.pread(child.stacks, 1 << 20, 0).decode("utf-8", "replace")
+            # A line for each thread, for a line's length is bounded; the main thread, the pipeline's, is dumped last.
+            for stack in reversed(dump.strip().split("\n\n")):
+                self._log.warning("supervisor.worker.stacks", worker=child.slot.worker, stacks=stack)
+
+    # --- the end ---
+
+    def _drain(self, within: float) -> None:
+        """Tell every worker once; each has `within` seconds to finish its job, or to hand it back."""
+        deadline = now() + within
+        for pid, child in self._workers.items():
+            child.slot.drain_until(deadline)
+            if not self._draining:
+                os.kill(pid, signal.SIGTERM)
+        if not self._draining:
+            self._draining = True
+            self._log.info("supervisor.draining", workers=len(self._workers), within_sec=within)
+
+    def _is_over(self) -> bool:
+        """The keeper stops last: it settles what the last workers left."""
+        if not self._draining or self._workers:
+            return False
+        if self._keeper is None:
+            return self._keeper_stop_at is not None or not self._unsettled()
+        if self._keeper_stop_at is None:
+            self._keeper_stop_at = now() + KEEPER_STOP_SEC
+            os.kill(self._keeper, signal.SIGTERM)
+        elif now() > self._keeper_stop_at:
+            kill_group(self._keeper)
+        return False
+
+    def _unsettled(self) -> bool:
+        return any(slot.state is State.DEAD for slot in self._farm.slots)
+
+
+def wished(settings: Settings) -> Counter[str]:
+    """How many workers each queue should have; entries of one queue add up."""
+    wish: Counter[str] = Counter()
+    for spec in settings.workers:
+        wish[spec.queue] += spec.concurrency
+    return wish
+
+
+def _pipe() -> tuple[int, int]:
+    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,1 @@
+"""A whole farm on this machine: `dataloader up`."""

@@ -1,0 +1,324 @@
+"""PostgreSQL connections: how they are opened, how long they may stay silent, which errors pass.
+
+Only this module opens connections to the queue and reads the named statements of `sql/`; no other module of
+the package may import psycopg's connection machinery. May import nothing of the package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache, cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from random import shuffle
+from time import monotonic
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import Conninfo
+from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+
+Error = psycopg.Error
+Row = dict[str, Any]
+T = TypeVar("T")
+
+CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody waits for any more
+
+# What the queue's statements rely on, whatever an administrator made the default of the server, database or role: each
+# statement of a function sees what was committed by then, and psycopg reads times in no other style.
+_RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
+
+PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most
+
+# Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
+POOL_RECONNECT_SEC = 1.5
+
+_SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
+
+# Session losses that a new connection heals (PostgreSQL, appendix A): connection exceptions, shutdown and
+# crash recovery, a demoted primary, too many connections, serialization and deadlock, a full disk.
+_PASSING = ("08", "57P", "25006", "53", "40001", "40P01", "55P03", "57014", "58030")
+
+
+class Silence(errors.OperationalError):
+    """The server has not answered within the time that this connection allows."""
+
+
+class Connection(psycopg.Connection[Any]):
+    """A psycopg connection whose every wait ends.
+
+    A stopped backend or a dead host whose kernel still acknowledges is seen by neither TCP keepalives nor
+    `statement_timeout`, which the server enforces. So each wait for an answer has a deadline here; when it
+    passes the connection is closed and Silence (an OperationalError) raised.
+    """
+
+    answer_within: float = 60.0  # seconds, for each answer
+    answer_by: float | None = None  # a monotonic instant, for all of them
+    wanted: Mapping[str, str] = MappingProxyType({})  # the settings that this session was opened with, see in_force
+
+    @cached_property
+    def is_direct(self) -> bool:
+        """True when PostgreSQL itself opened this session; a pooler hands out cancellation keys of its own making.
+
+        Asked for once, by one round trip. Only from then on, and only on a direct session, statements are prepared:
+        behind a pooler in transaction mode the name of a prepared statement may be another client's.
+        """
+        is_direct: bool = self.execute("SELECT pg_backend_pid()").fetchone() == (self.info.backend_pid,)
+        if is_direct:
+            self.prepare_threshold = PREPARE_THRESHOLD
+        return is_direct
+
+    @cached_property
+    def repeating(self) -> psycopg.Cursor[Any]:
+        """A cursor for a statement that comes again and again: it need not look up the types of its columns anew."""
+        return self.cursor()
+
+    def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
+        if timeout is not None:
+            return super().wait(gen, interval, timeout)
+        seconds = self.answer_within
+        if self.answer_by is not None:
+            seconds = min(seconds, max(0.05, self.answer_by - monotonic()))
+        try:
+            return super().wait(gen, interval, seconds)
+        except errors.OperationalError as e:
+            if type(e) is not errors._WaitTimeout:
+                raise
+            self.pgconn.finish()
+            raise Silence(f"no answer from the database within {seconds:.1f} s") from None
+        except BaseException as e:
+            if not isinstance(e, Exception):
+                self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Something from outside was raised in the middle of an exchange: nobody will read the rest of it."""
+        with suppress(Error):
+            self.cancel_safe(timeout=CANCEL_SEC)
+        self.pgconn.finish()
+
+
+def connect(
+    dsn: str,
+    *,
+    name: str,
+    schema: str,
+    connect_timeout: float = 5,
+    answer_within: float = 60,
+    statement_timeout: float = 0,
+    lock_timeout: float = 0,
+    idle_in_transaction_timeout: float = 60,
+    keeps_defaults: bool = False,
+) -> Connection:
+    """Open an autocommit session on `schema`, in UTC, that notices a dead link within some 15 s.
+
+    `name` becomes application_name; the times are in seconds. 0 is without limit, whatever the role's default is,
+    unless the DSN's own options set a limit. With `keeps_defaults` the role's isolation level, date style and encoding
+    stay: for the statements of pipelines. A multi-host DSN finds the writable primary. Nothing is prepared on it,
+    whatever a statement asks for, before `is_direct` was asked. Raises psycopg.OperationalError; psycopg keeps the
+    password out of its text.
+    """
+    limits = {
+        "statement_timeout": statement_timeout,
+        "lock_timeout": lock_timeout,
+        "idle_in_transaction_session_timeout": idle_in_transaction_timeout,
+    }
+    wanted = _wanted(schema, limits, keeps_defaults)
+    conninfo = _conninfo(dsn, name, connect_timeout, wanted, limits, keeps_defaults)
+    conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
+    conn.answer_within, conn.wanted = answer_within, wanted
+    return conn
+
+
+def pool(
+    dsn: str,
+    *,
+    name: str,
+    schema: str,
+    max_size: int,
+    min_size: int = 1,
+    connect_timeout: float = 5,
+    statement_timeout: float = 30,
+    max_lifetime: float = 1800,
+    configure: Callable[[Connection], None] = lambda conn: None,
+) -> ConnectionPool[Connection]:
+    """A pool, not yet open, of sessions as `connect` makes them; an idle one is tested before it is lent.
+
+    Where one is found dead its idle siblings are too, and not worth a test each: the pool is emptied.
+    """
+
+    def check(conn: Connection) -> None:
+        try:
+            ConnectionPool.check_connection(conn)
+        except psycopg.Error:
+            made.drain()
+            raise
+
+    limits = {"statement_timeout": statement_timeout, "lock_timeout": 0, "idle_in_transaction_session_timeout": 60}
+    wanted = _wanted(schema, limits)
+
+    def configured(conn: Connection) -> None:
+        conn.wanted = wanted
+        configure(conn)
+
+    made = ConnectionPool(
+        _conninfo(dsn, name, connect_timeout, wanted, limits),
+        connection_class=Connection,
+        kwargs={"autocommit": True, "prepare_threshold": None},
+        min_size=min(min_size, max_size),
+        max_size=max_size,
+        timeout=2,
+        max_lifetime=max_lifetime,
+        reconnect_timeout=POOL_RECONNECT_SEC,
+        check=check,
+        configure=configured,
+        open=False,
+    )
+    return made
+
+
+@contextmanager
+def in_force(conn: Connection) -> Iterator[None]:
+    """For this block the settings hold that `conn` was opened with, its search_path among them.
+
+    A pooler drops them. Behind one the block is a transaction, which sets them for itself: a setting of the session
+    would stay with the pooler's session, and meet other clients. May raise psycopg.Error.
+    """
+    if conn.is_direct:
+        yield
+        return
+    conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by BEGIN: the transaction's own default is late
+    with conn.transaction():
+        conn.execute(_SET, (json.dumps(dict(conn.wanted)),))
+        yield
+
+
+def _wanted(schema: str, limits: Mapping[str, float], keeps_defaults: bool = False) -> dict[str, str]:
+    path = '"' + schema.replace('"', '""') + '"'
+    milliseconds = {limit: str(int(seconds * 1000)) for limit, seconds in limits.items() if seconds}
+    return {"search_path": path, "TimeZone": "UTC", **({} if keeps_defaults else _RELIED_ON), **milliseconds}
+
+
+def _conninfo(
+    dsn: str,
+    name: str,
+    connect_timeout: float,
+    wanted: Mapping[str, str],
+    limits: Mapping[str, float],
+    keeps_defaults: bool = False,
+) -> str:
+    given = conninfo_to_dict(dsn)
+    options = "-c idle_session_timeout=0"
+    options += "".join(f" -c {name}={_escaped(value)}" for name, value in wanted.items())
+    # The server's side of a dead link, or of a client that gave up: it lets go of our locks in well under a minute.
+    options += " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    options += " -c tcp_user_timeout=15000 -c client_connection_check_interval=2000"
+    ours: dict[str, Any] = {
+        "application_name": name[:63],
+        "connect_timeout": max(2, round(connect_timeout)),
+        "keepalives_idle": 10,
+        "keepalives_interval": 5,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 15_000,
+        "target_session_attrs": "read-write",
+    }
+    if not keeps_defaults:
+        ours["client_encoding"] = "utf8"
+    ours |= {key: value for key, value in given.items() if key in ours and key != "application_name"}
+    unlimited = " ".join(f"-c {limit}=0" for limit, seconds in limits.items() if not seconds)
+    ours["options"] = f"{unlimited} {given.get('options') or ''} {options}".strip()
+    return make_conninfo(dsn, **ours)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+def shown(dsn: str) -> str:
+    """The DSN as people may see it: without its password."""
+    secret = {option.keyword.decode() for option in Conninfo.get_defaults() if option.dispchar == b"*"}
+    parts = {k: v for k, v in conninfo_to_dict(dsn).items() if k not in secret}
+    return make_conninfo("", **parts)
+
+
+def hosts(dsn: str) -> list[str]:
+    """A DSN for each host that this one names, in the order in which they are to be tried."""
+    given = conninfo_to_dict(dsn)
+    named = {key: str(given[key]).split(",") for key in ("host", "hostaddr", "port") if given.get(key)}
+    count = max(map(len, named.values()), default=1)
+    if any(len(values) not in (1, count) for values in named.values()):
+        return [dsn]  # libpq will say what is wrong with it
+    each = [{key: values[n % len(values)] for key, values in named.items()} for n in range(count)]
+    if given.get("load_balance_hosts") == "random":
+        shuffle(each)
+    return [make_conninfo(dsn, **one) for one in each]
+
+
+def is_passing(error: BaseException) -> bool:
+    """True when a new connection may heal the error: the session or the server is gone, not the statement."""
+    if isinstance(error, PoolTimeout | TooManyRequests):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return error.sqlstate.startswith(_PASSING)
+
+
+def patiently(
+    attempt: Callable[[], T],
+    *,
+    sleep: Callable[[float], None],
+    give_up: Callable[[], bool] = lambda: False,
+    on_error: Callable[[BaseException], None] = lambda error: None,
+) -> T:
+    """Call `attempt` until it succeeds, over passing errors, with jittered pauses that grow to 5 s.
+
+    `sleep` pauses (seconds) and may return early; after each failure `on_error` hears of it, and once
+    `give_up()` is true the error is raised.
+    """
+
+    def failed(state: RetryCallState) -> None:
+        if state.outcome and (error := state.outcome.exception()):
+            on_error(error)
+
+    retrying = Retrying(
+        retry=retry_if_exception(is_passing),
+        wait=wait_random_exponential(multiplier=0.1, max=5),
+        stop=lambda state: give_up(),
+        sleep=sleep,
+        after=failed,
+        reraise=True,
+    )
+    return retrying(attempt)
+
+
+def sql_folder() -> Traversable:
+    """The folder of .sql files: part of the package where it is installed, beside it in a bare checkout."""
+    try:
+        return files("dataloader.sql")
+    except ModuleNotFoundError:
+        return Path(__file__).parents[2] / "sql"
+
+
+@cache
+def statements(file: str) -> dict[str, str]:
+    """The statements of one `sql/` file, by the name that a line `-- name: verb` gives them."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in (sql_folder() / file).read_text("utf-8").splitlines(keepends=True):
+        if line.startswith("-- name:"):
+            name = line.removeprefix("-- name:").split()[0]
+            if name in found:
+                raise ValueError(f"{file} names {name} twice")
+            found[name] = ""
+        elif name and not line.startswith("--"):
+            found[name] = found[name] + line
+    return {name: text.strip().rstrip(";") for name, text in found.items()}

@@ -1,0 +1,138 @@
+"""Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back.
+
+`sql/schema.sql`, which equals the sum of the migrations, and `sql/functions.sql` are what was shipped; the server's
+catalogs say what there is. Nothing is changed here. May import `db`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from dataloader.queue import db
+
+Row = dict[str, Any]
+_SQL = db.statements("drift.sql")
+_TRIGGER = re.compile(
+    r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
+)
+_INDEX = re.compile(r"^CREATE INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
+# A function, and where it is bound to its schema by its text, the DO block around it.
+_FUNCTION = re.compile(
+    r"CREATE (?:OR REPLACE )?FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
+)
+_BLOCK = re.compile(r"^DO \$bound\$.*?\$bound\$;$", re.DOTALL | re.MULTILINE)
+_PLACE = re.compile(r"%\d\$[IL]")  # of a name that format() puts in
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One object that is not as shipped: what, how, and the statements that put it back.
+
+    `mend` is empty for what functions.sql makes, which is then to be applied again. `is_index`: its statements stand
+    alone, outside of a transaction.
+    """
+
+    what: str
+    how: str
+    mend: tuple[str, ...]
+    is_index: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.how}"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function as a shipped text has it; `mend` is the statement that makes it."""
+
+    name: str
+    head: str
+    body: str
+    mend: str
+
+    def is_in(self, found: Iterable[Row]) -> bool:
+        """Whether one of these rows is this function, with nothing in it changed."""
+        return any(self._is(row) for row in found)
+
+    def _is(self, row: Row) -> bool:
+        language = re.search(r"LANGUAGE (\w+)", self.head)
+        return (
+            re.fullmatch(_pattern(self.body), row["body"], re.DOTALL) is not None
+            and (language is None or language[1] == row["language"])
+            and ("SECURITY DEFINER" in self.head) == row["by_owner"]
+            and set(re.findall(r"\bSET ([\w.]+)", self.head)) == set(row["settings"])
+        )
+
+
+def found(conn: db.Connection, functions: str) -> list[Drift]:
+    """What is missing, switched off or changed in the schema that `conn` sees.
+
+    `functions` is the text of functions.sql. To be asked only of a schema that this code's migrations
+    have made. May raise psycopg.Error.
+    """
+    schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
+    there = _rows(conn, "functions")
+    wanted = [*shipped(schema), *shipped(functions, by_file=True)]
+    return [
+        *_of_functions(wanted, there),
+        *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
+        *_of_indexes(schema, {row["name"]: row["works"] for row in _rows(conn, "indexes")}),
+    ]
+
+
+def shipped(text: str, by_file: bool = False) -> list[Function]:
+    """PURE: the functions that a text of sql/ makes; `by_file`: they are put back by the whole file."""
+    blocks = {block.span(): block[0] for block in _BLOCK.finditer(text)}
+    made = []
+    for match in _FUNCTION.finditer(text):
+        block = next((whole for (start, end), whole in blocks.items() if start < match.start() < end), None)
+        mend = block or match[0].replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1) + ";"
+        made.append(Function(match["name"], match["head"], match["body"], "" if by_file else mend))
+    return made
+
+
+def _of_functions(wanted: Iterable[Function], there: list[Row]) -> Iterator[Drift]:
+    for function in wanted:
+        of_name = [row for row in there if row["name"] == function.name]
+        if not function.is_in(of_name):
+            how = "is changed" if of_name else "is missing"
+            yield Drift(f"function {function.name}", how, (function.mend,) if function.mend else ())
+
+
+def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
+    for match in _TRIGGER.finditer(schema):
+        name, calls = match.groups()
+        row = there.get(name)
+        if row is None:
+            yield Drift(f"trigger {name}", "is missing", (match[0],))
+        elif row["calls"] != calls:
+            drop = f"DROP TRIGGER {name} ON dl_jobs"
+            yield Drift(f"trigger {name}", "is changed", (drop, match[0]))
+        elif not row["works"]:
+            yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE dl_jobs ENABLE TRIGGER {name}",))
+
+
+def _of_indexes(schema: str, there: dict[str, bool]) -> Iterator[Drift]:
+    for match in _INDEX.finditer(schema):
+        if not there.get(match[1]):
+            drop = f"DROP INDEX CONCURRENTLY IF EXISTS {match[1]}"
+            make = match[0].replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
+            how = "is invalid" if match[1] in there else "is missing"
+            yield Drift(f"index {match[1]}", how, (drop, make), is_index=True)
+
+
+def _pattern(body: str) -> str:
+    """The body as a pattern: where format() has put in names of this schema, any name will do."""
+    if not _PLACE.search(body):
+        return re.escape(body)
+    return ".+?".join(map(re.escape, _PLACE.split(body.replace("%%", "%"))))
+
+
+def _rows(conn: db.Connection, name: str) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[name]).fetchall()

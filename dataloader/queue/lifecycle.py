@@ -1,0 +1,445 @@
+"""Every statement in the life of one job: a function per statement of `sql/queue.sql`, by the same name.
+
+A connection is an argument; nothing is cached and nothing decided here (see `job.decide`). Every function may raise
+psycopg.Error; `db.is_passing` tells whether a new connection heals it. May import `db` and `job`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg import errors
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from dataloader.queue import db
+from dataloader.queue.job import Finish, Job, Status
+
+JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
+CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
+
+# For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
+PLANS = (
+    "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
+    " SET enable_hashjoin = off; SET enable_mergejoin = off"
+)
+LARGE = 1_000_000  # characters of arguments of the jobs of one claim
+
+_SQL = db.statements("queue.sql")
+_VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
+_STATUS = {
+    "succeed": Status.SUCCEEDED,
+    "retry": Status.QUEUED,
+    "fail": Status.FAILED,
+    "cancel": Status.CANCELED,
+    "hand_back": Status.QUEUED,
+}
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "until": datetime.fromisoformat,
+    "since": datetime.fromisoformat,
+    "job_id": UUID,
+}
+Conn = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says.
+
+    `trace` is the W3C traceparent of the request that asks for it.
+    """
+
+    queue: str
+    task: str
+    lock_key: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    partition_key: str = ""
+    priority: int = 100
+    available_at: datetime | None = None
+    max_attempts: int = 5
+    lease_ttl_sec: int = 60
+    timeout_sec: int | None = None
+    producer: str | None = None
+    consumer_group: str | None = None
+    trace: str | None = None
+
+
+class QueueFull(Exception):
+    """As many jobs are queued as the queue may hold (`operate.limit_length`)."""
+
+    def __init__(self, queue: str, max_length: int) -> None:
+        super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
+        self.queue = queue
+        self.max_length = max_length
+
+
+class KeyTaken(Exception):
+    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
+
+    def __init__(self, place: int = 0) -> None:
+        super().__init__("the idempotency key belongs to a job of another producer")
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf jobs are added: `by` is kept in the journal, as `token airflow from 10.0.0.7`."""
+
+    by: str
+    sees_all: bool  # also the jobs of others that have the same idempotency key
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A worker's database session: the connection, the worker's identity, and its backend's pid and start."""
+
+    conn: db.Connection
+    worker: str
+    backend_pid: int
+    backend_start: datetime
+
+
+class Ended(NamedTuple):
+    """A run that is over: what is to be written of its job, and the facts that join its row in the journal."""
+
+    job: Job
+    finish: Finish
+    facts: Mapping[str, Any] | None = None
+
+
+class Step(NamedTuple):
+    """What a look into the queue came to: jobs, the best first, or for how long (seconds) nothing will be due.
+
+    `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
+    those whose rows somebody has `locked`, whose ends are to be written again a little later.
+    """
+
+    jobs: list[Job]
+    ended: Mapping[UUID, Status]
+    backoffs: int
+    look_again: bool
+    due_in: float | None
+    locked: Collection[UUID] = ()
+
+    @property
+    def job(self) -> Job | None:
+        """The best of the jobs."""
+        return self.jobs[0] if self.jobs else None
+
+
+class Written(NamedTuple):
+    """What became of runs that were to be ended: `ended` and `locked` as in Step."""
+
+    ended: Mapping[UUID, Status]
+    locked: Collection[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A job that was taken from a dead or silent worker, and what became of it; None: it is locked, try again."""
+
+    job_id: UUID
+    status: Status | None
+
+
+def open_session(conn: db.Connection, worker: str) -> Session:
+    """LISTEN for jobs and cancellations, and learn what identifies this session for dl_end_session."""
+    conn.execute(PLANS)
+    conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(JOBS_CHANNEL)))
+    listen_for_cancellations(conn)
+    row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
+    assert row is not None  # noqa: S101  a session always finds itself
+    return Session(conn, worker, conn.info.backend_pid, row[0])
+
+
+def listen_for_cancellations(conn: Conn) -> None:
+    """Hear the ids of running jobs that should stop."""
+    conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
+
+
+def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None) -> tuple[UUID, str]:
+    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
+
+    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
+    that job is none that the `asker` may see.
+    """
+    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
+    while True:
+        if row := conn.execute(_SQL["enqueue"], parameters).fetchone():
+            return row[0], row[1]
+        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
+        if row := conn.execute(_SQL["find"], parameters).fetchone():
+            if asker and not_for(conn, asker, [row[0]]):
+                raise KeyTaken
+            return row[0], row[1]
+        if limited:
+            require_room(conn, [new.queue])
+        # The job that had the key was deleted between the two: the key is free again.
+
+
+def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs that the asker may not see."""
+    if asker.sees_all or not job_ids:
+        return set()
+    return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
+
+
+def require_room(conn: Conn, queues: Iterable[str]) -> None:
+    """Raise QueueFull for the first of these queues that holds as many jobs as it may."""
+    for queue in queues:
+        limit = conn.execute(_SQL["limit"], {"queue": queue}).fetchone()
+        if limit and limit[1]:
+            raise QueueFull(queue, limit[0])
+
+
+def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
+    """One job as the API shows it, or None; `waiting_for` says why a queued job does not run yet."""
+    found = versioned_status(conn, job_id)
+    return found and found[0]
+
+
+def versioned_status(conn: Conn, job_id: UUID) -> tuple[dict[str, Any], str] | None:
+    """The job's `status` and its version (see `versions`), or None."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_SQL["status"], {"job_ids": [job_id]}).fetchone()
+    if row is None:
+        return None
+    version = row.pop("version")
+    return row | {"progress": parsed(row["progress"]), "waiting_for": _reason(row["waiting_for"])}, version
+
+
+def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
+    """With instants and ids as such, which JSON has as texts."""
+    typed = {name: read(waiting_for[name]) for name, read in _TYPES.items() if waiting_for and waiting_for.get(name)}
+    return waiting_for and waiting_for | typed
+
+
+def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
+    """A short text for each of these jobs that changes with what `status` shows of it, but for its figures."""
+    return dict(conn.execute(_VERSIONS, {"job_ids": list(job_ids)}).fetchall())
+
+
+def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:
+    """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job.
+
+    With `force` a running one need not reach a safe point: it is interrupted, and killed after DL_KILL_GRACE_SEC.
+    `by` is who asks, for the journal.
+    """
+    request_cancels(conn, [job_id], force, by)
+    return status(conn, job_id)
+
+
+def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str) -> None:
+    """The same for many, in one statement: a worker's step that ends some of them waits no longer than for one."""
+    conn.execute(_SQL["request_cancel"], {"job_ids": list(job_ids), "force": force, "by": by})
+
+
+def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] | None = ()) -> Step:
+    """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
+
+    All other keys of the session are let go, unless `ends` is None. One transaction, one round trip. Raises
+    psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
+    """
+    parameters = {
+        "queue": queue,
+        "worker": session.worker,
+        "backend_start": session.backend_start,
+        "backoff_sec": backoff_sec,
+        "most": most,
+        "ends": None if ends is None else _as_json(ends),
+    }
+    *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
+    jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
+    if sum(len(job.args_json) for job in jobs) > LARGE:
+        del session.conn.repeating  # it would hold the arguments once more while the jobs run
+    written = _written(ends or (), *last[11:14])
+    backoffs, look_again, due_in = last[14:]
+    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked)
+
+
+def claim(session: Session, queue: str, backoff_sec: float) -> Step:
+    """Claim the best job of `queue` that may run now, holding its key for this session besides those that it has."""
+    return step(session, queue, backoff_sec, 1, None)
+
+
+def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
+    """The W3C traceparents of those of these jobs that have one."""
+    return dict(conn.execute(_SQL["traces"], {"job_ids": list(job_ids)}).fetchall())
+
+
+def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
+    """Renew the lease, with progress where given; True when the job should stop, None when it is no longer ours."""
+    row = conn.execute(_SQL["beat"], _claim_of(job) | {"progress": progress, "journal": journal}).fetchone()
+    return row[0] if row else None
+
+
+def retake(session: Session, job: Job) -> bool | None:
+    """After a reconnect: hold the key by this session again and renew; False when claim or key are lost.
+
+    None: renewed, but the former session cannot end and still has the key. May take 2 s, which that one is given.
+    """
+    row = session.conn.execute(_SQL["retake"], _claim_of(job) | {"backend_start": session.backend_start}).fetchone()
+    assert row is not None  # noqa: S101  the function always answers
+    held: bool | None = row[0]
+    return held
+
+
+def leap(conn: Conn, job: Job, fence: int) -> int | None:
+    """A new number for this claim, above a fence in the target that is ahead of the queue; None when it is not ours."""
+    row = conn.execute(_SQL["leap"], _claim_of(job) | {"fence": fence}).fetchone()
+    return row[0] if row else None
+
+
+def finish(
+    conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None, let_go: bool = True
+) -> Status | None:
+    """Write how a run has ended and let go of its key, or of all of the session's; None when it is no longer ours.
+
+    What PostgreSQL cannot store of it is left out rather than keep the job from ending. Raises LockNotAvailable at
+    once, having written nothing, when somebody has the job's row locked.
+    """
+    try:
+        written = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
+    except psycopg.DataError:
+        plain = (end.error or "").encode("ascii", "backslashreplace").decode()
+        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None)
+        written = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
+    if written.locked:
+        raise errors.LockNotAvailable(f"somebody has the row of job {job.job_id} locked")
+    return written.ended.get(job.job_id)
+
+
+def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
+    """Write how runs of `worker` ended, let go of their keys; what became of those still its own."""
+    try:
+        return _finish(conn, worker, ends, let_go=False)
+    except psycopg.DataError:
+        return _finish_each(conn, ends)
+
+
+def _finish_each(conn: Conn, ends: Collection[Ended]) -> Written:
+    ended: dict[UUID, Status] = {}
+    locked = []
+    for each in ends:
+        try:
+            if status := finish(conn, each.job, each.finish, each.facts, let_go=False):
+                ended[each.job.job_id] = status
+        except errors.LockNotAvailable:
+            locked.append(each.job.job_id)
+    return Written(ended, locked)
+
+
+def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
+    parameters = {"worker": worker, "ends": _as_json(ends), "let_go": let_go}
+    row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
+    assert row is not None  # noqa: S101  the function always answers
+    return _written(ends, *row)
+
+
+def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: Any) -> Written:
+    statuses = {e.job.job_id: _STATUS[e.finish.verb] for e in ends}
+    statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
+    for job_id in [*(unfinished or ()), *(locked or ())]:
+        del statuses[job_id]
+    return Written(statuses, locked or ())
+
+
+def _as_json(ends: Collection[Ended]) -> str:
+    """As dl_finish reads them. Progress is JSON already."""
+    return "[" + ",".join(map(_end_as_json, ends)) + "]"
+
+
+def _end_as_json(ended: Ended) -> str:
+    job, end = ended.job, ended.finish
+    error = "null" if end.error is None else json.dumps(end.error)
+    return (
+        f'{{"job_id":"{job.job_id}","attempt":{job.attempt},"verb":"{end.verb}","error":{error},'
+        f'"delay_sec":{end.delay_sec},"progress":{end.progress or "null"},"facts":{json.dumps(ended.facts or {})}}}'
+    )
+
+
+def has_ended(conn: Conn, job: Job) -> bool:
+    """True when the end of this claim is committed: what a finish whose answer was lost may have come to."""
+    row = conn.execute(_SQL["ended"], _claim_of(job)).fetchone()
+    return bool(row and row[0])
+
+
+def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
+    """Renew the lease in the place of a worker that is alive but silent; False when the claim is over."""
+    claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
+    return conn.execute(_SQL["keep"], claim).rowcount == 1
+
+
+def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
+    """End a lost session's backend, which may still be at work, and wait up to 2 s until it is gone."""
+    conn.execute(_SQL["end_session"], {"backend_pid": backend_pid, "backend_start": backend_start})
+
+
+def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
+    """Those of these running jobs that should stop, and whether they were forced to."""
+    return dict(conn.execute(_SQL["cancellations"], {"job_ids": list(job_ids)}).fetchall())
+
+
+def settle(
+    conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None, running: UUID | None = None
+) -> list[Settled]:
+    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose in functions.sql).
+
+    It is said of `running`, the job that the worker had begun last; others are handed back uncounted. None: of all.
+    """
+    parameters = {"worker": worker, "running": running, "end": end, "reason": reason, "facts": Jsonb(facts or {})}
+    rows = conn.execute(_SQL["settle"], parameters).fetchall()
+    return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
+
+
+def clock(conn: Conn) -> tuple[float, float]:
+    """The database's clock (seconds since 1970), and for how many seconds its server has been up."""
+    row = conn.execute(_SQL["clock"]).fetchone()
+    assert row is not None  # noqa: S101  the statement always answers
+    return row[0], row[1]
+
+
+def reap(conn: Conn, up_sec: float = math.inf, patience_sec: float = 0.0) -> Settled | None:
+    """Take one job whose lease has run out from its worker; None when there is none left.
+
+    The database has been there for `up_sec`; a living worker may need `patience_sec` to reach it again (see dl_reap).
+    """
+    row = conn.execute(_SQL["reap"], {"up_sec": up_sec, "patience_sec": patience_sec}).fetchone()
+    return Settled(row[0], Status(row[2])) if row else None
+
+
+def wake(conn: Conn, limit: int) -> int:
+    """Make up to `limit` rows of each queue claimable whose time has come; returns their number."""
+    row = conn.execute(_SQL["wake"], {"limit": limit}).fetchone()
+    return row[0] if row else 0
+
+
+def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
+    """Delete up to `limit` jobs that ended more than so many seconds ago, with their journal, the oldest first.
+
+    Returns their number and where to go on: `since` (at first "-infinity") of the next call. Fewer than `limit`: there
+    are no more, or others hold them.
+    """
+    row = conn.execute(_SQL["prune"], {"older_than_sec": older_than_sec, "since": since, "limit": limit}).fetchone()
+    assert row is not None  # noqa: S101  the function always answers
+    return row[0], row[1]
+
+
+def _claim_of(job: Job) -> dict[str, Any]:
+    return {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
+
+
+def parsed(text: str) -> Any:
+    """JSON as PostgreSQL has it; a number too long for Python is left as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text, parse_int=str)

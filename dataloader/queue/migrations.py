@@ -1,0 +1,290 @@
+"""Migrations: numbered SQL files applied in order, once each, while the queue is in use.
+
+`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed, and with
+it what `sql/rights.sql` says of who may call what.
+A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
+`-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
+May import `db`, `drift`, `probe` and `config`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import LiteralString
+
+from psycopg import errors, sql
+
+from dataloader.config import ConfigError
+from dataloader.queue import db, drift, probe
+
+# Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
+ADVISORY_LOCK = 0x646C_6D69_6772_6174
+LOCK_TIMEOUT = "200ms"  # what a producer may have to wait behind us
+VACUUM_TIMEOUT = "30s"  # longer than anybody's deadlock_timeout, after which an autovacuum is called off
+PAUSE_SEC = 1.0
+IDLE_SEC = 5.0  # of a migration that was stopped or cut off while it held the tables
+WAIT_SEC = 600.0
+KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
+# A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
+_STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+
+
+class SchemaError(Exception):
+    """The schema is not one that this code may use; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One file: `number` 0 is functions.sql, which may be applied again."""
+
+    number: int
+    name: str
+    text: str
+    oldest_code: int
+    in_transaction: bool
+
+    @property
+    def checksum(self) -> str:
+        """sha256 of the text, by which a changed file is found out."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@cache
+def known() -> tuple[Migration, ...]:
+    """The numbered migrations of this code, in order."""
+    folder = db.sql_folder() / "migrations"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return tuple(_read(int(name[:4]), name, (folder / name).read_text("utf-8")) for name in names)
+
+
+def functions() -> Migration:
+    """functions.sql, which follows the numbered ones, and the rights on what it makes."""
+    text = (db.sql_folder() / "functions.sql").read_text("utf-8")
+    return _read(0, "functions.sql", f"{text}\n{_rights()['spread']};\n")
+
+
+def migrate(dsn: str, schema: str) -> list[str]:
+    """Bring the queue in `schema` up to date and return the names of the files applied.
+
+    What is not as shipped (`drifted`) is put back, and named beside them. Safe to run from several places at once and
+    beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file that was applied has
+    been changed since, or the DSN leads through a pooler.
+    """
+    with _session(dsn, schema) as conn, _alone(conn):
+        if conn.execute("SELECT current_schema()").fetchone() == (None,):
+            conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        conn.execute(
+            "CREATE TABLE IF NOT EXISTS dl_migrations (number int PRIMARY KEY, name text NOT NULL,"
+            " checksum text NOT NULL, oldest_code int NOT NULL, applied_at timestamptz NOT NULL DEFAULT now())"
+        )
+        todo = _missing(conn)
+        for migration in todo:
+            _apply(conn, migration)
+        return [*(migration.name for migration in todo), *_mend(conn)]
+
+
+def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
+    """The statements, as one script, that give `roles` their rights on the queue in `schema`.
+
+    Each role is its kind (one of KINDS) and its name. The queue's owner may run the script, and again.
+    """
+    lines: list[sql.Composable] = [sql.SQL("BEGIN;\nSET LOCAL search_path = {};").format(sql.Identifier(schema))]
+    for kind, role in roles:
+        names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role)}
+        lines.append(sql.SQL("{};").format(sql.SQL(_rights()[kind]).format(**names)))
+    lines.append(sql.SQL(f"{_rights()['spread']};\nCOMMIT;"))
+    return sql.SQL("\n").join(lines).as_string()
+
+
+def grant(dsn: str, schema: str, roles: Collection[tuple[str, str]]) -> None:
+    """Give `roles`, as `grants` does, their rights on the migrated queue in `schema`.
+
+    Raises SchemaError for a role that does not exist.
+    """
+    with _session(dsn, schema) as conn, _alone(conn):
+        for _, role in roles:
+            if conn.execute("SELECT FROM pg_roles WHERE rolname = %s", (role,)).fetchone() is None:
+                made = sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)).as_string()
+                raise SchemaError(f"there is no role {role}: correct the name, or make it: {made}")
+        conn.execute(grants(schema, roles).encode())
+
+
+def missing(conn: db.Connection) -> list[str]:
+    """The names of the files that `migrate` would apply; raises SchemaError as `migrate` does."""
+    if not _exists(conn):
+        return [migration.name for migration in (*known(), functions())]
+    return [migration.name for migration in _missing(conn)]
+
+
+def drifted(conn: db.Connection) -> list[str]:
+    """What `migrate` would put back, in words: triggers, indexes, functions that are missing, switched off or changed.
+
+    Nothing is said of a schema that other migrations or another functions.sql have made than this code's.
+    """
+    return [str(each) for each in _drifts(conn)]
+
+
+def check(conn: db.Connection) -> None:
+    """Raise SchemaError unless this code may use the schema that `conn` sees.
+
+    A newer schema is fine unless it says that this code is too old for it.
+    """
+    if not _exists(conn):
+        found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_jobs') IS NOT NULL").fetchone()
+        is_there = bool(found and found[0])
+        what = "the tables are not adopted yet" if is_there else "the database has no dataloader schema"
+        raise SchemaError(f"{what}: run `dataloader migrate`")
+    row = conn.execute("SELECT max(number), max(oldest_code), bool_or(number = 0) FROM dl_migrations").fetchone()
+    have, oldest_code, has_functions = row or (0, 0, False)
+    latest = known()[-1].number
+    if not have or have < latest:
+        raise SchemaError(f"the schema is at {have or 0}, this code needs {latest}: run `dataloader migrate`")
+    if not has_functions:
+        raise SchemaError(
+            "the schema's functions are missing, a migration has stopped before them: run `dataloader migrate`"
+        )
+    if oldest_code > latest:
+        raise SchemaError(f"the schema needs code that knows migration {oldest_code}: upgrade dataloader")
+
+
+def _rights() -> dict[str, str]:
+    return db.statements("rights.sql")
+
+
+def _read(number: int, name: str, text: str) -> Migration:
+    oldest = re.search(r"^-- oldest code: (\d+)$", text, re.MULTILINE)
+    outside = re.search(r"^-- outside a transaction$", text, re.MULTILINE)
+    return Migration(number, name, text, int(oldest[1]) if oldest else 0, not outside)
+
+
+def _session(dsn: str, schema: str) -> db.Connection:
+    """Without the limits that a role or a database may have; one that stops in a transaction frees its locks soon."""
+    conn = db.connect(
+        dsn, name="dl-migrate", schema=schema, answer_within=7 * 86_400, idle_in_transaction_timeout=IDLE_SEC
+    )
+    try:
+        probe.require_session(conn, dsn)  # for the lock and these settings
+        conn.execute("SET statement_timeout = 0; SET lock_timeout = 0")
+        if conn.info.server_version >= 170_000:
+            conn.execute("SET transaction_timeout = 0")
+    except ConfigError as e:
+        conn.close()
+        raise SchemaError(str(e)) from None
+    return conn
+
+
+def _exists(conn: db.Connection) -> bool:
+    # Not the search_path: a queue in `public` must not stand in for a schema that was never migrated.
+    found = conn.execute("SELECT to_regclass(quote_ident(current_schema()) || '.dl_migrations') IS NOT NULL").fetchone()
+    return bool(found and found[0])
+
+
+def _missing(conn: db.Connection) -> list[Migration]:
+    applied = dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
+    if applied and max(applied) > known()[-1].number:
+        check(conn)
+        return []  # A newer dataloader was here: its functions serve this code too.
+    for migration in known():
+        if applied.get(migration.number, migration.checksum) != migration.checksum:
+            raise SchemaError(f"{migration.name} is not the file that was applied: restore it and add a new migration")
+    todo = [migration for migration in known() if migration.number not in applied]
+    return [*todo, functions()] if todo or applied.get(0) != functions().checksum else []
+
+
+def _drifts(conn: db.Connection) -> list[drift.Drift]:
+    if not _exists(conn):
+        return []
+    applied = dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
+    if applied != {migration.number: migration.checksum for migration in (*known(), functions())}:
+        return []
+    return drift.found(conn, functions().text)
+
+
+def _mend(conn: db.Connection) -> list[str]:
+    """Put back what is not as shipped; returns it in words."""
+    drifts = _drifts(conn)
+    if any(not each.mend for each in drifts):
+        _apply(conn, functions())
+    for each in drifts:
+        for statement in each.mend if each.is_index else ():
+            conn.execute(statement.encode())
+        if each.mend and not each.is_index:
+            _patiently(conn, each.what, ";\n".join(each.mend).encode())
+    return [f"{each.what}, which {each.how}" for each in drifts]
+
+
+@contextmanager
+def _alone(conn: db.Connection) -> Iterator[None]:
+    """Hold the migrations' advisory lock.
+
+    Polled, not waited for: a waiting statement has a snapshot, which CREATE INDEX CONCURRENTLY would wait for.
+    """
+    deadline = time.monotonic() + WAIT_SEC
+    while not _value(conn, "SELECT pg_try_advisory_lock(%s)"):
+        if time.monotonic() > deadline:
+            raise SchemaError(f"another migration has been running for more than {WAIT_SEC:g} s")
+        time.sleep(0.1)
+    try:
+        yield
+    finally:
+        if not conn.closed:
+            _value(conn, "SELECT pg_advisory_unlock(%s)")
+
+
+def _value(conn: db.Connection, statement: LiteralString) -> bool:
+    row = conn.execute(statement, (ADVISORY_LOCK,)).fetchone()
+    return bool(row and row[0])
+
+
+def _apply(conn: db.Connection, migration: Migration) -> None:
+    if migration.in_transaction:
+        _patiently(conn, migration.name, migration.text, migration)
+    else:
+        for statement in _STATEMENT.finditer(migration.text):
+            conn.execute(statement[0])
+        _record(conn, migration)
+
+
+def _patiently(conn: db.Connection, name: str, text: LiteralString | bytes, record: Migration | None = None) -> None:
+    """Execute in a transaction. Whoever waits for a table lock makes all later comers wait too: ask briefly, again."""
+    deadline = time.monotonic() + WAIT_SEC
+    for attempt in count():
+        try:
+            with conn.transaction():
+                if attempt:
+                    _see_off_vacuum(conn)
+                conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(LOCK_TIMEOUT))
+                conn.execute(text)
+                if record:
+                    _record(conn, record)
+            return
+        except (errors.LockNotAvailable, errors.DeadlockDetected) as e:
+            if time.monotonic() > deadline:
+                raise SchemaError(f"{name}: others have held the tables for {WAIT_SEC:g} s, see pg_locks") from e
+            time.sleep(PAUSE_SEC)
+
+
+def _see_off_vacuum(conn: db.Connection) -> None:
+    """Take the tables from an autovacuum, which gives way only to those who wait longer than deadlock_timeout.
+
+    Whoever reads or writes does not conflict with this lock, so nobody waits behind us, however long it takes.
+    """
+    conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(VACUUM_TIMEOUT))
+    for table in ("dl_jobs", "dl_job_events"):
+        if conn.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone() == (True,):
+            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE").format(sql.Identifier(table)))
+
+
+def _record(conn: db.Connection, migration: Migration) -> None:
+    conn.execute(
+        "INSERT INTO dl_migrations (number, name, checksum, oldest_code) VALUES (%s, %s, %s, %s)"
+        " ON CONFLICT (number) DO UPDATE SET checksum = excluded.checksum, applied_at = now()",
+        (migration.number, migration.name, migration.checksum, migration.oldest_code),
+    )

@@ -1,0 +1,257 @@
+"""For producers in Python: jobs added inside a transaction of their own; and the rules that every new job meets.
+
+`dataloader.enqueue` and `dataloader.enqueue_many` are this module's. It needs pydantic, so no worker imports it.
+May import `queue` and `batch`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import chain
+from operator import attrgetter
+from typing import Annotated, Any
+from uuid import UUID
+
+import psycopg
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from dataloader import config
+from dataloader.queue.enqueue import Columns, as_texts, enqueue_columns, merged, spread
+from dataloader.queue.lifecycle import NewJob
+
+DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
+INT4_MAX = 2_147_483_647
+EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+HORIZON = timedelta(days=3_653)  # ten years: Python cannot read back what PostgreSQL holds beyond year 9999
+FAULTS_SHOWN = 20
+_NESTING = (dict, list)
+_NUL_IN_JSON = re.compile(r"(?<!\\)(\\\\)*\\u0000")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
+
+
+def _printable(text: str) -> str:
+    if _CONTROL.search(text):
+        raise PydanticCustomError("control_character", "Input should hold no control characters")
+    return text
+
+
+def instant(value: object) -> datetime | None:
+    """The instant that an RFC 3339 text names, or a datetime, in UTC, when it is one that the queue can keep."""
+    if value is None:
+        return None
+    at = _aware(value) if isinstance(value, datetime) else _parsed(value)
+    if at is None:
+        raise PydanticCustomError(
+            "rfc3339", "Input should be an RFC 3339 time with an offset, such as 2026-01-31T06:30:00+03:00"
+        )
+    if not EARLIEST <= at <= datetime.now(UTC) + HORIZON:
+        raise PydanticCustomError("time_range", "Input should be from 2000 to ten years from now")
+    return at
+
+
+def _aware(at: datetime) -> datetime:
+    if at.utcoffset() is None:
+        raise PydanticCustomError("time_zone", "Input should be a datetime with a time zone")
+    return at
+
+
+def _parsed(value: object) -> datetime | None:
+    if not isinstance(value, str) or not _RFC3339.fullmatch(value):
+        return None
+    try:
+        return datetime.fromisoformat(value.upper()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+class Trigger(BaseModel):
+    """What a producer may say of a job. What is left out gets the default of queue.NewJob."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    queue: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+    task: str = Field(min_length=1, max_length=200)
+    lock_key: str = Field(min_length=1, max_length=512)
+    args: dict[str, Any] = {}
+    idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
+    partition_key: str = Field(default="", max_length=255)
+    priority: int = Field(default=100, ge=0, le=INT4_MAX)
+    available_at: Annotated[datetime | None, BeforeValidator(instant)] = None
+    max_attempts: int = Field(default=5, ge=1, le=INT4_MAX)
+    lease_ttl_sec: int = Field(default=60, ge=1, le=86_400)
+    timeout_sec: int | None = Field(default=None, ge=1, le=30 * 86_400)
+    producer: str | None = Field(default=None, max_length=255)
+    consumer_group: str | None = Field(default=None, max_length=255)
+
+
+_FIELDS = tuple(Trigger.model_fields)
+_fields_of = attrgetter(*_FIELDS)
+_DEFAULTS = {name: None if field.is_required() else field.default for name, field in Trigger.model_fields.items()}
+_DOCUMENTS = TypeAdapter(list[Trigger])
+# The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
+_RULES: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(
+        list[Annotated[field.annotation, name, *field.metadata]],  # type: ignore[name-defined]
+        config=ConfigDict(strict=True, hide_input_in_errors=True),
+    )
+    for name, field in Trigger.model_fields.items()
+}
+
+
+def enqueue(
+    conn: psycopg.Connection[Any],
+    *,
+    queue: str,
+    task: str,
+    lock_key: str,
+    args: dict[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    partition_key: str = "",
+    priority: int = 100,
+    available_at: datetime | None = None,
+    max_attempts: int = 5,
+    lease_ttl_sec: int = 60,
+    timeout_sec: int | None = None,
+    producer: str | None = None,
+    consumer_group: str | None = None,
+    schema: str | None = None,
+) -> tuple[UUID, str]:
+    """Add one job on `conn`, in its transaction where it is in one; its id and status.
+
+    The fields are the API's (docs/api.md); `available_at` needs a time zone. For an idempotency key seen before, the id
+    and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
+    does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
+    statement on `conn` does.
+    """
+    job = NewJob(
+        queue=queue,
+        task=task,
+        lock_key=lock_key,
+        args={} if args is None else args,
+        idempotency_key=idempotency_key,
+        partition_key=partition_key,
+        priority=priority,
+        available_at=available_at,
+        max_attempts=max_attempts,
+        lease_ttl_sec=lease_ttl_sec,
+        timeout_sec=timeout_sec,
+        producer=producer,
+        consumer_group=consumer_group,
+    )
+    return enqueue_many(conn, [job], schema=schema)[0]
+
+
+def enqueue_many(
+    conn: psycopg.Connection[Any], jobs: Sequence[NewJob], *, schema: str | None = None
+) -> list[tuple[UUID, str]]:
+    """Add jobs on `conn`, all or none, in its transaction where it is in one; for each its id and status, in order.
+
+    Jobs of equal priority run in the order of the list. A key may stand in it twice. Otherwise as `enqueue`; an error
+    in a list of several says `jobs[3].queue`.
+    """
+    if not jobs:
+        return []
+    try:
+        checked = _checked(spread(jobs))
+    except (ValueError, TypeError, RecursionError):
+        checked = {}
+    if not checked or _unfit(checked):
+        raise ValueError("; ".join(_complaints(jobs)))
+    return enqueue_columns(conn, checked, _configured_schema() if schema is None else schema)
+
+
+def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
+    """Documents as batch.enqueue_columns takes them, `lease_ttl_sec` for those that name none.
+
+    Raises pydantic.ValidationError; its places begin with the number of the document. Whether `args` can be stored is
+    not looked at.
+    """
+    defaults = _DEFAULTS | {"lease_ttl_sec": lease_ttl_sec}
+    if set(map(type, documents)) <= {dict} and defaults.keys() >= set().union(*documents):
+        try:
+            return _checked({name: [job.get(name, value) for job in documents] for name, value in defaults.items()})
+        except ValidationError:
+            pass
+    _DOCUMENTS.validate_python(documents)
+    raise AssertionError("the rules for columns refuse what those for documents take")
+
+
+def _checked(columns: Columns) -> Columns:
+    """Columns that meet the rules, those of one value shortened to it; `args` as JSON."""
+    found = {name: _RULES[name].validate_python(merged(columns[name])) for name in _RULES if name != "args"}
+    args = columns["args"]
+    if not _are_objects(args):
+        args = _RULES["args"].validate_python(args)
+    return columns | found | {"args": as_texts(args)}
+
+
+def _are_objects(values: list[Any]) -> bool:
+    """True when it is plain to see that these are objects of JSON; unlike their rule it makes no copies of them."""
+    return set(map(type, values)) <= {dict} and set(map(type, chain.from_iterable(values))) <= {str}
+
+
+def _unfit(columns: Columns) -> list[str]:
+    """The columns that hold what PostgreSQL or a worker could not: what the API's guards on JSON refuse as well."""
+    found = [name for name, values in columns.items() if not _are_storable(values, is_json=name == "args")]
+    if any(map(_is_deep_json, columns["args"])):
+        found.append("args")
+    return found
+
+
+def _is_deep_json(text: str) -> bool:
+    if len(text) < 2 * DEPTH_LIMIT or text.count("{") + text.count("[") < DEPTH_LIMIT:
+        return False  # as nearly always; it need not be read
+    return is_deep(json.loads(text))
+
+
+def _are_storable(values: Sequence[object], is_json: bool) -> bool:
+    text = "".join(value for value in values if isinstance(value, str))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text and not (is_json and "\\u0000" in text and _NUL_IN_JSON.search(text))
+
+
+def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
+    """True when objects and arrays are nested deeper than `room` in it, itself included."""
+    level = [value] if isinstance(value, _NESTING) else []
+    while level and room:
+        inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for item in inside if isinstance(item, _NESTING)]
+        room -= 1
+    return bool(level)
+
+
+def _complaints(jobs: Sequence[NewJob]) -> list[str]:
+    """What is wrong with them, as `jobs[3].queue: what would be right`."""
+    found: list[str] = []
+    for number, job in enumerate(jobs):
+        where = f"jobs[{number}]." if len(jobs) > 1 else ""
+        document = dict(zip(_FIELDS, _fields_of(job), strict=True))
+        found += [where + complaint for complaint in _complaints_of(document)]
+        if len(found) > FAULTS_SHOWN:
+            return [*found[:FAULTS_SHOWN], "and more"]
+    return found
+
+
+def _complaints_of(document: dict[str, Any]) -> list[str]:
+    try:
+        _DOCUMENTS.validate_python([document])
+        unfit = _unfit(_checked({name: [value] for name, value in document.items()}))
+    except ValidationError as e:
+        return [f"{error['loc'][1]}: {error['msg']}" for error in e.errors(include_url=False, include_input=False)]
+    except (ValueError, TypeError, RecursionError) as e:
+        return [f"args: should be what JSON can say: {e}"]
+    return [f"{name}: should hold no U+0000, no lone surrogate and nothing nested over 64 deep" for name in unfit]
+
+
+@cache
+def _configured_schema() -> str:
+    return config.load().pg_schema_queue

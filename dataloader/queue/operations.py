@@ -1,0 +1,154 @@
+"""What people do to jobs and queues: pause, resume, limit; requeue, run now, delete, cancel, one or many.
+
+Every function takes `by`, who asks and from where, which the journal keeps. A function per statement of
+`sql/operate.sql`. May raise psycopg.Error. May import `db` and `queue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from difflib import get_close_matches
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from dataloader.queue import db, lifecycle
+from dataloader.queue.lifecycle import QueueFull
+
+__all__ = [
+    "QueueFull",
+    "cancel",
+    "delete",
+    "delete_dead",
+    "known",
+    "limit_length",
+    "pause",
+    "requeue",
+    "requeue_dead",
+    "resume",
+    "run_all",
+    "run_now",
+]
+
+DONE = "done"
+UNKNOWN = "unknown"
+NAMES = 2_000  # of queues, among which similar ones are looked for
+SIMILAR = 3
+AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
+
+_SQL = db.statements("operate.sql")
+Conn = psycopg.Connection[Any]
+Outcomes = dict[UUID, str]
+
+
+def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
+    """No claim that begins from now on starts a job of this queue, on any host; what runs goes on.
+
+    Returns queue, paused_at, paused_by and max_length. Services with the plain protocol know nothing of it.
+    """
+    return _one(conn, "pause", queue=queue, by=by)
+
+
+def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
+    """End the queue's pause, if there is one, and wake its workers; returns what `pause` does."""
+    conn.execute(_SQL["resume"], {"queue": queue})
+    return _settings_of(conn, queue)
+
+
+def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dict[str, Any]:
+    """From so many queued jobs on the API refuses more for this queue (QueueFull); None: no limit."""
+    return _one(conn, "limit_length", queue=queue, max_length=max_length)
+
+
+def known(conn: Conn, queue: str) -> dict[str, Any]:
+    """Whether a queue of this name is known now (`is_known`); if not, the names most like it (`similar`).
+
+    Known is a queue with jobs that wait, run or are dead, with a worker, a pause, a limit, or a journal that the reaper
+    has summed up. To be asked before a change that makes it known.
+    """
+    rows = conn.execute(_SQL["queue_names"], {"queue": queue, "most": NAMES}, prepare=False).fetchall()
+    names = [row[0] for row in rows]
+    similar = [] if queue in names else get_close_matches(queue, names, SIMILAR)
+    return {"is_known": queue in names, "similar": similar}
+
+
+def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
+    """Queue finished jobs again, due at once, with all their attempts.
+
+    Returns for each job DONE, UNKNOWN, or the status that forbids it.
+    """
+    return _change(conn, "requeue", job_ids, by)
+
+
+def run_now(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
+    """Let queued jobs wait for their time no longer; those that are due already count as done."""
+    return _change(conn, "run_now", job_ids, by)
+
+
+def delete(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
+    """Delete jobs and their journal, unless they run."""
+    return _change(conn, "delete", job_ids, by)
+
+
+def cancel(conn: Conn, job_ids: Sequence[UUID], by: str, force: bool = False) -> Outcomes:
+    """Cancel queued jobs at once, ask running ones to stop (see queue.request_cancel); finished ones forbid it."""
+    wanted = list(dict.fromkeys(job_ids))
+    with _transaction(conn):
+        lifecycle.request_cancels(conn, wanted, force, by)
+        found = {row[0]: row[1:] for row in conn.execute(_SQL["cancellations"], {"job_ids": wanted})}
+    return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
+
+
+def requeue_dead(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
+    """Queue up to `limit` failed or lost jobs of the queue again; returns how many. 0: none is left to take."""
+    return _change_next(conn, "dead", "requeue", queue, by, limit)
+
+
+def delete_dead(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
+    """Delete up to `limit` failed or lost jobs of the queue; returns how many. 0: none is left to take."""
+    return _change_next(conn, "dead", "delete", queue, by, limit)
+
+
+def run_all(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
+    """Let up to `limit` jobs of the queue wait for their time no longer; returns how many. 0: none is left to take."""
+    return _change_next(conn, "not_due", "run_now", queue, by, limit)
+
+
+def _change(conn: Conn, step: str, job_ids: Sequence[UUID], by: str) -> Outcomes:
+    wanted = list(dict.fromkeys(job_ids))
+    with _transaction(conn):
+        done = {row[0] for row in conn.execute(_SQL[step], {"job_ids": wanted, "by": by})}
+        left = [job_id for job_id in wanted if job_id not in done]
+        others = dict(conn.execute(_SQL["statuses"], {"job_ids": left}).fetchall()) if left else {}
+    return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
+
+
+def _change_next(conn: Conn, which: str, step: str, queue: str, by: str, limit: int) -> int:
+    with _transaction(conn):
+        found = conn.execute(_SQL[which], {"queue": queue, "limit": limit}).fetchall()
+        changed = conn.execute(_SQL[step], {"job_ids": [row[0] for row in found], "by": by}).fetchall()
+    return len(changed)
+
+
+def _of_cancellation(status: str, is_requested: bool) -> str:
+    return DONE if status == "canceled" or is_requested else status
+
+
+def _settings_of(conn: Conn, queue: str) -> dict[str, Any]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_SQL["queue"], {"queue": queue}).fetchone()
+    return row or {"queue": queue, "paused_at": None, "paused_by": None, "max_length": None}
+
+
+def _one(conn: Conn, name: str, **parameters: Any) -> dict[str, Any]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        row = cursor.execute(_SQL[name], parameters).fetchone()
+    assert row is not None  # noqa: S101  the statement always returns its row
+    return row
+
+
+def _transaction(conn: Conn) -> AbstractContextManager[Any]:
+    return conn.transaction()

@@ -1,0 +1,103 @@
+"""What a worker needs of its session: that it is one session, which keeps a lock and hears a NOTIFY.
+
+A pooler in transaction mode lends a different one for each transaction: locks leak into it and LISTEN stays behind.
+May import `db`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from dataloader.config import ConfigError, WorkerSpec
+from dataloader.queue import db
+
+LOCK_SHARE = 4  # the part of the server's lock table that a machine's workers may fill with their jobs' keys: a quarter
+HEARD_WITHIN = 2.0  # seconds; a NOTIFY takes milliseconds
+POOLED = "the connection leads through a pooler in transaction mode, which loses locks and notifications"
+REFUSED = "a pooler refuses the API's sessions"
+ASTRAY = "a pooler drops our search_path, and the session is on another schema"
+GUIDED = "ALTER ROLE ... SET search_path = (the schema), or set DL_DB_DSN to PostgreSQL itself"
+SHARED = "set pool_mode = transaction (or session) and ignore_startup_parameters = options in PgBouncer"
+DIRECT = "set DL_DB_DSN (or PG_HOST, PG_PORT) to PostgreSQL itself; only the API may use a pooler"
+
+
+def require_session(conn: db.Connection, dsn: str) -> None:
+    """Raise ConfigError when `conn`, opened on `dsn`, is a pooler's in transaction mode, or on another schema.
+
+    One round trip where nothing is in between; otherwise one more connection and up to HEARD_WITHIN seconds. May raise
+    psycopg.Error.
+    """
+    if conn.is_direct:
+        return
+    with db.connect(dsn, name="dl-probe", schema="public", answer_within=5) as other:
+        if not hears(conn, other):
+            raise ConfigError(f"{POOLED}: {DIRECT}")
+    if not finds_schema(conn):
+        raise ConfigError(f"{ASTRAY}: {GUIDED}")
+
+
+def hears(listener: db.Connection, sender: db.Connection) -> bool:
+    """True when `listener` hears what `sender` notifies: in transaction mode its LISTEN has stayed behind.
+
+    Its own NOTIFY, or a lock that it still holds, would prove nothing: an idle pooler lends it the same session again.
+    """
+    channel = sql.Identifier(f"dl_probe_{uuid4().hex}")
+    listener.execute(sql.SQL("LISTEN {}").format(channel))
+    sender.execute(sql.SQL("NOTIFY {}").format(channel))
+    heard = list(listener.notifies(timeout=HEARD_WITHIN, stop_after=1))
+    listener.execute(sql.SQL("UNLISTEN {}").format(channel))
+    return bool(heard)
+
+
+def finds_schema(conn: db.Connection) -> bool:
+    """True when the session is on the schema that was asked for: a pooler in session mode drops our search_path."""
+    there = conn.execute("SELECT current_schema()").fetchone()
+    with db.in_force(conn):
+        return conn.execute("SELECT current_schema()").fetchone() == there
+
+
+class LockTable(NamedTuple):
+    """The settings that make the size of the server's lock table, which all sessions of all databases share."""
+
+    per_transaction: int  # max_locks_per_transaction
+    transactions: int  # max_connections and max_prepared_transactions
+
+    @property
+    def room(self) -> int:
+        """How many locks the server promises to have room for."""
+        return self.per_transaction * self.transactions
+
+
+def lock_table(conn: db.Connection) -> LockTable:
+    """The lock table of this server. May raise psycopg.Error."""
+    row = conn.execute(
+        "SELECT current_setting('max_locks_per_transaction')::int,"
+        " current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int"
+    ).fetchone()
+    assert row is not None  # noqa: S101  a SELECT without FROM has a row
+    return LockTable(*row)
+
+
+def keys_wanted(workers: Sequence[WorkerSpec]) -> int:
+    """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may."""
+    return sum(spec.concurrency * spec.prefetch for spec in workers)
+
+
+def most_at_once(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
+    """How many jobs each of these workers may claim at once, so that all hold no more than their share of the table.
+
+    Where their `prefetch` asks for no more than that, it is the largest of it.
+    """
+    if keys_wanted(workers) * LOCK_SHARE <= table.room:
+        return max((spec.prefetch for spec in workers), default=1)
+    return max(1, table.room // LOCK_SHARE // sum(spec.concurrency for spec in workers))
+
+
+def is_poolers_refusal(error: psycopg.Error) -> bool:
+    """True for PgBouncer's refusal of the options that our sessions start with, or of transactions (statement mode)."""
+    return any(part in str(error) for part in ("unsupported startup parameter", "statement pooling mode"))

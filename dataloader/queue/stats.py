@@ -1,0 +1,417 @@
+"""Questions about many jobs, for people and monitoring: how a farm stands, lists of jobs, the journal.
+
+A function per statement of `sql/stats.sql`; none changes a job. Besides: the notes that some answers come from, which
+keepers (`show_workers`) and the reaper (`roll`) write. Rows are dicts, instants datetimes. Every function may raise
+psycopg.Error. May import `db`, `queue` and `job`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Status
+
+# Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
+BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
+COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; of longer ones it says what was noted
+COUNTING_SEC = 1.0  # in which it should; else it says all as it was noted
+NOTED = 1_000_000  # that the reaper counts, to note it
+NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
+NOTING_SEC = 3.0
+NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
+# From when on a held snapshot is said to slow claims (see slows_claims).
+HELD_SEC = 30.0
+HELD_XIDS = 10_000  # the same where this role may not see the age: transactions since
+MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would leave anyhow
+DEAD_SHARE = 0.02
+SOME_DEAD = 5_000  # is enough where due jobs wait as well
+LATE_SEC = 60.0
+SCAN = 20_000  # jobs that one page of a list looks at
+ROLLED = 20_000  # rows of the journal that one call of roll takes
+ROLLING_SEC = 3.0  # in which it should
+ANEW = -1  # what roll returns when the journal's sequence has been set back
+GROUPS = ("scheduled", "fresh", "retries", "dead")  # what a list can be filtered by besides a status
+STATUSES = (*(str(status) for status in Status), *GROUPS)
+SORTS = ("changed", "key")
+
+_SQL = db.statements("stats.sql")
+_EVER = datetime(1, 1, 2, tzinfo=UTC)
+_NEVER = datetime(9999, 12, 30, tzinfo=UTC)
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_LAST_ID = UUID(int=2**128 - 1)
+_FIRST_ID = UUID(int=0)
+_ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
+_FINAL = frozenset({"done", "failed", "canceled", "lost"})
+_FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
+_BOUNDED = ("length", "scheduled", "retries", "dead")
+_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
+Conn = psycopg.Connection[Any]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which jobs a list is to have, and its order; None is no filter.
+
+    `status` is one of STATUSES; `since` and `until` bound the last change; `sort` is one of SORTS.
+    """
+
+    queue: str | None = None
+    task: str | None = None
+    status: str | None = None
+    lock_key: str | None = None
+    partition_key: str | None = None
+    producer: str | None = None
+    consumer_group: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    sort: str = "changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some jobs of a list, and where the next page begins; None: there is none.
+
+    A page may have fewer jobs than were asked for, even none, and still have a next one: it has looked at SCAN jobs.
+    """
+
+    jobs: list[Row]
+    next: str | None
+
+
+class Attempt(NamedTuple):
+    """One run of a job, as the journal tells of it; `ended_at` None while it runs.
+
+    `run` counts all runs from 1. `attempt` begins at 1 again when a finished job is put back; `requeued_by`
+    says who did that before this run, None where nobody did.
+    """
+
+    run: int
+    requeued_by: str | None
+    attempt: int
+    worker: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    seconds: float | None
+    end: str | None
+    reason: str | None
+    error: str | None
+    signal: int | None
+    exit_status: int | None
+    peak_mb: float | None
+    cpu_sec: float | None
+
+
+def overview(conn: Conn) -> Row:
+    """How the farm stands: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
+
+    Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
+    `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
+    `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
+    `lag_sec` is for how long the oldest due job has waited.
+    """
+    queues = _counted(conn)
+    return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
+
+
+def _counted(conn: Conn) -> list[Row]:
+    """Each queue's figures; those that were noted where even short counts would outlast a request."""
+    try:
+        rows, most = _count(conn, COUNTED, COUNTING_SEC), COUNTED
+    except psycopg.errors.QueryCanceled:
+        rows, most = _rows(conn, "queues_as_noted"), 0
+    return sorted((figures(row, most) for row in rows), key=itemgetter("queue"))
+
+
+def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
+    with conn.transaction(force_rollback=True):  # undoes the settings, also within another transaction
+        conn.execute(_SQL["give_up_after"], {"time": f"{within_sec * 1_000:.0f}ms"})
+        conn.execute(_SQL["plans"])
+        return _rows(conn, "queues", most=most)
+
+
+def figures(row: Row, most: int) -> Row:
+    """PURE: a queue's figures, of which each that has reached `most` is what was noted, if that is more."""
+    told = {name: value for name, value in row.items() if not name.startswith("noted_")}
+    is_noted = False
+    for name in _BOUNDED:
+        noted = row[f"noted_{name}"]
+        if row[name] >= most and noted is not None:
+            told[name], is_noted = max(row[name], noted), True
+    told["length_is_exact"] = row["length"] < most and row["scheduled"] < most
+    told["fresh"] = max(told["length"] - told["retries"], 0)
+    told["counted_at"] = row["counted_at"] if is_noted else None
+    return told
+
+
+def note_lengths(conn: Conn, since_sec: float) -> float | None:
+    """By the reaper: count every queue, for those who ask `overview`; returns the longest lag (seconds).
+
+    None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind, few where many take too long;
+    raises rather than wait for a lock.
+    """
+    try:
+        return _note(conn, NOTED, since_sec)
+    except psycopg.errors.QueryCanceled:
+        return _note(conn, NOTED_ROUGHLY, since_sec)
+
+
+def _note(conn: Conn, most: int, since_sec: float) -> float | None:
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        row = conn.execute(_SQL["may_note"], {"lock": NOTE_LOCK, "since_sec": since_sec}).fetchone()
+        if row != (True,):
+            return None
+        counted = _count(conn, most, NOTING_SEC)
+        conn.execute(_SQL["note_lengths"], {"queues": json.dumps(counted, default=str)})
+    return max((row["lag_sec"] for row in counted), default=0.0)
+
+
+def _total(queues: Sequence[Row]) -> Row:
+    sums = {name: sum(row[name] for row in queues) for name in _SUMMED}
+    return {
+        "queue": None,
+        **sums,
+        "length_is_exact": all(row["length_is_exact"] for row in queues),
+        "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
+        "paused_at": None,
+        "paused_by": None,
+        "max_length": None,
+        "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
+    }
+
+
+def workers(conn: Conn) -> list[Row]:
+    """The workers of all hosts as their keepers showed them within the last ten minutes, with what they run."""
+    return [row | {"progress": _json(row["progress"])} for row in _rows(conn, "workers")]
+
+
+def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]]) -> None:
+    """By a farm's keeper: these are the farm's workers now, and no others. Gives up rather than keep it waiting."""
+    shown = {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)}
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        conn.execute(_SQL["show_workers"], shown)
+
+
+def postgres(conn: Conn) -> Row:
+    """The server: version, sizes, connections, dead tuples, the database's oldest transaction; what `vacuum` says."""
+    return _rows(conn, "postgres")[0] | vacuum(conn)
+
+
+def vacuum(conn: Conn) -> Row:
+    """`jobs_dead_tuples` and `jobs_live_tuples` of dl_jobs, and `held_by`: who holds back its vacuum, None for nobody.
+
+    `held_by` has kind (session, standby, prepared transaction, replication slot), pid, user, application, state,
+    age_sec, xids (transactions since), query; what this role may not see is None, and the query says so.
+    """
+    return _rows(conn, "vacuum")[0]
+
+
+def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
+    """PURE: who holds back vacuum so that claims fall behind; None while nobody does, or it does not matter yet.
+
+    By what a claim has to pass: rows that were taken and cannot be removed. Not by age alone: beside an idle queue a
+    transaction of a day does no harm, at 200 jobs/s one of some minutes does.
+    """
+    held, dead = vacuum["held_by"], vacuum["jobs_dead_tuples"]
+    if held is None or (held["xids"] < HELD_XIDS if held["age_sec"] is None else held["age_sec"] < HELD_SEC):
+        return None
+    is_much = dead >= MUCH_DEAD + DEAD_SHARE * vacuum["jobs_live_tuples"]
+    is_late = dead >= SOME_DEAD and lag_sec > LATE_SEC
+    return held if is_much or is_late else None
+
+
+def pace(conn: Conn, minutes: int) -> list[Row]:
+    """How many runs ended, and how many of them badly, in each ten seconds of the last minutes; the oldest first."""
+    return _rows(conn, "pace", minutes=minutes)
+
+
+def totals(conn: Conn) -> list[Row]:
+    """What the journal has counted since it was first summed up, by queue, task and kind of step.
+
+    Kinds are queued, picked, done, failed, canceled, lost, cancel_requested and, for a requeue, its cause: retry,
+    crash, lease, backoff, handed_back, requeue. `seconds` and `buckets` (see BUCKETS_SEC) are of the runs that it
+    ended.
+    """
+    return _rows(conn, "totals")
+
+
+def roll(conn: Conn) -> int:
+    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED.
+
+    ANEW: the journal's sequence has been set back; the next call goes on behind the rows that are there. Takes few rows
+    where many take too long, and raises rather than wait for a lock.
+    """
+    try:
+        return _roll(conn, ROLLED)
+    except psycopg.errors.QueryCanceled:
+        return _roll(conn, ROLLED // 20)
+
+
+def _roll(conn: Conn, limit: int) -> int:
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        conn.execute(_SQL["give_up_after"], {"time": f"{ROLLING_SEC * 1_000:.0f}ms"})
+        row = conn.execute(_SQL["roll"], {"limit": limit}).fetchone()
+    return row[0] if row else 0
+
+
+def job(conn: Conn, job_id: UUID) -> Row | None:
+    """All that is known of one job, its arguments included; None when there is none."""
+    shown = lifecycle.status(conn, job_id)
+    rest = _rows(conn, "job", job_id=job_id)
+    return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"])} if shown and rest else None
+
+
+def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
+    """The job's journal behind the event `after`, the oldest first."""
+    return _with_payload(_rows(conn, "events", job_id=job_id, after=after, limit=limit))
+
+
+def latest_events(conn: Conn, after: int | None, limit: int, queue: str | None = None) -> list[Row]:
+    """The journal of all jobs, or of a queue's, behind the event `after`; None: the newest. The oldest first."""
+    if after is None:
+        return _with_payload(_rows(conn, "last_events", limit=limit, queue=queue)[::-1])
+    return _with_payload(_rows(conn, "next_events", after=after, limit=limit, queue=queue))
+
+
+def attempts(events: Iterable[Row]) -> list[Attempt]:
+    """PURE: the runs that a job's journal tells of, the first one first."""
+    found: list[Attempt] = []
+    is_over, requeued_by = False, None
+    for event in events:
+        kind, payload = event["kind"], event["payload"] or {}
+        if kind == "picked":
+            found.append(_begun(event, len(found) + 1, requeued_by))
+            requeued_by = None
+        elif kind in _ENDS and found and found[-1].ended_at is None:
+            found[-1] = _ended(found[-1], event)
+        elif kind == "requeue" and is_over:
+            requeued_by = payload.get("by")
+        is_over = kind in _FINAL or (is_over and kind not in ("requeue", "picked"))
+    return found
+
+
+def _begun(event: Row, run: int, requeued_by: str | None) -> Attempt:
+    payload = event["payload"] or {}
+    return Attempt(run, requeued_by, payload.get("attempt", 0), payload.get("worker"), event["ts"], *[None] * 9)
+
+
+def _ended(attempt: Attempt, event: Row) -> Attempt:
+    payload = event["payload"] or {}
+    facts: dict[str, Any] = {name: payload.get(name) for name in _FACTS}
+    seconds = (event["ts"] - attempt.started_at).total_seconds()
+    return attempt._replace(ended_at=event["ts"], seconds=seconds, end=event["kind"], **facts)
+
+
+def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None) -> Page:
+    """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
+
+    The last change comes first, or the jobs come in the order of their keys. `run_sec` is how long a job's last run
+    took, None where it is not known. Raises ValueError for an `after` that is none.
+    """
+    page = (_by_key if wanted.sort == "key" else _by_change)(conn, wanted, limit, after)
+    ran = [row["job_id"] for row in page.jobs if row["started_at"]]
+    took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
+    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next)
+
+
+def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
+    until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
+    bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
+    found: list[Row] = []
+    with conn.transaction():
+        branches = _branches(wanted.status)
+        conn.execute(_SQL["plans_that_sort" if branches[0] in ("dead", "retries") else "plans"])
+        for branch in branches:
+            found += _rows(conn, branch, **_filters(wanted), **bounds, scan=SCAN, limit=limit + 1)
+    found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
+    return _page(found, limit, lambda row: row["changed_at"].isoformat())
+
+
+def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
+    key, before = _cursor(after, str) or ("", _FIRST_ID)
+    bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key, "before": before}
+    return _page(_rows(conn, "by_key", **_filters(wanted), **bounds, limit=limit + 1), limit, itemgetter("lock_key"))
+
+
+def _branches(status: str | None) -> tuple[str, ...]:
+    """Which statements a list is merged of."""
+    if status is None:
+        return ("finished", "running", "queued")
+    if status in ("failed", "lost", "dead"):
+        return ("dead",)
+    if status in ("succeeded", "canceled"):
+        return ("finished",)
+    return (status,) if status in ("running", "retries") else ("queued",)
+
+
+def _filters(wanted: Wanted) -> Row:
+    return {name: value for name, value in asdict(wanted).items() if name not in ("since", "until", "sort")}
+
+
+def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
+    """Cut where the page is full, or where a statement came to its end of looking: beyond that there may be more."""
+    shown: list[Row] = []
+    after = None
+    for row in found:
+        if len(shown) == limit:
+            return Page(shown, after)
+        is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
+        after = _as_cursor(key(row), row["job_id"])
+        if is_wanted:
+            shown.append(row | {"progress": _json(row["progress"])})
+        if is_edge:
+            return Page(shown, after)
+    return Page(shown, None)
+
+
+def _as_cursor(key: str, job_id: UUID) -> str:
+    return base64.urlsafe_b64encode(json.dumps([key, str(job_id)]).encode()).decode().rstrip("=")
+
+
+def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | None:
+    if text is None:
+        return None
+    try:
+        key, job_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if _UNSTORABLE.search(key):
+            raise ValueError
+        return read(key), UUID(job_id)
+    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
+        raise ValueError("the cursor should be the `next` of a page") from None
+
+
+def _instant(text: str) -> datetime:
+    instant = datetime.fromisoformat(text)
+    if instant.tzinfo is None:
+        raise ValueError
+    return instant
+
+
+def _with_payload(rows: list[Row]) -> list[Row]:
+    return [row | {"payload": _json(row["payload"]) or {}} for row in rows]
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else lifecycle.parsed(text)
+
+
+def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
+    """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()

@@ -1,0 +1,99 @@
+"""docs/settings.md and .env.example, made from the settings' own declarations: `python tools/settings_doc.py`.
+
+For developers: a test compares the files with what is made here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dataloader.config import Settings
+
+# The first setting of each group, and the group's title.
+GROUPS = {
+    "app_host": "The service",
+    "log_path": "Logs",
+    "pg_host": "Databases",
+    "workers_json": "Workers and jobs",
+    "dl_pipelines": "Pipelines and files",
+    "dl_url": "The command line and the Python client",
+}
+
+MARKDOWN_HEAD = """\
+# Settings
+
+Read at the start (by `workers` also on SIGHUP) from the environment and from a file `.env` in the working folder; the
+environment wins, an empty variable counts as unset. A wrong value stops the start with a line that names the variable
+and what would be right. `dataloader check` shows the settings in effect, without secrets, and tries what they lead to.
+
+Made from `dataloader/config.py` by `python tools/settings_doc.py`.
+"""
+ENV_HEAD = """\
+# Copy to .env, remove the # before what you set. What is shown is the default; docs/settings.md says more.
+# Made from dataloader/config.py by `python tools/settings_doc.py`.
+"""
+
+
+def markdown() -> str:
+    """docs/settings.md: a table per group."""
+    lines = [MARKDOWN_HEAD]
+    for name, schema in _settings():
+        if name in GROUPS:
+            lines += [] if name == next(iter(GROUPS)) else [""]
+            lines += [f"## {GROUPS[name]}", "", "| variable | type | default | meaning |", "|---|---|---|---|"]
+        default = _default(schema)
+        shown = f"`{default}`" if default else ""
+        lines.append(f"| `{name.upper()}` | {_type(schema)} | {shown} | {schema['description']} |")
+    return "\n".join(lines) + "\n"
+
+
+def dotenv() -> str:
+    """.env.example: every setting as a comment with its default."""
+    lines = [ENV_HEAD.rstrip()]
+    for name, schema in _settings():
+        if name in GROUPS:
+            lines += ["", f"# --- {GROUPS[name]} ---"]
+        default = _default(schema)
+        shown = f'"{default}"' if " " in default else default
+        lines += ["", f"# {schema['description'].replace('`', '')}", f"#{name.upper()}={shown}"]
+    return "\n".join(lines) + "\n"
+
+
+def _settings() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield from Settings.model_json_schema()["properties"].items()
+
+
+def _default(schema: dict[str, Any]) -> str:
+    default = schema.get("default")
+    if default is None or default == []:
+        return ""
+    return default if isinstance(default, str) else json.dumps(default)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """What a person writes: the kind of value, with its bounds."""
+    schema = next((part for part in schema.get("anyOf", []) if part["type"] != "null"), schema)
+    if schema["type"] in ("integer", "number"):
+        return ("whole number" if schema["type"] == "integer" else "number") + _bounds(schema)
+    named = {"path": "folder", "password": "text, secret"}.get(schema.get("format", ""))
+    return named or {"boolean": "true or false", "array": "JSON"}.get(schema["type"], "text")
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    above, least, most = (schema.get(key) for key in ("exclusiveMinimum", "minimum", "maximum"))
+    if above is not None:
+        return f" above {above:g}, up to {most:g}"
+    return f", {least} to {most}" if most is not None else f", {least} or more"
+
+
+def main() -> None:
+    """Write both files into the project's folder, the working folder."""
+    Path("docs/settings.md").write_text(markdown(), "utf-8")
+    Path(".env.example").write_text(dotenv(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -245,8 +245,11 @@ class Slot:
     def _uses_too_much(self) -> bool:
         if not self.fields.memory_limit:
             return False
-        self.fields.memory_used = memory_used(self.fields.pid)
-        return bool(self.fields.memory_used > self.fields.memory_limit)
+        used = memory_used(self.fields.pid)
+        if used <= self.fields.memory_limit:
+            return False  # what is known stays: a process that is being ended frees its memory before it is gone
+        self.fields.memory_used = used
+        return True
 
     @property
     def renewed(self) -> float:

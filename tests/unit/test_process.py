@@ -12,8 +12,9 @@ from uuid import uuid4
 
 import pytest
 
+from dataloader.farm import slots
 from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import Farm, State, Why
+from dataloader.farm.slots import Farm, Limits, State, Why
 
 FAMILY = """
 import os, signal, sys, time
@@ -140,6 +141,19 @@ def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:
         assert parent.stdout.readline().startswith("child")
         parent.kill()
         assert parent.stdout.readline() == "told\n"
+
+
+def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_freed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slot, used = Farm(1).slots[0], iter([500 << 20, 0])
+    monkeypatch.setattr(slots, "memory_used", lambda pid: next(used))
+    slot.take(os.getpid())
+    slot.begin(uuid4(), 1, 60.0, now())
+    slot.limit(Limits(max_memory_mb=400))
+    assert slot.overdue(900, 5) is Why.MEMORY
+    assert slot.overdue(900, 5) is None
+    assert slot.fields.memory_used == 500 << 20
 
 
 @pytest.mark.parametrize("closed", [False, True])

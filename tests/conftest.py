@@ -62,6 +62,16 @@ def pytest_configure(config: pytest.Config) -> None:
     migrations.migrate(create("template", template="template1"), schema="public")
 
 
+# Files whose every test has the marker, and whose import alone takes seconds.
+WHOLLY = {"test_api_schemathesis.py": "long"}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import what the run leaves out by its markers."""
+    marker = WHOLLY.get(collection_path.name)
+    return True if marker and f"not {marker}" in config.option.markexpr else None
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove what pytest_configure made."""
     if server := config.stash.get(_server, None):

@@ -9,19 +9,12 @@ import psycopg
 import pytest
 from farming import Farm
 
-# Farms that are killed, reloaded, cut off or filled: each test needs seconds and a farm of its own. These tests have a
-# command of their own (README, "Develop"), so that the usual one takes minutes.
-LONG = {
-    *("test_api_stop", "test_beside_others", "test_clocks", "test_crashes", "test_database_faults"),
-    *(
-        "test_lock_table",
-        "test_locked_ends",
-        "test_prefetch",
-        "test_process_faults",
-        "test_reload",
-        "test_slow_clients",
-    ),
-    *("test_supervisord", "test_two_hosts", "test_up"),
+# Programs that are killed, reloaded, cut off, filled or watched: each test needs seconds and a farm of its own.
+FARMS = {
+    *("test_api_stop", "test_beside_others", "test_bounds", "test_clocks", "test_crashes", "test_database_faults"),
+    *("test_floods", "test_idle_farm", "test_lifecycle", "test_light_workers", "test_loads", "test_lock_table"),
+    *("test_locked_ends", "test_logs", "test_prefetch", "test_process_faults", "test_pruning", "test_reload"),
+    *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up"),
 }
 
 
@@ -29,8 +22,8 @@ LONG = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of these files, before pytest chooses by marker."""
     for item in items:
-        if item.path.parent == Path(__file__).parent and item.path.stem in LONG:
-            item.add_marker(pytest.mark.long)
+        if item.path.parent == Path(__file__).parent and item.path.stem in FARMS:
+            item.add_marker(pytest.mark.farm)
 
 
 @pytest.fixture

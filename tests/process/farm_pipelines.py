@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -72,12 +73,24 @@ def errs(args: dict[str, Any], context: Context) -> None:
     raise PermanentError("no use") if args.get("permanent") else ValueError(args.get("text", "bad luck"))
 
 
+class _Timespec(ctypes.Structure):
+    _fields_ = (("sec", ctypes.c_long), ("nsec", ctypes.c_long))
+
+
+def hold_the_gil(sec: float) -> None:
+    """Wait in one C call for a mutex that is taken: no other thread runs, no signal ends it, and no CPU is used."""
+    c, mutex, until = ctypes.PyDLL(None), ctypes.create_string_buffer(64), time.time() + sec
+    c.pthread_mutex_init(mutex, None)
+    c.pthread_mutex_lock(mutex)
+    c.pthread_mutex_timedlock(mutex, ctypes.byref(_Timespec(int(until), int(until % 1 * 1e9))))
+
+
 @register("holds_the_gil")
 def holds_the_gil(args: dict[str, Any], context: Context) -> Progress:
-    """One C call that lets no other thread run."""
+    """C calls that let no other thread run, each for so many seconds."""
     with started(context) as conn:
         for _ in range(args.get("times", 1)):
-            sum(range(args.get("n", 60_000_000)))
+            hold_the_gil(args.get("sec", 1.0))
         conn.execute("UPDATE runs SET ended = clock_timestamp() WHERE job_id = %s", (context.job_id,))
     return {"processed": 1}
 

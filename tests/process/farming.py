@@ -27,7 +27,7 @@ def until(question: Callable[[], Any], what: str = "it", patience: float = PATIE
     while not (answer := question()):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {patience:g} s for {what}")
-        time.sleep(0.01)
+        time.sleep(0.02)
     return answer
 
 
@@ -41,6 +41,8 @@ class Program:
 
     def __init__(self, name: str, env: dict[str, str], log: Path, cwd: Path | None) -> None:
         self.log = log
+        self._read: list[dict[str, Any]] = []
+        self._upto = 0  # so many bytes of the log have been read
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "dataloader", *name.split()],
@@ -68,8 +70,13 @@ class Program:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The log's events of this name."""
-        lines = [json.loads(line) for line in ended_lines(self.log) if line.startswith("{")]
-        return [line for line in lines if line["event"] == name]
+        with self.log.open("rb") as file:
+            file.seek(self._upto)
+            more = file.read().rpartition(b"\n")[0]
+        if more:
+            self._upto += len(more) + 1
+            self._read += [json.loads(line) for line in more.decode().splitlines() if line.startswith("{")]
+        return [line for line in self._read if line["event"] == name]
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the program itself."""

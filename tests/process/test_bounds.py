@@ -15,7 +15,7 @@ from farming import Farm, until
 
 from dataloader.queue import lifecycle
 
-GIL = {"n": 3_000_000_000}
+GIL = {"sec": 60}
 JOBS_SESSIONS = (
     "SELECT application_name FROM pg_stat_activity"
     " WHERE application_name LIKE 'dl-job:%%' AND datname = current_database()"
@@ -82,7 +82,7 @@ def test_e4_what_does_not_stop_is_killed(farm: Farm, task: str, args: dict[str, 
     assert end["error"] == "timeout: the run took too long, did not stop and was killed on attempt 1"
     kind, payload = story_of(farm, job)
     assert (kind, payload["signal"]) == ("failed", signal.SIGKILL)
-    assert payload["cpu_sec"] > 0.1
+    assert payload["cpu_sec"] > (0.1 if task == "deaf" else 0)
     assert payload["peak_mb"] > 1
     farm.wait(farm.enqueue("noop"), "succeeded")
 

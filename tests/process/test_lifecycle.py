@@ -152,9 +152,9 @@ def test_a_cancelled_job_stops_at_its_next_yield(farm: Farm) -> None:
 def test_i1_a_call_that_holds_the_gil_keeps_its_lease(farm: Farm) -> None:
     """Three lease times of silence: the keeper renews for it; one run, attempt 1."""
     farm.ready(workers=1)
-    job = farm.enqueue("holds_the_gil", lease_ttl_sec=2, args={"n": 600_000_000})
+    job = farm.enqueue("holds_the_gil", lease_ttl_sec=2, args={"sec": 6.5})
     end = farm.wait(job, "succeeded", patience=60)
-    assert (end["finished_at"] - end["started_at"]).total_seconds() > 3, "too quick to show anything"
+    assert (end["finished_at"] - end["started_at"]).total_seconds() > 6, "too quick to show anything"
     assert end["attempt"] == 1
     assert farm.story(job) == ["queued", "picked", "done"]
 
@@ -164,7 +164,7 @@ def test_a_lease_is_kept_although_what_people_see_cannot_be_written(farm: Farm, 
     """A table that only people read is locked: the keeper renews all the same, and settles, in its one session."""
     program = farm.ready(workers=2)
     until(lambda: farm.rows("SELECT FROM dl_workers WHERE state <> 'starting'"), "the keeper")
-    job = farm.enqueue("holds_the_gil", lease_ttl_sec=1, args={"n": 200_000_000})
+    job = farm.enqueue("holds_the_gil", lease_ttl_sec=1, args={"sec": 3})
     crashes = farm.enqueue("recorded", args={"sec": 60})
     farm.begun(crashes)
     with psycopg.connect(own_db) as other:
@@ -192,7 +192,7 @@ def test_a_farm_works_although_it_may_not_write_what_people_see(farm: Farm, own_
 
 def test_a_stuck_worker_is_killed_after_dl_stall_sec(farm: Farm) -> None:
     program = farm.ready(workers=1, dl_stall_sec=1.5, dl_heartbeat_sec=0.5)
-    job = farm.enqueue("holds_the_gil", max_attempts=1, args={"n": 10**12})
+    job = farm.enqueue("holds_the_gil", max_attempts=1, args={"sec": 3600})
     end = farm.wait(job, "lost")
     assert end["error"] == "worker killed: no heartbeat for DL_STALL_SEC on attempt 1"
     assert program.events("supervisor.worker.killed")[0]["why"] == "stalled"
@@ -309,7 +309,7 @@ def test_a4_a_run_that_holds_the_gil_is_ended_before_its_unrenewed_lease_is(farm
     """The database is away for longer than the lease: nobody else starts the key while the first run goes on."""
     farm.ready(workers=2)
     farm.start("reaper")
-    first = farm.enqueue("holds_the_gil", lock_key="k", lease_ttl_sec=2, args={"n": 10**12})
+    first = farm.enqueue("holds_the_gil", lock_key="k", lease_ttl_sec=2, args={"sec": 3600})
     until(lambda: farm.rows("SELECT FROM runs"))
     (pid,) = farm.rows("SELECT pid FROM runs")[0]
     second = farm.enqueue("recorded", lock_key="k", priority=1)

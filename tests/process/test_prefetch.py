@@ -78,7 +78,7 @@ def test_a_machine_that_is_gone_costs_only_the_job_that_ran(farm: Farm) -> None:
     program = ready(farm)
     with farm.conn.transaction():
         call, *others = (
-            farm.enqueue(task, priority=number, max_attempts=1, lease_ttl_sec=2, args={"n": 10**12})
+            farm.enqueue(task, priority=number, max_attempts=1, lease_ttl_sec=2, args={"sec": 3600})
             for number, task in enumerate(["holds_the_gil", "noop", "noop", "noop"])
         )
     until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", call), "the call to begin")
@@ -135,7 +135,7 @@ def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -
     ready(farm)
     farm.start("reaper")
     with farm.conn.transaction():
-        call = farm.enqueue("holds_the_gil", priority=0, args={"n": 300_000_000}, lease_ttl_sec=60)
+        call = farm.enqueue("holds_the_gil", priority=0, args={"sec": 5}, lease_ttl_sec=60)
         waiting = farm.enqueue("recorded", priority=1, args={"sec": 0}, lease_ttl_sec=2)
     farm.wait(waiting, "succeeded")
     assert farm.wait(call, "succeeded")["attempt"] == 1

@@ -235,7 +235,7 @@ def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm, tmp_path: Path) ->
 
 def test_ttin_logs_the_stacks_even_of_a_worker_that_holds_the_gil(farm: Farm) -> None:
     program = farm.ready(workers=1)
-    job = farm.enqueue("holds_the_gil", args={"n": 400_000_000})
+    job = farm.enqueue("holds_the_gil", args={"sec": 2})
     until(lambda: farm.rows("SELECT FROM runs"))
     program.signal(signal.SIGTTIN)
     until(lambda: len(program.events("supervisor.worker.stacks")) > 1, "a line for each thread")

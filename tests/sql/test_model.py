@@ -406,7 +406,7 @@ def calm(**more: Any) -> settings:
 
 @pytest.mark.long
 def test_the_farm_does_what_the_model_says(hands: Hands) -> None:
-    chosen = calm(derandomize=True, max_examples=150, stateful_step_count=40)
+    chosen = calm(derandomize=True, max_examples=80, stateful_step_count=40)
     run_state_machine_as_test(lambda: Farm(hands), settings=chosen)
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def modules() -> list[str]:
     )
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Everything that a file imports, dotted."""
     found = set()

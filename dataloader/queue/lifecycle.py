@@ -391,7 +391,7 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
 def settle(
     conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None, running: UUID | None = None
 ) -> list[Settled]:
-    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose in functions.sql).
+    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose).
 
     It is said of `running`, the job that the worker had begun last; others are handed back uncounted. None: of all.
     """

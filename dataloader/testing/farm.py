@@ -372,7 +372,7 @@ def die() -> None:
 
 
 def _written(end: Finish | None, was_canceled: bool) -> tuple[Status, str | None]:
-    """What a run's end comes to; a cancellation that was asked for wins (dl_finish in sql/functions.sql)."""
+    """What a run's end comes to; a cancellation that was asked for wins (dl_finish in sql/functions/finish.sql)."""
     if end is None:
         return Status.RUNNING, None  # by a newer run of the job
     if was_canceled:

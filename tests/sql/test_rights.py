@@ -130,7 +130,7 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
     now = migrations.functions()
     new = "CREATE OR REPLACE FUNCTION dl_new() RETURNS int LANGUAGE sql AS $$SELECT 1$$;\n"
     monkeypatch.setattr(migrations, "functions", lambda: replace(now, text=new + now.text))
-    assert migrations.migrate(own_db, "public") == ["functions.sql"]
+    assert migrations.migrate(own_db, "public") == ["functions"]
     for dsn, may in ((farm, True), (producer, False), (service, False)):
         with session(dsn) as theirs:
             assert may_call(theirs, "SELECT dl_new()") is may

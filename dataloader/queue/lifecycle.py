@@ -1,15 +1,15 @@
 """Every statement in the life of one job: a function per statement of `sql/queue.sql`, by the same name.
 
 A connection is an argument; nothing is cached and nothing decided here (see `job.decide`). Every function may raise
-psycopg.Error; `db.is_passing` tells whether a new connection heals it. May import `db` and `job`.
+psycopg.Error; `db.is_passing` tells whether a new connection heals it. How jobs are added is in `enqueue`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -20,6 +20,13 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
+from dataloader.queue.db import Conn
+from dataloader.queue.enqueue import Asker as Asker  # these are enqueue's, and are known by this module's name too
+from dataloader.queue.enqueue import KeyTaken as KeyTaken
+from dataloader.queue.enqueue import NewJob as NewJob
+from dataloader.queue.enqueue import QueueFull as QueueFull
+from dataloader.queue.enqueue import enqueue as enqueue
+from dataloader.queue.enqueue import require_room as require_room
 from dataloader.queue.job import Finish, Job, Status
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
@@ -46,55 +53,6 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "since": datetime.fromisoformat,
     "job_id": UUID,
 }
-Conn = psycopg.Connection[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says.
-
-    `trace` is the W3C traceparent of the request that asks for it.
-    """
-
-    queue: str
-    task: str
-    lock_key: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    idempotency_key: str | None = None
-    partition_key: str = ""
-    priority: int = 100
-    available_at: datetime | None = None
-    max_attempts: int = 5
-    lease_ttl_sec: int = 60
-    timeout_sec: int | None = None
-    producer: str | None = None
-    consumer_group: str | None = None
-    trace: str | None = None
-
-
-class QueueFull(Exception):
-    """As many jobs are queued as the queue may hold (`operate.limit_length`)."""
-
-    def __init__(self, queue: str, max_length: int) -> None:
-        super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
-        self.queue = queue
-        self.max_length = max_length
-
-
-class KeyTaken(Exception):
-    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
-
-    def __init__(self, place: int = 0) -> None:
-        super().__init__("the idempotency key belongs to a job of another producer")
-        self.place = place
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """On whose behalf jobs are added: `by` is kept in the journal, as `token airflow from 10.0.0.7`."""
-
-    by: str
-    sees_all: bool  # also the jobs of others that have the same idempotency key
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,41 +121,6 @@ def open_session(conn: db.Connection, worker: str) -> Session:
 def listen_for_cancellations(conn: Conn) -> None:
     """Hear the ids of running jobs that should stop."""
     conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
-
-
-def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None) -> tuple[UUID, str]:
-    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
-
-    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
-    that job is none that the `asker` may see.
-    """
-    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
-    while True:
-        if row := conn.execute(_SQL["enqueue"], parameters).fetchone():
-            return row[0], row[1]
-        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-        if row := conn.execute(_SQL["find"], parameters).fetchone():
-            if asker and not_for(conn, asker, [row[0]]):
-                raise KeyTaken
-            return row[0], row[1]
-        if limited:
-            require_room(conn, [new.queue])
-        # The job that had the key was deleted between the two: the key is free again.
-
-
-def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
-    """Those of these jobs that the asker may not see."""
-    if asker.sees_all or not job_ids:
-        return set()
-    return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
-
-
-def require_room(conn: Conn, queues: Iterable[str]) -> None:
-    """Raise QueueFull for the first of these queues that holds as many jobs as it may."""
-    for queue in queues:
-        limit = conn.execute(_SQL["limit"], {"queue": queue}).fetchone()
-        if limit and limit[1]:
-            raise QueueFull(queue, limit[0])
 
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
+from dataloader.queue.db import Conn
 from dataloader.queue.job import Status
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
@@ -58,7 +59,6 @@ _FINAL = frozenset({"done", "failed", "canceled", "lost"})
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
-Conn = psycopg.Connection[Any]
 Row = dict[str, Any]
 
 

@@ -640,7 +640,7 @@ END
 $$;
 
 
--- The same, as called by farms of before.
+-- The same for farms of older code; kept until a migration says `oldest code: 18` or more.
 CREATE OR REPLACE FUNCTION dl_step(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json)
 RETURNS TABLE (

@@ -119,7 +119,7 @@ END
 $$;
 
 
--- The same, as called by farms of before, which take for written what is not unfinished: it waits.
+-- The same for farms of older code, which do not know `locked`: it waits instead. Kept until a migration says `oldest code: 18` or more.
 CREATE OR REPLACE FUNCTION dl_finish(
   p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[]) LANGUAGE sql AS $$
   SELECT unfinished, canceled FROM dl_finish(p_worker, p_ends, p_let_go, true)

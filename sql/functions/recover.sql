@@ -95,7 +95,7 @@ END
 $$;
 
 
--- The same, as called by farms of before.
+-- The same for farms of older code; kept until a migration says `oldest code: 18` or more.
 CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
   SELECT * FROM dl_settle(p_worker, NULL, p_end, p_reason, p_facts)
@@ -151,7 +151,7 @@ END
 $$;
 
 
--- The same, as called by reapers of before.
+-- The same for reapers of older code; kept until a migration says `oldest code: 18` or more.
 CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
   SELECT * FROM dl_reap('infinity', 0)
 $$;

@@ -27,7 +27,7 @@ from dataloader.queue.enqueue import NewJob as NewJob
 from dataloader.queue.enqueue import QueueFull as QueueFull
 from dataloader.queue.enqueue import enqueue as enqueue
 from dataloader.queue.enqueue import require_room as require_room
-from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue.job import SETTLED, Finish, Job, Status, Verb
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
@@ -41,13 +41,6 @@ LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
-_STATUS = {
-    "succeed": Status.SUCCEEDED,
-    "retry": Status.QUEUED,
-    "fail": Status.FAILED,
-    "cancel": Status.CANCELED,
-    "hand_back": Status.QUEUED,
-}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "until": datetime.fromisoformat,
     "since": datetime.fromisoformat,
@@ -268,7 +261,7 @@ def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> W
 
 
 def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: Any) -> Written:
-    statuses = {e.job.job_id: _STATUS[e.finish.verb] for e in ends}
+    statuses = {e.job.job_id: Verb(e.finish.verb).status for e in ends}
     statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
     for job_id in [*(unfinished or ()), *(locked or ())]:
         del statuses[job_id]
@@ -314,11 +307,13 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
 def settle(
     conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None, running: UUID | None = None
 ) -> list[Settled]:
-    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose).
+    """Take from a dead worker the jobs that it held; `end` is one of job.SETTLED, or its word (see dl_settle).
 
-    It is said of `running`, the job that the worker had begun last; others are handed back uncounted. None: of all.
+    The end is that of `running`, the job that the worker had begun last; the others are handed back uncounted. With
+    None it is that of all jobs.
     """
-    parameters = {"worker": worker, "running": running, "end": end, "reason": reason, "facts": Jsonb(facts or {})}
+    word = SETTLED.get(end, end)
+    parameters = {"worker": worker, "running": running, "end": word, "reason": reason, "facts": Jsonb(facts or {})}
     rows = conn.execute(_SQL["settle"], parameters).fetchall()
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 import dataloader
 from dataloader.cli.main import main
 from dataloader.queue import db, lifecycle, migrations, operations, stats
+from dataloader.queue.job import STATUSES
 from dataloader.queue.lifecycle import NewJob
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
@@ -271,7 +272,7 @@ def test_a_reader_reads_everything_that_is_shown(conn: db.Connection, cast: Cast
         migrations.check(reader)
         assert migrations.missing(reader) == []
         assert lifecycle.status(reader, later)["waiting_for"]["reason"] == "time"  # type: ignore[index]
-        for status in stats.STATUSES:
+        for status in STATUSES:
             stats.jobs(reader, stats.Wanted(status=status))
         stats.jobs(reader, stats.Wanted(sort="key"))
         assert [job["job_id"] for job in stats.jobs(reader, stats.Wanted(status="running")).jobs] == [running]

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -47,6 +48,7 @@ ANEW = -1  # what roll returns when the journal's sequence has been set back
 SORTS = ("changed", "key")
 
 _SQL = db.statements("stats.sql")
+_BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries"})  # of a list, the last change first
 _EVER = datetime(1, 1, 2, tzinfo=UTC)
 _NEVER = datetime(9999, 12, 30, tzinfo=UTC)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -412,4 +414,11 @@ def _json(text: str | None) -> Any:
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
     with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()
+        return cursor.execute(_statement(name), parameters, prepare=False).fetchall()
+
+
+@cache
+def _statement(name: str) -> str:
+    """A statement of stats.sql; the parts that lists share stand there once."""
+    text = _SQL["listed"].replace("{branch}", _SQL[name]) if name in _BRANCHES else _SQL[name]
+    return text.replace("{matches}", _SQL["matches"]).replace("{shown}", _SQL["shown"])

@@ -1,5 +1,5 @@
 -- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue.py.
--- What needs several snapshots is in functions.sql. Every statement writes its own journal row; one that changes the
+-- What needs several snapshots is in functions/. Every statement writes its own journal row; one that changes the
 -- status says so by `journaled`, else the trigger for other services' steps would write another. A write to a running
 -- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means "not mine any more".
 
@@ -23,7 +23,7 @@ journal AS (
 SELECT job_id, status::text FROM added;
 
 -- name: enqueue_many
--- none -> queued, for each job of a batch; a row for each that was not added (see functions.sql).
+-- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many).
 SELECT place, job_id::text, status FROM dl_enqueue_many(
   %(job_id)b::uuid[], %(queue)b::text[], %(task)b::text[], %(args)b::text[], %(idempotency_key)b::text[],
   %(lock_key)b::text[], %(partition_key)b::text[], %(priority)b::int[], %(available_at)b::timestamptz[],

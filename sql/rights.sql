@@ -1,5 +1,5 @@
 -- Who may do what with the queue. `farm`, `producer` and `reader` are granted by `dataloader migrate --roles`, and `spread`
--- after them. `spread` also follows functions.sql whenever either of the two changes: it finds the roles by the rights that
+-- after them. `spread` also follows the functions whenever either of the two changes: it finds the roles by the rights that
 -- they have, so that new functions and tables reach them. docs/operating.md has the outcome as a table; a test compares.
 
 -- name: farm

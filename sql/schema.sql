@@ -1,11 +1,11 @@
 -- The whole schema of the queue, as the migrations leave it: to be read, not to be run in production (that is
--- `dataloader migrate`). A test compares it, with functions.sql after it, to what the migrations make.
+-- `dataloader migrate`). A test compares it, with the functions, to what the migrations make.
 --
 -- The story. A producer inserts a row into dl_jobs: `queued`. A worker claims it: `running`, with a lease that its
 -- heartbeats renew. It ends `succeeded`, `failed`, `canceled`, or comes back to `queued`; what nobody renews any more
 -- comes back too, or ends `lost` when its attempts are spent. Every step writes a line into dl_job_events.
 -- Other services insert rows, and run jobs, knowing only the contract's columns; triggers keep the rest true for
--- them. The steps themselves are in queue.sql (one statement each) and functions.sql (several snapshots).
+-- them. The steps themselves are in queue.sql (one statement each) and functions/ (several snapshots).
 --
 --                    claim                 done
 --      queued ----------------> running ----------> succeeded
@@ -177,7 +177,7 @@ CREATE TABLE dl_lengths (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
 
--- Which migrations were applied, and the oldest code that may use the result; number 0 is functions.sql.
+-- Which migrations were applied, and the oldest code that may use the result; number 0 is functions/.
 CREATE TABLE dl_migrations (
   number int PRIMARY KEY,
   name text NOT NULL,
@@ -186,107 +186,6 @@ CREATE TABLE dl_migrations (
   applied_at timestamptz NOT NULL DEFAULT now()
 );
 
-
--- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
--- heartbeat and not by wake, which only clears blocked_on. A finished job that somebody puts back by a plain UPDATE is
--- to run: with a fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets
--- itself stands. A job that has ended has a finished_at, also when its service left it null: retention goes by that.
-CREATE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF TG_OP = 'UPDATE' AND NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running') THEN
-    NEW.attempt := CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END;
-    NEW.cancel_requested := NEW.cancel_requested AND NOT OLD.cancel_requested;
-    NEW.cancel_forced := false;
-    NEW.finished_at := NULL;
-  END IF;
-  NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
-  IF NEW.status <> 'running' THEN
-    NEW.claimed_by := NULL;
-    NEW.claimed_pid := NULL;
-    NEW.claimed_backend_start := NULL;
-  END IF;
-  IF NEW.status NOT IN ('queued', 'running') THEN
-    NEW.finished_at := coalesce(NEW.finished_at, now());
-  END IF;
-  RETURN NEW;
-END
-$$;
-
--- Something may be claimable now or will be at a known time: tell the sleepers of its queue. Future rows are
--- told as well, so that whoever sleeps learns of an earlier due time. Inserts once a statement, updates once a row.
-CREATE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF TG_LEVEL = 'STATEMENT' THEN
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM added WHERE status = 'queued') told;
-  ELSIF NEW.status = 'queued' THEN
-    PERFORM pg_notify('dl_jobs', NEW.queue);
-  END IF;
-  RETURN NULL;
-END
-$$;
-
--- A key became free: tell the queues in which hot rows of its slot wait. Bound to this schema, because a foreign
--- worker may finish a job from another search_path.
-CREATE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-  PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)]);
-  RETURN NULL;
-END
-$$;
-
--- The journal of what others do: our statements write their own rows and say so by `journaled`.
--- Deferred to the commit, for a service may write its own journal row after its step: then there is nothing to add.
--- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
--- Bound to this schema by its text, so that it is planned once a session, and to its table: on another, the table's owner
--- would write what he liked. Without sequential scans, for the plan of a
--- short journal would be kept while it grows. The error stays out of it: only our workers' texts have their secrets masked.
-DO $bound$
-BEGIN
-  EXECUTE format($function$
-    CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
-    DECLARE
-      step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
-                                   WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
-                                   ELSE NEW.status::text END;
-    BEGIN
-      IF TG_RELID <> %2$L::regclass THEN
-        RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_journal is for dl_jobs';
-      END IF;
-      INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
-      SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
-               'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
-               'application', nullif(current_setting('application_name'), '')))
-        FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
-         AND NOT EXISTS (
-           SELECT FROM %1$I.dl_job_events e
-            WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
-      RETURN NULL;
-    END
-    $$
-    $function$, current_schema(), format('%I.dl_jobs', current_schema()));
-END
-$bound$;
-
--- What a deleted job's journal rows would be to a foreign key, without its cost for each row of the journal: with the
--- owner's rights, as a cascade has them; bound as dl_jobs_journal.
-DO $bound$
-BEGIN
-  EXECUTE format($function$
-    CREATE OR REPLACE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp AS $$
-    BEGIN
-      IF TG_RELID <> %2$L::regclass THEN
-        RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_forget is for dl_jobs';
-      END IF;
-      EXECUTE %3$L;
-      RETURN NULL;
-    END
-    $$
-    $function$, current_schema(), format('%I.dl_jobs', current_schema()),
-    format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema()));
-END
-$bound$;
 
 -- The conditions keep the triggers from firing where they would have nothing to do: at each start and end of a job.
 CREATE TRIGGER dl_jobs_place BEFORE UPDATE OF status, available_at ON dl_jobs

@@ -202,10 +202,10 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
 SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
--- A page of jobs, the last change first, is merged of these: each reads its own jobs in that order, from an index. A job
--- has changed when it ended; while it runs, when it started first; while it is queued, when it was added. No statement
--- looks at more than `scan` jobs: a filter that hardly anything passes ends too, with a row that says up to where it
--- came (is_edge).
+-- A page of jobs, the last change first, is merged of `finished`, `dead`, `running`, `queued`, `retries`: each reads its
+-- own jobs in that order, from an index, and stands in `listed` in the place of {branch}. A job has changed when it ended;
+-- while it runs, when it started first; while it is queued, when it was added. No statement looks at more than `scan`
+-- jobs: a filter that hardly anything passes ends too, with a row that says up to where it came (is_edge).
 
 -- name: plans
 -- For these: what they should be, whatever the statistics say. Only `dead` and `retries` may sort.
@@ -214,90 +214,61 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 -- name: plans_that_sort
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
 
+-- name: shown
+-- What a list shows of a job `j`, in the place of {shown}.
+job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
+(j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+(j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
+dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
+dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;
+
+-- name: matches
+-- Whether the list is to have it, in the place of {matches}.
+dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s);
+
+-- name: listed
+SELECT nth = %(scan)s AS is_edge, {matches} AS is_wanted, {shown}, changed_at
+  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth
+          FROM ({branch}) near) looked_at
+ WHERE nth = %(scan)s OR {matches}
+ ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+
 -- name: finished
 -- Served by ix_dl_jobs_finished.
-SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_wanted,
-       job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
-       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
-       changed_at AS changed_at
-  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM (
-          SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
-           WHERE finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s
-             AND (finished_at, job_id) < (%(until)s, %(before)s)
-           ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
- WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
+ WHERE finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s
+   AND (finished_at, job_id) < (%(until)s, %(before)s)
+ ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: dead
 -- Served by ix_dl_jobs_dead; of all queues together they are sorted.
-SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_wanted,
-       job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
-       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
-       changed_at AS changed_at
-  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM (
-          SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
-           WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND finished_at >= %(since)s AND finished_at <= %(until)s
-             AND (finished_at, job_id) < (%(until)s, %(before)s)
-           ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
- WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
+ WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+   AND finished_at >= %(since)s AND finished_at <= %(until)s
+   AND (finished_at, job_id) < (%(until)s, %(before)s)
+ ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: running
 -- Of which there are few. Served by ix_dl_jobs_running.
-SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_wanted,
-       job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
-       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
-       changed_at AS changed_at
-  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM (
-          SELECT j, job_id, started_at AS changed_at FROM dl_jobs j
-           WHERE status = 'running' AND started_at >= %(since)s AND started_at <= %(until)s
-             AND (started_at, job_id) < (%(until)s, %(before)s)
-           ORDER BY started_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
- WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+SELECT j, job_id, started_at AS changed_at FROM dl_jobs j
+ WHERE status = 'running' AND started_at >= %(since)s AND started_at <= %(until)s
+   AND (started_at, job_id) < (%(until)s, %(before)s)
+ ORDER BY started_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: queued
 -- Served by ix_dl_jobs_queued.
-SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_wanted,
-       job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
-       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
-       changed_at AS changed_at
-  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM (
-          SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
-           WHERE enum_eq(status, 'queued') AND created_at >= %(since)s AND created_at <= %(until)s
-             AND (created_at, job_id) < (%(until)s, %(before)s)
-           ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
- WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
+ WHERE enum_eq(status, 'queued') AND created_at >= %(since)s AND created_at <= %(until)s
+   AND (created_at, job_id) < (%(until)s, %(before)s)
+ ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: retries
 -- Those that were tried before. Served by ix_dl_jobs_retried; of all queues together they are sorted.
-SELECT nth = %(scan)s AS is_edge, dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s) AS is_wanted,
-       job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
-       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
-       changed_at AS changed_at
-  FROM (SELECT j, job_id, changed_at, row_number() OVER (ORDER BY changed_at DESC, job_id DESC) AS nth FROM (
-          SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
-           WHERE status = 'queued' AND attempt > 0 AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND created_at >= %(since)s AND created_at <= %(until)s
-             AND (created_at, job_id) < (%(until)s, %(before)s)
-           ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s) near) looked_at
- WHERE nth = %(scan)s OR dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
- ORDER BY changed_at DESC, job_id DESC LIMIT %(limit)s;
+SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
+ WHERE status = 'queued' AND attempt > 0 AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+   AND created_at >= %(since)s AND created_at <= %(until)s
+   AND (created_at, job_id) < (%(until)s, %(before)s)
+ ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s;
 
 -- name: last_runs
 -- How long the last runs of these jobs took.
@@ -305,15 +276,10 @@ SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (
 
 -- name: by_key
 -- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave little.
-SELECT false AS is_edge, true AS is_wanted,
-       job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-       (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
-       (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
-       dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
-       dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at,
+SELECT false AS is_edge, true AS is_wanted, {shown},
        dl_readable(coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at)) AS changed_at
   FROM dl_jobs j
- WHERE dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+ WHERE {matches}
    AND coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at) BETWEEN %(since)s AND %(until)s
    AND (lock_key, job_id) > (%(key)s, %(before)s)
  ORDER BY lock_key, job_id LIMIT %(limit)s;

@@ -17,8 +17,8 @@ from rich.console import Group
 from dataloader.cli import journal, render, screen, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
+from dataloader.queue.job import STATUSES
 
-STATUSES = ("queued", "running", "succeeded", "failed", "canceled", "lost", "scheduled", "fresh", "retries", "dead")
 _SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 

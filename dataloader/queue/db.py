@@ -26,6 +26,7 @@ from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
 Error = psycopg.Error
+Conn = psycopg.Connection[Any]  # one of ours, or a caller's
 Row = dict[str, Any]
 T = TypeVar("T")
 

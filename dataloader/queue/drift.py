@@ -1,7 +1,7 @@
 """Whether triggers, indexes and functions of the queue are as they were shipped, and what puts them back.
 
-`sql/schema.sql`, which equals the sum of the migrations, and `sql/functions.sql` are what was shipped; the server's
-catalogs say what there is. Nothing is changed here. May import `db`.
+`sql/schema.sql`, which equals the sum of the migrations, and `sql/functions/` are what was shipped; the server's
+catalogs say what there is. This module changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRIGGER = re.compile(
 _INDEX = re.compile(r"^CREATE INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
 # A function, and where it is bound to its schema by its text, the DO block around it.
 _FUNCTION = re.compile(
-    r"CREATE (?:OR REPLACE )?FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
+    r"CREATE OR REPLACE FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
 )
 _BLOCK = re.compile(r"^DO \$bound\$.*?\$bound\$;$", re.DOTALL | re.MULTILINE)
 _PLACE = re.compile(r"%\d\$[IL]")  # of a name that format() puts in
@@ -33,13 +33,13 @@ _PLACE = re.compile(r"%\d\$[IL]")  # of a name that format() puts in
 class Drift:
     """One object that is not as shipped: what, how, and the statements that put it back.
 
-    `mend` is empty for what functions.sql makes, which is then to be applied again. `is_index`: its statements stand
-    alone, outside of a transaction.
+    `mend` is empty for a function: then all functions are to be applied again. `is_index`: its statements stand alone,
+    outside of a transaction.
     """
 
     what: str
     how: str
-    mend: tuple[str, ...]
+    mend: tuple[str, ...] = ()
     is_index: bool = False
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function as a shipped text has it; `mend` is the statement that makes it."""
+    """A function as functions/ has it; `text` is the statement that makes it."""
 
     name: str
     head: str
     body: str
-    mend: str
+    text: str
 
     def is_in(self, found: Iterable[Row]) -> bool:
         """Whether one of these rows is this function, with nothing in it changed."""
@@ -72,27 +72,24 @@ class Function:
 def found(conn: db.Connection, functions: str) -> list[Drift]:
     """What is missing, switched off or changed in the schema that `conn` sees.
 
-    `functions` is the text of functions.sql. To be asked only of a schema that this code's migrations
+    `functions` is the text of functions/. To be asked only of a schema that this code's migrations
     have made. May raise psycopg.Error.
     """
     schema = (db.sql_folder() / "schema.sql").read_text("utf-8")
-    there = _rows(conn, "functions")
-    wanted = [*shipped(schema), *shipped(functions, by_file=True)]
     return [
-        *_of_functions(wanted, there),
+        *_of_functions(shipped(functions), _rows(conn, "functions")),
         *_of_triggers(schema, {row["name"]: row for row in _rows(conn, "triggers")}),
         *_of_indexes(schema, {row["name"]: row["works"] for row in _rows(conn, "indexes")}),
     ]
 
 
-def shipped(text: str, by_file: bool = False) -> list[Function]:
-    """PURE: the functions that a text of sql/ makes; `by_file`: they are put back by the whole file."""
+def shipped(text: str) -> list[Function]:
+    """PURE: the functions that a text of functions/ makes."""
     blocks = {block.span(): block[0] for block in _BLOCK.finditer(text)}
     made = []
     for match in _FUNCTION.finditer(text):
         block = next((whole for (start, end), whole in blocks.items() if start < match.start() < end), None)
-        mend = block or match[0].replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1) + ";"
-        made.append(Function(match["name"], match["head"], match["body"], "" if by_file else mend))
+        made.append(Function(match["name"], match["head"], match["body"], block or match[0] + ";"))
     return made
 
 
@@ -100,8 +97,7 @@ def _of_functions(wanted: Iterable[Function], there: list[Row]) -> Iterator[Drif
     for function in wanted:
         of_name = [row for row in there if row["name"] == function.name]
         if not function.is_in(of_name):
-            how = "is changed" if of_name else "is missing"
-            yield Drift(f"function {function.name}", how, (function.mend,) if function.mend else ())
+            yield Drift(f"function {function.name}", "is changed" if of_name else "is missing")
 
 
 def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:

@@ -1,7 +1,7 @@
-"""Many jobs added at once: by columns, in a few statements that share one transaction.
+"""How jobs are added: one by one (`enqueue`), or many by columns, in a few statements that share one transaction.
 
-A thousand jobs cost a few round trips and little CPU, so what each job would cost here counts: JSON is made for all
-of them by one call, the time-ordered ids too. Every function may raise psycopg.Error. May import `db` and `queue`.
+A thousand jobs cost a few round trips and little CPU, so the cost of each job counts here: one call makes the JSON of
+all of them, another one their time-ordered ids. Every function may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
 from itertools import islice
 from operator import attrgetter
 from typing import Any
@@ -21,9 +22,10 @@ from uuid import UUID
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
-from dataloader.queue.lifecycle import Asker, Conn, KeyTaken, NewJob, QueueFull, not_for, require_room
+from dataloader.queue.db import Conn
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
@@ -34,8 +36,93 @@ assert _loader  # noqa: S101  psycopg knows the type
 _uuid_of = _loader(0).load  # of sixteen bytes; in half of the time that UUID() takes where psycopg is in C
 
 Columns = dict[str, list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says.
+
+    `trace` is the W3C traceparent of the request that asks for it.
+    """
+
+    queue: str
+    task: str
+    lock_key: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    partition_key: str = ""
+    priority: int = 100
+    available_at: datetime | None = None
+    max_attempts: int = 5
+    lease_ttl_sec: int = 60
+    timeout_sec: int | None = None
+    producer: str | None = None
+    consumer_group: str | None = None
+    trace: str | None = None
+
+
+class QueueFull(Exception):
+    """As many jobs are queued as the queue may hold (`operate.limit_length`)."""
+
+    def __init__(self, queue: str, max_length: int) -> None:
+        super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
+        self.queue = queue
+        self.max_length = max_length
+
+
+class KeyTaken(Exception):
+    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
+
+    def __init__(self, place: int = 0) -> None:
+        super().__init__("the idempotency key belongs to a job of another producer")
+        self.place = place
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf jobs are added: `by` is kept in the journal, as `token airflow from 10.0.0.7`."""
+
+    by: str
+    sees_all: bool  # also the jobs of others that have the same idempotency key
+
+
 _GETTERS = {field.name: attrgetter(field.name) for field in fields(NewJob)}
 as_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None) -> tuple[UUID, str]:
+    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
+
+    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
+    that job is none that the `asker` may see.
+    """
+    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
+    while True:
+        if row := conn.execute(_SQL["enqueue"], parameters).fetchone():
+            return row[0], row[1]
+        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
+        if row := conn.execute(_SQL["find"], parameters).fetchone():
+            if asker and not_for(conn, asker, [row[0]]):
+                raise KeyTaken
+            return row[0], row[1]
+        if limited:
+            require_room(conn, [new.queue])
+        # The job that had the key was deleted between the two: the key is free again.
+
+
+def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
+    """Those of these jobs that the asker may not see."""
+    if asker.sees_all or not job_ids:
+        return set()
+    return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
+
+
+def require_room(conn: Conn, queues: Iterable[str]) -> None:
+    """Raise QueueFull for the first of these queues that holds as many jobs as it may."""
+    for queue in queues:
+        limit = conn.execute(_SQL["limit"], {"queue": queue}).fetchone()
+        if limit and limit[1]:
+            raise QueueFull(queue, limit[0])
 
 
 def enqueue_many(conn: Conn, jobs: Sequence[NewJob], schema: str | None = None) -> list[tuple[UUID, str]]:

@@ -1,6 +1,7 @@
-"""What a job is and what may become of it: pure values and decisions, no I/O.
+"""PURE: what a job is and what may become of it; the words for its states, its ends and the steps of its journal.
 
-Tuples, for a worker makes several a job: a third of the cost of frozen dataclasses. May import nothing of the package.
+The values of a run are tuples, for a worker makes several for each job: frozen dataclasses cost three times as much.
+SQL, the client and the pages repeat some of these words; tests/unit/test_vocabulary.py compares them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,21 @@ class Status(StrEnum):
 
 
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST})
+DEAD = frozenset({Status.FAILED, Status.LOST})
+# Groups of jobs that lists are filtered by as by a status, and their meaning.
+GROUPS = {
+    "scheduled": "its time has not come",
+    "fresh": "queued and never run",
+    "retries": "queued again after a run",
+    "dead": "failed or lost",
+}
+STATUSES = (*map(str, Status), *GROUPS)
+# The journal's kind of the step into a state; a step into `queued` is also a "queued".
+KINDS = {status: str(status) for status in Status} | {
+    Status.QUEUED: "requeue",
+    Status.RUNNING: "picked",
+    Status.SUCCEEDED: "done",
+}
 
 # Every legal step between states. queued -> lost: a row that comes back with its attempts spent.
 TRANSITIONS = frozenset(
@@ -80,6 +96,35 @@ class End(StrEnum):
     CANCELED = "canceled"
     HANDED_BACK = "handed back"  # a drain, or a key that could not be held: the attempt is not counted
     GONE = "gone"  # the claim is no longer ours: nothing may be written
+    CRASH = "crash"  # the worker died: its keeper settles the job
+
+
+# The words of dl_settle for the ends that a worker could not write itself.
+SETTLED: dict[str, str] = {End.CRASH: "crash", End.TIMEOUT: "timeout", End.HANDED_BACK: "drain"}
+
+
+class Verb(StrEnum):
+    """What becomes of a job at the end of its run: the word of dl_finish."""
+
+    SUCCEED = "succeed"
+    RETRY = "retry"
+    FAIL = "fail"
+    CANCEL = "cancel"
+    HAND_BACK = "hand_back"
+
+    @property
+    def status(self) -> Status:
+        """The state that the verb leads to, unless a cancellation was asked for."""
+        return _LEADS_TO[self]
+
+
+_LEADS_TO = {
+    Verb.SUCCEED: Status.SUCCEEDED,
+    Verb.RETRY: Status.QUEUED,
+    Verb.FAIL: Status.FAILED,
+    Verb.CANCEL: Status.CANCELED,
+    Verb.HAND_BACK: Status.QUEUED,
+}
 
 
 class Outcome(NamedTuple):
@@ -92,9 +137,9 @@ class Outcome(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """What is written at the end of a run: the verb of sql/queue.sql and its parameters."""
+    """What is written at the end of a run: one of Verb, and the parameters of dl_finish."""
 
-    verb: str  # succeed, retry, fail, cancel, hand_back
+    verb: str
     error: str | None = None
     delay_sec: float = 0.0
     progress: str | None = None
@@ -108,18 +153,18 @@ def decide(job: Job, outcome: Outcome) -> Finish | None:
     progress = to_json(outcome.progress) if outcome.progress is not None else None
     error = clip(outcome.error) if outcome.error is not None else None
     match outcome.end:
-        case End.GONE:
+        case End.GONE | End.CRASH:
             return None
         case End.DONE:
-            return Finish("succeed", None, progress=progress)
+            return Finish(Verb.SUCCEED, None, progress=progress)
         case End.CANCELED:
-            return Finish("cancel", error, progress=progress)
+            return Finish(Verb.CANCEL, error, progress=progress)
         case End.HANDED_BACK:
-            return Finish("hand_back", error, progress=progress)
+            return Finish(Verb.HAND_BACK, error, progress=progress)
         case End.ERROR | End.TIMEOUT if job.attempt < job.max_attempts:
-            return Finish("retry", error, retry_delay(job.attempt), progress)
+            return Finish(Verb.RETRY, error, retry_delay(job.attempt), progress)
         case End.ERROR | End.TIMEOUT | End.PERMANENT:
-            return Finish("fail", error, progress=progress)
+            return Finish(Verb.FAIL, error, progress=progress)
 
 
 def retry_delay(attempt: int) -> float:

@@ -1,15 +1,15 @@
 """Every statement in the life of one job: a function per statement of `sql/queue.sql`, by the same name.
 
 A connection is an argument; nothing is cached and nothing decided here (see `job.decide`). Every function may raise
-psycopg.Error; `db.is_passing` tells whether a new connection heals it. May import `db` and `job`.
+psycopg.Error; `db.is_passing` tells whether a new connection heals it. How jobs are added is in `enqueue`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -20,7 +20,14 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
-from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue.db import Conn
+from dataloader.queue.enqueue import Asker as Asker  # these are enqueue's, and are known by this module's name too
+from dataloader.queue.enqueue import KeyTaken as KeyTaken
+from dataloader.queue.enqueue import NewJob as NewJob
+from dataloader.queue.enqueue import QueueFull as QueueFull
+from dataloader.queue.enqueue import enqueue as enqueue
+from dataloader.queue.enqueue import require_room as require_room
+from dataloader.queue.job import SETTLED, Finish, Job, Status, Verb
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
@@ -34,67 +41,11 @@ LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
-_STATUS = {
-    "succeed": Status.SUCCEEDED,
-    "retry": Status.QUEUED,
-    "fail": Status.FAILED,
-    "cancel": Status.CANCELED,
-    "hand_back": Status.QUEUED,
-}
 _TYPES: dict[str, Callable[[str], Any]] = {
     "until": datetime.fromisoformat,
     "since": datetime.fromisoformat,
     "job_id": UUID,
 }
-Conn = psycopg.Connection[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says.
-
-    `trace` is the W3C traceparent of the request that asks for it.
-    """
-
-    queue: str
-    task: str
-    lock_key: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    idempotency_key: str | None = None
-    partition_key: str = ""
-    priority: int = 100
-    available_at: datetime | None = None
-    max_attempts: int = 5
-    lease_ttl_sec: int = 60
-    timeout_sec: int | None = None
-    producer: str | None = None
-    consumer_group: str | None = None
-    trace: str | None = None
-
-
-class QueueFull(Exception):
-    """As many jobs are queued as the queue may hold (`operate.limit_length`)."""
-
-    def __init__(self, queue: str, max_length: int) -> None:
-        super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
-        self.queue = queue
-        self.max_length = max_length
-
-
-class KeyTaken(Exception):
-    """The idempotency key at this place of a list has a job that the asker has not added, and may learn nothing of."""
-
-    def __init__(self, place: int = 0) -> None:
-        super().__init__("the idempotency key belongs to a job of another producer")
-        self.place = place
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """On whose behalf jobs are added: `by` is kept in the journal, as `token airflow from 10.0.0.7`."""
-
-    by: str
-    sees_all: bool  # also the jobs of others that have the same idempotency key
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,41 +114,6 @@ def open_session(conn: db.Connection, worker: str) -> Session:
 def listen_for_cancellations(conn: Conn) -> None:
     """Hear the ids of running jobs that should stop."""
     conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
-
-
-def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None = None) -> tuple[UUID, str]:
-    """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
-
-    `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
-    that job is none that the `asker` may see.
-    """
-    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
-    while True:
-        if row := conn.execute(_SQL["enqueue"], parameters).fetchone():
-            return row[0], row[1]
-        # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
-        if row := conn.execute(_SQL["find"], parameters).fetchone():
-            if asker and not_for(conn, asker, [row[0]]):
-                raise KeyTaken
-            return row[0], row[1]
-        if limited:
-            require_room(conn, [new.queue])
-        # The job that had the key was deleted between the two: the key is free again.
-
-
-def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
-    """Those of these jobs that the asker may not see."""
-    if asker.sees_all or not job_ids:
-        return set()
-    return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
-
-
-def require_room(conn: Conn, queues: Iterable[str]) -> None:
-    """Raise QueueFull for the first of these queues that holds as many jobs as it may."""
-    for queue in queues:
-        limit = conn.execute(_SQL["limit"], {"queue": queue}).fetchone()
-        if limit and limit[1]:
-            raise QueueFull(queue, limit[0])
 
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
@@ -345,7 +261,7 @@ def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> W
 
 
 def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: Any) -> Written:
-    statuses = {e.job.job_id: _STATUS[e.finish.verb] for e in ends}
+    statuses = {e.job.job_id: Verb(e.finish.verb).status for e in ends}
     statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
     for job_id in [*(unfinished or ()), *(locked or ())]:
         del statuses[job_id]
@@ -391,11 +307,13 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
 def settle(
     conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None, running: UUID | None = None
 ) -> list[Settled]:
-    """Take from a dead worker what it held; `end` is crash, timeout or drain (see dl_lose in functions.sql).
+    """Take from a dead worker the jobs that it held; `end` is one of job.SETTLED, or its word (see dl_settle).
 
-    It is said of `running`, the job that the worker had begun last; others are handed back uncounted. None: of all.
+    The end is that of `running`, the job that the worker had begun last; the others are handed back uncounted. With
+    None it is that of all jobs.
     """
-    parameters = {"worker": worker, "running": running, "end": end, "reason": reason, "facts": Jsonb(facts or {})}
+    word = SETTLED.get(end, end)
+    parameters = {"worker": worker, "running": running, "end": word, "reason": reason, "facts": Jsonb(facts or {})}
     rows = conn.execute(_SQL["settle"], parameters).fetchall()
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 

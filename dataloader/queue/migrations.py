@@ -1,10 +1,12 @@
 """Migrations: numbered SQL files applied in order, once each, while the queue is in use.
 
-`sql/migrations/NNNN_name.sql` change tables; `sql/functions.sql` is applied again whenever its text changed, and with
-it what `sql/rights.sql` says of who may call what.
-A file's header may say `-- oldest code: N` (the lowest migration that code must know to use the result) and
-`-- outside a transaction`; then each of its statements stands alone, has no time limit, and may be run again.
-May import `db`, `drift`, `probe` and `config`.
+`sql/migrations/NNNN_name.sql` change tables. `sql/functions/*.sql` follow them, with the rights of `sql/rights.sql`;
+they are applied again whenever one of these texts has changed. The header of a migration may say:
+
+    -- oldest code: N            the lowest migration that code must know to use the result
+    -- outside a transaction     each statement stands alone, has no time limit, and may be run again
+    -- functions: name, name     applied before the migration, in its transaction: its triggers call these
+    -- was: sha256               of an earlier text of the file, which leads to the same schema
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -42,18 +44,24 @@ class SchemaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One file: `number` 0 is functions.sql, which may be applied again."""
+    """One file: `number` 0 stands for all of functions/, which may be applied again."""
 
     number: int
     name: str
     text: str
-    oldest_code: int
-    in_transaction: bool
+    oldest_code: int = 0
+    in_transaction: bool = True
+    functions: tuple[str, ...] = ()
+    was: str | None = None
 
     @property
     def checksum(self) -> str:
-        """sha256 of the text, by which a changed file is found out."""
+        """sha256 of the text, which shows that a file has changed."""
         return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def is_applied(self, applied: Mapping[int, str]) -> bool:
+        """Whether one of these checksums, by number, is that of this file or of its earlier text."""
+        return self.number in applied and applied[self.number] in (self.checksum, self.was)
 
 
 @cache
@@ -64,10 +72,13 @@ def known() -> tuple[Migration, ...]:
     return tuple(_read(int(name[:4]), name, (folder / name).read_text("utf-8")) for name in names)
 
 
+@cache
 def functions() -> Migration:
-    """functions.sql, which follows the numbered ones, and the rights on what it makes."""
-    text = (db.sql_folder() / "functions.sql").read_text("utf-8")
-    return _read(0, "functions.sql", f"{text}\n{_rights()['spread']};\n")
+    """All of functions/, which follows the numbered ones, and the rights on what it makes."""
+    folder = db.sql_folder() / "functions"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    texts = [(folder / name).read_text("utf-8") for name in names]
+    return Migration(0, "functions", "\n".join([*texts, f"{_rights()['spread']};\n"]))
 
 
 def migrate(dsn: str, schema: str) -> list[str]:
@@ -126,7 +137,7 @@ def missing(conn: db.Connection) -> list[str]:
 def drifted(conn: db.Connection) -> list[str]:
     """What `migrate` would put back, in words: triggers, indexes, functions that are missing, switched off or changed.
 
-    Nothing is said of a schema that other migrations or another functions.sql have made than this code's.
+    Empty for a schema that other migrations or functions have made than this code's.
     """
     return [str(each) for each in _drifts(conn)]
 
@@ -159,9 +170,10 @@ def _rights() -> dict[str, str]:
 
 
 def _read(number: int, name: str, text: str) -> Migration:
-    oldest = re.search(r"^-- oldest code: (\d+)$", text, re.MULTILINE)
-    outside = re.search(r"^-- outside a transaction$", text, re.MULTILINE)
-    return Migration(number, name, text, int(oldest[1]) if oldest else 0, not outside)
+    says = dict(re.findall(r"^-- (oldest code|outside a transaction|functions|was)(?:: (.*))?$", text, re.MULTILINE))
+    functions = tuple(says["functions"].split(", ")) if "functions" in says else ()
+    oldest_code = int(says.get("oldest code", 0))
+    return Migration(number, name, text, oldest_code, "outside a transaction" not in says, functions, says.get("was"))
 
 
 def _session(dsn: str, schema: str) -> db.Connection:
@@ -187,24 +199,27 @@ def _exists(conn: db.Connection) -> bool:
 
 
 def _missing(conn: db.Connection) -> list[Migration]:
-    applied = dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
-    if applied and max(applied) > known()[-1].number:
+    applied = _applied(conn)
+    if max(applied, default=0) > known()[-1].number:
         check(conn)
         return []  # A newer dataloader was here: its functions serve this code too.
-    for migration in known():
-        if applied.get(migration.number, migration.checksum) != migration.checksum:
-            raise SchemaError(f"{migration.name} is not the file that was applied: restore it and add a new migration")
-    todo = [migration for migration in known() if migration.number not in applied]
-    return [*todo, functions()] if todo or applied.get(0) != functions().checksum else []
+    todo = [migration for migration in known() if not migration.is_applied(applied)]
+    if changed := [migration.name for migration in todo if migration.number in applied]:
+        raise SchemaError(f"{changed[0]} is not the file that was applied: restore it and add a new migration")
+    return [*todo, functions()] if todo or not functions().is_applied(applied) else []
+
+
+def _applied(conn: db.Connection) -> dict[int, str]:
+    """The checksums of the files that were applied, by number."""
+    return dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
 
 
 def _drifts(conn: db.Connection) -> list[drift.Drift]:
     if not _exists(conn):
         return []
-    applied = dict(conn.execute("SELECT number, checksum FROM dl_migrations").fetchall())
-    if applied != {migration.number: migration.checksum for migration in (*known(), functions())}:
-        return []
-    return drift.found(conn, functions().text)
+    applied = _applied(conn)
+    is_ours = all(migration.is_applied(applied) for migration in (*known(), functions()))
+    return drift.found(conn, functions().text) if is_ours and max(applied) == known()[-1].number else []
 
 
 def _mend(conn: db.Connection) -> list[str]:
@@ -245,15 +260,16 @@ def _value(conn: db.Connection, statement: LiteralString) -> bool:
 
 def _apply(conn: db.Connection, migration: Migration) -> None:
     if migration.in_transaction:
-        _patiently(conn, migration.name, migration.text, migration)
+        bodies = [each.text for each in drift.shipped(functions().text) if each.name in migration.functions]
+        _patiently(conn, migration.name, "\n".join([*bodies, migration.text]).encode(), migration)
     else:
         for statement in _STATEMENT.finditer(migration.text):
             conn.execute(statement[0])
         _record(conn, migration)
 
 
-def _patiently(conn: db.Connection, name: str, text: LiteralString | bytes, record: Migration | None = None) -> None:
-    """Execute in a transaction. Whoever waits for a table lock makes all later comers wait too: ask briefly, again."""
+def _patiently(conn: db.Connection, name: str, text: bytes, record: Migration | None = None) -> None:
+    """Execute in a transaction; ask for table locks briefly, and again: all later comers wait behind a waiting lock."""
     deadline = time.monotonic() + WAIT_SEC
     for attempt in count():
         try:
@@ -285,6 +301,6 @@ def _see_off_vacuum(conn: db.Connection) -> None:
 def _record(conn: db.Connection, migration: Migration) -> None:
     conn.execute(
         "INSERT INTO dl_migrations (number, name, checksum, oldest_code) VALUES (%s, %s, %s, %s)"
-        " ON CONFLICT (number) DO UPDATE SET checksum = excluded.checksum, applied_at = now()",
+        " ON CONFLICT (number) DO UPDATE SET name = excluded.name, checksum = excluded.checksum, applied_at = now()",
         (migration.number, migration.name, migration.checksum, migration.oldest_code),
     )

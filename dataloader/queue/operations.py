@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from typing import Any
 from uuid import UUID
 
-import psycopg
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
+from dataloader.queue.db import Conn
 from dataloader.queue.lifecycle import QueueFull
 
 __all__ = [
@@ -40,7 +40,6 @@ SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
 
 _SQL = db.statements("operate.sql")
-Conn = psycopg.Connection[Any]
 Outcomes = dict[UUID, str]
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,7 +23,8 @@ import psycopg
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import Status
+from dataloader.queue.db import Conn
+from dataloader.queue.job import DEAD, FINAL, KINDS, Status
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
@@ -43,22 +45,20 @@ SCAN = 20_000  # jobs that one page of a list looks at
 ROLLED = 20_000  # rows of the journal that one call of roll takes
 ROLLING_SEC = 3.0  # in which it should
 ANEW = -1  # what roll returns when the journal's sequence has been set back
-GROUPS = ("scheduled", "fresh", "retries", "dead")  # what a list can be filtered by besides a status
-STATUSES = (*(str(status) for status in Status), *GROUPS)
 SORTS = ("changed", "key")
 
 _SQL = db.statements("stats.sql")
+_BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries"})  # of a list, the last change first
 _EVER = datetime(1, 1, 2, tzinfo=UTC)
 _NEVER = datetime(9999, 12, 30, tzinfo=UTC)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
-_ENDS = frozenset({"done", "failed", "canceled", "lost", "requeue"})
-_FINAL = frozenset({"done", "failed", "canceled", "lost"})
+_FINAL = frozenset(KINDS[status] for status in FINAL)
+_ENDS = _FINAL | {KINDS[Status.QUEUED]}
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
-Conn = psycopg.Connection[Any]
 Row = dict[str, Any]
 
 
@@ -66,7 +66,7 @@ Row = dict[str, Any]
 class Wanted:
     """Which jobs a list is to have, and its order; None is no filter.
 
-    `status` is one of STATUSES; `since` and `until` bound the last change; `sort` is one of SORTS.
+    `status` is one of job.STATUSES; `since` and `until` bound the last change; `sort` is one of SORTS.
     """
 
     queue: str | None = None
@@ -353,9 +353,9 @@ def _branches(status: str | None) -> tuple[str, ...]:
     """Which statements a list is merged of."""
     if status is None:
         return ("finished", "running", "queued")
-    if status in ("failed", "lost", "dead"):
+    if status == "dead" or status in DEAD:
         return ("dead",)
-    if status in ("succeeded", "canceled"):
+    if status in FINAL:
         return ("finished",)
     return (status,) if status in ("running", "retries") else ("queued",)
 
@@ -414,4 +414,11 @@ def _json(text: str | None) -> Any:
 def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
     """Planned anew each time, for these values: a plan for any filter would be a bad one for most."""
     with conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()
+        return cursor.execute(_statement(name), parameters, prepare=False).fetchall()
+
+
+@cache
+def _statement(name: str) -> str:
+    """A statement of stats.sql; the parts that lists share stand there once."""
+    text = _SQL["listed"].replace("{branch}", _SQL[name]) if name in _BRANCHES else _SQL[name]
+    return text.replace("{matches}", _SQL["matches"]).replace("{shown}", _SQL["shown"])

@@ -1,19 +1,20 @@
-"""PURE: why a queued job does not run yet, in a sentence for people; who holds back vacuum.
+"""PURE: the reasons for which a queued job does not run yet, each with its sentence; the holder of vacuum.
 
-The reasons are those of `queue.status`, in its field `waiting_for`. May import nothing of the package.
+The statement `status` of sql/queue.sql finds the reason, for the field `waiting_for` of lifecycle.status.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
 
 def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
-    """Whom or what a job waits for; "" for one that is not queued. Instants may be datetimes or RFC 3339 texts."""
+    """The sentence of a job's reason; "" for a job that is not queued. Instants may be datetimes or RFC 3339 texts."""
     if waiting_for is None:
         return ""
-    describe = _WORDS.get(waiting_for["reason"])
+    describe = REASONS.get(waiting_for["reason"])
     return describe(waiting_for, now) if describe else f"It waits for: {waiting_for['reason']}."
 
 
@@ -98,7 +99,8 @@ def _no_worker(why: dict[str, Any], now: datetime) -> str:
     return f"No worker serves the queue {why['queue']}: start one, or correct WORKERS_JSON or the job's queue."
 
 
-_WORDS = {
+# A new reason costs a line here, its function, and its place in the statement `status`.
+REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "paused": _paused,
     "time": _time,
     "lock": _lock,

@@ -30,19 +30,12 @@ from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import Farm, Slot
-from dataloader.queue.job import End, Finish, Job, Outcome, Status, decide, to_json
+from dataloader.queue.job import End, Finish, Job, Outcome, Status, Verb, decide, to_json
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]
 Dsn = str | Callable[[], str] | None
 CRASHED = "crash"
-_STATUS = {
-    "succeed": Status.SUCCEEDED,
-    "retry": Status.QUEUED,
-    "fail": Status.FAILED,
-    "cancel": Status.CANCELED,
-    "hand_back": Status.QUEUED,
-}
 _log = logging.getLogger("dataloader.testing")
 
 
@@ -372,13 +365,13 @@ def die() -> None:
 
 
 def _written(end: Finish | None, was_canceled: bool) -> tuple[Status, str | None]:
-    """What a run's end comes to; a cancellation that was asked for wins (dl_finish in sql/functions.sql)."""
+    """What a run's end comes to; a cancellation that was asked for wins (dl_finish in sql/functions/finish.sql)."""
     if end is None:
         return Status.RUNNING, None  # by a newer run of the job
     if was_canceled:
         error = "canceled when the pipeline had finished: its work stands" if end.verb == "succeed" else end.error
         return Status.CANCELED, error
-    return _STATUS[end.verb], end.error
+    return Verb(end.verb).status, end.error
 
 
 def _missed(fate: Fate, steps: int, error: str | None) -> str:

@@ -1,6 +1,8 @@
 -- What a claim needs beside the contract's columns, and the triggers that keep it true for every producer,
 -- plain ones too. New columns have constant defaults: no table is rewritten.
 -- oldest code: 1
+-- was: af05ed139053c91321bf2e9240d1f4c7167abd15e0a7abe23d2cf69da94ade68
+-- functions: dl_jobs_place, notify_job_ready
 
 ALTER TABLE dl_jobs
   ADD COLUMN blocked_on text,                        -- why a queued row may not be claimed: 'time'
@@ -8,7 +10,8 @@ ALTER TABLE dl_jobs
   ADD COLUMN backoffs int NOT NULL DEFAULT 0,        -- refusals in a row of a key that no visible job holds
   ADD COLUMN claimed_by text,                        -- host:pid:boot of the worker that runs it
   ADD COLUMN claimed_pid int,                        -- that worker's backend, with its start: what may still
-  ADD COLUMN claimed_backend_start timestamptz;      -- hold the key's advisory lock when the worker is gone
+  ADD COLUMN claimed_backend_start timestamptz,      -- hold the key's advisory lock when the worker is gone
+  ADD COLUMN cancel_forced boolean NOT NULL DEFAULT false;  -- see 0005; dl_jobs_place sets it
 
 -- Room on each page for the new versions of its rows, so that heartbeats stay heap-only (HOT) updates.
 ALTER TABLE dl_jobs SET (fillfactor = 70);
@@ -20,38 +23,6 @@ COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs t
 COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
 COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
 
--- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
--- heartbeat and not by wake, which only clears blocked_on.
-CREATE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
-  IF NEW.status <> 'running' THEN
-    NEW.claimed_by := NULL;
-    NEW.claimed_pid := NULL;
-    NEW.claimed_backend_start := NULL;
-  END IF;
-  RETURN NEW;
-END
-$$;
-
--- Something may be claimable now or will be at a known time: tell the sleepers of its queue. Future rows are
--- told as well, so that whoever sleeps learns of an earlier due time.
-CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF NEW.status = 'queued' THEN
-    PERFORM pg_notify('dl_jobs', NEW.queue);
-  END IF;
-  RETURN NULL;
-END
-$$;
-
--- A key became free. Filled in by 0003: without its index every finish would look for hot rows in the whole table.
-CREATE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  RETURN NULL;
-END
-$$;
-
 DROP TRIGGER IF EXISTS dl_jobs_notify_ins ON dl_jobs;
 DROP TRIGGER IF EXISTS dl_jobs_notify_upd ON dl_jobs;
 
@@ -61,5 +32,3 @@ CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   FOR EACH ROW EXECUTE FUNCTION notify_job_ready();
 CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
-CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
-  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running') EXECUTE FUNCTION dl_jobs_notify_key();

@@ -1,6 +1,7 @@
 -- Rows of before take their place, then the indexes of the claim, without blocking anybody. The triggers of 0002
 -- hold already, so nothing new can slip by while this runs. Every statement may be run again after a failure.
 -- oldest code: 1
+-- was: 06a09b51e4e86bb8ef28d048f3da706aef942b2b17661159262d1009dcb9fec2
 -- outside a transaction
 
 -- Listed at one instant, so none is missed because it moves, and all are read once. Then batch by batch; rows that
@@ -55,23 +56,3 @@ CREATE INDEX CONCURRENTLY ix_dl_job_events_job ON dl_job_events (job_id, event_i
 
 -- With the lease in an index no heartbeat could be a heap-only (HOT) update.
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_running_lease;
-
--- A key became free: tell the queues in which hot rows of its slot wait. Rows that are not hot need no word;
--- the claim that leaves empty-handed past one marks it first (dl_claim). Bound to this schema, because a foreign
--- worker may finish a job from another search_path.
-CREATE OR REPLACE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-  waiting text;
-BEGIN
-  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
-  WHILE waiting IS NOT NULL LOOP
-    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = hashtext(NEW.lock_key)
-                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
-      PERFORM pg_notify('dl_jobs', waiting);
-    END IF;
-    SELECT min(queue) INTO waiting FROM dl_jobs
-     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
-  END LOOP;
-  RETURN NULL;
-END
-$$;

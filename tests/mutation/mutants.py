@@ -11,14 +11,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-QUEUE, FUNCTIONS, TARGET, OPERATE, RIGHTS = "queue.sql", "functions.sql", "target.sql", "operate.sql", "rights.sql"
-CLAIMS, INDEXES, JOURNAL, COSTS_LESS, TRIGGERS, OWNERS, ENDS = (
-    f"migrations/{name}.sql"
-    for name in (
-        *("0002_claims", "0003_claim_indexes", "0004_journal", "0007_costs", "0009_triggers"),
-        *("0014_owners_rights", "0015_ends"),
-    )
+QUEUE, TARGET, OPERATE, RIGHTS = "queue.sql", "target.sql", "operate.sql", "rights.sql"
+CLAIMS, JOURNAL, OWNERS, ENDS = (
+    f"migrations/{name}.sql" for name in ("0002_claims", "0004_journal", "0014_owners_rights", "0015_ends")
 )
+ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
 
@@ -68,8 +65,15 @@ def _statement(name: str, *changes: tuple[str, ...]) -> list[Mutant]:
     return _in(QUEUE, f"-- name: {name}\n", *changes)
 
 
+def _body(place: str, *changes: tuple[str, ...]) -> list[Mutant]:
+    """In the file of functions/ that has this place."""
+    texts = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "sql" / "functions").glob("*.sql"))}
+    name = next((name for name, text in texts.items() if place in text), "claim.sql")
+    return _in(f"functions/{name}", place, *changes)
+
+
 def _function(name: str, *changes: tuple[str, ...]) -> list[Mutant]:
-    return _in(FUNCTIONS, f"FUNCTION {name}(", *changes)
+    return _body(f"FUNCTION {name}(", *changes)
 
 
 def _of_the_claim(name: str) -> list[Mutant]:
@@ -258,8 +262,7 @@ MUTANTS: list[Mutant] = [
         ("no hot rows", "IF (SELECT true FROM dl_jobs", "IF (SELECT false FROM dl_jobs"),
         ("more than asked for", "EXIT WHEN cardinality(slots) = p_most;", ""),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, p_waits",
         ("any attempt", "WHERE j.ctid = e.at AND j.attempt = e.attempt", "WHERE j.ctid = e.at"),
         (
@@ -303,13 +306,11 @@ MUTANTS: list[Mutant] = [
             "FILTER (WHERE false)",
         ),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, OUT",
         ("of before does not wait", "p_let_go, true)", "p_let_go, false)"),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         f"FUNCTION dl_step(\n{STEP_BEGINS} p_ends json)",
         ("of before does not wait", "p_ends, true)", "p_ends, false)"),
     ),
@@ -319,8 +320,7 @@ MUTANTS: list[Mutant] = [
         ("tells nobody", "PERFORM pg_notify('dl_jobs', waiting)", "NULL"),
         ("rows of other queues too", "queue = waiting AND hashtext", "hashtext"),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         f"FUNCTION dl_step(\n{STEP_BEGINS} p_ends json,\n",
         ("looks no further than locked rows", "EXIT WHEN started > 0 OR past > 0;", "EXIT;"),
         ("holds on to keys when nothing has ended", "PERFORM pg_advisory_unlock_all();\n  ELSIF", "NULL;\n  ELSIF"),
@@ -423,8 +423,7 @@ MUTANTS: list[Mutant] = [
         ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
         ("tells no waiters", "PERFORM dl_tell_waiters(ARRAY[hashtext(job.lock_key)])", "NULL"),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         "FUNCTION dl_settle(p_worker text, p_running",
         ("any status", "status = 'running' AND claimed_by", "claimed_by", "looked at again under the lock"),
         ("any worker", " AND claimed_by = p_worker LOOP", " LOOP", "looked at again under the lock"),
@@ -437,8 +436,7 @@ MUTANTS: list[Mutant] = [
         ("what ran does not count", "IF claimed <> p_running", "IF true"),
         ("hides a locked row", "    RETURN NEXT;", "    IF FOUND THEN RETURN NEXT; END IF;"),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         "FUNCTION dl_reap(\n",
         ("no patience", "p_up_sec > p_patience_sec + lease_ttl_sec / 3.0", "true"),
         ("no time for a heartbeat", " + lease_ttl_sec / 3.0", ""),
@@ -541,8 +539,7 @@ MUTANTS: list[Mutant] = [
         ("young ones", " WHERE raised_at < now() - interval '30 days'"),
         ("waits for a locked row", "FOR UPDATE SKIP LOCKED", "FOR UPDATE"),
     ),
-    *_in(
-        ENDS,
+    *_body(
         "CREATE OR REPLACE FUNCTION dl_jobs_place()",
         ("no fresh budget", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "NEW.attempt"),
         ("a fresh budget whatever is said", "CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END", "0"),
@@ -575,16 +572,14 @@ MUTANTS: list[Mutant] = [
         ("no look at an end", " AND NEW.finished_at IS NULL", " AND false"),
         ("calls for every row", "NEW.status = 'queued' AND NEW.available_at > now()", "true", COSTS),
     ),
-    *_in(
-        COSTS_LESS,
-        "CREATE OR REPLACE FUNCTION notify_job_ready()",
+    *_body(
+        "FUNCTION notify_job_ready()",
         ("tells of every row", "NEW.status = 'queued'", "true", COSTS),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', NEW.queue)", "NULL"),
         ("tells of every new row", " WHERE status = 'queued'"),
         ("tells nobody of new rows", "PERFORM pg_notify('dl_jobs', queue) FROM", "PERFORM FROM"),
     ),
-    *_in(
-        OWNERS,
+    *_body(
         "FUNCTION dl_jobs_forget()",
         ("all journals", " WHERE job_id IN (SELECT job_id FROM gone)"),
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
@@ -604,14 +599,12 @@ MUTANTS: list[Mutant] = [
         ("after a start", " AND NEW.status <> 'running'"),
         ("after our own steps too", " AND NEW.journaled = OLD.journaled", "", COSTS),
     ),
-    *_in(
-        TRIGGERS,
+    *_body(
         "FUNCTION dl_jobs_notify_key()",
         ("tells nobody", "PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)])", "NULL"),
         ("in the caller's search_path", " SET search_path FROM CURRENT"),
     ),
-    *_in(
-        OWNERS,
+    *_body(
         "FUNCTION dl_jobs_journal()",
         ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
@@ -632,8 +625,7 @@ MUTANTS: list[Mutant] = [
         ("steps that are none", "NEW.status <> OLD.status AND "),
         ("our own steps too", " AND NEW.journaled = OLD.journaled", "", COSTS),
     ),
-    *_in(
-        FUNCTIONS,
+    *_body(
         "FUNCTION dl_enqueue(",
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),

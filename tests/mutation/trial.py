@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .mutants import Mutant, apply
+from .mutants import ROOT, Mutant, apply
 
-ROOT = Path(__file__).parent.parent.parent
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
     *("lease", "ends", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order"),

@@ -211,7 +211,7 @@ def test_a_database_without_the_queue(check: Check, empty_db: str, schema: str) 
 def test_functions_that_changed(check: Check, own_db: str) -> None:
     execute(own_db, "UPDATE dl_migrations SET checksum = 'other' WHERE number = 0")
     found = check(dl_db_dsn=own_db)
-    assert found.of("warning") == [("schema", "not up to date: functions.sql", "run `dataloader migrate`")]
+    assert found.of("warning") == [("schema", "not up to date: functions", "run `dataloader migrate`")]
 
 
 def test_a_migration_that_stopped_before_the_functions(check: Check, own_db: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -20,10 +21,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.check import database
-from dataloader.queue import db, migrations
+from dataloader.queue import db, drift, migrations
 from dataloader.queue.migrations import SchemaError
 
-ALL = [*(migration.name for migration in migrations.known()), "functions.sql"]
+ALL = [*(migration.name for migration in migrations.known()), "functions"]
 MIGRATING = """
 SELECT pid FROM pg_stat_activity WHERE application_name = 'dl-migrate' AND datname = current_database()
 """
@@ -31,7 +32,7 @@ PAUSING = "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s"
 DYING = """
 import os, signal, sys
 from dataloader.check import database
-from dataloader.queue import db, migrations
+from dataloader.queue import db, drift, migrations
 
 class Dying(db.Connection):
     left = int(sys.argv[2])
@@ -115,8 +116,12 @@ def test_an_empty_database_gets_everything_and_a_second_time_nothing(empty_db: s
 
 def test_the_migrations_add_up_to_the_schema_that_is_written_down(dsn: str, empty_db: str) -> None:
     with session(empty_db) as conn:
-        for name in ("schema.sql", "functions.sql"):
-            conn.execute((files("dataloader.sql") / name).read_text("utf-8"))
+        functions = migrations.functions().text
+        for function in drift.shipped(functions):
+            if "RETURNS trigger" in function.head:  # which the triggers of schema.sql call
+                conn.execute(function.text.encode())
+        conn.execute((files("dataloader.sql") / "schema.sql").read_text("utf-8").encode())
+        conn.execute(functions.encode())
     written, made = catalog(empty_db), catalog(dsn)
     for part in CATALOG:
         assert written[part] == made[part], part
@@ -213,6 +218,31 @@ def apply_first(dsn: str, number: int) -> list[str]:
     return done
 
 
+def test_a_body_stands_in_functions_only_and_each_name_in_a_header_has_one() -> None:
+    names = {function.name for function in drift.shipped(migrations.functions().text)}
+    for migration in migrations.known():
+        assert "FUNCTION " not in migration.text.replace("EXECUTE FUNCTION ", ""), migration.name
+        assert set(migration.functions) <= names, migration.name
+        assert set(re.findall(r"EXECUTE FUNCTION (\w+)", migration.text)) <= set(migration.functions), migration.name
+    assert "FUNCTION " not in (files("dataloader.sql") / "schema.sql").read_text("utf-8").replace(
+        "EXECUTE FUNCTION ", ""
+    )
+
+
+def test_a_farm_whose_files_had_their_earlier_texts_goes_on(own_db: str) -> None:
+    """Also with the numbers of files that are gone."""
+    with session(own_db) as conn:
+        for migration in migrations.known():
+            conn.execute(
+                "UPDATE dl_migrations SET checksum = coalesce(%s, checksum) WHERE number = %s",
+                (migration.was, migration.number),
+            )
+        conn.execute("INSERT INTO dl_migrations VALUES (6, '0006_put_back.sql', 'x', 1)")
+        assert migrations.missing(conn) == []
+        conn.execute("DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
+        assert migrations.migrate(own_db, "public") == ["trigger dl_jobs_notify_key, which is missing"]
+
+
 def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(contract: str) -> None:
     """An index is built as soon as the transactions of before are over, however long they take."""
     apply_first(contract, 2)
@@ -281,8 +311,8 @@ def test_changed_functions_are_applied_again(own_db: str, monkeypatch: pytest.Mo
     changed = replace(migrations.functions(), text="CREATE FUNCTION dl_new() RETURNS int LANGUAGE sql AS 'SELECT 1';")
     monkeypatch.setattr(migrations, "functions", lambda: changed)
     with session(own_db) as conn:
-        assert migrations.missing(conn) == ["functions.sql"]
-        assert migrations.migrate(own_db, "public") == ["functions.sql"]
+        assert migrations.missing(conn) == ["functions"]
+        assert migrations.migrate(own_db, "public") == ["functions"]
         assert value(conn, "SELECT dl_new()") == 1
         assert migrations.missing(conn) == []
 
@@ -328,7 +358,7 @@ def test_check_says_what_to_do(empty_db: str) -> None:
 def test_a_newer_schema_is_used_unless_it_says_that_this_code_is_too_old(own_db: str, oldest_code: int) -> None:
     with session(own_db) as conn:
         conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', %s)", (oldest_code,))
-        conn.execute("UPDATE dl_migrations SET checksum = 'of a newer functions.sql' WHERE number = 0")
+        conn.execute("UPDATE dl_migrations SET checksum = 'of newer functions' WHERE number = 0")
         for step in (
             lambda: migrations.check(conn),
             lambda: migrations.missing(conn) == [],
@@ -339,7 +369,7 @@ def test_a_newer_schema_is_used_unless_it_says_that_this_code_is_too_old(own_db:
                     step()
             else:
                 assert step() in (None, True)
-        assert value(conn, "SELECT checksum FROM dl_migrations WHERE number = 0") == "of a newer functions.sql"
+        assert value(conn, "SELECT checksum FROM dl_migrations WHERE number = 0") == "of newer functions"
 
 
 @pytest.mark.parametrize("schema", ["Queue", 'two words "quoted"'])
@@ -368,7 +398,7 @@ def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rig
     empty_db: str, make_role: Callable[[str], str]
 ) -> None:
     """Only the owner has rights on new tables by itself; a claim looks into one of them, and calls functions."""
-    apply_first(empty_db, 10)
+    apply_first(empty_db, 8)
     dsns = [make_role(empty_db) for _ in range(3)]
     farm, viewer, plain = (str(conninfo_to_dict(dsn)["user"]) for dsn in dsns)
     with session(empty_db) as conn:
@@ -463,7 +493,7 @@ def test_nothing_of_a_fresh_schema_is_said_to_have_drifted(empty_db: str, schema
 def test_what_a_newer_dataloader_has_changed_has_not_drifted(own_db: str) -> None:
     with session(own_db) as conn:
         conn.execute("DROP FUNCTION dl_wake_all; DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
-        conn.execute("UPDATE dl_migrations SET checksum = 'of a newer functions.sql' WHERE number = 0")
+        conn.execute("UPDATE dl_migrations SET checksum = 'of newer functions' WHERE number = 0")
         assert migrations.drifted(conn) == []
         conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', 1)")
         assert migrations.drifted(conn) == []

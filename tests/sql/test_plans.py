@@ -14,7 +14,7 @@ from psycopg import sql
 
 from dataloader.queue import db
 
-FUNCTIONS = (files("dataloader.sql") / "functions.sql").read_text("utf-8")
+FUNCTIONS = (files("dataloader.sql.functions") / "claim.sql").read_text("utf-8")
 LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = (
     re.sub(r"\b(p_)?past\b", "0", query) for query in re.findall(r"OPEN candidates FOR\n(.*?);", FUNCTIONS, re.DOTALL)
 )

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 import dataloader
 from dataloader.cli.main import main
 from dataloader.queue import db, lifecycle, migrations, operations, stats
+from dataloader.queue.job import STATUSES
 from dataloader.queue.lifecycle import NewJob
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
@@ -130,7 +131,7 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
     now = migrations.functions()
     new = "CREATE OR REPLACE FUNCTION dl_new() RETURNS int LANGUAGE sql AS $$SELECT 1$$;\n"
     monkeypatch.setattr(migrations, "functions", lambda: replace(now, text=new + now.text))
-    assert migrations.migrate(own_db, "public") == ["functions.sql"]
+    assert migrations.migrate(own_db, "public") == ["functions"]
     for dsn, may in ((farm, True), (producer, False), (service, False)):
         with session(dsn) as theirs:
             assert may_call(theirs, "SELECT dl_new()") is may
@@ -271,7 +272,7 @@ def test_a_reader_reads_everything_that_is_shown(conn: db.Connection, cast: Cast
         migrations.check(reader)
         assert migrations.missing(reader) == []
         assert lifecycle.status(reader, later)["waiting_for"]["reason"] == "time"  # type: ignore[index]
-        for status in stats.STATUSES:
+        for status in STATUSES:
             stats.jobs(reader, stats.Wanted(status=status))
         stats.jobs(reader, stats.Wanted(sort="key"))
         assert [job["job_id"] for job in stats.jobs(reader, stats.Wanted(status="running")).jobs] == [running]

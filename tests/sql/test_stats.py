@@ -17,7 +17,7 @@ from hands import Worker, age, enqueue, expire, many, plain, quietly, row, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.queue import db, lifecycle, operations, stats
-from dataloader.queue.job import Finish
+from dataloader.queue.job import STATUSES, Finish
 from dataloader.queue.stats import Wanted
 
 Workers = Callable[[], Worker]
@@ -68,7 +68,7 @@ FILTERS = [
     {"task": "u", "producer": "p"},
     {"lock_key": "k3"},
     {"partition_key": "x", "consumer_group": "g"},
-    *({"status": status} for status in stats.STATUSES),
+    *({"status": status} for status in STATUSES),
     {"status": "dead", "queue": "b"},
     {"status": "retries", "queue": "a", "task": "t"},
 ]

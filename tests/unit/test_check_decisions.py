@@ -52,7 +52,7 @@ def test_which_sessions_will_do(direct: bool, heard: bool, with_options: bool, l
     ("refusal", "todo", "may_migrate", "level", "advice"),
     [
         ("", "", False, "ok", ""),
-        ("", "functions.sql", True, "warning", "run `dataloader migrate`"),
+        ("", "functions", True, "warning", "run `dataloader migrate`"),
         ("no schema: run `dataloader migrate`", "", True, "error", "run `dataloader migrate`"),
         ("no schema: run `dataloader migrate`", "", False, "error", "run `dataloader migrate` as a role that may"),
         ("too new for this code: upgrade dataloader", "", False, "error", "upgrade dataloader"),

@@ -1,13 +1,13 @@
 """What may stand behind the `?` of an address: a model for each endpoint, and how its parameters are read.
 
-Whatever is not known, given twice or out of bounds is refused with the parameter's name. May import `producer`.
+Whatever is not known, given twice or out of bounds is refused with the parameter's name.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,7 @@ from werkzeug.datastructures import MultiDict
 
 from dataloader.api.web import json_body
 from dataloader.api.web.problems import Fault, Problem
+from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.new_job import FAULTS_SHOWN, instant
 
 LIMIT = 200  # rows of one page
@@ -40,6 +41,7 @@ _AsNumber = BeforeValidator(_number)
 Text = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
 Instant = Annotated[datetime, BeforeValidator(instant)]
 Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
+ListedBy: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 AfterEvent = Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`"), _AsNumber]
 Q = TypeVar("Q", bound="Query")
 
@@ -55,23 +57,8 @@ class Jobs(Query):
 
     queue: Text | None = None
     task: Text | None = None
-    status: (
-        Literal[
-            "queued",
-            "running",
-            "succeeded",
-            "failed",
-            "canceled",
-            "lost",
-            "scheduled",
-            "fresh",
-            "retries",
-            "dead",
-        ]
-        | None
-    ) = Field(
-        default=None,
-        description="a status, or scheduled (its time has not come), fresh (never run), retries, dead (failed or lost)",
+    status: ListedBy | None = Field(
+        default=None, description=f"a status, or {', '.join(f'{name} ({words})' for name, words in GROUPS.items())}"
     )
     lock_key: Text | None = None
     partition_key: Text | None = None

@@ -1,18 +1,21 @@
 """What the API answers: a model for each document, from which the OpenAPI document has its schemas.
 
 Answers are written from the rows as they are, not by way of these models (that would cost every request); a test holds
-each answer against its model. Clients should expect more fields than these. May import nothing of the package.
+each answer against its model. Clients should expect more fields than these.
 """
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-JobStatus = Literal["queued", "running", "succeeded", "failed", "canceled", "lost"]
+from dataloader.queue.job import Status as JobState
+from dataloader.queue.waiting import REASONS
+
+JobStatus: TypeAlias = Literal[tuple(map(str, JobState))]  # type: ignore[valid-type]
 Count = Annotated[int, Field(ge=0)]
 Progress = Annotated[
     Any, Field(description="what the pipeline last reported: an object, unless another service wrote it")
@@ -60,7 +63,7 @@ class TriggeredMany(BaseModel):
 class WaitingFor(BaseModel):
     """Why a queued job does not run yet. Which fields there are depends on `reason`."""
 
-    reason: str = Field(description="paused, time, lock, session, worker, stopped, no_worker; there may be more")
+    reason: str = Field(description=f"{', '.join(REASONS)}; there may be more")
     queue: str | None = None
     since: datetime | None = None
     by: str | None = None

@@ -1,0 +1,187 @@
+-- none -> queued: what producers call, and what the API adds many jobs by.
+
+
+-- Are as many jobs queued as the queue may hold? Two that ask at once may both be let in. Served by ix_dl_jobs_claim.
+CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
+DECLARE
+  most int := (SELECT max_length FROM dl_queues WHERE queue = p_queue);
+BEGIN
+  RETURN most IS NOT NULL
+     AND (SELECT count(*) FROM (SELECT FROM dl_jobs WHERE queue = p_queue AND status = 'queued' LIMIT most) n) >= most;
+END
+$$;
+
+
+-- A column of a batch as enqueue_many sends it: one value per job, or a single one for all of them.
+CREATE OR REPLACE FUNCTION dl_spread(p_values anyarray, p_size int) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN cardinality(p_values) = 1 THEN array_fill(p_values[1], ARRAY[p_size]) ELSE p_values END
+$$;
+
+
+-- Add a batch: one row and one journal row per job, or nothing. The job ids are the caller's, one per job, growing, so
+-- that the keys of both tables' indexes are inserted at their right edge. Each other array has one value per job or one
+-- for all, but p_args (JSON) has one per job. Returns the jobs that were not added: their place in the arrays (from 1),
+-- and the id and status of the job that has their idempotency key; nulls when that job was deleted meanwhile.
+--
+-- now() is the same all over a transaction, and jobs of one created_at run in no order. So each job is created a
+-- microsecond after the one before it in the list, counted from p_since, or from the clock: an insert takes longer than
+-- that, so the next batch of the session comes later still. p_place are the jobs' places in a list of several batches.
+-- Keys are inserted in the order of their bytes: two batches that share keys wait for each other and never in a circle.
+-- With the owner's rights, for a producer has none on the tables; so it trusts no search_path, nor pg_temp, and is bound to
+-- this schema by its text. The journal says which role added the jobs: see dl_job_status.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue_many(
+  p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
+  p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
+  p_timeout_sec int[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
+RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  size int := cardinality(p_job_id);
+  since timestamptz := coalesce(p_since, clock_timestamp());
+  added_by jsonb := jsonb_build_object('user', session_user);
+  written int;
+BEGIN
+  IF array_remove(p_idempotency_key, NULL) = '{}' THEN
+    -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
+           timeout_sec, producer, consumer_group, created_at, journaled)
+    SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
+           max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
+           since + coalesce(n.place, nth) * interval '1 microsecond', 1
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
+                   unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
+                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
+                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
+                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
+                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
+                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
+                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
+                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+                   unnest(p_place) AS place, generate_series(1, size) AS nth) n;
+    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+    SELECT n.job_id, queue, 'queued',
+           CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
+                   unnest(%1$I.dl_spread(p_producer, size)) AS producer) n;
+    RETURN;
+  END IF;
+
+  WITH added AS (
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
+           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
+    SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
+           coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
+           since + coalesce(n.place, nth) * interval '1 microsecond', 1
+      FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
+                   unnest(%1$I.dl_spread(p_task, size)) AS task,
+                   unnest(%1$I.dl_spread(p_idempotency_key, size)) AS idempotency_key,
+                   unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
+                   unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
+                   unnest(%1$I.dl_spread(p_priority, size)) AS priority,
+                   unnest(%1$I.dl_spread(p_available_at, size)) AS available_at,
+                   unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
+                   unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
+                   unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(%1$I.dl_spread(p_producer, size)) AS producer,
+                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+                   unnest(p_place) AS place, generate_series(1, size) AS nth) n
+     ORDER BY idempotency_key COLLATE "C", nth
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING job_id, queue, producer)
+  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  SELECT added.job_id, queue, 'queued',
+         CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
+    FROM added;
+  GET DIAGNOSTICS written = ROW_COUNT;
+  IF written < size THEN
+    -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
+    RETURN QUERY
+    SELECT nth::int, j.job_id, j.status::text
+      FROM unnest(p_job_id, %1$I.dl_spread(p_idempotency_key, size)) WITH ORDINALITY AS n (job_id, idempotency_key, nth)
+      LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
+     WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
+  END IF;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Add one job, for producers in any language (docs/producers.md); returns its id, and for an idempotency key seen
+-- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
+-- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
+-- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue(
+  queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
+  partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
+  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL,
+  producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
+RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+  wrong text;
+  found uuid;
+BEGIN
+  -- The rules of dataloader/producer.py.
+  wrong := CASE
+    WHEN coalesce(length(dl_enqueue.queue), 0) NOT BETWEEN 1 AND 128 OR dl_enqueue.queue ~ '[\u0001-\u001f\u007f-\u009f]'
+      THEN 'queue should be a text of 1 to 128 characters without control characters'
+    WHEN coalesce(length(dl_enqueue.task), 0) NOT BETWEEN 1 AND 200 THEN 'task should be a text of 1 to 200 characters'
+    WHEN coalesce(length(dl_enqueue.lock_key), 0) NOT BETWEEN 1 AND 512
+      THEN 'lock_key should be a text of 1 to 512 characters'
+    WHEN jsonb_typeof(dl_enqueue.args) <> 'object' THEN 'args should be a JSON object'
+    WHEN length(dl_enqueue.idempotency_key) NOT BETWEEN 1 AND 255
+      THEN 'idempotency_key should be a text of 1 to 255 characters'
+    WHEN length(dl_enqueue.partition_key) > 255 THEN 'partition_key should be a text of at most 255 characters'
+    WHEN dl_enqueue.priority < 0 THEN 'priority should be 0 or more'
+    WHEN dl_enqueue.available_at NOT BETWEEN '2000-01-01 00:00+00' AND now() + interval '3653 days'
+      THEN 'available_at should be from the year 2000 to ten years from now'
+    WHEN dl_enqueue.max_attempts < 1 THEN 'max_attempts should be 1 or more'
+    WHEN dl_enqueue.lease_ttl_sec NOT BETWEEN 1 AND 86400 THEN 'lease_ttl_sec should be from 1 to 86400'
+    WHEN dl_enqueue.timeout_sec NOT BETWEEN 1 AND 2592000 THEN 'timeout_sec should be from 1 to 2592000'
+    WHEN length(dl_enqueue.producer) > 255 THEN 'producer should be a text of at most 255 characters'
+    WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
+  END;
+  IF wrong IS NOT NULL THEN
+    RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  LOOP
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
+           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at)
+    VALUES (gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
+            dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
+            coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, 5),
+            coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.producer,
+            -- Not now(): several jobs of one transaction run in the order of their calls.
+            dl_enqueue.consumer_group, clock_timestamp())
+    ON CONFLICT (idempotency_key) DO NOTHING
+    RETURNING job_id INTO found;
+    EXIT WHEN found IS NOT NULL;
+    SELECT job_id INTO found FROM %1$I.dl_jobs WHERE idempotency_key = dl_enqueue.idempotency_key;
+    EXIT WHEN found IS NOT NULL;
+    -- The job that had the key was deleted between the two: the key is free again.
+  END LOOP;
+  RETURN found;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Note where the trigger of these jobs stands in a trace: of those that dl_enqueue_many has added for this role in this
+-- transaction. One that was found by its key keeps that of its first trigger.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_set_trace(p_trace text, p_job_ids uuid[]) RETURNS void
+LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  UPDATE %1$I.dl_jobs j SET trace = p_trace
+   WHERE job_id = ANY (p_job_ids) AND trace IS NULL
+     AND EXISTS (SELECT FROM %1$I.dl_job_events e
+                  WHERE e.job_id = j.job_id AND e.ts = now() AND e.kind = 'queued' AND e.payload ->> 'user' = session_user)
+$$
+$function$, current_schema()); END $bound$;

@@ -1,0 +1,234 @@
+-- running -> queued, lost, failed or canceled: what keeper and reaper do for workers that are gone; and retention.
+
+
+-- End a session that outlived its worker's right to a job, and wait up to 2 s until it is gone. The start is
+-- compared because pids are used again. Not allowed for another role's session: then its lock stays, and
+-- with it the key, until the server notices that its client is gone.
+CREATE OR REPLACE FUNCTION dl_end_session(p_pid int, p_backend_start timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_pid <> pg_backend_pid()
+     AND EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start) THEN
+    PERFORM pg_terminate_backend(p_pid, 2000);
+  END IF;
+EXCEPTION WHEN insufficient_privilege THEN
+  NULL;
+END
+$$;
+
+
+-- Seconds until a job whose worker died may start again: at once the first time, then 5, 25, 125 ... up to 600.
+CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_attempt <= 1 THEN 0 ELSE least(600, 5.0 ^ least(p_attempt - 1, 10)) END::float8
+$$;
+
+
+-- Put a running job whose worker is gone where it belongs: 'canceled' when that was asked for, 'queued' again while it
+-- has attempts left, and then, by how the run ended (p_end):
+--   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
+--   'timeout'  it was ended for taking too long, an error of the job: again after 30 s an attempt, in the end 'failed'
+--   'drain'    it does not count: again at once, without an error, its attempt given back
+-- p_facts joins the journal's row: what is known of the process that ran it. The row must be locked by the caller, the
+-- session of its claim ended. Returns the new status. Called by dl_settle and dl_reap.
+CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
+LANGUAGE plpgsql AS $$
+DECLARE
+  job dl_jobs;
+  delay_sec float8;
+BEGIN
+  SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
+  delay_sec := CASE p_end WHEN 'crash' THEN dl_crash_delay(job.attempt)
+                          WHEN 'timeout' THEN least(30.0 * job.attempt, 86400) ELSE 0 END;
+  IF p_end = 'drain' THEN
+    job.attempt := greatest(job.attempt - 1, 0);
+  END IF;
+  job.status := CASE WHEN job.cancel_requested THEN 'canceled'
+                     WHEN job.attempt < job.max_attempts OR p_end = 'drain' THEN 'queued'
+                     WHEN p_end = 'timeout' THEN 'failed'
+                     ELSE 'lost' END;
+  UPDATE dl_jobs SET
+         status = job.status, journaled = journaled + 1, attempt = job.attempt,
+         hot = hot OR delay_sec = 0,  -- as dl_finish for what is handed back
+         available_at = now() + make_interval(secs => delay_sec),
+         finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
+         lease_expires_at = NULL,
+         error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END
+   WHERE job_id = p_job_id;
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
+          jsonb_build_object('reason', p_reason, 'attempt', job.attempt) || p_facts);
+  PERFORM dl_tell_waiters(ARRAY[hashtext(job.lock_key)]);  -- not the trigger's: this step is journaled
+  RETURN job.status;
+END
+$$;
+
+
+-- Settle what a dead worker held, at once: called by the keeper, which saw it die; p_end, p_reason and p_facts as for
+-- dl_lose. They are for p_running, the last job that it had begun to run; whatever else it had claimed is handed back
+-- uncounted. Null: it is not known, so all count. The worker's session is ended first, so that its advisory locks are
+-- gone when the jobs are claimed again. Returns each job settled and its new status; a null status for one that somebody
+-- has locked, to be tried again.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid, p_end text, p_reason text, p_facts jsonb)
+RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  held dl_jobs;
+  claimed uuid;
+BEGIN
+  FOR claimed IN SELECT dl_jobs.job_id FROM dl_jobs WHERE status = 'running' AND claimed_by = p_worker LOOP
+    job_id := claimed;
+    status := NULL;
+    SELECT * INTO held FROM dl_jobs WHERE dl_jobs.job_id = claimed FOR NO KEY UPDATE SKIP LOCKED;
+    CONTINUE WHEN FOUND AND (held.status <> 'running' OR held.claimed_by IS DISTINCT FROM p_worker);
+    IF FOUND THEN
+      PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+      IF claimed <> p_running THEN
+        status := dl_lose(claimed, 'drain', 'not started: ' || p_reason, '{}');
+      ELSE
+        status := dl_lose(
+          claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END,
+          p_facts);
+      END IF;
+    END IF;
+    RETURN NEXT;
+  END LOOP;
+END
+$$;
+
+
+-- The same for farms of older code; kept until a migration says `oldest code: 18` or more.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
+RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_settle(p_worker, NULL, p_end, p_reason, p_facts)
+$$;
+
+
+-- Return one job whose lease has run out to where it belongs (dl_lose). One call, one job, one short transaction;
+-- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
+-- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
+-- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
+--
+-- A job that was claimed ahead and never beat was not begun (a worker beats for such a job when it has run for 50 ms), so
+-- it goes back uncounted. But once for each attempt only: a job that ends its machine within these 50 ms looks the same.
+--
+-- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
+-- p_patience_sec  as long as a living worker may need to reach the database again and to write what it has to
+--
+-- While the database was away nobody could renew. So a lease that was last renewed before the database came back is over
+-- only when its worker has had that time, and a third of the lease besides: the longest pause between two heartbeats.
+-- After a jump of the database's clock the same holds for all leases of before.
+CREATE OR REPLACE FUNCTION dl_reap(
+  p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+  not_begun CONSTANT text := 'not started: the lease expired';
+  held dl_jobs;
+  back timestamptz := CASE WHEN p_up_sec < 1e9 THEN now() - make_interval(secs => p_up_sec) ELSE '-infinity' END;
+BEGIN
+  SELECT * INTO held FROM dl_jobs
+   WHERE status = 'running'
+     AND coalesce(lease_expires_at,
+                  coalesce(heartbeat_at, started_at, created_at) + make_interval(secs => lease_ttl_sec)) < now()
+     AND (p_up_sec > p_patience_sec + lease_ttl_sec / 3.0
+          OR greatest(lease_expires_at - make_interval(secs => lease_ttl_sec), heartbeat_at, created_at) >= back)
+   LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN;
+  END IF;
+  PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+  job_id := held.job_id;
+  queue := held.queue;
+  IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL AND held.attempt > (
+       SELECT count(*) FROM dl_job_events e
+        WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
+    status := dl_lose(held.job_id, 'drain', not_begun, '{}');
+    RETURN;
+  END IF;
+  status := dl_lose(
+    held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
+    || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
+END
+$$;
+
+
+-- The same for reapers of older code; kept until a migration says `oldest code: 18` or more.
+CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_reap('infinity', 0)
+$$;
+
+
+-- Delete up to p_limit jobs, and their journal, that ended at or after p_since and more than p_older_than_sec ago, the
+-- oldest first. One call, one short transaction; called by the reaper until it returns fewer than p_limit.
+--
+-- pruned    how many were deleted
+-- reached   the latest end among them: where the next call goes on, p_since when there was none. So no call reads again
+--           what those before it deleted, which stays in the index while any old transaction may see it
+--
+-- Rows that somebody holds are skipped: they are being put back, or get a word in the journal. FOR UPDATE looks at the
+-- newest version, so a job that came back to life is left alone. The arrays, like the settings, keep the plans what they
+-- should be whatever the statistics say: each row is found by an index. Served by ix_dl_jobs_finished.
+CREATE OR REPLACE FUNCTION dl_prune(
+  p_older_than_sec float8, p_since timestamptz, p_limit int, OUT pruned int, OUT reached timestamptz)
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
+DECLARE
+  old uuid[];
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);  -- after a crash of the server it is done once more
+  SELECT coalesce(array_agg(job_id), '{}'), coalesce(max(finished_at), p_since) INTO old, reached FROM (
+    SELECT job_id, finished_at FROM dl_jobs
+     WHERE finished_at >= p_since AND finished_at < now() - make_interval(secs => p_older_than_sec)
+       AND status::text IN ('succeeded', 'failed', 'canceled', 'lost')
+     ORDER BY finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED) finished;
+  DELETE FROM dl_job_events WHERE job_id = ANY (old);
+  DELETE FROM dl_jobs WHERE job_id = ANY (old);
+  pruned := cardinality(old);
+END
+$$;
+
+
+-- Does this session hold the slot's advisory lock? A lock by one bigint stands in pg_locks as two halves.
+CREATE OR REPLACE FUNCTION dl_session_has_slot(p_pid int, p_backend_start timestamptz, p_slot bigint) RETURNS boolean
+LANGUAGE sql AS $$
+  SELECT EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start)
+     AND EXISTS (SELECT FROM pg_locks
+                  WHERE locktype = 'advisory' AND granted AND pid = p_pid AND objsubid = 1
+                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                    AND classid::bigint = (p_slot >> 32) & 4294967295 AND objid::bigint = p_slot & 4294967295)
+$$;
+
+
+-- After a reconnect: take the key again for this session and renew the claim. True when the run may go on; false
+-- when the claim or the key is somebody else's by now, and then nothing is held. Null when the run may go on, but its
+-- former session still has the key: it cannot end (its process is stopped, its disk hangs). Then try again later.
+CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid, p_attempt int, p_worker text, p_backend_start timestamptz)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  held dl_jobs;
+BEGIN
+  SELECT * INTO held FROM dl_jobs
+   WHERE job_id = p_job_id AND attempt = p_attempt AND claimed_by = p_worker AND status = 'running'
+     FOR NO KEY UPDATE;
+  IF NOT FOUND THEN
+    RETURN false;
+  END IF;
+  -- The server may not have noticed that our old session is gone.
+  PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
+  IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
+    IF NOT dl_session_has_slot(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key)) THEN
+      RETURN false;
+    END IF;
+    UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
+     WHERE job_id = p_job_id;
+    RETURN NULL;
+  END IF;
+  IF EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
+                AND lease_expires_at > now() AND job_id <> p_job_id) THEN
+    PERFORM pg_advisory_unlock(hashtext(held.lock_key));
+    RETURN false;
+  END IF;
+  UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+         claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
+   WHERE job_id = p_job_id;
+  RETURN true;
+END
+$$;

@@ -1,0 +1,166 @@
+-- What lists, sums and producers read.
+
+
+-- A time as clients can read it: Python knows the years 1 to 9999, PostgreSQL more, and infinity.
+CREATE OR REPLACE FUNCTION dl_readable(p_time timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_time IS NOT NULL THEN greatest('0001-01-02 00:00+00', least(p_time, '9999-12-30 00:00+00')) END
+$$;
+
+
+-- The status of a job that the calling role has added, for producers, who may not read the tables; no row for any other
+-- job. Whose it is says the first row of its journal: session_user, whom SET ROLE does not change. That row is written at
+-- the commit of a plain INSERT and of dl_enqueue. A job that was added over HTTP is no producer's.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_job_status(p_job_id uuid)
+RETURNS TABLE (job_id uuid, status text, attempt int, started_at timestamptz, finished_at timestamptz,
+               heartbeat_at timestamptz, error text, progress jsonb)
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT j.job_id, j.status::text, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress
+    FROM %1$I.dl_jobs j
+   WHERE j.job_id = p_job_id
+     AND session_user = (SELECT e.payload ->> 'user' FROM %1$I.dl_job_events e
+                          WHERE e.job_id = p_job_id AND e.kind = 'queued' ORDER BY e.event_id LIMIT 1)
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- What a row of the journal says for the sums: its kind, but for a requeue why: 'retry' (the run failed), 'crash' (its
+-- worker died), 'lease' (nobody renewed it), 'backoff' (another session holds its key), 'handed_back' (a drain and the
+-- like, uncounted), 'requeue' (by a person or another service).
+CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_kind <> 'requeue' THEN p_kind
+              WHEN p_payload ? 'backoffs' THEN 'backoff'
+              WHEN p_payload ? 'by' THEN 'requeue'
+              WHEN p_payload ? 'delay_sec' OR p_payload ->> 'reason' LIKE 'timeout%' THEN 'retry'
+              WHEN p_payload ->> 'reason' LIKE 'lease expired%' THEN 'lease'
+              WHEN p_payload ? 'worker' OR p_payload ->> 'reason' IN ('drain', 'the lease ran out')
+                OR p_payload ->> 'reason' LIKE 'not started%' THEN 'handed_back'
+              ELSE 'crash' END
+$$;
+
+
+-- Has the journal's sequence been set back behind this event (TRUNCATE ... RESTART IDENTITY, setval)? Not asked of the
+-- rows: the newest go with a job that is deleted. Null for a role without rights.
+CREATE OR REPLACE FUNCTION dl_journal_begins_anew(p_last_event bigint) RETURNS boolean LANGUAGE sql AS $$
+  SELECT has_sequence_privilege(sequence, 'USAGE, SELECT') AND coalesce(pg_sequence_last_value(sequence), 0) < p_last_event
+    FROM CAST(pg_get_serial_sequence('dl_job_events', 'event_id') AS regclass) sequence
+$$;
+
+
+-- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns how many. One at a time: who finds another at
+-- it returns 0. Called by the reaper each round.
+--
+-- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
+-- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
+-- transaction of such a length that its row is not counted. A row from ten seconds ahead counts as old as well: the clock
+-- was set back, and may need hours to get there.
+--
+-- Returns -1 when the journal is numbered anew: then the sums go on behind the rows that are there, for nobody knows
+-- which of them they have.
+--
+-- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper bounds
+-- of the buckets, in seconds, are those of dataloader.stats.BUCKETS_SEC; the last bucket has no end.
+CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  since bigint;
+  upto bigint;
+  rolled int;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  SELECT last_event INTO since FROM dl_rolled LIMIT 1 FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND THEN
+    RETURN 0;
+  END IF;
+  WITH near AS (
+    SELECT event_id, event_id - lag(event_id, 1, since) OVER (ORDER BY event_id) > 1
+                     AND ts > clock_timestamp() - interval '10 s'
+                     AND ts < clock_timestamp() + interval '10 s' AS is_behind_gap
+      FROM (SELECT event_id, ts FROM dl_job_events WHERE event_id > since ORDER BY event_id LIMIT p_limit) rows)
+  SELECT max(event_id), count(*) INTO upto, rolled FROM near
+   WHERE event_id < coalesce((SELECT min(event_id) FROM near WHERE is_behind_gap), 9223372036854775807);
+  IF upto IS NULL THEN
+    IF dl_journal_begins_anew(since) THEN
+      UPDATE dl_rolled SET last_event = coalesce((SELECT max(event_id) FROM dl_job_events), 0);
+      RETURN -1;
+    END IF;
+    RETURN 0;
+  END IF;
+
+  WITH steps AS MATERIALIZED (
+    SELECT e.queue, coalesce(j.task, '') AS task, e.step, date_bin('10 s', e.ts, '2000-01-01 00:00+00') AS at,
+           CASE WHEN e.step NOT IN ('queued', 'picked', 'cancel_requested', 'backoff', 'requeue') THEN
+             extract(epoch FROM e.ts - (
+               SELECT CASE p.kind WHEN 'picked' THEN p.ts END FROM dl_job_events p
+                WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested')
+                ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds
+      FROM (SELECT event_id, job_id, queue, ts, dl_step_of(kind, payload) AS step FROM dl_job_events
+             WHERE event_id > since AND event_id <= upto AND kind <> 'heartbeat') e
+      LEFT JOIN dl_jobs j USING (job_id)),
+  totals AS (
+    INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)
+    SELECT queue, task, step, count(*), coalesce(sum(greatest(seconds, 0)), 0), ARRAY[
+             count(*) FILTER (WHERE seconds <= 0.1),
+             count(*) FILTER (WHERE seconds > 0.1 AND seconds <= 0.5),
+             count(*) FILTER (WHERE seconds > 0.5 AND seconds <= 1),
+             count(*) FILTER (WHERE seconds > 1 AND seconds <= 5),
+             count(*) FILTER (WHERE seconds > 5 AND seconds <= 15),
+             count(*) FILTER (WHERE seconds > 15 AND seconds <= 60),
+             count(*) FILTER (WHERE seconds > 60 AND seconds <= 300),
+             count(*) FILTER (WHERE seconds > 300 AND seconds <= 900),
+             count(*) FILTER (WHERE seconds > 900 AND seconds <= 3600),
+             count(*) FILTER (WHERE seconds > 3600 AND seconds <= 14400),
+             count(*) FILTER (WHERE seconds > 14400 AND seconds <= 86400),
+             count(*) FILTER (WHERE seconds > 86400)]
+      FROM steps GROUP BY queue, task, step
+    ON CONFLICT (queue, task, kind) DO UPDATE SET
+       count = t.count + excluded.count, seconds = t.seconds + excluded.seconds,
+       buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth))
+  INSERT INTO dl_pace AS p (at, queue, processed, failed)
+  SELECT at, queue, count(*), count(*) FILTER (WHERE step IN ('failed', 'lost', 'retry', 'crash', 'lease')) FROM steps
+   WHERE step IN ('done', 'failed', 'lost', 'retry', 'crash', 'lease') OR step = 'canceled' AND seconds IS NOT NULL
+   GROUP BY at, queue
+  ON CONFLICT (at, queue) DO UPDATE SET
+     processed = p.processed + excluded.processed, failed = p.failed + excluded.failed;
+  DELETE FROM dl_pace WHERE at < now() - interval '2 days';
+  UPDATE dl_rolled SET last_event = upto;
+  RETURN rolled;
+END
+$$;
+
+
+-- For how many seconds the last run of a job went on: from its last 'picked' to what ended that run, as dl_roll counts it.
+-- Null while the job runs, before its first run, and where the journal does not tell. A job that started once and ended by
+-- itself needs no journal. Served by ix_dl_job_events_job.
+CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAGE sql STABLE AS $$
+  SELECT CASE
+    WHEN p_job.status = 'running' OR p_job.started_at IS NULL THEN NULL
+    WHEN p_job.status IN ('succeeded', 'failed') AND p_job.attempt <= 1 AND p_job.claims <= 1
+      THEN greatest(extract(epoch FROM p_job.finished_at - p_job.started_at), 0)
+    ELSE (
+      SELECT greatest(extract(epoch FROM ended.ts - picked.ts), 0)
+        FROM (SELECT event_id, ts FROM dl_job_events WHERE job_id = p_job.job_id AND kind = 'picked'
+               ORDER BY event_id DESC LIMIT 1) picked
+       CROSS JOIN LATERAL (
+         SELECT ts FROM dl_job_events
+          WHERE job_id = p_job.job_id AND event_id > picked.event_id
+            AND kind IN ('done', 'requeue', 'failed', 'canceled', 'lost') ORDER BY event_id LIMIT 1) ended) END::float8
+$$;
+
+
+-- Does a job pass the filter of a list? Null is no filter. p_status is one of dl_status, or scheduled (its time has not
+-- come), fresh (never tried), retries (tried before), dead (failed or lost).
+CREATE OR REPLACE FUNCTION dl_matches(
+  j dl_jobs, p_queue text, p_task text, p_status text, p_lock_key text, p_partition_key text, p_producer text,
+  p_consumer_group text) RETURNS boolean LANGUAGE sql STABLE AS $$
+  SELECT (p_queue IS NULL OR j.queue = p_queue) AND (p_task IS NULL OR j.task = p_task)
+     AND (p_lock_key IS NULL OR j.lock_key = p_lock_key)
+     AND (p_partition_key IS NULL OR j.partition_key = p_partition_key)
+     AND (p_producer IS NULL OR j.producer = p_producer)
+     AND (p_consumer_group IS NULL OR j.consumer_group = p_consumer_group)
+     AND CASE p_status WHEN 'scheduled' THEN j.status = 'queued' AND j.blocked_on IS NOT DISTINCT FROM 'time'
+                       WHEN 'fresh' THEN j.status = 'queued' AND j.attempt = 0
+                       WHEN 'retries' THEN j.status = 'queued' AND j.attempt > 0
+                       WHEN 'dead' THEN j.status IN ('failed', 'lost')
+                       ELSE p_status IS NULL OR j.status::text = p_status END
+$$;

@@ -13,6 +13,7 @@ import dataloader
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 
 
 def text_of(page: Path) -> str:
@@ -26,7 +27,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     wrong = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
@@ -41,6 +42,14 @@ def test_the_readme_is_short_and_names_every_page() -> None:
     text = (ROOT / "README.md").read_text()
     assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in text] == []
     assert len(text.splitlines()) < 170
+
+
+def test_the_index_of_decisions_names_every_page_and_every_old_number() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text()
+    assert [page.name for page in DECISIONS if page.name not in {"README.md", *re.findall(r"\]\((\S+)\)", index)}] == []
+    numbers = re.findall(r"(?<=\| )\d+(?:, (?:first|second))?(?= \| \[)", index)
+    twice = [f"{number}, {which}" for number in range(35, 39) for which in ("first", "second")]
+    assert sorted(numbers) == sorted([*map(str, range(1, 35)), *twice, "39"])
 
 
 def test_long_pages_name_their_sections() -> None:

@@ -31,8 +31,8 @@ from dataloader.farm.process import (
     now,
     unblock_signals,
 )
-from dataloader.farm.registry import Census
-from dataloader.farm.slots import Farm, Held, Slot, State, Why
+from dataloader.farm.registry import WorkerRegistry
+from dataloader.farm.slots import Held, SharedSlots, Slot, State, Why
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
 
@@ -42,10 +42,10 @@ LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to sett
 ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
 
 
-def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
+def main(settings: Settings, dsn: str, shared: SharedSlots, pipes: Pipes) -> int:
     """Keep until told to stop; the process's exit status."""
     log.configure(settings, threaded=True)
-    keeper = Keeper(settings, dsn, farm, pipes)
+    keeper = Keeper(settings, dsn, shared, pipes)
     unblock_signals()
     try:
         return keeper.keep()
@@ -57,9 +57,9 @@ def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
-    def __init__(self, settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> None:
+    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots, pipes: Pipes) -> None:
         self.settings = settings
-        self.farm = farm
+        self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._outage = log.Outage(self.log, "keeper.session.back")
         self._dsn = dsn
@@ -71,7 +71,7 @@ class Keeper:
         self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
         self._ask_all = True  # we may have missed it
         self._leave_at: float | None = None
-        self._census = Census()
+        self._registry = WorkerRegistry()
         self.signals = Signals((signal.SIGTERM, signal.SIGINT))
         setproctitle("dataloader: keeper")
 
@@ -88,22 +88,22 @@ class Keeper:
                         raise
                     self._lost(e)
             self._sleep()
-        self._close_census()
+        self._close_registry()
         return EXIT_OK
 
-    def _close_census(self) -> None:
+    def _close_registry(self) -> None:
         """As far as the database is there: nobody else needs to know."""
         if self._conn is not None and not self._conn.closed:
             with suppress(psycopg.Error):
-                self._census.close(self._conn)
+                self._registry.close(self._conn)
 
     def _tick(self) -> None:
         # Renewals first: settling may have to wait for a session to end.
-        for slot in self.farm.slots:
+        for slot in self.shared.slots:
             if (held := slot.held()) and self._is_silent(held):
                 self._renew(slot, held)
         self._enforce_cancellations()
-        for slot in self.farm.slots:
+        for slot in self.shared.slots:
             if slot.state is State.DEAD:
                 self._settle(slot)
         self._show_workers()
@@ -112,7 +112,7 @@ class Keeper:
         """For people only: no lease is worth less because this fails, nor is the session given up."""
         conn = self._connection()
         try:
-            self._census.take(conn, self.farm.slots)
+            self._registry.show(conn, self.shared.slots)
         except psycopg.Error as e:
             if conn.closed:
                 raise
@@ -126,7 +126,7 @@ class Keeper:
         conn = self._connection()
         for note in conn.notifies(timeout=0):
             self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to show that it runs this job
-        holders = {held.job_id: (slot, held) for slot in self.farm.slots if (held := slot.held())}
+        holders = {held.job_id: (slot, held) for slot in self.shared.slots if (held := slot.held())}
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             self._cancel(*holders[job_id], is_forced)
@@ -214,7 +214,7 @@ class Keeper:
 
     def _may_leave(self) -> bool:
         """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
-        left = {slot.state for slot in self.farm.slots} - {State.FREE}
+        left = {slot.state for slot in self.shared.slots} - {State.FREE}
         if not self._is_orphaned() and not self.signals.received:
             return False
         if self._is_orphaned() and left - {State.DEAD}:
@@ -233,7 +233,7 @@ class Keeper:
         if not self._is_orphaned():
             return
         patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
-        for slot in self.farm.slots:
+        for slot in self.shared.slots:
             if slot.state in (State.FREE, State.DEAD):
                 continue
             slot.drain_until(now() + patience)

@@ -23,7 +23,7 @@ CHANGED_SEC = 2.0  # how soon a change is shown
 UNCHANGED_SEC = 10.0  # how often all the same: who was not shown for 30 s counts as gone
 
 
-class Census:
+class WorkerRegistry:
     """When the workers are to be shown again, and what was measured of them the last time."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Census:
         self._at = self._looked = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
-    def take(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
+    def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
         """Show the workers in these slots, if anything has changed or it is time.
 
         Soon over, whatever the database does (see `briefly` in stats.sql). Raises psycopg.Error; then it is tried again

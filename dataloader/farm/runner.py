@@ -44,14 +44,14 @@ class Runner:
         self._slot = slot
         self._stop_at = stop_at
         self._leap = leap
-        self._claim = 0  # the number of the run's claim, as the target's fence knows it
+        self._fence_token = 0  # of the present run
         self._limits = Limits()
         self._interruptible: Lease | None = None  # the run of a plain function
 
     def run(self, job: Job, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; whatever it raises is an outcome."""
         progress: dict[str, Any] | None = None
-        self._claim = job.claim
+        self._fence_token = job.claim
         try:
             pipeline = pipelines.resolve(job.task)
             self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
@@ -126,12 +126,12 @@ class Runner:
                 if self._must_stop(lease):  # the queue was away for too long
                     raise Stopped from None
                 raise
-            self._claim = claim or self._claim
+            self._fence_token = claim or self._fence_token
             return claim
 
         try:
             with fence.transaction(
-                where, self._settings.pg_schema, job.job_id, self._claim, job.claimed_by, leap
+                where, self._settings.pg_schema, job.job_id, self._fence_token, job.claimed_by, leap
             ) as conn:
                 yield conn
                 if self._must_stop(lease):

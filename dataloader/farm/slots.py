@@ -269,7 +269,7 @@ class Slot:
 READY = (State.AWAKE, State.IDLE, State.BUSY)
 
 
-class Farm:
+class SharedSlots:
     """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
 
     def __init__(self, size: int) -> None:

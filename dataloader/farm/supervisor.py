@@ -38,7 +38,7 @@ from dataloader.farm.process import (
     share_memory,
     tell_ready,
 )
-from dataloader.farm.slots import READY, Farm, Slot, State
+from dataloader.farm.slots import READY, SharedSlots, Slot, State
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
@@ -49,8 +49,8 @@ MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more w
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
-WorkerMain = Callable[[Settings, str, Farm, Slot, Pipes], int]
-KeeperMain = Callable[[Settings, Farm, Pipes], int]
+WorkerMain = Callable[[Settings, str, SharedSlots, Slot, Pipes], int]
+KeeperMain = Callable[[Settings, SharedSlots, Pipes], int]
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Supervisor:
         self._wish = wished(settings)
         self._generation = 0
         # More slots than workers: a dead worker's slot stays until the keeper has settled it.
-        self._farm = Farm(max(MIN_SLOTS, 4 * self._wish.total()))
+        self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
         self._queue_numbers: dict[str, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[str, Backoff] = defaultdict(Backoff)  # by queue
@@ -280,7 +280,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
             self._keeper_started = now()
-            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._farm, self._pipes))
+            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared, self._pipes))
         if self._draining:
             return
         running = Counter(child.queue for child in self._workers.values())
@@ -299,7 +299,7 @@ class Supervisor:
         return self._wish + Counter(older & self._wish.keys())
 
     def _start_worker(self, queue: str) -> None:
-        slot = self._farm.free()
+        slot = self._shared.free()
         if slot is None:
             return  # all wait to be settled; the database is away
         slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)), self._generation)
@@ -308,7 +308,7 @@ class Supervisor:
 
         def main() -> int:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
-            return self._worker_main(self.settings, queue, self._farm, slot, self._pipes)
+            return self._worker_main(self.settings, queue, self._shared, slot, self._pipes)
 
         self._workers[self._fork(main)] = Child(slot, queue, self._generation, now(), stacks)
 
@@ -400,7 +400,7 @@ class Supervisor:
         return False
 
     def _unsettled(self) -> bool:
-        return any(slot.state is State.DEAD for slot in self._farm.slots)
+        return any(slot.state is State.DEAD for slot in self._shared.slots)
 
 
 def wished(settings: Settings) -> Counter[str]:

@@ -41,7 +41,7 @@ from dataloader.farm.process import (
     unblock_signals,
 )
 from dataloader.farm.runner import Runner, headline
-from dataloader.farm.slots import READY, Farm, Slot, State
+from dataloader.farm.slots import READY, SharedSlots, Slot, State
 from dataloader.queue import db, lifecycle, migrations, probe
 from dataloader.queue.job import End, Finish, Job, Outcome, Status, decide
 from dataloader.queue.lifecycle import Ended, Step
@@ -52,10 +52,10 @@ LOCKED_MOST = 1_000  # ends whose rows are locked, from which on a worker claims
 PLACE_SEC = 0.05  # between looks for a place: how late a job may start because its worker was replaced
 
 
-def main(settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
+def main(settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, pipes: Pipes) -> int:
     """Work on one queue until told to stop or to leave; the process's exit status."""
     log.configure(settings, threaded=True)
-    worker = Worker(settings, dsn, queue_name, farm, slot, pipes)
+    worker = Worker(settings, dsn, queue_name, shared, slot, pipes)
     unblock_signals()
     try:
         pipelines.load(settings.pipeline_modules)
@@ -83,10 +83,12 @@ class Unwritten(Exception):
 class Worker:
     """The state of one worker process: its identity, its session, and whether it should stop."""
 
-    def __init__(self, settings: Settings, dsn: str, queue_name: str, farm: Farm, slot: Slot, pipes: Pipes) -> None:
+    def __init__(
+        self, settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, pipes: Pipes
+    ) -> None:
         self.settings = settings
         self.queue = queue_name
-        self.farm = farm
+        self.shared = shared
         self.slot = slot
         self.sound = True
         self._dsn = dsn
@@ -173,7 +175,7 @@ class Worker:
 
     def _is_one_too_many(self) -> bool:
         wished_for = sum(spec.concurrency for spec in self.settings.workers if spec.queue == self.queue)
-        of_queue = [slot for slot in self.farm.slots if slot.fields.queue == self.slot.fields.queue]
+        of_queue = [slot for slot in self.shared.slots if slot.fields.queue == self.slot.fields.queue]
         return sum(slot.state in READY for slot in of_queue) >= wished_for
 
     def drain(self) -> None:
@@ -409,11 +411,11 @@ class Worker:
         no more. Nobody relies on another to do so: who has seen no such claim by his turn makes one, so nothing is lost
         when a sibling dies, is stopped, or takes a job and leaves others.
         """
-        if not (before := self.farm.idle_before(self.slot)):
+        if not (before := self.shared.idle_before(self.slot)):
             return None
         called = now()
         self._pause(HERD_SEC * before.bit_length())
-        return self.farm.looked_for(self.slot, called)
+        return self.shared.looked_for(self.slot, called)
 
     def _pause(self, seconds: float, *others: int) -> list[int]:
         """Wait for the time, a signal, one of the file descriptors `others`, or the supervisor's end: then drain.

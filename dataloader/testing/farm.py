@@ -29,7 +29,7 @@ from dataloader.farm import process
 from dataloader.farm.heartbeat import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
-from dataloader.farm.slots import Farm, Slot
+from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.queue.job import End, Finish, Job, Outcome, Status, decide, to_json
 
 Point = int | Literal["end"]
@@ -253,7 +253,7 @@ class _Trial:
         return 0
 
     def _started(self, job: Job) -> tuple[Slot, _Runner]:
-        slot = Farm(1).slots[0]
+        slot = SharedSlots(1).slots[0]
         slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, now())
         # Not of the environment: a test should write nowhere else than where it says.
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")

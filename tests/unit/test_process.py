@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import Farm, State, Why
+from dataloader.farm.slots import SharedSlots, State, Why
 
 FAMILY = """
 import os, signal, sys, time
@@ -29,7 +29,7 @@ fork(child); time.sleep(60)
 
 
 def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
-    slot, job = Farm(2).slots[1], uuid4()
+    slot, job = SharedSlots(2).slots[1], uuid4()
     assert slot.held() is None
     slot.take(0)
     slot.begin(job, 3, 60.0, 5.0)
@@ -68,7 +68,7 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     ],
 )
 def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) -> None:
-    slot = Farm(1).slots[0]
+    slot = SharedSlots(1).slots[0]
     slot.take(0)
     slot.occupy("host:1:a")
     slot.begin(uuid4(), 1, 60.0, now())
@@ -79,7 +79,7 @@ def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) ->
 
 
 def test_the_earliest_end_of_a_drain_counts() -> None:
-    slot = Farm(1).slots[0]
+    slot = SharedSlots(1).slots[0]
     slot.drain_until(10.0)
     slot.drain_until(5.0)
     slot.drain_until(7.0)
@@ -87,7 +87,7 @@ def test_the_earliest_end_of_a_drain_counts() -> None:
 
 
 def test_a_slot_that_is_taken_remembers_nothing() -> None:
-    slot = Farm(1).slots[0]
+    slot = SharedSlots(1).slots[0]
     slot.occupy("host:1:a")
     slot.drain_until(10.0)
     slot.left_empty_handed(5.0, None)
@@ -97,13 +97,13 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
 
 
 def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
-    farm = Farm(4)
-    for index, slot in enumerate(farm.slots):
+    shared = SharedSlots(4)
+    for index, slot in enumerate(shared.slots):
         slot.take(index % 2)
         slot.state = State.IDLE
-    assert [farm.idle_before(slot) for slot in farm.slots] == [0, 0, 1, 1]
-    farm.slots[0].state = State.BUSY
-    assert [farm.idle_before(slot) for slot in farm.slots] == [0, 0, 0, 1]
+    assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 1, 1]
+    shared.slots[0].state = State.BUSY
+    assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -118,18 +118,18 @@ def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
 def test_d6_a_siblings_empty_look_counts_when_it_began_after_the_call(
     kin: tuple[int, int], sent: float, due_in: float | None, answer: float | None
 ) -> None:
-    farm = Farm(2)
-    farm.slots[0].take(*kin)
-    farm.slots[1].take(1, 2)
-    farm.slots[0].left_empty_handed(sent, due_in)
-    assert farm.looked_for(farm.slots[1], 5.0) == answer
+    shared = SharedSlots(2)
+    shared.slots[0].take(*kin)
+    shared.slots[1].take(1, 2)
+    shared.slots[0].left_empty_handed(sent, due_in)
+    assert shared.looked_for(shared.slots[1], 5.0) == answer
 
 
 def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
-    farm = Farm(2)
+    shared = SharedSlots(2)
     before = now()
-    farm.slots[0].left_empty_handed(before, 3.0)
-    due = farm.looked_for(farm.slots[1], before)
+    shared.slots[0].left_empty_handed(before, 3.0)
+    due = shared.looked_for(shared.slots[1], before)
     assert due is not None
     assert before + 3 <= due <= now() + 3
 

@@ -1,0 +1,61 @@
+"""The orders that a worker has received, and its waits, which an order ends."""
+
+from __future__ import annotations
+
+import signal
+
+from dataloader.config import Settings
+from dataloader.farm.process import Pipes, Signals, now
+from dataloader.farm.slots import Slot
+
+
+class Orders:
+    """SIGTERM and SIGINT drain the worker; SIGHUP announces a newer generation; the supervisor's death drains."""
+
+    def __init__(self, settings: Settings, slot: Slot, pipes: Pipes) -> None:
+        self.stop_at: float | None = None  # when a draining worker's run must be over (monotonic seconds)
+        self.retiring = False  # a newer generation is to take over
+        self._settings = settings
+        self._slot = slot
+        self._pipes = pipes
+        self._orphaned = False
+        self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
+
+    def _on_signal(self, number: int) -> None:
+        """In the signal handler: only set values."""
+        if number == signal.SIGHUP:
+            self.retiring = True
+        else:
+            self.drain()
+
+    def drain(self) -> None:
+        """Claim nothing more; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
+        if self.stop_at is None:
+            self.stop_at = now() + self._settings.dl_drain_sec
+            self._slot.drain_until(self.stop_at + self._settings.dl_kill_grace_sec)
+
+    @property
+    def stopping(self) -> bool:
+        """True once the worker drains."""
+        return self.stop_at is not None
+
+    @property
+    def is_overdue(self) -> bool:
+        """True once a draining worker has used up DL_DRAIN_SEC and DL_KILL_GRACE_SEC."""
+        return self.stop_at is not None and now() > self.stop_at + self._settings.dl_kill_grace_sec
+
+    def pause(self, seconds: float, *others: int) -> list[int]:
+        """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`.
+
+        Returns those of `others` that can be read.
+        """
+        life = [] if self._orphaned else [self._pipes.life]  # a pipe without a writer is readable for ever
+        readable = self.signals.wait(seconds, *others, *life)
+        if self._pipes.life in readable:
+            self._orphaned = True
+            self.drain()
+        return readable
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`, or until an order comes."""
+        self.pause(seconds)

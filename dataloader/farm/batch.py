@@ -115,6 +115,11 @@ class Batch:
         return not (self._waiting or self.owes)
 
     @property
+    def has_ends(self) -> bool:
+        """True while ends wait for the next write, apart from those of locked rows."""
+        return bool(self._ends)
+
+    @property
     def has_locked(self) -> bool:
         """True while ends wait for locked rows."""
         return bool(self._locked)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import suppress
 
 import psutil
@@ -23,9 +22,8 @@ from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FENCED,
     EXIT_OK,
-    Pipes,
     Signals,
-    drain_pipe,
+    call_parent,
     is_running,
     kill_group,
     now,
@@ -39,13 +37,14 @@ from dataloader.queue.job import beat_interval
 TICK_SEC = 0.25
 HEARD_SEC = 5.0  # how long a cancellation is kept in mind for a worker that does not show the job yet
 LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
+_STOP = (signal.SIGTERM, signal.SIGINT)
 ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
 
 
-def main(settings: Settings, dsn: str, shared: SharedSlots, pipes: Pipes) -> int:
+def main(settings: Settings, dsn: str, shared: SharedSlots, life: int) -> int:
     """Keep until told to stop; the process's exit status."""
     log.configure(settings, threaded=True)
-    keeper = Keeper(settings, dsn, shared, pipes)
+    keeper = Keeper(settings, dsn, shared, life)
     unblock_signals()
     try:
         return keeper.keep()
@@ -57,22 +56,21 @@ def main(settings: Settings, dsn: str, shared: SharedSlots, pipes: Pipes) -> int
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
-    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots, pipes: Pipes) -> None:
+    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots, life: int) -> None:
         self.settings = settings
         self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._outage = log.Outage(self.log, "keeper.session.back")
         self._dsn = dsn
         self._conn: db.Connection | None = None
-        self._life: int | None = pipes.life
+        self._life: int | None = life
         self._supervisor = os.getppid()
-        self._calls = pipes.calls
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
         self._ask_all = True  # we may have missed it
         self._leave_at: float | None = None
         self._registry = WorkerRegistry()
-        self.signals = Signals((signal.SIGTERM, signal.SIGINT))
+        self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
     def keep(self) -> int:
@@ -138,8 +136,7 @@ class Keeper:
         grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
         if grace is not None:
             slot.cancel(held, now() + grace)
-            if not self._is_orphaned():
-                os.kill(self._supervisor, signal.SIGCHLD)  # wakes it: it tells, and ends, who has to stop
+            call_parent(self._supervisor)  # it interrupts and ends runs
 
     def _settle(self, slot: Slot) -> None:
         """Return what the dead worker of this slot held; then the slot is free for another."""
@@ -203,19 +200,17 @@ class Keeper:
         self._retry_at = now() + 1.0
 
     def _sleep(self) -> None:
-        others = [self._calls] if self._life is None else [self._calls, self._life]
+        others = [] if self._life is None else [self._life]
         if self._conn is not None and not self._conn.closed:
             others.append(self._conn.fileno())
         readable = self.signals.wait(TICK_SEC, *others)
-        if self._calls in readable and not drain_pipe(self._calls):
-            time.sleep(TICK_SEC)  # the supervisor is gone, so this pipe stays readable
         if self._life in readable:
             self._life = None  # at its end it would be readable for ever
 
     def _may_leave(self) -> bool:
         """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
         left = {slot.state for slot in self.shared.slots} - {State.FREE}
-        if not self._is_orphaned() and not self.signals.received:
+        if not (self._is_orphaned() or self.signals.received & set(_STOP)):
             return False
         if self._is_orphaned() and left - {State.DEAD}:
             return False

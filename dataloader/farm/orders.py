@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from dataloader.config import Settings
-from dataloader.farm.process import Pipes, Signals, now
-from dataloader.farm.slots import Slot
+from dataloader.farm.process import Signals, call_parent, now
+from dataloader.farm.slots import Order, Slot
 
 
 class Orders:
-    """SIGTERM and SIGINT drain the worker; SIGHUP announces a newer generation; the supervisor's death drains."""
+    """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker look at its slot."""
 
-    def __init__(self, settings: Settings, slot: Slot, pipes: Pipes) -> None:
+    def __init__(self, settings: Settings, slot: Slot, life: int) -> None:
         self.stop_at: float | None = None  # when a draining worker's run must be over (monotonic seconds)
-        self.retiring = False  # a newer generation is to take over
         self._settings = settings
         self._slot = slot
-        self._pipes = pipes
+        self._life = life  # a pipe whose only writer is the supervisor
+        self._supervisor = os.getppid()
         self._orphaned = False
         self.signals = Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._on_signal)
 
     def _on_signal(self, number: int) -> None:
         """In the signal handler: only set values."""
-        if number == signal.SIGHUP:
-            self.retiring = True
-        else:
+        if number != signal.SIGHUP:
             self.drain()
 
     def drain(self) -> None:
@@ -40,6 +39,16 @@ class Orders:
         return self.stop_at is not None
 
     @property
+    def may_claim(self) -> bool:
+        """False once the worker drains, and while another worker has its place."""
+        return not self.stopping and self._slot.order is Order.WORK
+
+    @property
+    def is_over(self) -> bool:
+        """True once the worker drains or leaves."""
+        return self.stopping or self._slot.order is Order.LEAVE
+
+    @property
     def is_overdue(self) -> bool:
         """True once a draining worker has used up DL_DRAIN_SEC and DL_KILL_GRACE_SEC."""
         return self.stop_at is not None and now() > self.stop_at + self._settings.dl_kill_grace_sec
@@ -49,9 +58,9 @@ class Orders:
 
         Returns those of `others` that can be read.
         """
-        life = [] if self._orphaned else [self._pipes.life]  # a pipe without a writer is readable for ever
+        life = [] if self._orphaned else [self._life]  # a pipe without a writer is readable for ever
         readable = self.signals.wait(seconds, *others, *life)
-        if self._pipes.life in readable:
+        if self._life in readable:
             self._orphaned = True
             self.drain()
         return readable
@@ -59,3 +68,7 @@ class Orders:
     def sleep(self, seconds: float) -> None:
         """Wait for `seconds`, or until an order comes."""
         self.pause(seconds)
+
+    def call_supervisor(self) -> None:
+        """Let the supervisor look at the slot now; otherwise its next tick does."""
+        call_parent(self._supervisor)

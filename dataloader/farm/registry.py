@@ -78,9 +78,10 @@ class WorkerRegistry:
 
 
 def _state(slot: Slot) -> str:
-    """What people see: a worker whose process is stopped says of itself what it did before."""
-    is_stopped = slot.state is not State.DEAD and process.is_stopped(slot.fields.pid)
-    return "stopped" if is_stopped else slot.state.name.lower()
+    """What people see: a stopped process cannot show its state itself, and a resting one has yet to start to work."""
+    if slot.state is not State.DEAD and process.is_stopped(slot.fields.pid):
+        return "stopped"
+    return "starting" if slot.state is State.RESTING else slot.state.name.lower()
 
 
 def _started(pid: int) -> datetime | None:

@@ -24,11 +24,20 @@ class State(IntEnum):
 
     FREE = 0
     STARTING = 1
-    AWAKE = 2  # ready, looking for work or writing an end
-    IDLE = 3  # waiting for a notification
-    BUSY = 4  # runs the job that the slot shows
-    LEAVING = 5  # about to exit, to be replaced by a newer generation
-    DEAD = 6  # reaped; what it held is the keeper's to settle
+    RESTING = 2  # ready, and claims nothing before another order
+    AWAKE = 3  # claims or writes ends
+    IDLE = 4  # waits for a notification
+    BUSY = 5  # runs the job that the slot shows
+    LEAVING = 6  # about to exit, for its successor
+    DEAD = 7  # reaped; the keeper recovers its jobs
+
+
+class Order(IntEnum):
+    """The supervisor's order to a worker."""
+
+    WAIT = 0  # finish the run, then claim nothing
+    WORK = 1
+    LEAVE = 2  # exit; only a worker that rests gets this order
 
 
 class Why(IntEnum):
@@ -66,6 +75,8 @@ class _Fields(ctypes.Structure):
         ("pid", ctypes.c_int32),
         ("queue", ctypes.c_int32),  # the number that the supervisor gives the queue
         ("reload", ctypes.c_int32),  # and the settings that the process was started with
+        ("order", ctypes.c_int32),  # by the supervisor
+        ("explains", ctypes.c_bool),  # whether the process logs the stack of a failed import
         ("looked_at", ctypes.c_double),  # when the worker's last claim that found nothing was sent
         ("due_at", ctypes.c_double),  # when the next row is due, as it was told by that; written before looked_at
         ("exit_status", ctypes.c_int32),
@@ -114,11 +125,36 @@ class Slot:
         """The identity that the worker writes to claimed_by."""
         return bytes(self.fields.worker).decode()
 
-    def take(self, queue: int, reload: int = 0) -> None:
-        """For a process about to be forked; its farm gives the queue a number, and the settings it is started with."""
+    @property
+    def order(self) -> Order:
+        """What the supervisor has ordered."""
+        return Order(self.fields.order)
+
+    @order.setter
+    def order(self, order: Order) -> None:
+        self.fields.order = order
+
+    @property
+    def works(self) -> bool:
+        """True while the worker may be at a claim, a run or an end."""
+        return self.state in (State.AWAKE, State.IDLE, State.BUSY)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the worker has a session and need not leave."""
+        return self.order is not Order.LEAVE and (self.works or self.state is State.RESTING)
+
+    @property
+    def rests(self) -> bool:
+        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
+        return self.order is Order.WAIT and self.state is State.RESTING
+
+    def take(self, queue: int, reload: int = 0, explains: bool = False) -> None:
+        """For a process about to be forked, with the numbers of its queue and of its settings; its order is WAIT."""
         ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
         self.fields.queue = queue
         self.fields.reload = reload
+        self.fields.explains = explains
         self.fields.state = State.STARTING
 
     @property
@@ -264,9 +300,6 @@ class Slot:
         """When a busy worker's job must be over unless its lease is renewed: half the margin after `fence_at`."""
         unrenewed = self.fence_at + fence_margin(self.fields.lease_ttl) / 2
         return float(min(self.fields.fence_by or unrenewed, unrenewed))
-
-
-READY = (State.AWAKE, State.IDLE, State.BUSY)
 
 
 class SharedSlots:

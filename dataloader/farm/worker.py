@@ -31,7 +31,6 @@ from dataloader.farm.process import (
     EXIT_OK,
     EXIT_RECYCLE,
     Peak,
-    Pipes,
     adopt_orphans,
     cpu_used,
     end_children,
@@ -40,25 +39,25 @@ from dataloader.farm.process import (
 )
 from dataloader.farm.runner import Runner, headline
 from dataloader.farm.session import WorkerSession
-from dataloader.farm.slots import READY, SharedSlots, Slot, State
+from dataloader.farm.slots import Order, SharedSlots, Slot, State
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import End, Finish, Job, Outcome, decide
 from dataloader.queue.lifecycle import Ended
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
-PLACE_SEC = 0.05  # between looks for a place: how late a job may start because its worker was replaced
+REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
-def main(settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, pipes: Pipes) -> int:
+def main(settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, life: int) -> int:
     """Work on one queue until an order to stop or to leave; returns the process's exit status."""
     log.configure(settings, threaded=True)
-    worker = Worker(settings, dsn, queue_name, shared, slot, pipes)
+    worker = Worker(settings, dsn, queue_name, shared, slot, life)
     unblock_signals()
     try:
         pipelines.load(settings.pipeline_modules)
     except BaseException as e:
-        at_length = {"exc_info": e} if _takes(pipes.tell) else {}
+        at_length = {"exc_info": e} if slot.fields.explains else {}
         worker.log.error("worker.pipelines.failed", error=headline(e), **at_length)
         return EXIT_CANNOT_START
     worker.orders.signals.put_back()  # a module may have changed the handlers at its import
@@ -78,7 +77,7 @@ class Worker:
     """One worker process. Its parts: the orders, the session, the batch, the heartbeat, the runner."""
 
     def __init__(
-        self, settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, pipes: Pipes
+        self, settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, life: int
     ) -> None:
         self.settings = settings
         self.queue = queue_name
@@ -87,13 +86,12 @@ class Worker:
         name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
         slot.occupy(name, queue_name)
         self.log = structlog.get_logger("worker").bind(worker=name, queue=queue_name)
-        self.orders = Orders(settings, slot, pipes)
+        self.orders = Orders(settings, slot, life)
         self.session = WorkerSession(settings, dsn, queue_name, self.orders, slot, self.log)
         self.batch = Batch(settings, queue_name, self.session, self.orders, self.log)
         self.heartbeat = Heartbeat(self.session, self.batch, settings.dl_heartbeat_sec)
         self.runner = Runner(settings, dsn, slot, lambda: self.orders.stop_at, self.session.leap)
         self.traces = traces.start(name)
-        self._pipes = pipes
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
@@ -104,20 +102,20 @@ class Worker:
 
     def work(self) -> int:
         """Claim until no job is claimable, then wait; connect whenever there is no session."""
-        while not self.orders.stopping:
+        while self._sound and not self.orders.is_over:
             try:
-                if not self.session.is_open:
+                if not (self.session.is_open or self.batch.has_ends):
                     self._connect()
-                self._take_place()
-                while self._sound and not self.orders.stopping and not self._may_leave() and self.work_some():
-                    pass
-                if not self._sound or self.slot.state is State.LEAVING:
-                    break
-                self._wait()
+                elif not self.orders.may_claim:
+                    self._rest()
+                elif not self.work_some():
+                    self._wait()
             except psycopg.Error as e:
                 if not db.is_passing(e):
                     raise
                 self.session.lost(e)
+        if self.slot.order is Order.LEAVE:
+            self.slot.state = State.LEAVING
         self.batch.write_last()
         if not self._sound:
             return EXIT_RECYCLE
@@ -126,6 +124,9 @@ class Worker:
 
     def work_some(self) -> bool:
         """Write the ends of earlier runs, claim jobs, run them. True: claim again at once; False: wait."""
+        if self.slot.state is not State.AWAKE:
+            self.slot.state = State.AWAKE
+            self._title("idle")
         sent = now()
         most = self.batch.size_next()
         step = self.batch.step(most)
@@ -227,34 +228,17 @@ class Worker:
         with suppress(psycopg.Error):  # the heartbeat handles a lost session; the jobs are claimed
             self.traces.learn(lifecycle.traces(self.session.conn, [job.job_id for job in jobs]))
 
-    # --- a newer generation ---
-
-    def _may_leave(self) -> bool:
-        """Where a newer generation is to take over: try to be the one that may leave now."""
-        if not self.orders.retiring:
-            return False
-        before = self.slot.state
-        self.slot.state = State.LEAVING  # before the permission is taken, see Supervisor._let_one_leave
-        if before is State.LEAVING or _takes(self._pipes.leave):
-            return True
-        self.slot.state = before
-        return False
-
-    def _take_place(self) -> None:
-        """Start to work, or first wait until a worker of before has left: no more jobs run at once than wished for."""
-        while self.slot.state is State.STARTING and self._is_one_too_many() and not self.orders.stopping:
-            self._title("waits for a place")
-            if not self._may_leave():
-                self.orders.pause(PLACE_SEC)
-                list(self.session.conn.notifies(timeout=0))  # unread ones would stop the backend, and then all NOTIFY
-        if self.slot.state is not State.LEAVING:
-            self.slot.state = State.AWAKE
-            self._title("idle")
-
-    def _is_one_too_many(self) -> bool:
-        wished_for = sum(spec.concurrency for spec in self.settings.workers if spec.queue == self.queue)
-        of_queue = [slot for slot in self.shared.slots if slot.fields.queue == self.slot.fields.queue]
-        return sum(slot.state in READY for slot in of_queue) >= wished_for
+    def _rest(self) -> None:
+        """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
+        if self.batch.owes:
+            self.batch.step(0)
+        if self.slot.state is not State.RESTING:
+            self.slot.state = State.RESTING
+            self._title("waits to claim")
+            self.orders.call_supervisor()
+        list(self.session.conn.notifies(timeout=0))  # unread ones would stop the backend, and then all NOTIFY
+        if not (self.orders.may_claim or self.orders.is_over):
+            self.orders.pause(REST_SEC, self.session.conn.fileno())
 
     # --- waiting ---
 
@@ -265,18 +249,14 @@ class Worker:
         due_at = math.inf if self._due_in is None else now() + self._due_in
         if self.batch.has_locked:
             poll_at = min(poll_at, self.batch.retry_at)
-        leave = [self._pipes.leave] if self.orders.retiring else []
         # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
-        while now() < poll_at and not self.orders.stopping and self.orders.retiring == bool(leave):
+        while now() < poll_at and self.orders.may_claim:
             if self._notified() or now() > due_at:
                 if (due := self._looked_for_by_sibling()) is None:
                     break
                 due_at = due
-            elif self._pipes.leave in self.orders.pause(
-                min(poll_at, due_at + 0.001) - now(), self.session.conn.fileno(), *leave
-            ):
-                break
-        self.slot.state = State.AWAKE
+            else:
+                self.orders.pause(min(poll_at, due_at + 0.001) - now(), self.session.conn.fileno())
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))
@@ -294,11 +274,3 @@ class Worker:
         called = now()
         self.orders.pause(HERD_SEC * before.bit_length())
         return self.shared.looked_for(self.slot, called)
-
-
-def _takes(pipe: int) -> bool:
-    """Take a byte that one process of several may have; False when none is there."""
-    try:
-        return bool(os.read(pipe, 1))
-    except BlockingIOError:
-        return False

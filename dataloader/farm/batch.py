@@ -171,7 +171,7 @@ class Batch:
 
     def write_last(self) -> None:
         """Write all ends before the worker leaves; raises Unwritten when rows stay locked for longer than a drain."""
-        began = now()
+        patience = now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
         while self.owes:
             try:
                 self.step(0)
@@ -180,8 +180,7 @@ class Batch:
                     raise
                 self._session.lost(e)
             if left := self.owes:
-                stop_at = self._orders.stop_at or began + self._settings.dl_drain_sec
-                if now() > stop_at + self._settings.dl_kill_grace_sec - 2 * LOCKED_SEC:
+                if now() > (self._orders.drain_by or patience) - 2 * LOCKED_SEC:
                     raise Unwritten(f"the ends of {left} jobs could not be written: their rows are locked")
                 self._orders.pause(LOCKED_SEC)
 

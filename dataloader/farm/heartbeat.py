@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,9 @@ import structlog
 from psycopg import errors
 
 from dataloader import log
+from dataloader.config import Settings
 from dataloader.farm.batch import TICK_SEC, Batch
+from dataloader.farm.lease import Lease
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import Slot
@@ -35,60 +37,14 @@ RETAKE_SEC = 5.0  # how long taking the key again may last: the old session is g
 LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
 
 
-class Lease:
-    """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
-
-    def __init__(self, job: Job, slot: Slot, wake: Callable[[], None], is_watched: Callable[[], bool]) -> None:
-        """`wake` calls the heartbeat, `is_watched` says whether there is one."""
-        self.job = job
-        self.slot = slot
-        self.began = now()
-        self.released = False  # the run is over
-        self.progress: dict[str, Any] | None = None  # not written yet
-        self.progress_at = 0.0  # when progress may be written again
-        self._wake = wake
-        self._is_watched = is_watched
-        self.stop: End | None = None
-        self.reason: str | None = None
-
-    def renewed(self, sent: float) -> None:
-        """The database confirmed a renewal that was sent at this instant."""
-        self.slot.fields.renewed = sent
-
-    def end(self, how: End, reason: str | None) -> None:
-        """The run has to stop at its next safe point; a claim that is over outweighs a cancellation."""
-        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
-            self.stop, self.reason = how, reason
-
-    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
-        """The claim is over: the run stops, or is ended `within` seconds; by default before the lease is over."""
-        self.end(how, reason)
-        self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
-
-    def must_stop(self) -> bool:
-        """Called at every safe point, so it costs next to nothing."""
-        if self.stop in (None, End.CANCELED) and now() > self.slot.fence_at:
-            self.give_up(End.HANDED_BACK, "the lease ran out")
-        if self.stop in (None, End.CANCELED) and not self._is_watched():
-            self.give_up(End.HANDED_BACK, "the heartbeat is dead")
-        return self.stop is not None
-
-    def report(self, progress: dict[str, Any]) -> None:
-        """Keep progress for the next write; copied, because the pipeline may go on changing it."""
-        is_first = self.progress is None
-        self.progress = dict(progress)
-        if is_first:
-            self._wake()
-
-
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
-    def __init__(self, session: WorkerSession, batch: Batch, heartbeat_sec: float) -> None:
+    def __init__(self, session: WorkerSession, batch: Batch, settings: Settings) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._batch = batch
-        self._heartbeat_sec = heartbeat_sec
+        self._settings = settings
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
@@ -120,7 +76,7 @@ class Heartbeat(threading.Thread):
     @contextmanager
     def run_of(self, job: Job, slot: Slot) -> Iterator[Lease]:
         """Hold `job`, which the worker's slot shows, while the block runs; within `holding`."""
-        lease = Lease(job, slot, self._hurry, self.is_alive)
+        lease = Lease(job, slot, self._settings, self._hurry, self.is_alive)
         self._lease = lease
         if self._sleeps_until > lease.began + TICK_SEC:
             self._wake()
@@ -179,7 +135,7 @@ class Heartbeat(threading.Thread):
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
-        interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
+        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
         self._session.conn.answer_within = max(1.0, interval)
         self._has_key = True
         # What was claimed ahead says by a beat that it was begun, unless it is over sooner: see dl_reap.
@@ -269,7 +225,7 @@ class Heartbeat(threading.Thread):
         self._log.warning("session.lost", job_id=str(lease.job.job_id), error=str(error).strip())
         self._session.conn.close()
         while not self._retake(lease):
-            if lease.stop is not None and lease.stop is not End.CANCELED:
+            if not lease.goes_on:
                 return
             if now() > lease.slot.fence_at:
                 lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
@@ -295,7 +251,7 @@ class Heartbeat(threading.Thread):
 
         False: claim or key are lost, and the run has to end.
         """
-        interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
+        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
         self._session.conn.answer_within = max(RETAKE_SEC, interval)
         sent = now()
         has_key = lifecycle.retake(self._session.current, lease.job)

@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 
 from dataloader import log
 from dataloader.config import Settings
+from dataloader.farm.deadlines import Reason, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FENCED,
@@ -30,7 +31,7 @@ from dataloader.farm.process import (
     unblock_signals,
 )
 from dataloader.farm.registry import WorkerRegistry
-from dataloader.farm.slots import Held, SharedSlots, Slot, State, Why
+from dataloader.farm.slots import Held, SharedSlots, Slot, State
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
 
@@ -232,7 +233,7 @@ class Keeper:
             if slot.state in (State.FREE, State.DEAD):
                 continue
             slot.drain_until(now() + patience)
-            if why := slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
+            if why := kill_reason(slot, self.settings):
                 slot.fields.why = why
                 kill_group(slot.fields.pid)
             if not _exists(slot.fields.pid):
@@ -241,26 +242,26 @@ class Keeper:
                 slot.state = State.DEAD
 
 
-_ENDS = {Why.DRAIN: "drain", Why.FENCED: "drain", Why.TIMEOUT: "timeout"}  # the rest are crashes
+_ENDS = {Reason.DRAIN: "drain", Reason.FENCED: "drain", Reason.TIMEOUT: "timeout"}  # the rest are crashes
 _REASONS = {
-    Why.DRAIN: "drain",
-    Why.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
-    Why.FENCED: "the lease ran out",
-    Why.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
-    Why.CANCELED: "canceled by force: the run did not stop and was killed",
+    Reason.DRAIN: "drain",
+    Reason.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
+    Reason.FENCED: "the lease ran out",
+    Reason.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
+    Reason.CANCELED: "canceled by force: the run did not stop and was killed",
 }
 
 
-def why_of_death(slot: Slot) -> Why:
+def why_of_death(slot: Slot) -> Reason:
     """Why the slot's worker ended; one that gave its claim up and left by itself was fenced as well."""
     has_left = slot.fields.exit_status == EXIT_FENCED and slot.fields.fence_by
-    return Why.FENCED if has_left else Why(slot.fields.why)
+    return Reason.FENCED if has_left else Reason(slot.fields.why)
 
 
 def reason_of_death(slot: Slot) -> str:
     """What a person should know of how the slot's worker ended."""
     fields = slot.fields
-    if fields.why == Why.MEMORY:
+    if fields.why == Reason.MEMORY:
         used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
         return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
     how = f"killed by signal {-fields.exit_status}" if fields.exit_status < 0 else f"exited with {fields.exit_status}"

@@ -14,7 +14,6 @@ class Orders:
     """SIGTERM, SIGINT and the supervisor's death drain the worker; SIGHUP makes the worker look at its slot."""
 
     def __init__(self, settings: Settings, slot: Slot, life: int) -> None:
-        self.stop_at: float | None = None  # when a draining worker's run must be over (monotonic seconds)
         self._settings = settings
         self._slot = slot
         self._life = life  # a pipe whose only writer is the supervisor
@@ -29,14 +28,17 @@ class Orders:
 
     def drain(self) -> None:
         """Claim nothing more; a running job has DL_DRAIN_SEC. Safe in a signal handler: the method only sets values."""
-        if self.stop_at is None:
-            self.stop_at = now() + self._settings.dl_drain_sec
-            self._slot.drain_until(self.stop_at + self._settings.dl_kill_grace_sec)
+        self._slot.drain_until(now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec)
+
+    @property
+    def drain_by(self) -> float:
+        """When a draining worker is killed (monotonic seconds); 0 while the worker does not drain."""
+        return float(self._slot.fields.drain_by)
 
     @property
     def stopping(self) -> bool:
         """True once the worker drains."""
-        return self.stop_at is not None
+        return self.drain_by > 0
 
     @property
     def may_claim(self) -> bool:
@@ -51,7 +53,7 @@ class Orders:
     @property
     def is_overdue(self) -> bool:
         """True once a draining worker has used up DL_DRAIN_SEC and DL_KILL_GRACE_SEC."""
-        return self.stop_at is not None and now() > self.stop_at + self._settings.dl_kill_grace_sec
+        return self.stopping and now() > self.drain_by
 
     def pause(self, seconds: float, *others: int) -> list[int]:
         """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`.

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import IntEnum
 from uuid import UUID
 
-from dataloader.farm.process import cpu_used, is_running, memory_used, now
+from dataloader.farm.process import cpu_used, now
 
 
 class State(IntEnum):
@@ -38,18 +38,6 @@ class Order(IntEnum):
     WAIT = 0  # finish the run, then claim nothing
     WORK = 1
     LEAVE = 2  # exit; only a worker that rests gets this order
-
-
-class Why(IntEnum):
-    """Why the supervisor ended a worker, or its run has to stop, so that the keeper can settle its job accordingly."""
-
-    NOT_US = 0
-    DRAIN = 1
-    STALLED = 2
-    FENCED = 3
-    TIMEOUT = 4
-    CANCELED = 5
-    MEMORY = 6
 
 
 class _Fields(ctypes.Structure):
@@ -95,14 +83,6 @@ class Held:
     lease_ttl: float
     renewed: float
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a run, from its job or its pipeline; None: nothing does."""
-
-    timeout_sec: float | None = None
-    max_memory_mb: float | None = None
 
 
 class Slot:
@@ -185,26 +165,16 @@ class Slot:
         self.fields.generation += 1
         self.fields.state = State.BUSY
 
-    def limit(self, limits: Limits) -> None:
-        """By the worker: it begins to run the pipeline, which may take and use so much."""
-        self.fields.timeout_at = now() + limits.timeout_sec if limits.timeout_sec else 0
-        self.fields.memory_limit = int((limits.max_memory_mb or 0) * 2**20)
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None) -> None:
+        """By the worker: the run of the pipeline begins, and may take so many seconds and megabytes; None: any."""
+        self.fields.timeout_at = now() + timeout_sec if timeout_sec else 0
+        self.fields.memory_limit = int((max_memory_mb or 0) * 2**20)
 
     def cancel(self, held: Held, at: float) -> None:
         """By the keeper: the run that `held` shows has to stop at this monotonic instant."""
         self.fields.canceled = 0
         self.fields.cancel_at = at
         self.fields.canceled = held.generation
-
-    @property
-    def stop(self) -> tuple[float, Why] | None:
-        """When the run has to stop, wherever it is, and why; None while nothing says so."""
-        ends = []
-        if self.fields.timeout_at:
-            ends.append((float(self.fields.timeout_at), Why.TIMEOUT))
-        if self.fields.canceled == self.fields.generation:
-            ends.append((float(self.fields.cancel_at), Why.CANCELED))
-        return min(ends) if ends else None
 
     def died_of(self, exit_status: int, usage: resource.struct_rusage) -> None:
         """By the supervisor, which has buried the process: how it ended and what it had used."""
@@ -261,28 +231,6 @@ class Slot:
     def give_up(self, deadline: float) -> None:
         """By the worker: its claim is over, nobody should renew it, and the run must be by this monotonic instant."""
         self.fields.fence_by = min(self.fields.fence_by or deadline, deadline)
-
-    def overdue(self, stall_sec: float, kill_grace_sec: float) -> Why | None:
-        """Why the process must be ended now, if it must; a stopped one is no danger before it goes on."""
-        if self.fields.drain_by and now() > self.fields.drain_by:
-            return Why.DRAIN
-        if self.state is not State.BUSY:
-            return None
-        if self.stop and now() > self.stop[0] + kill_grace_sec:
-            return self.stop[1]
-        if self._uses_too_much():
-            return Why.MEMORY
-        if now() - self.fields.renewed > stall_sec:
-            return Why.STALLED
-        if now() > self.ends_by and is_running(self.fields.pid):
-            return Why.FENCED
-        return None
-
-    def _uses_too_much(self) -> bool:
-        if not self.fields.memory_limit:
-            return False
-        self.fields.memory_used = memory_used(self.fields.pid)
-        return bool(self.fields.memory_used > self.fields.memory_limit)
 
     @property
     def renewed(self) -> float:

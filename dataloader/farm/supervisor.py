@@ -21,6 +21,7 @@ from setproctitle import setproctitle
 
 from dataloader import log
 from dataloader.config import ConfigError, Settings
+from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
@@ -96,10 +97,11 @@ class Child:
     stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
     told: int = 0  # the claim (its generation in the slot) whose run was told to stop
 
-    def has_to_be_told(self) -> bool:
+    def has_to_be_told(self, settings: Settings) -> bool:
         """True once for each run that has to stop now."""
-        stop, generation = self.slot.stop, self.slot.fields.generation
-        if self.slot.state is not State.BUSY or stop is None or now() < stop[0] or self.told == generation:
+        generation = self.slot.fields.generation
+        passed = [each.reason for each in deadlines(self.slot, settings) if each.stop_at < now()]
+        if self.told == generation or not set(passed) & set(INTERRUPTS):
             return False
         self.told = generation
         return True
@@ -247,19 +249,17 @@ class Supervisor:
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""
         for pid, child in self._workers.items():
-            if why := child.slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
+            if why := kill_reason(child.slot, self.settings):
                 child.slot.fields.why = why
                 self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
-            elif child.has_to_be_told():
+            elif child.has_to_be_told(self.settings):
                 os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
         """Seconds until the next tick: no later than the next lease must be over."""
         busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
-        ends = [slot.ends_by for slot in busy]
-        for stop in filter(None, (slot.stop for slot in busy)):
-            ends += [at for at in (stop[0], stop[0] + self.settings.dl_kill_grace_sec) if at > now()]
+        ends = [at for slot in busy for deadline in deadlines(slot, self.settings) for at in deadline[:2] if at > now()]
         tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
         return min([tick, *(max(0.05, end - now()) for end in ends)])
 

@@ -89,8 +89,8 @@ class Worker:
         self.orders = Orders(settings, slot, life)
         self.session = WorkerSession(settings, dsn, queue_name, self.orders, slot, self.log)
         self.batch = Batch(settings, queue_name, self.session, self.orders, self.log)
-        self.heartbeat = Heartbeat(self.session, self.batch, settings.dl_heartbeat_sec)
-        self.runner = Runner(settings, dsn, slot, lambda: self.orders.stop_at, self.session.leap)
+        self.heartbeat = Heartbeat(self.session, self.batch, settings)
+        self.runner = Runner(settings, dsn, self.session.leap)
         self.traces = traces.start(name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0

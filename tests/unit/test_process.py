@@ -12,8 +12,10 @@ from uuid import uuid4
 
 import pytest
 
+from dataloader.config import Settings
+from dataloader.farm.deadlines import Reason, kill_reason, stop_reason
 from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import SharedSlots, State, Why
+from dataloader.farm.slots import SharedSlots, Slot, State
 
 FAMILY = """
 import os, signal, sys, time
@@ -26,6 +28,21 @@ def child():
     return 0
 fork(child); time.sleep(60)
 """
+
+
+LIMITS = Settings.model_construct(dl_stall_sec=100, dl_kill_grace_sec=5)
+
+
+def busy_slot(fields: dict[str, Any]) -> Slot:
+    """A slot whose run began just now, with these fields; instants are relative to now."""
+    slot = SharedSlots(1).slots[0]
+    slot.take(0)
+    slot.occupy("host:1:a")
+    slot.begin(uuid4(), 1, 60.0, now())
+    for name, value in fields.items():
+        is_time = name not in ("pid", "state", "canceled")
+        setattr(slot.fields, name, now() + value if is_time else value)
+    return slot
 
 
 def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
@@ -46,36 +63,51 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason"),
     [
         ({}, None),
-        ({"drain_by": -1}, Why.DRAIN),
+        ({"drain_by": -1}, Reason.DRAIN),
         ({"drain_by": 9}, None),
         ({"renewed": -50}, None),
-        ({"renewed": -60}, Why.FENCED),
+        ({"renewed": -60}, Reason.FENCED),
         ({"renewed": -60, "kept": -1}, None),
-        ({"renewed": -101, "kept": -1}, Why.STALLED),
-        ({"fence_by": -1}, Why.FENCED),
+        ({"renewed": -101, "kept": -1}, Reason.STALLED),
+        ({"fence_by": -1}, Reason.FENCED),
         ({"fence_by": 1}, None),
         ({"renewed": -60, "pid": 0}, None),
         ({"renewed": -200, "state": State.IDLE}, None),
         ({"timeout_at": -4}, None),
-        ({"timeout_at": -6}, Why.TIMEOUT),
+        ({"timeout_at": -6}, Reason.TIMEOUT),
         ({"cancel_at": -6}, None),
-        ({"cancel_at": -6, "canceled": 2}, Why.CANCELED),
+        ({"cancel_at": -6, "canceled": 2}, Reason.CANCELED),
         ({"cancel_at": -6, "canceled": 4}, None),
-        ({"cancel_at": -6, "canceled": 2, "timeout_at": -7}, Why.TIMEOUT),
+        ({"cancel_at": -6, "canceled": 2, "timeout_at": -7}, Reason.TIMEOUT),
     ],
 )
-def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) -> None:
-    slot = SharedSlots(1).slots[0]
-    slot.take(0)
-    slot.occupy("host:1:a")
-    slot.begin(uuid4(), 1, 60.0, now())
-    for name, value in fields.items():
-        is_time = name not in ("pid", "state", "canceled")
-        setattr(slot.fields, name, now() + value if is_time else value)
-    assert slot.overdue(stall_sec=100, kill_grace_sec=5) is why
+def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) -> None:
+    assert kill_reason(busy_slot(fields), LIMITS) is reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"drain_by": 6}, None),
+        ({"drain_by": 4}, Reason.DRAIN),
+        ({"renewed": -54}, None),
+        ({"renewed": -56}, Reason.FENCED),
+        ({"renewed": -56, "kept": -1}, None),
+        ({"renewed": -101, "kept": -1}, None),
+        ({"timeout_at": 1}, None),
+        ({"timeout_at": -1}, Reason.TIMEOUT),
+        ({"cancel_at": -1}, None),
+        ({"cancel_at": -1, "canceled": 2}, Reason.CANCELED),
+        ({"cancel_at": -1, "canceled": 2, "timeout_at": -2}, Reason.TIMEOUT),
+        ({"cancel_at": -1, "canceled": 2, "timeout_at": -2, "drain_by": 2}, Reason.DRAIN),
+    ],
+)
+def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None) -> None:
+    assert stop_reason(busy_slot(fields), LIMITS) is reason
 
 
 def test_the_earliest_end_of_a_drain_counts() -> None:

@@ -34,8 +34,8 @@ from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
 from dataloader.config import Settings
 from dataloader.farm import keeper, reaper, supervisor, worker
-from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, Pipes
-from dataloader.farm.slots import Farm, Slot
+from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
+from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.queue import db, migrations, probe
 
 T = TypeVar("T")
@@ -116,11 +116,11 @@ def workers() -> None:
     _check_database(settings, dsn, direct=True)
     _preload(settings)
 
-    def worker_main(settings: Settings, queue: str, farm: Farm, slot: Slot, pipes: Pipes) -> int:
-        return worker.main(settings, settings.queue_dsn or dsn, queue, farm, slot, pipes)
+    def worker_main(settings: Settings, queue: str, shared: SharedSlots, slot: Slot, life: int) -> int:
+        return worker.main(settings, settings.queue_dsn or dsn, queue, shared, slot, life)
 
-    def keeper_main(settings: Settings, farm: Farm, pipes: Pipes) -> int:
-        return keeper.main(settings, settings.queue_dsn or dsn, farm, pipes)
+    def keeper_main(settings: Settings, shared: SharedSlots, life: int) -> int:
+        return keeper.main(settings, settings.queue_dsn or dsn, shared, life)
 
     sys.exit(supervisor.Supervisor(config.load, settings, worker_main, keeper_main).run())
 

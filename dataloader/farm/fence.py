@@ -1,9 +1,8 @@
-"""The target database: where pipelines write, in transactions that a run without its claim cannot commit.
+"""The fence of the target database: a run without its claim cannot commit a transaction there.
 
-A worker that was stopped, or cut off, may come back when its job has been started anew, and go on writing: the queue
-refuses its finish, but it has never seen the target's rows. So the target itself keeps a fence (the fencing token of
-M. Kleppmann, "How to do distributed locking", 2016): a table `dl_fence` with the newest claim of each job. May import
-`db`.
+A stopped or disconnected worker may resume writing after another worker has started its job anew. The queue refuses the
+old worker's finish, but the queue has never seen the target's rows. So the target keeps a table `dl_fence` with the
+highest fencing token of each job (M. Kleppmann, "How to do distributed locking", 2016); a run's token is `Job.claim`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SQL = db.statements("target.sql")
 
 
 class Overtaken(Exception):
-    """A newer run of the job has begun: nothing that this one does may stand."""
+    """A newer run of the job has begun: the older run's transaction is rolled back."""
 
 
 @contextmanager
@@ -30,28 +29,29 @@ def transaction(
     dsn: str,
     schema: str,
     job_id: UUID,
-    claim: int,
+    fence_token: int,
     owner: str = "",
     leap: Callable[[int], int | None] = lambda fence: None,
 ) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction that commits only while `claim`, of this `owner`, is the job's newest, on a connection of its own.
+    """A transaction on a connection of its own; it commits only while `fence_token` of `owner` is the job's highest.
 
-    Its start ends what older runs of the job still have open there and waits for their commits. Where the fence stands
-    at `claim` or above and is not the owner's, `leap` is given its number and asks the queue for a higher one: None
-    when the job is somebody else's. Raises Overtaken, and rolls back, when a newer run has begun; psycopg.Error as
-    psycopg does, and what `leap` raises.
+    At its start the transaction ends the sessions of older runs of the job and waits for their commits. Where another
+    owner's fence stands at `fence_token` or above, `leap` gets the fence's number and returns a higher token from the
+    queue, or None when the job belongs to another worker. Raises Overtaken, after a rollback, when a newer run has
+    begun; psycopg.Error as psycopg does; any exception of `leap`.
     """
-    # No limits: hours of computing between two statements, or in one, are what pipelines are for.
+    # No limits: a pipeline may compute for hours in one statement or between two.
     conn = db.connect(
         dsn,
-        name=_name(job_id, claim),
+        name=_name(job_id, fence_token),
         schema=schema,
         answer_within=7 * 86_400,
         idle_in_transaction_timeout=0,
         keeps_defaults=True,
     )
     with conn:
-        fence = {"job_id": job_id, "claim": claim, "owner": owner, "session": "^" + _name(job_id, "([0-9]+)") + "$"}
+        session = "^" + _name(job_id, "([0-9]+)") + "$"
+        fence = {"job_id": job_id, "claim": fence_token, "owner": owner, "session": session}
         where = _raise(conn, fence) or _leap(conn, fence, leap)
         conn.execute(_SQL["forget"])
         with conn.transaction():
@@ -60,12 +60,12 @@ def transaction(
             _hold(conn, where, fence)
 
 
-def _name(job_id: UUID, claim: int | str) -> str:
-    return f"dl-job:{job_id}:{claim}"
+def _name(job_id: UUID, fence_token: int | str) -> str:
+    return f"dl-job:{job_id}:{fence_token}"
 
 
 def _raise(conn: db.Connection, fence: dict[str, Any]) -> str | None:
-    """Raise the fence to this claim; the schema where it stands, or None when it is another's."""
+    """Raise the fence to this run's token; the schema of the fence, or None when another run's fence stands there."""
     conn.execute(_SQL["end_older"], fence)
     try:
         row = conn.execute(_SQL["raise"], fence).fetchone()
@@ -76,24 +76,24 @@ def _raise(conn: db.Connection, fence: dict[str, Any]) -> str | None:
 
 
 def _leap(conn: db.Connection, fence: dict[str, Any], leap: Callable[[int], int | None]) -> str:
-    """Raise the fence to a number above the one where it stands, if the queue says that the job is ours.
+    """Raise the fence above its present number, if the queue confirms this run's claim.
 
-    When the queue has been set back, a run that has lost its job may have the same number as the next run, or a higher
-    one. The run that finds the fence not its own asks, and the queue knows one of the two. Asked once: a fence that has
-    risen again since is a later run's.
+    After the queue was set back, a run without its claim may have the next run's token or a higher one. The run that
+    finds another owner's fence asks the queue once; the queue knows one of the two runs. If the fence has risen again
+    meanwhile, a later run has raised the fence.
     """
     row = conn.execute(_SQL["height"], fence).fetchone()
-    claim = leap(row[0] if row else fence["claim"])
-    if claim is not None:
-        fence["claim"] = claim
-        conn.execute(_SQL["rename"], {"name": _name(fence["job_id"], claim)})
+    fence_token = leap(row[0] if row else fence["claim"])
+    if fence_token is not None:
+        fence["claim"] = fence_token
+        conn.execute(_SQL["rename"], {"name": _name(fence["job_id"], fence_token)})
         if where := _raise(conn, fence):
             return where
     raise Overtaken
 
 
 def _make(conn: db.Connection, what: str) -> None:
-    # Somebody else may be at it: IF NOT EXISTS is no help against that.
+    # Another run may create the table at the same time: IF NOT EXISTS does not prevent these errors.
     with suppress(errors.UniqueViolation, errors.DuplicateTable, errors.DuplicateObject, errors.DuplicateColumn):
         conn.execute(_SQL[what])
 

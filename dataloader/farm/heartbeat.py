@@ -13,156 +13,38 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
 
 import psycopg
 import structlog
 from psycopg import errors
 
 from dataloader import log
+from dataloader.config import Settings
+from dataloader.farm.batch import TICK_SEC, Batch
+from dataloader.farm.lease import Lease
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
+from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import Slot
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import End, Finish, Job, Status, beat_interval, to_json
+from dataloader.queue.job import End, Job, beat_interval, to_json
 
-TICK_SEC = 0.05  # how long a run is not looked at, an end may wait for its batch, and a job behind another's run
-LOCKED_SEC = 0.25  # until an end is tried again whose row somebody has locked
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
 RETAKE_SEC = 5.0  # how long taking the key again may last: the old session is given 2 s to end
 LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
 
 
-class Lease:
-    """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
-
-    def __init__(self, job: Job, slot: Slot, wake: Callable[[], None], is_watched: Callable[[], bool]) -> None:
-        """`wake` calls the heartbeat, `is_watched` says whether there is one."""
-        self.job = job
-        self.slot = slot
-        self.began = now()
-        self.released = False  # the run is over
-        self.progress: dict[str, Any] | None = None  # not written yet
-        self.progress_at = 0.0  # when progress may be written again
-        self._wake = wake
-        self._is_watched = is_watched
-        self.stop: End | None = None
-        self.reason: str | None = None
-
-    def renewed(self, sent: float) -> None:
-        """The database confirmed a renewal that was sent at this instant."""
-        self.slot.fields.renewed = sent
-
-    def end(self, how: End, reason: str | None) -> None:
-        """The run has to stop at its next safe point; a claim that is over outweighs a cancellation."""
-        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
-            self.stop, self.reason = how, reason
-
-    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
-        """The claim is over: the run stops, or is ended `within` seconds; by default before the lease is over."""
-        self.end(how, reason)
-        self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
-
-    def must_stop(self) -> bool:
-        """Called at every safe point, so it costs next to nothing."""
-        if self.stop in (None, End.CANCELED) and now() > self.slot.fence_at:
-            self.give_up(End.HANDED_BACK, "the lease ran out")
-        if self.stop in (None, End.CANCELED) and not self._is_watched():
-            self.give_up(End.HANDED_BACK, "the heartbeat is dead")
-        return self.stop is not None
-
-    def report(self, progress: dict[str, Any]) -> None:
-        """Keep progress for the next write; copied, because the pipeline may go on changing it."""
-        is_first = self.progress is None
-        self.progress = dict(progress)
-        if is_first:
-            self._wake()
-
-
-class Hold:
-    """What a worker holds besides the run under way: jobs that it has claimed ahead, ends that are not written yet.
-
-    Shared by the worker's thread, which takes from one and adds to the other, and the heartbeat, which empties both.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: deque[Job] = deque()
-        self.ends: deque[lifecycle.Ended] = deque()
-        self.ended_at = 0.0  # when the oldest of the ends was added
-        self.locked: list[lifecycle.Ended] = []  # ends whose rows somebody has locked
-        self.retry_at = 0.0  # when these are to be tried again
-        self.begun: UUID | None = None  # the first job of the last claim: its row says that it was begun
-
-    def claimed(self, jobs: Sequence[Job]) -> None:
-        """Keep jobs to be run, the best first."""
-        self.begun = jobs[0].job_id
-        self.waiting.extend(jobs)
-
-    def next(self) -> Job | None:
-        """Take the best of the jobs that wait; None when there is none left."""
-        try:
-            return self.waiting.popleft()
-        except IndexError:
-            return None
-
-    def add(self, end: lifecycle.Ended) -> None:
-        """Keep an end to be written."""
-        if not self.ends:
-            self.ended_at = now()
-        self.ends.append(end)
-
-    def take(self) -> list[lifecycle.Ended]:
-        """Take the ends that are to be written now; those of locked rows among them once LOCKED_SEC are over."""
-        ends = []
-        if now() >= self.retry_at:
-            ends, self.locked = self.locked, []
-        return ends + [self.ends.popleft() for _ in range(len(self.ends))]
-
-    def keep(self, ends: Sequence[lifecycle.Ended]) -> None:
-        """Keep ends of locked rows, to be written a little later."""
-        if not self.locked:
-            self.retry_at = now() + LOCKED_SEC
-        self.locked += ends
-
-    @property
-    def owes(self) -> int:
-        """How many ends are to be written."""
-        return len(self.ends) + len(self.locked)
-
-    def hand_back(self, reason: str) -> None:
-        """Give up what waits, the last first: nobody has begun it, so it is not counted."""
-        while self.waiting:
-            try:
-                self.add(lifecycle.Ended(self.waiting.pop(), Finish("hand_back", reason)))
-            except IndexError:
-                return  # the other thread has taken it
-
-
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
-    def __init__(
-        self,
-        session: lifecycle.Session,
-        reconnect: Callable[[float], lifecycle.Session],
-        heartbeat_sec: float,
-        written: Callable[[Sequence[lifecycle.Ended], Mapping[UUID, Status], Collection[UUID]], None],
-    ) -> None:
-        """`reconnect` opens a new session within the seconds given, or raises a passing error.
-
-        `written` hears of the ends that the thread has tried to write, what became of those that were still ours, and
-        whose rows were locked.
-        """
+    def __init__(self, session: WorkerSession, batch: Batch, settings: Settings) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self.session = session
-        self.hold = Hold()
-        self._written = written
-        self._reconnect = reconnect
-        self._heartbeat_sec = heartbeat_sec
+        self._session = session
+        self._batch = batch
+        self._settings = settings
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
@@ -180,21 +62,21 @@ class Heartbeat(threading.Thread):
         Afterwards it is the caller's again, perhaps another one, or closed. When it is not `is_sound` any more, there
         should be no other such block.
         """
-        patience = self.session.conn.answer_within
+        patience = self._session.conn.answer_within
         self._is_ours = True
         try:
             yield
         finally:
             self._is_ours = False
             self._take_back()
-            self.session.conn.answer_within = patience
+            self._session.conn.answer_within = patience
             if not self.is_sound:
-                self.session.conn.close()  # it may have been in the middle of an exchange
+                self._session.conn.close()  # it may have been in the middle of an exchange
 
     @contextmanager
     def run_of(self, job: Job, slot: Slot) -> Iterator[Lease]:
         """Hold `job`, which the worker's slot shows, while the block runs; within `holding`."""
-        lease = Lease(job, slot, self._hurry, self.is_alive)
+        lease = Lease(job, slot, self._settings, self._hurry, self.is_alive)
         self._lease = lease
         if self._sleeps_until > lease.began + TICK_SEC:
             self._wake()
@@ -253,11 +135,11 @@ class Heartbeat(threading.Thread):
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
-        interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
-        self.session.conn.answer_within = max(1.0, interval)
+        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
+        self._session.conn.answer_within = max(1.0, interval)
         self._has_key = True
         # What was claimed ahead says by a beat that it was begun, unless it is over sooner: see dl_reap.
-        is_shown = lease.job.job_id == self.hold.begun
+        is_shown = lease.job.job_id == self._batch.begun
         self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
         while not lease.released:
             try:
@@ -293,30 +175,22 @@ class Heartbeat(threading.Thread):
         return True
 
     def _unburden(self, lease: Lease) -> bool:
-        """Write ends that have waited for their batch, hand back what waits behind a long run; False: nothing did."""
-        late = now() - TICK_SEC
-        if lease.began < late:
-            self.hold.hand_back("not started: another job took longer")
-        is_due = self.hold.ends and min(self.hold.ended_at, lease.began) <= late
-        if not (is_due or (self.hold.locked and now() >= self.hold.retry_at)):
+        """Write ends that have waited for their batch, hand back jobs behind a long run; False: nothing was written."""
+        if lease.began < now() - TICK_SEC:
+            self._batch.hand_back("not started: another job took longer")
+        if not self._batch.is_due(lease.began):
             return False
-        ends = self.hold.take()
-        try:
-            written = lifecycle.finish_some(self.session.conn, self.session.worker, ends)
-        except BaseException:
-            self.hold.ends.extendleft(reversed(ends))
-            raise
-        self._written(ends, written.ended, written.locked)
+        self._batch.write()
         return True
 
     def _sleep(self, lease: Lease) -> None:
         """Until something is to be done: a beat, progress, a word from the server or from the pipeline's thread."""
         until = self._next_beat if lease.progress is None else min(self._next_beat, lease.progress_at)
-        if self.hold.owes or self.hold.waiting:
+        if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
         sources = [self._read]
-        if not self.session.conn.closed:
-            sources.append(self.session.conn.fileno())
+        if self._session.is_open:
+            sources.append(self._session.conn.fileno())
         if self._read in readable(sources, until - now()):
             drain_pipe(self._read)
 
@@ -330,7 +204,7 @@ class Heartbeat(threading.Thread):
 
     def _heard_cancel(self, job: Job) -> bool:
         """Read what the server sent. Job notifications may be dropped: the worker claims again after this job."""
-        heard = [note for note in self.session.conn.notifies(timeout=0) if note.channel == lifecycle.CANCEL_CHANNEL]
+        heard = [note for note in self._session.conn.notifies(timeout=0) if note.channel == lifecycle.CANCEL_CHANNEL]
         return any(note.payload == str(job.job_id) for note in heard)
 
     def _beat(self, lease: Lease, progress: dict[str, Any] | None, journal: bool) -> None:
@@ -338,7 +212,7 @@ class Heartbeat(threading.Thread):
         if progress and document is None:
             self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
         sent = now()
-        answer = lifecycle.beat(self.session.conn, lease.job, document, journal)
+        answer = lifecycle.beat(self._session.conn, lease.job, document, journal)
         if answer is None:
             lease.give_up(End.GONE, "the claim is somebody else's", within=LOST_SEC)
             return
@@ -349,9 +223,9 @@ class Heartbeat(threading.Thread):
     def _recover(self, lease: Lease, error: BaseException) -> None:
         """The session is lost: open another, take the key again, renew; stop the run when that fails in time."""
         self._log.warning("session.lost", job_id=str(lease.job.job_id), error=str(error).strip())
-        self.session.conn.close()
+        self._session.conn.close()
         while not self._retake(lease):
-            if lease.stop is not None and lease.stop is not End.CANCELED:
+            if not lease.goes_on:
                 return
             if now() > lease.slot.fence_at:
                 lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
@@ -362,8 +236,8 @@ class Heartbeat(threading.Thread):
 
     def _retake(self, lease: Lease) -> bool:
         try:
-            self.session = self._reconnect(max(1.0, lease.slot.fence_at - now()))
-            self.hold.hand_back("not started: the session was lost")
+            self._session.open(max(1.0, lease.slot.fence_at - now()))
+            self._batch.hand_back("not started: the session was lost")
             if self._regain(lease):
                 self._log.info("session.back", job_id=str(lease.job.job_id))
             return True
@@ -377,11 +251,11 @@ class Heartbeat(threading.Thread):
 
         False: claim or key are lost, and the run has to end.
         """
-        interval = beat_interval(self._heartbeat_sec, lease.job.lease_ttl_sec)
-        self.session.conn.answer_within = max(RETAKE_SEC, interval)
+        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
+        self._session.conn.answer_within = max(RETAKE_SEC, interval)
         sent = now()
-        has_key = lifecycle.retake(self.session, lease.job)
-        self.session.conn.answer_within = max(1.0, interval)
+        has_key = lifecycle.retake(self._session.current, lease.job)
+        self._session.conn.answer_within = max(1.0, interval)
         if has_key is False:
             lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
             return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import suppress
 
 import psutil
@@ -19,33 +18,34 @@ from setproctitle import setproctitle
 
 from dataloader import log
 from dataloader.config import Settings
+from dataloader.farm.deadlines import Reason, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FENCED,
     EXIT_OK,
-    Pipes,
     Signals,
-    drain_pipe,
+    call_parent,
     is_running,
     kill_group,
     now,
     unblock_signals,
 )
-from dataloader.farm.registry import Census
-from dataloader.farm.slots import Farm, Held, Slot, State, Why
+from dataloader.farm.registry import WorkerRegistry
+from dataloader.farm.slots import Held, SharedSlots, Slot, State
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
 
 TICK_SEC = 0.25
 HEARD_SEC = 5.0  # how long a cancellation is kept in mind for a worker that does not show the job yet
 LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
+_STOP = (signal.SIGTERM, signal.SIGINT)
 ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
 
 
-def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
+def main(settings: Settings, dsn: str, shared: SharedSlots, life: int) -> int:
     """Keep until told to stop; the process's exit status."""
     log.configure(settings, threaded=True)
-    keeper = Keeper(settings, dsn, farm, pipes)
+    keeper = Keeper(settings, dsn, shared, life)
     unblock_signals()
     try:
         return keeper.keep()
@@ -57,22 +57,21 @@ def main(settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> int:
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
-    def __init__(self, settings: Settings, dsn: str, farm: Farm, pipes: Pipes) -> None:
+    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots, life: int) -> None:
         self.settings = settings
-        self.farm = farm
+        self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._outage = log.Outage(self.log, "keeper.session.back")
         self._dsn = dsn
         self._conn: db.Connection | None = None
-        self._life: int | None = pipes.life
+        self._life: int | None = life
         self._supervisor = os.getppid()
-        self._calls = pipes.calls
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
         self._ask_all = True  # we may have missed it
         self._leave_at: float | None = None
-        self._census = Census()
-        self.signals = Signals((signal.SIGTERM, signal.SIGINT))
+        self._registry = WorkerRegistry()
+        self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
     def keep(self) -> int:
@@ -88,22 +87,22 @@ class Keeper:
                         raise
                     self._lost(e)
             self._sleep()
-        self._close_census()
+        self._close_registry()
         return EXIT_OK
 
-    def _close_census(self) -> None:
+    def _close_registry(self) -> None:
         """As far as the database is there: nobody else needs to know."""
         if self._conn is not None and not self._conn.closed:
             with suppress(psycopg.Error):
-                self._census.close(self._conn)
+                self._registry.close(self._conn)
 
     def _tick(self) -> None:
         # Renewals first: settling may have to wait for a session to end.
-        for slot in self.farm.slots:
+        for slot in self.shared.slots:
             if (held := slot.held()) and self._is_silent(held):
                 self._renew(slot, held)
         self._enforce_cancellations()
-        for slot in self.farm.slots:
+        for slot in self.shared.slots:
             if slot.state is State.DEAD:
                 self._settle(slot)
         self._show_workers()
@@ -112,7 +111,7 @@ class Keeper:
         """For people only: no lease is worth less because this fails, nor is the session given up."""
         conn = self._connection()
         try:
-            self._census.take(conn, self.farm.slots)
+            self._registry.show(conn, self.shared.slots)
         except psycopg.Error as e:
             if conn.closed:
                 raise
@@ -126,7 +125,7 @@ class Keeper:
         conn = self._connection()
         for note in conn.notifies(timeout=0):
             self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to show that it runs this job
-        holders = {held.job_id: (slot, held) for slot in self.farm.slots if (held := slot.held())}
+        holders = {held.job_id: (slot, held) for slot in self.shared.slots if (held := slot.held())}
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             self._cancel(*holders[job_id], is_forced)
@@ -138,8 +137,7 @@ class Keeper:
         grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
         if grace is not None:
             slot.cancel(held, now() + grace)
-            if not self._is_orphaned():
-                os.kill(self._supervisor, signal.SIGCHLD)  # wakes it: it tells, and ends, who has to stop
+            call_parent(self._supervisor)  # it interrupts and ends runs
 
     def _settle(self, slot: Slot) -> None:
         """Return what the dead worker of this slot held; then the slot is free for another."""
@@ -203,19 +201,17 @@ class Keeper:
         self._retry_at = now() + 1.0
 
     def _sleep(self) -> None:
-        others = [self._calls] if self._life is None else [self._calls, self._life]
+        others = [] if self._life is None else [self._life]
         if self._conn is not None and not self._conn.closed:
             others.append(self._conn.fileno())
         readable = self.signals.wait(TICK_SEC, *others)
-        if self._calls in readable and not drain_pipe(self._calls):
-            time.sleep(TICK_SEC)  # the supervisor is gone, so this pipe stays readable
         if self._life in readable:
             self._life = None  # at its end it would be readable for ever
 
     def _may_leave(self) -> bool:
         """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
-        left = {slot.state for slot in self.farm.slots} - {State.FREE}
-        if not self._is_orphaned() and not self.signals.received:
+        left = {slot.state for slot in self.shared.slots} - {State.FREE}
+        if not (self._is_orphaned() or self.signals.received & set(_STOP)):
             return False
         if self._is_orphaned() and left - {State.DEAD}:
             return False
@@ -233,11 +229,11 @@ class Keeper:
         if not self._is_orphaned():
             return
         patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
-        for slot in self.farm.slots:
+        for slot in self.shared.slots:
             if slot.state in (State.FREE, State.DEAD):
                 continue
             slot.drain_until(now() + patience)
-            if why := slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
+            if why := kill_reason(slot, self.settings):
                 slot.fields.why = why
                 kill_group(slot.fields.pid)
             if not _exists(slot.fields.pid):
@@ -246,26 +242,26 @@ class Keeper:
                 slot.state = State.DEAD
 
 
-_ENDS = {Why.DRAIN: "drain", Why.FENCED: "drain", Why.TIMEOUT: "timeout"}  # the rest are crashes
+_ENDS = {Reason.DRAIN: "drain", Reason.FENCED: "drain", Reason.TIMEOUT: "timeout"}  # the rest are crashes
 _REASONS = {
-    Why.DRAIN: "drain",
-    Why.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
-    Why.FENCED: "the lease ran out",
-    Why.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
-    Why.CANCELED: "canceled by force: the run did not stop and was killed",
+    Reason.DRAIN: "drain",
+    Reason.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
+    Reason.FENCED: "the lease ran out",
+    Reason.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
+    Reason.CANCELED: "canceled by force: the run did not stop and was killed",
 }
 
 
-def why_of_death(slot: Slot) -> Why:
+def why_of_death(slot: Slot) -> Reason:
     """Why the slot's worker ended; one that gave its claim up and left by itself was fenced as well."""
     has_left = slot.fields.exit_status == EXIT_FENCED and slot.fields.fence_by
-    return Why.FENCED if has_left else Why(slot.fields.why)
+    return Reason.FENCED if has_left else Reason(slot.fields.why)
 
 
 def reason_of_death(slot: Slot) -> str:
     """What a person should know of how the slot's worker ended."""
     fields = slot.fields
-    if fields.why == Why.MEMORY:
+    if fields.why == Reason.MEMORY:
         used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
         return f"out of memory: the run used {used} MB, max_memory_mb is {limit}, and was killed"
     how = f"killed by signal {-fields.exit_status}" if fields.exit_status < 0 else f"exited with {fields.exit_status}"

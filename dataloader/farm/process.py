@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NoReturn
 
 import psutil
@@ -115,16 +114,6 @@ def drain_pipe(fd: int) -> bool:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Pipes:
-    """What ties the farm's processes together beside the slots: the children's ends of four pipes."""
-
-    life: int  # ends when the supervisor does
-    calls: int  # a byte: a worker has died, the keeper should look
-    leave: int  # a byte: one worker of an older generation may leave
-    tell: int  # a byte for each generation: who cannot import the pipelines and takes it says at length why
-
-
 def tell_ready() -> None:
     """Tell whoever has started this process that it is ready, where that was asked for: NOTIFY_SOCKET, sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
@@ -187,6 +176,12 @@ def fork(main: Callable[[], int]) -> int:
         _become(main)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pid
+
+
+def call_parent(parent: int) -> None:
+    """Wake the process `parent` by SIGCHLD to look at the slots, unless it is not this one's parent any more."""
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGCHLD)
 
 
 def unblock_signals() -> None:

@@ -23,7 +23,7 @@ CHANGED_SEC = 2.0  # how soon a change is shown
 UNCHANGED_SEC = 10.0  # how often all the same: who was not shown for 30 s counts as gone
 
 
-class Census:
+class WorkerRegistry:
     """When the workers are to be shown again, and what was measured of them the last time."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Census:
         self._at = self._looked = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
-    def take(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
+    def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
         """Show the workers in these slots, if anything has changed or it is time.
 
         Soon over, whatever the database does (see `briefly` in stats.sql). Raises psycopg.Error; then it is tried again
@@ -78,9 +78,10 @@ class Census:
 
 
 def _state(slot: Slot) -> str:
-    """What people see: a worker whose process is stopped says of itself what it did before."""
-    is_stopped = slot.state is not State.DEAD and process.is_stopped(slot.fields.pid)
-    return "stopped" if is_stopped else slot.state.name.lower()
+    """What people see: a stopped process cannot show its state itself, and a resting one has yet to start to work."""
+    if slot.state is not State.DEAD and process.is_stopped(slot.fields.pid):
+        return "stopped"
+    return "starting" if slot.state is State.RESTING else slot.state.name.lower()
 
 
 def _started(pid: int) -> datetime | None:

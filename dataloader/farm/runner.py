@@ -17,9 +17,7 @@ import psycopg
 from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
-from dataloader.farm.heartbeat import Lease
-from dataloader.farm.process import now
-from dataloader.farm.slots import Limits, Slot, Why
+from dataloader.farm.lease import Lease
 from dataloader.pipelines import PermanentError, Stopped, UnknownTask
 from dataloader.queue.job import End, Job, Outcome
 
@@ -31,31 +29,22 @@ class Runner:
         self,
         settings: Settings,
         dsn: str,
-        slot: Slot,
-        stop_at: Callable[[], float | None],
         leap: Callable[[Job, int], int | None] = lambda job, fence: None,
     ) -> None:
-        """`dsn` is the queue's; `stop_at` tells when (monotonic seconds) a draining worker's run must be over.
-
-        `leap` asks the queue for a number of the job's claim above that of a fence; None: the job is not ours.
-        """
+        """`dsn` is the queue's; `leap` asks the queue for a fencing token above a fence, None: the job is another's."""
         self._settings = settings
         self._target_dsn = settings.target_dsn or dsn
-        self._slot = slot
-        self._stop_at = stop_at
         self._leap = leap
-        self._claim = 0  # the number of the run's claim, as the target's fence knows it
-        self._limits = Limits()
+        self._fence_token = 0  # of the present run
         self._interruptible: Lease | None = None  # the run of a plain function
 
     def run(self, job: Job, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; whatever it raises is an outcome."""
         progress: dict[str, Any] | None = None
-        self._claim = job.claim
+        self._fence_token = job.claim
         try:
             pipeline = pipelines.resolve(job.task)
-            self._limits = Limits(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
-            self._slot.limit(self._limits)
+            lease.limit(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
             context = self._context(job, lease) if pipeline.wants_context else None
             steps = pipelines.steps(pipeline, _args_of(job), context)
             while True:
@@ -63,7 +52,7 @@ class Runner:
                 if isinstance(item, dict):
                     progress = item
                     lease.report(item)
-                if self._must_stop(lease):
+                if lease.must_stop():
                     steps.close()
                     return _stopped(lease, progress)
         except StopIteration as e:
@@ -81,21 +70,10 @@ class Runner:
         finally:
             self._interruptible = None
 
-    def _must_stop(self, lease: Lease) -> bool:
-        stop_at = self._stop_at()
-        if stop_at is not None and now() > stop_at:
-            lease.end(End.HANDED_BACK, "drain")
-        if (stop := self._slot.stop) and now() > stop[0]:
-            if stop[1] is Why.TIMEOUT:
-                lease.end(End.TIMEOUT, f"timeout: the run took more than {self._limits.timeout_sec:g} s")
-            else:
-                lease.end(End.CANCELED, "canceled by force")
-        return lease.must_stop()
-
     def interrupt(self) -> None:
         """In a signal handler: the one place that raises, into a plain function, for it has no safe point."""
         lease = self._interruptible
-        if lease is not None and self._must_stop(lease):
+        if lease is not None and lease.must_stop_now():
             self._interruptible = None
             raise Stopped
 
@@ -108,7 +86,7 @@ class Runner:
             idempotency_key=job.idempotency_key,
             logger=logging.getLogger(f"pipeline.{job.task}"),
             data_dir=self._settings.data_dir,
-            _stop_asked=lambda: self._must_stop(lease),
+            _stop_asked=lease.must_stop,
             _report=lease.report,
             _transaction=lambda dsn: self._transaction(dsn, job, lease),
             claim=job.claim,
@@ -123,18 +101,18 @@ class Runner:
             try:
                 claim = self._leap(job, fence)
             except psycopg.Error:
-                if self._must_stop(lease):  # the queue was away for too long
+                if lease.must_stop_now():  # the queue was away for too long
                     raise Stopped from None
                 raise
-            self._claim = claim or self._claim
+            self._fence_token = claim or self._fence_token
             return claim
 
         try:
             with fence.transaction(
-                where, self._settings.pg_schema, job.job_id, self._claim, job.claimed_by, leap
+                where, self._settings.pg_schema, job.job_id, self._fence_token, job.claimed_by, leap
             ) as conn:
                 yield conn
-                if self._must_stop(lease):
+                if lease.must_stop_now():
                     raise Stopped
         except fence.Overtaken:
             lease.give_up(End.GONE, "a newer run of the job has begun")

@@ -16,7 +16,7 @@ from datetime import datetime
 from enum import IntEnum
 from uuid import UUID
 
-from dataloader.farm.process import cpu_used, is_running, memory_used, now
+from dataloader.farm.process import cpu_used, now
 
 
 class State(IntEnum):
@@ -24,23 +24,20 @@ class State(IntEnum):
 
     FREE = 0
     STARTING = 1
-    AWAKE = 2  # ready, looking for work or writing an end
-    IDLE = 3  # waiting for a notification
-    BUSY = 4  # runs the job that the slot shows
-    LEAVING = 5  # about to exit, to be replaced by a newer generation
-    DEAD = 6  # reaped; what it held is the keeper's to settle
+    RESTING = 2  # ready, and claims nothing before another order
+    AWAKE = 3  # claims or writes ends
+    IDLE = 4  # waits for a notification
+    BUSY = 5  # runs the job that the slot shows
+    LEAVING = 6  # about to exit, for its successor
+    DEAD = 7  # reaped; the keeper recovers its jobs
 
 
-class Why(IntEnum):
-    """Why the supervisor ended a worker, or its run has to stop, so that the keeper can settle its job accordingly."""
+class Order(IntEnum):
+    """The supervisor's order to a worker."""
 
-    NOT_US = 0
-    DRAIN = 1
-    STALLED = 2
-    FENCED = 3
-    TIMEOUT = 4
-    CANCELED = 5
-    MEMORY = 6
+    WAIT = 0  # finish the run, then claim nothing
+    WORK = 1
+    LEAVE = 2  # exit; only a worker that rests gets this order
 
 
 class _Fields(ctypes.Structure):
@@ -66,6 +63,8 @@ class _Fields(ctypes.Structure):
         ("pid", ctypes.c_int32),
         ("queue", ctypes.c_int32),  # the number that the supervisor gives the queue
         ("reload", ctypes.c_int32),  # and the settings that the process was started with
+        ("order", ctypes.c_int32),  # by the supervisor
+        ("explains", ctypes.c_bool),  # whether the process logs the stack of a failed import
         ("looked_at", ctypes.c_double),  # when the worker's last claim that found nothing was sent
         ("due_at", ctypes.c_double),  # when the next row is due, as it was told by that; written before looked_at
         ("exit_status", ctypes.c_int32),
@@ -84,14 +83,6 @@ class Held:
     lease_ttl: float
     renewed: float
     generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds a run, from its job or its pipeline; None: nothing does."""
-
-    timeout_sec: float | None = None
-    max_memory_mb: float | None = None
 
 
 class Slot:
@@ -114,11 +105,36 @@ class Slot:
         """The identity that the worker writes to claimed_by."""
         return bytes(self.fields.worker).decode()
 
-    def take(self, queue: int, reload: int = 0) -> None:
-        """For a process about to be forked; its farm gives the queue a number, and the settings it is started with."""
+    @property
+    def order(self) -> Order:
+        """What the supervisor has ordered."""
+        return Order(self.fields.order)
+
+    @order.setter
+    def order(self, order: Order) -> None:
+        self.fields.order = order
+
+    @property
+    def works(self) -> bool:
+        """True while the worker may be at a claim, a run or an end."""
+        return self.state in (State.AWAKE, State.IDLE, State.BUSY)
+
+    @property
+    def is_ready(self) -> bool:
+        """True while the worker has a session and need not leave."""
+        return self.order is not Order.LEAVE and (self.works or self.state is State.RESTING)
+
+    @property
+    def rests(self) -> bool:
+        """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
+        return self.order is Order.WAIT and self.state is State.RESTING
+
+    def take(self, queue: int, reload: int = 0, explains: bool = False) -> None:
+        """For a process about to be forked, with the numbers of its queue and of its settings; its order is WAIT."""
         ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
         self.fields.queue = queue
         self.fields.reload = reload
+        self.fields.explains = explains
         self.fields.state = State.STARTING
 
     @property
@@ -149,26 +165,16 @@ class Slot:
         self.fields.generation += 1
         self.fields.state = State.BUSY
 
-    def limit(self, limits: Limits) -> None:
-        """By the worker: it begins to run the pipeline, which may take and use so much."""
-        self.fields.timeout_at = now() + limits.timeout_sec if limits.timeout_sec else 0
-        self.fields.memory_limit = int((limits.max_memory_mb or 0) * 2**20)
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None) -> None:
+        """By the worker: the run of the pipeline begins, and may take so many seconds and megabytes; None: any."""
+        self.fields.timeout_at = now() + timeout_sec if timeout_sec else 0
+        self.fields.memory_limit = int((max_memory_mb or 0) * 2**20)
 
     def cancel(self, held: Held, at: float) -> None:
         """By the keeper: the run that `held` shows has to stop at this monotonic instant."""
         self.fields.canceled = 0
         self.fields.cancel_at = at
         self.fields.canceled = held.generation
-
-    @property
-    def stop(self) -> tuple[float, Why] | None:
-        """When the run has to stop, wherever it is, and why; None while nothing says so."""
-        ends = []
-        if self.fields.timeout_at:
-            ends.append((float(self.fields.timeout_at), Why.TIMEOUT))
-        if self.fields.canceled == self.fields.generation:
-            ends.append((float(self.fields.cancel_at), Why.CANCELED))
-        return min(ends) if ends else None
 
     def died_of(self, exit_status: int, usage: resource.struct_rusage) -> None:
         """By the supervisor, which has buried the process: how it ended and what it had used."""
@@ -226,31 +232,6 @@ class Slot:
         """By the worker: its claim is over, nobody should renew it, and the run must be by this monotonic instant."""
         self.fields.fence_by = min(self.fields.fence_by or deadline, deadline)
 
-    def overdue(self, stall_sec: float, kill_grace_sec: float) -> Why | None:
-        """Why the process must be ended now, if it must; a stopped one is no danger before it goes on."""
-        if self.fields.drain_by and now() > self.fields.drain_by:
-            return Why.DRAIN
-        if self.state is not State.BUSY:
-            return None
-        if self.stop and now() > self.stop[0] + kill_grace_sec:
-            return self.stop[1]
-        if self._uses_too_much():
-            return Why.MEMORY
-        if now() - self.fields.renewed > stall_sec:
-            return Why.STALLED
-        if now() > self.ends_by and is_running(self.fields.pid):
-            return Why.FENCED
-        return None
-
-    def _uses_too_much(self) -> bool:
-        if not self.fields.memory_limit:
-            return False
-        used = memory_used(self.fields.pid)
-        if used <= self.fields.memory_limit:
-            return False  # what is known stays: a process that is being ended frees its memory before it is gone
-        self.fields.memory_used = used
-        return True
-
     @property
     def renewed(self) -> float:
         """When the last confirmed renewal of the claim's lease was *sent*, by the worker or the keeper."""
@@ -269,10 +250,7 @@ class Slot:
         return float(min(self.fields.fence_by or unrenewed, unrenewed))
 
 
-READY = (State.AWAKE, State.IDLE, State.BUSY)
-
-
-class Farm:
+class SharedSlots:
     """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
 
     def __init__(self, size: int) -> None:

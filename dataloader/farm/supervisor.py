@@ -14,7 +14,6 @@ import signal
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -22,23 +21,21 @@ from setproctitle import setproctitle
 
 from dataloader import log
 from dataloader.config import ConfigError, Settings
+from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_OK,
     EXIT_RECYCLE,
-    Pipes,
     Signals,
     adopt_orphans,
     children,
-    drain_pipe,
     fork,
     kill_group,
     now,
-    readable,
     share_memory,
     tell_ready,
 )
-from dataloader.farm.slots import READY, Farm, Slot, State
+from dataloader.farm.slots import Order, SharedSlots, Slot, State
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
@@ -49,8 +46,8 @@ MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more w
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
-WorkerMain = Callable[[Settings, str, Farm, Slot, Pipes], int]
-KeeperMain = Callable[[Settings, Farm, Pipes], int]
+WorkerMain = Callable[[Settings, str, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
+KeeperMain = Callable[[Settings, SharedSlots, int], int]
 
 
 @dataclass
@@ -92,6 +89,7 @@ class Backoff:
 class Child:
     """A worker process: its place, its queue, and which settings and code it was started with."""
 
+    pid: int
     slot: Slot
     queue: str
     generation: int
@@ -99,18 +97,14 @@ class Child:
     stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
     told: int = 0  # the claim (its generation in the slot) whose run was told to stop
 
-    def has_to_be_told(self) -> bool:
+    def has_to_be_told(self, settings: Settings) -> bool:
         """True once for each run that has to stop now."""
-        stop, generation = self.slot.stop, self.slot.fields.generation
-        if self.slot.state is not State.BUSY or stop is None or now() < stop[0] or self.told == generation:
+        generation = self.slot.fields.generation
+        passed = [each.reason for each in deadlines(self.slot, settings) if each.stop_at < now()]
+        if self.told == generation or not set(passed) & set(INTERRUPTS):
             return False
         self.told = generation
         return True
-
-    @property
-    def is_ready(self) -> bool:
-        """True once it works, or has a session and waits for a place (`Worker._take_place`)."""
-        return self.slot.state in READY or (self.slot.state is State.STARTING and bool(self.slot.fields.session))
 
 
 class Supervisor:
@@ -127,8 +121,9 @@ class Supervisor:
         self._keeper_main = keeper_main
         self._wish = wished(settings)
         self._generation = 0
+        self._explained = -1  # the latest generation in which a worker was to log the stack of a failed import
         # More slots than workers: a dead worker's slot stays until the keeper has settled it.
-        self._farm = Farm(max(MIN_SLOTS, 4 * self._wish.total()))
+        self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
         self._queue_numbers: dict[str, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[str, Backoff] = defaultdict(Backoff)  # by queue
@@ -152,12 +147,7 @@ class Supervisor:
         setproctitle("dataloader: supervisor")
         adopt_orphans()
         self.signals = Signals((*_ORDERS, signal.SIGCHLD))
-        life, self._life = _pipe()
-        calls, self._calls = _pipe()
-        leave, self._leave = _pipe()
-        tell, self._tell = _pipe()
-        self._pipes = Pipes(life, calls, leave, tell)
-        os.write(self._tell, b".")
+        self._life, self._life_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log.info("supervisor.started", workers=dict(self._wish))
         share_memory()
         while not self._tick():
@@ -172,7 +162,7 @@ class Supervisor:
         self._note_readiness()
         self._enforce()
         self._start_missing()
-        self._let_one_leave()
+        self._give_orders()
         self._log_stacks()
         return self._is_over()
 
@@ -216,12 +206,12 @@ class Supervisor:
         os.close(child.stacks)
         state = child.slot.state
         child.slot.state = State.DEAD
-        with suppress(BlockingIOError):  # full: a keeper that is stopped has calls enough to hear
-            os.write(self._calls, b".")
+        if self._keeper is not None:
+            os.kill(self._keeper, signal.SIGCHLD)  # wakes the keeper, which recovers the worker's jobs
         log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
         log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
         # An error while it held no job is no job's fault, and would happen again at once.
-        is_ours = state is State.STARTING or (exit_status > 0 and state is State.AWAKE)
+        is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
         if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
             self._start_failed("worker", self._backoffs[child.queue], exit_status)
 
@@ -252,26 +242,24 @@ class Supervisor:
             if child.slot.state is not State.STARTING:
                 self._ever_ready = True
                 self._backoffs[child.queue].succeeded(child.started)
-        if not self._told_ready and sum(child.is_ready for child in self._workers.values()) >= self._wish.total():
+        if not self._told_ready and sum(child.slot.is_ready for child in self._workers.values()) >= self._wish.total():
             self._told_ready = True
             tell_ready()
 
     def _enforce(self) -> None:
         """End what is over its time; a stuck process cannot do that itself."""
         for pid, child in self._workers.items():
-            if why := child.slot.overdue(self.settings.dl_stall_sec, self.settings.dl_kill_grace_sec):
+            if why := kill_reason(child.slot, self.settings):
                 child.slot.fields.why = why
                 self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
-            elif child.has_to_be_told():
+            elif child.has_to_be_told(self.settings):
                 os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
         """Seconds until the next tick: no later than the next lease must be over."""
         busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
-        ends = [slot.ends_by for slot in busy]
-        for stop in filter(None, (slot.stop for slot in busy)):
-            ends += [at for at in (stop[0], stop[0] + self.settings.dl_kill_grace_sec) if at > now()]
+        ends = [at for slot in busy for deadline in deadlines(slot, self.settings) for at in deadline[:2] if at > now()]
         tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
         return min([tick, *(max(0.05, end - now()) for end in ends)])
 
@@ -280,7 +268,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
             self._keeper_started = now()
-            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._farm, self._pipes))
+            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared, self._life))
         if self._draining:
             return
         running = Counter(child.queue for child in self._workers.values())
@@ -299,24 +287,26 @@ class Supervisor:
         return self._wish + Counter(older & self._wish.keys())
 
     def _start_worker(self, queue: str) -> None:
-        slot = self._farm.free()
+        slot = self._shared.free()
         if slot is None:
             return  # all wait to be settled; the database is away
-        slot.take(self._queue_numbers.setdefault(queue, len(self._queue_numbers)), self._generation)
+        number = self._queue_numbers.setdefault(queue, len(self._queue_numbers))
+        slot.take(number, self._generation, explains=self._explained != self._generation)
+        self._explained = self._generation
         stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 
         def main() -> int:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
-            return self._worker_main(self.settings, queue, self._farm, slot, self._pipes)
+            return self._worker_main(self.settings, queue, self._shared, slot, self._life)
 
-        self._workers[self._fork(main)] = Child(slot, queue, self._generation, now(), stacks)
+        pid = self._fork(main)
+        self._workers[pid] = Child(pid, slot, queue, self._generation, now(), stacks)
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
             self.signals.forget()
-            for writing_end in (self._life, self._calls, self._leave, self._tell):
-                os.close(writing_end)
+            os.close(self._life_end)
             return main()
 
         return fork(child)
@@ -334,28 +324,52 @@ class Supervisor:
         self._wish = wished(self.settings)
         self._generation += 1
         self._backoffs.clear()  # what kept dying had the code of before
-        drain_pipe(self._pipes.leave)
-        drain_pipe(self._pipes.tell)
-        os.write(self._tell, b".")
-        for pid in self._workers:
-            os.kill(pid, signal.SIGHUP)
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
         self._log.info("supervisor.reloaded", workers=dict(self._wish), generation=self._generation)
 
-    def _let_one_leave(self) -> None:
-        """Allow the next worker of an older generation to leave, once all that are wanted are ready.
+    # --- who may claim ---
 
-        In this order: a worker says LEAVING before it takes the permission, so when that is gone its taker
-        no longer counts as ready, and never two are missing.
+    def _give_orders(self) -> None:
+        """Replace the workers of older generations one by one, and let as many workers claim as are wished for.
+
+        A worker that works gets WAIT, finishes its run, and shows RESTING; only then it gets LEAVE, and another worker
+        its place. So no more jobs run at once than wished for, and no order overtakes a claim.
         """
-        if self._draining or all(child.generation == self._generation for child in self._workers.values()):
+        if self._draining:
             return
-        if readable([self._pipes.leave], 0):
-            return
-        ready = Counter(child.queue for child in self._workers.values() if child.is_ready)
-        if all(ready[queue] >= wanted for queue, wanted in self._wanted().items()):
-            os.write(self._leave, b".")
+        self._replace_one([child for child in self._workers.values() if child.generation != self._generation])
+        for queue, wished_for in self._wish.items():
+            self._let_claim([child for child in self._workers.values() if child.queue == queue], wished_for)
+
+    def _replace_one(self, older: list[Child]) -> None:
+        """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
+        ready = Counter(child.queue for child in self._workers.values() if child.slot.is_ready)
+        are_ready = all(ready[queue] >= wanted for queue, wanted in self._wanted().items())
+        resting = [child for child in older if child.slot.rests]
+        if are_ready and resting:
+            self._order(resting[0], Order.LEAVE)
+        idle = [child for child in older if child.slot.state is State.IDLE]
+        asked = (idle[:1] or older) if are_ready and not resting else []
+        for child in older:
+            if child.slot.works:
+                self._order(child, Order.WAIT if child in asked else Order.WORK)
+
+    def _let_claim(self, of_queue: list[Child], wished_for: int) -> None:
+        """Give the free places of a queue to the workers that are ready, then to those that start; the newest first."""
+        at_work = [child for child in of_queue if child.slot.order is Order.WORK or child.slot.works]
+        others = [child for child in of_queue if child not in at_work and child.slot.order is Order.WAIT]
+        others.sort(key=lambda child: (not child.slot.rests, -child.generation))
+        for child in others[: max(0, wished_for - len(at_work))]:
+            self._order(child, Order.WORK)
+
+    def _order(self, child: Child, order: Order) -> None:
+        if child.slot.order is not order:
+            child.slot.order = order
+            if child.slot.state is not State.BUSY:  # a busy worker looks at its slot after the run
+                os.kill(child.pid, signal.SIGHUP)
+
+    # --- stacks ---
 
     def _ask_for_stacks(self) -> None:
         for pid, child in self._workers.items():
@@ -400,7 +414,7 @@ class Supervisor:
         return False
 
     def _unsettled(self) -> bool:
-        return any(slot.state is State.DEAD for slot in self._farm.slots)
+        return any(slot.state is State.DEAD for slot in self._shared.slots)
 
 
 def wished(settings: Settings) -> Counter[str]:
@@ -409,7 +423,3 @@ def wished(settings: Settings) -> Counter[str]:
     for spec in settings.workers:
         wish[spec.queue] += spec.concurrency
     return wish
-
-
-def _pipe() -> tuple[int, int]:
-    return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -26,10 +26,10 @@ import psycopg
 from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import process
-from dataloader.farm.heartbeat import Lease
+from dataloader.farm.lease import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
-from dataloader.farm.slots import Farm, Slot
+from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.queue.job import End, Finish, Job, Outcome, Status, Verb, decide, to_json
 
 Point = int | Literal["end"]
@@ -246,11 +246,11 @@ class _Trial:
         return 0
 
     def _started(self, job: Job) -> tuple[Slot, _Runner]:
-        slot = Farm(1).slots[0]
+        slot = SharedSlots(1).slots[0]
         slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, now())
         # Not of the environment: a test should write nowhere else than where it says.
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
-        return slot, _Runner(settings, self._target, slot)
+        return slot, _Runner(settings, self._target)
 
     def _target(self) -> str:
         if callable(self._dsn):
@@ -266,8 +266,8 @@ class _Trial:
 class _Runner(Runner):
     """A worker's, which remembers what the pipeline raised and finds its database when that is asked for."""
 
-    def __init__(self, settings: Settings, target: Callable[[], str], slot: Slot) -> None:
-        super().__init__(settings, "", slot, lambda: None)
+    def __init__(self, settings: Settings, target: Callable[[], str]) -> None:
+        super().__init__(settings, "")
         self._target = target
         self.raised: BaseException | None = None
         self.trouble: BaseException | None = None  # of the test, not of the pipeline
@@ -309,7 +309,7 @@ class _Lease(Lease):
     """A hold on a job that nobody can take away; at the safe point of its fate it is ended."""
 
     def __init__(self, job: Job, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
-        super().__init__(job, slot, wake=lambda: None, is_watched=lambda: True)
+        super().__init__(job, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)
         self.steps = 0
         self.is_met = False
         self._fate = fate
@@ -317,13 +317,16 @@ class _Lease(Lease):
         self._reported: list[Progress] = []
 
     def must_stop(self) -> bool:
+        return self.must_stop_now()
+
+    def must_stop_now(self) -> bool:
         self.renewed(now())
-        if self.stop is None:
+        if not super().must_stop_now():
             self.steps += 1
             self.write(step=self.steps)
             if self.steps == self._fate.at:
                 self._meet()
-        return super().must_stop()
+        return self.stop is not None
 
     def report(self, progress: Progress) -> None:
         super().report(progress)

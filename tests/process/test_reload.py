@@ -174,12 +174,12 @@ def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
     farm.wait(first, "running")
     code.change()
     program.signal(signal.SIGHUP)
-    until(lambda: program.children("waits for a place"))
+    until(lambda: program.children("waits to claim"))
     second = farm.enqueue("versioned")
     # A round trip of the successor, in which it could have claimed: it hears of the next reload and makes way for it.
     code.change()
     program.signal(signal.SIGHUP)
-    until(lambda: len(program.events("worker.started")) == 3 and program.children("waits for a place"))
+    until(lambda: len(program.events("worker.started")) == 3 and program.children("waits to claim"))
     assert farm.job(second)["status"] == "queued"
     assert lifecycle.request_cancel(farm.conn, first)["cancel_requested"]
     end = farm.wait(second, "succeeded")

@@ -12,9 +12,11 @@ from uuid import uuid4
 
 import pytest
 
-from dataloader.farm import slots
+from dataloader.config import Settings
+from dataloader.farm import deadlines
+from dataloader.farm.deadlines import Reason, kill_reason, stop_reason
 from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import Farm, Limits, State, Why
+from dataloader.farm.slots import SharedSlots, Slot, State
 
 FAMILY = """
 import os, signal, sys, time
@@ -29,8 +31,23 @@ fork(child); time.sleep(60)
 """
 
 
+LIMITS = Settings.model_construct(dl_stall_sec=100, dl_kill_grace_sec=5)
+
+
+def busy_slot(fields: dict[str, Any]) -> Slot:
+    """A slot whose run began just now, with these fields; instants are relative to now."""
+    slot = SharedSlots(1).slots[0]
+    slot.take(0)
+    slot.occupy("host:1:a")
+    slot.begin(uuid4(), 1, 60.0, now())
+    for name, value in fields.items():
+        is_time = name not in ("pid", "state", "canceled")
+        setattr(slot.fields, name, now() + value if is_time else value)
+    return slot
+
+
 def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
-    slot, job = Farm(2).slots[1], uuid4()
+    slot, job = SharedSlots(2).slots[1], uuid4()
     assert slot.held() is None
     slot.take(0)
     slot.begin(job, 3, 60.0, 5.0)
@@ -47,40 +64,55 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    ("fields", "reason"),
     [
         ({}, None),
-        ({"drain_by": -1}, Why.DRAIN),
+        ({"drain_by": -1}, Reason.DRAIN),
         ({"drain_by": 9}, None),
         ({"renewed": -50}, None),
-        ({"renewed": -60}, Why.FENCED),
+        ({"renewed": -60}, Reason.FENCED),
         ({"renewed": -60, "kept": -1}, None),
-        ({"renewed": -101, "kept": -1}, Why.STALLED),
-        ({"fence_by": -1}, Why.FENCED),
+        ({"renewed": -101, "kept": -1}, Reason.STALLED),
+        ({"fence_by": -1}, Reason.FENCED),
         ({"fence_by": 1}, None),
         ({"renewed": -60, "pid": 0}, None),
         ({"renewed": -200, "state": State.IDLE}, None),
         ({"timeout_at": -4}, None),
-        ({"timeout_at": -6}, Why.TIMEOUT),
+        ({"timeout_at": -6}, Reason.TIMEOUT),
         ({"cancel_at": -6}, None),
-        ({"cancel_at": -6, "canceled": 2}, Why.CANCELED),
+        ({"cancel_at": -6, "canceled": 2}, Reason.CANCELED),
         ({"cancel_at": -6, "canceled": 4}, None),
-        ({"cancel_at": -6, "canceled": 2, "timeout_at": -7}, Why.TIMEOUT),
+        ({"cancel_at": -6, "canceled": 2, "timeout_at": -7}, Reason.TIMEOUT),
     ],
 )
-def test_why_a_process_must_be_ended(fields: dict[str, Any], why: Why | None) -> None:
-    slot = Farm(1).slots[0]
-    slot.take(0)
-    slot.occupy("host:1:a")
-    slot.begin(uuid4(), 1, 60.0, now())
-    for name, value in fields.items():
-        is_time = name not in ("pid", "state", "canceled")
-        setattr(slot.fields, name, now() + value if is_time else value)
-    assert slot.overdue(stall_sec=100, kill_grace_sec=5) is why
+def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) -> None:
+    assert kill_reason(busy_slot(fields), LIMITS) is reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, None),
+        ({"drain_by": 6}, None),
+        ({"drain_by": 4}, Reason.DRAIN),
+        ({"renewed": -54}, None),
+        ({"renewed": -56}, Reason.FENCED),
+        ({"renewed": -56, "kept": -1}, None),
+        ({"renewed": -101, "kept": -1}, None),
+        ({"timeout_at": 1}, None),
+        ({"timeout_at": -1}, Reason.TIMEOUT),
+        ({"cancel_at": -1}, None),
+        ({"cancel_at": -1, "canceled": 2}, Reason.CANCELED),
+        ({"cancel_at": -1, "canceled": 2, "timeout_at": -2}, Reason.TIMEOUT),
+        ({"cancel_at": -1, "canceled": 2, "timeout_at": -2, "drain_by": 2}, Reason.DRAIN),
+    ],
+)
+def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None) -> None:
+    assert stop_reason(busy_slot(fields), LIMITS) is reason
 
 
 def test_the_earliest_end_of_a_drain_counts() -> None:
-    slot = Farm(1).slots[0]
+    slot = SharedSlots(1).slots[0]
     slot.drain_until(10.0)
     slot.drain_until(5.0)
     slot.drain_until(7.0)
@@ -88,7 +120,7 @@ def test_the_earliest_end_of_a_drain_counts() -> None:
 
 
 def test_a_slot_that_is_taken_remembers_nothing() -> None:
-    slot = Farm(1).slots[0]
+    slot = SharedSlots(1).slots[0]
     slot.occupy("host:1:a")
     slot.drain_until(10.0)
     slot.left_empty_handed(5.0, None)
@@ -98,13 +130,13 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
 
 
 def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
-    farm = Farm(4)
-    for index, slot in enumerate(farm.slots):
+    shared = SharedSlots(4)
+    for index, slot in enumerate(shared.slots):
         slot.take(index % 2)
         slot.state = State.IDLE
-    assert [farm.idle_before(slot) for slot in farm.slots] == [0, 0, 1, 1]
-    farm.slots[0].state = State.BUSY
-    assert [farm.idle_before(slot) for slot in farm.slots] == [0, 0, 0, 1]
+    assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 1, 1]
+    shared.slots[0].state = State.BUSY
+    assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -119,18 +151,18 @@ def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
 def test_d6_a_siblings_empty_look_counts_when_it_began_after_the_call(
     kin: tuple[int, int], sent: float, due_in: float | None, answer: float | None
 ) -> None:
-    farm = Farm(2)
-    farm.slots[0].take(*kin)
-    farm.slots[1].take(1, 2)
-    farm.slots[0].left_empty_handed(sent, due_in)
-    assert farm.looked_for(farm.slots[1], 5.0) == answer
+    shared = SharedSlots(2)
+    shared.slots[0].take(*kin)
+    shared.slots[1].take(1, 2)
+    shared.slots[0].left_empty_handed(sent, due_in)
+    assert shared.looked_for(shared.slots[1], 5.0) == answer
 
 
 def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
-    farm = Farm(2)
+    shared = SharedSlots(2)
     before = now()
-    farm.slots[0].left_empty_handed(before, 3.0)
-    due = farm.looked_for(farm.slots[1], before)
+    shared.slots[0].left_empty_handed(before, 3.0)
+    due = shared.looked_for(shared.slots[1], before)
     assert due is not None
     assert before + 3 <= due <= now() + 3
 
@@ -146,13 +178,14 @@ def test_i4_a_child_is_told_when_its_parent_is_killed() -> None:
 def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_freed_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slot, used = Farm(1).slots[0], iter([500 << 20, 0])
-    monkeypatch.setattr(slots, "memory_used", lambda pid: next(used))
+    used = iter([500 << 20, 0])
+    monkeypatch.setattr(deadlines, "memory_used", lambda pid: next(used))
+    slot = SharedSlots(1).slots[0]
     slot.take(os.getpid())
     slot.begin(uuid4(), 1, 60.0, now())
-    slot.limit(Limits(max_memory_mb=400))
-    assert slot.overdue(900, 5) is Why.MEMORY
-    assert slot.overdue(900, 5) is None
+    slot.limit(None, 400)
+    assert kill_reason(slot, LIMITS) is Reason.MEMORY
+    assert kill_reason(slot, LIMITS) is None
     assert slot.fields.memory_used == 500 << 20
 
 

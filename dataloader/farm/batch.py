@@ -1,0 +1,271 @@
+"""What a worker holds besides the run under way: claimed jobs that have not begun, ends that are not written.
+
+The worker's thread and the heartbeat's share a batch. A deque hands each job and each end to one of the two; only the
+thread that has the session (`Heartbeat.holding`) writes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import errors
+
+from dataloader import log
+from dataloader.config import Settings
+from dataloader.farm.orders import Orders
+from dataloader.farm.process import now
+from dataloader.farm.session import WorkerSession
+from dataloader.queue import db, lifecycle
+from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue.lifecycle import Ended, Step, Written
+
+TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
+LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
+LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
+
+
+class Unwritten(Exception):
+    """The worker could not write a job's end before it had to leave: the keeper or the reaper recovers the job."""
+
+
+class Batch:
+    """The jobs and ends of one worker, and how many jobs its next claim asks for."""
+
+    def __init__(self, settings: Settings, queue: str, session: WorkerSession, orders: Orders, logger: Any) -> None:
+        self.prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue), default=1)
+        self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
+        self.retry_at = 0.0  # when the ends of locked rows are due again
+        self._settings = settings
+        self._queue = queue
+        self._session = session
+        self._orders = orders
+        self._log = logger
+        self._most = self.prefetch  # less where the server's lock table is small
+        self._seconds_each: float | None = None  # of the jobs of the last claim
+        self._waiting: deque[Job] = deque()
+        self._ends: deque[Ended] = deque()
+        self._ended_at = 0.0  # when the oldest of the ends was added
+        self._locked: list[Ended] = []  # ends whose rows another session has locked
+        self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
+
+    # --- jobs ---
+
+    def size_next(self) -> int:
+        """How many jobs to claim: so many that the first job's end waits at most TICK_SEC for the others.
+
+        0 while LOCKED_MOST ends wait for locked rows.
+        """
+        if len(self._locked) >= LOCKED_MOST:
+            return 0
+        if self._most == 1 or self._seconds_each is None:
+            return 1
+        return min(self._most, 1 + int(TICK_SEC / self._seconds_each))
+
+    def limit(self, most: int, why: str) -> None:
+        """Claim at most so many jobs from now on; `dataloader check` names the server's right setting."""
+        if most < self._most:
+            self._most = most
+            self._log.warning("worker.prefetch.lowered", prefetch=self.prefetch, at_most=most, why=why)
+
+    def claimed(self, jobs: Sequence[Job]) -> None:
+        """Keep claimed jobs, the best first."""
+        self.begun = jobs[0].job_id
+        self._waiting.extend(jobs)
+
+    def next(self) -> Job | None:
+        """Take the best waiting job; None when no job waits."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    def hand_back(self, reason: str) -> None:
+        """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""
+        while self._waiting:
+            try:
+                self.add(Ended(self._waiting.pop(), Finish("hand_back", reason)))
+            except IndexError:
+                return  # the other thread has taken the last one
+
+    def took(self, seconds: float, jobs: int) -> None:
+        """The last claim's jobs took so many seconds."""
+        self._seconds_each = seconds / jobs
+
+    # --- ends ---
+
+    def add(self, end: Ended) -> None:
+        """Keep an end until the next write."""
+        if not self._ends:
+            self._ended_at = now()
+        self._ends.append(end)
+
+    @property
+    def owes(self) -> int:
+        """How many ends are not written."""
+        return len(self._ends) + len(self._locked)
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no job waits and every end is written."""
+        return not (self._waiting or self.owes)
+
+    @property
+    def has_ends(self) -> bool:
+        """True while ends wait for the next write, apart from those of locked rows."""
+        return bool(self._ends)
+
+    @property
+    def has_locked(self) -> bool:
+        """True while ends wait for locked rows."""
+        return bool(self._locked)
+
+    def is_due(self, began: float) -> bool:
+        """Whether the heartbeat should write: ends, or a run that `began` then, have lasted TICK_SEC."""
+        late = now() - TICK_SEC
+        return bool(self._ends and min(self._ended_at, began) <= late) or (self.has_locked and now() >= self.retry_at)
+
+    def _take(self) -> list[Ended]:
+        """Take the ends to be written now; those of locked rows once their LOCKED_SEC are over."""
+        ends: list[Ended] = []
+        if now() >= self.retry_at:
+            ends, self._locked = self._locked, []
+        return ends + [self._ends.popleft() for _ in range(len(self._ends))]
+
+    # --- writing ---
+
+    def step(self, most: int) -> Step:
+        """Write the ends and claim up to `most` jobs in one statement; where ends fail together, write each alone.
+
+        Raises psycopg.Error when there was no end to write; Unwritten when the worker has to leave before the write.
+        """
+        ends = self._take()
+        try:
+            step = lifecycle.step(self._session.current, self._queue, self._settings.dl_claim_backoff_sec, most, ends)
+        except psycopg.Error as e:
+            if isinstance(e, errors.OutOfMemory):
+                self.limit(max(1, most // 2), "the server has no room for more locks")
+            if not ends or not (db.is_passing(e) or isinstance(e, psycopg.DataError)):
+                raise
+            self._write_one_by_one(ends, e)
+            return Step([], {}, 0, True, None)
+        self._session.outage.ended()
+        self._written(ends, step.ended, step.locked)
+        if step.backoffs:
+            self._log.info("worker.claim.backoff", keys=step.backoffs)
+        return step
+
+    def write(self) -> None:
+        """Write the ends without a claim, for the heartbeat; after psycopg.Error the batch still holds the ends."""
+        ends = self._take()
+        try:
+            written = lifecycle.finish_some(self._session.conn, self._session.current.worker, ends)
+        except BaseException:
+            self._ends.extendleft(reversed(ends))
+            raise
+        self._written(ends, *written)
+
+    def write_last(self) -> None:
+        """Write all ends before the worker leaves; raises Unwritten when rows stay locked for longer than a drain."""
+        patience = now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
+        while self.owes:
+            try:
+                self.step(0)
+            except psycopg.Error as e:
+                if not db.is_passing(e):
+                    raise
+                self._session.lost(e)
+            if left := self.owes:
+                if now() > (self._orders.drain_by or patience) - 2 * LOCKED_SEC:
+                    raise Unwritten(f"the ends of {left} jobs could not be written: their rows are locked")
+                self._orders.pause(LOCKED_SEC)
+
+    def recover(self, lost: lifecycle.Session) -> None:
+        """Hand back the jobs of a claim whose answer was lost with its session; no run of theirs has begun.
+
+        The lost session's backend may still be at the claim, so the worker ends that backend first. Jobs of locked ends
+        have run: the worker writes these ends before. A job whose row is still locked is left as it is.
+        """
+        session = self._session.current
+        lifecycle.end_session(session.conn, lost.backend_pid, lost.backend_start)
+        if ends := self._locked:
+            written = lifecycle.finish_some(session.conn, session.worker, ends)
+            self._locked = []
+            self._written(ends, *written)
+        for job in lifecycle.settle(session.conn, session.worker, "drain", "the claim's answer was lost"):
+            if job.status:
+                self._log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
+
+    def _write_one_by_one(self, ends: Sequence[Ended], error: psycopg.Error) -> None:
+        """Write ends that failed together: a job that is done must not be done again."""
+        if not isinstance(error, psycopg.DataError):
+            self._failed(error)
+        before = self._session.current
+        locked = [ended for ended in ends if not self._write_one(ended)]
+        self._written(locked, {}, {ended.job.job_id for ended in locked})
+        if self._session.current is not before:
+            self.recover(before)
+
+    def _write_one(self, ended: Ended) -> bool:
+        """Write one end, over as many reconnects as the write takes; False when its row is locked."""
+        try:
+            written = db.patiently(
+                lambda: self._try_one(ended),
+                sleep=self._orders.sleep,
+                give_up=lambda: self._orders.is_overdue,
+                on_error=self._failed,
+            )
+        except psycopg.Error as e:
+            raise Unwritten(f"the end of job {ended.job.job_id} could not be written: {str(e).strip()}") from e
+        if written and not written.locked:
+            self._written([ended], *written)
+        return not (written and written.locked)
+
+    def _try_one(self, ended: Ended) -> Written | None:
+        """None when an earlier try has committed and only its answer, with the status, was lost."""
+        again = not self._session.is_open
+        if again:
+            self._session.open(self._settings.pg_connect_timeout)
+        written = lifecycle.finish_some(self._session.conn, ended.job.claimed_by, [ended])
+        is_unknown = again and not written.ended and not written.locked
+        return None if is_unknown and lifecycle.has_ended(self._session.conn, ended.job) else written
+
+    def _failed(self, error: BaseException) -> None:
+        self._session.conn.close()
+        self._session.outage.failed("worker.complete.failed", error)
+
+    def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
+        """Log the written ends, and keep those whose rows are locked."""
+        self._keep_locked(ends, set(locked))
+        for end in ends:
+            job_id = end.job.job_id
+            if job_id not in ended and job_id not in locked:
+                self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
+            elif job_id in ended and self.prefetch == 1:
+                self._log_finished(end, ended[job_id])
+        if self.prefetch > 1 and ended:
+            counts = Counter(status.value for status in ended.values())
+            self._log.info("worker.jobs.finished", **counts)
+            log.metric("job.runs", queue=self._queue, **counts)
+
+    def _keep_locked(self, ends: Sequence[Ended], locked: set[UUID]) -> None:
+        if not self._locked:
+            self.retry_at = now() + LOCKED_SEC
+        self._locked += [end for end in ends if end.job.job_id in locked]
+        if new := locked - self._reported:
+            self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])
+        self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
+
+    def _log_finished(self, end: Ended, status: Status) -> None:
+        with named(end.job):
+            error = end.finish.error and end.finish.error.splitlines()[0]
+            self._log.info("worker.job.finished", verb=end.finish.verb, status=status, error=error)
+
+
+def named(job: Job) -> AbstractContextManager[None]:
+    """Each log line in the block names the job."""
+    return log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt)

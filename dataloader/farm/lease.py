@@ -1,0 +1,94 @@
+"""The lease of one run: how long the run may go on, its progress, and how it has to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dataloader.config import Settings
+from dataloader.farm.deadlines import Reason, stop_reason
+from dataloader.farm.process import now
+from dataloader.farm.slots import Slot
+from dataloader.queue.job import End, Job
+
+LOOK_SEC = 0.005
+
+_ENDS = {
+    Reason.DRAIN: (End.HANDED_BACK, "drain"),
+    Reason.FENCED: (End.HANDED_BACK, "the lease ran out"),
+    Reason.CANCELED: (End.CANCELED, "canceled by force"),
+}
+
+
+class Lease:
+    """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
+
+    def __init__(
+        self, job: Job, slot: Slot, settings: Settings, wake: Callable[[], None], is_watched: Callable[[], bool]
+    ) -> None:
+        """`wake` wakes the heartbeat; `is_watched` tells whether the heartbeat is alive."""
+        self.job = job
+        self.slot = slot
+        self.began = now()
+        self.released = False  # the run is over
+        self.progress: dict[str, Any] | None = None  # not written yet
+        self.progress_at = 0.0  # when progress may be written again
+        self.stop: End | None = None
+        self.reason: str | None = None
+        self._settings = settings
+        self._wake = wake
+        self._is_watched = is_watched
+        self._timeout_sec: float | None = None
+        self._look_at = 0.0
+
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None) -> None:
+        """The run of the pipeline begins, and may take so many seconds and megabytes; None: any."""
+        self._timeout_sec = timeout_sec
+        self.slot.limit(timeout_sec, max_memory_mb)
+
+    def renewed(self, sent: float) -> None:
+        """The database confirmed a renewal that was sent at this instant."""
+        self.slot.fields.renewed = sent
+
+    def end(self, how: End, reason: str | None) -> None:
+        """The run has to stop at its next safe point; a lost claim outweighs a cancellation."""
+        if self.stop is None or self.stop is End.CANCELED or how is End.GONE:
+            self.stop, self.reason = how, reason
+
+    def give_up(self, how: End, reason: str, within: float | None = None) -> None:
+        """The claim is lost: the run stops, or its process is killed `within` seconds (by default with the lease)."""
+        self.end(how, reason)
+        self.slot.give_up(self.slot.ends_by if within is None else min(self.slot.ends_by, now() + within))
+
+    @property
+    def goes_on(self) -> bool:
+        """True while the claim holds and no deadline has passed; a requested cancellation changes neither."""
+        return self.stop in (None, End.CANCELED)
+
+    def must_stop(self) -> bool:
+        """Whether the run has to stop. Every safe point asks, so this looks at the deadlines every LOOK_SEC at most."""
+        return self.must_stop_now() if now() >= self._look_at else self.stop is not None
+
+    def must_stop_now(self) -> bool:
+        """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""
+        self._look_at = now() + LOOK_SEC
+        if self.goes_on and (reason := stop_reason(self.slot, self._settings)):
+            self._pass(reason)
+        if self.goes_on and not self._is_watched():
+            self.give_up(End.HANDED_BACK, "the heartbeat is dead")
+        return self.stop is not None
+
+    def _pass(self, reason: Reason) -> None:
+        if reason is Reason.TIMEOUT:
+            self.end(End.TIMEOUT, f"timeout: the run took more than {self._timeout_sec:g} s")
+        elif reason is Reason.FENCED:
+            self.give_up(*_ENDS[reason])
+        else:
+            self.end(*_ENDS[reason])
+
+    def report(self, progress: dict[str, Any]) -> None:
+        """Keep progress for the next write; copied, because the pipeline may go on changing it."""
+        is_first = self.progress is None
+        self.progress = dict(progress)
+        if is_first:
+            self._wake()

@@ -1,0 +1,111 @@
+"""A worker's session with the queue's database: opened, lost, replaced.
+
+One thread uses the session at a time: the worker's own, or the heartbeat's while jobs run (`Heartbeat.holding`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from dataloader import log
+from dataloader.config import Settings
+from dataloader.farm.orders import Orders
+from dataloader.farm.process import now
+from dataloader.farm.slots import Slot
+from dataloader.queue import db, lifecycle, migrations, probe
+from dataloader.queue.job import Job
+
+
+class WorkerSession:
+    """The one session of a worker; the slot shows the session's backend, and `outage` reports failures in few lines."""
+
+    def __init__(self, settings: Settings, dsn: str, queue: str, orders: Orders, slot: Slot, logger: Any) -> None:
+        self.outage = log.Outage(logger, "worker.session.back")
+        self._settings = settings
+        self._dsn = dsn
+        self._queue = queue
+        self._orders = orders
+        self._slot = slot
+        self._log = logger
+        self._current: lifecycle.Session | None = None
+
+    @property
+    def current(self) -> lifecycle.Session:
+        """The latest session, which may be closed."""
+        assert self._current is not None  # noqa: S101  the worker connects before any work
+        return self._current
+
+    @property
+    def conn(self) -> db.Connection:
+        """The connection of `current`."""
+        return self.current.conn
+
+    @property
+    def is_open(self) -> bool:
+        """False before the first `connect` and after a loss."""
+        return self._current is not None and not self.conn.closed
+
+    def connect(self) -> lifecycle.Session | None:
+        """Open a session over as many tries as the session takes; returns the former session, if there was one.
+
+        Raises psycopg.Error when the worker drains, or for an error that a new try does not heal; SchemaError when the
+        schema is not this code's.
+        """
+        former = self._current
+        db.patiently(
+            lambda: self.open(self._settings.pg_connect_timeout),
+            sleep=self._orders.sleep,
+            give_up=lambda: self._orders.stopping,
+            on_error=lambda e: self.outage.failed("worker.connect.failed", e),
+        )
+        return former
+
+    def open(self, within: float) -> None:
+        """Open a session within so many seconds, check the schema, LISTEN. Raises as `connect` does, at once."""
+        conn = db.connect(
+            self._dsn,
+            name=f"dl-worker:{self._queue}:{self._slot.worker}",
+            schema=self._settings.pg_schema_queue,
+            connect_timeout=min(within, self._settings.pg_connect_timeout),
+            answer_within=min(30.0, within + 5),
+            lock_timeout=5,
+        )
+        probe.require_session(conn, self._dsn)
+        migrations.check(conn)
+        session = lifecycle.open_session(conn, self._slot.worker)
+        self._slot.connected(session.backend_pid, session.backend_start)
+        self._current = session
+
+    def lost(self, error: BaseException) -> None:
+        """Close the session after a passing error; pause before the next try, except in a drain."""
+        self.outage.failed("worker.session.lost", error)
+        if self._current is not None:
+            self.conn.close()
+        if not self._orders.stopping:
+            self._orders.pause(random.uniform(0.1, 1.0))  # noqa: S311  jitter; the error may last
+
+    def most_at_once(self) -> int:
+        """How many jobs the server's lock table lets this worker claim at once."""
+        return probe.most_at_once(probe.lock_table(self.conn), self._settings.workers)
+
+    def leap(self, job: Job, fence: int) -> int | None:
+        """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
+
+        By a connection of its own: the heartbeat uses the worker's, and may be replacing it after a failover, which is
+        when fences are ahead of the queue.
+        """
+
+        def ask() -> int | None:
+            with db.connect(
+                self._dsn, name="dl-leap", schema=self._settings.pg_schema_queue, answer_within=10, lock_timeout=5
+            ) as conn:
+                return lifecycle.leap(conn, job, fence)
+
+        fence_token = db.patiently(
+            ask, sleep=time.sleep, give_up=lambda: now() > self._slot.fence_at or self._orders.is_overdue
+        )
+        if fence_token is not None:
+            self._log.warning("worker.fence.ahead", fence=fence, claim=job.claim, leapt_to=fence_token)
+        return fence_token

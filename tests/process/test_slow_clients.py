@@ -54,7 +54,7 @@ def served(dsn: str, folder: Path, *changes: str) -> Iterator[tuple[int, subproc
 def port(worker_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server that is patient for a second only and has room for little."""
     changes = [
-        "slow_clients.HEAD_SEC, patient.RATE = 1.0, 10_000_000",
+        "slow_clients.HEAD_SEC, slow_clients.RATE = 1.0, 10_000_000",
         "keepalive = 1",
         "worker_connections = 60",
         "threads = 8",

@@ -14,7 +14,7 @@ from dataloader import api
 from dataloader.api.dashboard import actions, alerts, formats
 from dataloader.api.dashboard.cache import Recent
 
-VENDOR = [Path(api.__file__).parent / "static" / "vendor", Path(__file__).parents[1] / "browser" / "vendor"]
+VENDOR = [Path(api.__file__).parent / "dashboard" / "static" / "vendor", Path(__file__).parents[1] / "browser" / "vendor"]
 QUEUE: dict[str, Any] = {
     "queue": "q", "length": 0, "scheduled": 0, "busy": 0, "dead": 0, "lag_sec": 0.0, "workers": 1, "stopped": 0,
     "paused_at": None, "paused_by": None, "max_length": None,

@@ -19,7 +19,7 @@ from flask import Blueprint, Response, current_app, request, url_for
 from dataloader.api.dashboard import actions, alerts, formats
 from dataloader.api.dashboard.cache import Recent
 from dataloader.api.dashboard.render import failed, named_queue, show
-from dataloader.api.web import json_body
+from dataloader.api.web import endpoint
 from dataloader.api.web.problems import Problem
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue import db, stats, waiting
@@ -168,7 +168,7 @@ def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, st
 @blueprint.get("/jobs/<anything:job_id>")
 def job(job_id: str) -> Response:
     """All of one job: why it waits, its fields, its attempts and its journal."""
-    wanted = json_body.job_id(job_id)
+    wanted = endpoint.job_id(job_id)
     after = request.args.get("after", 0, type=int)
     with _sessions().borrow() as conn:
         found = stats.job(conn, wanted)

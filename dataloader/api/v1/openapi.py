@@ -17,8 +17,8 @@ from pydantic.json_schema import models_json_schema
 from werkzeug.routing import Rule
 
 from dataloader.api.v1 import responses
-from dataloader.api.web import auth, json_body
-from dataloader.api.web.endpoint import JSON, Operation
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
 from dataloader.queue.new_job import Trigger
 
@@ -49,7 +49,7 @@ _PATH: dict[str, Node] = {
     "job_id": {"schema": {"type": "string", "format": "uuid"}},
     "queue": {
         "description": "percent-encoded",
-        "schema": {"type": "string", "minLength": 1, "maxLength": json_body.QUEUE_LIMIT, "pattern": _STORABLE},
+        "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
     },
 }
 _RETRY = {

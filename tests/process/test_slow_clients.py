@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from api.api_link import linked
-from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, healths, job_of, shown
+from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, size_of
 
@@ -254,13 +254,13 @@ def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: s
             crowd.long_polls(40, job)
             crowd.triggers(4)
             took = healths(port, 1)
-            print("slow clients:", shown(took))
+            print("slow clients:", figures(took))
             with ThreadPoolExecutor(80) as threads:  # more than there are sessions
                 assert set(threads.map(lambda _: triggered(port), range(80))) == {200}  # a rush is no fault
             assert set(crowd.statuses) == {200}
             link.freeze()
             frozen = healths(port, 2.5)
-            print("and no database:", shown(frozen))
+            print("and no database:", figures(frozen))
             assert max(took + frozen) < 1
             assert crowd.statuses[503] > 0
             link.thaw()

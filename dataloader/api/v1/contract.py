@@ -13,7 +13,7 @@ from flask import Blueprint, Response, current_app, g, request
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import found, operation, session
-from dataloader.api.web.long_poll import Outcome, Waits
+from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
 from dataloader.queue import lifecycle
 from dataloader.queue.enqueue import enqueue_columns, require_room_for
@@ -85,7 +85,7 @@ def status(job_id: UUID) -> Response:
     job, version = _versioned(job_id)
     outcome = None
     if seconds and (_is_known(version) if request.if_none_match else job["status"] not in FINAL):
-        outcome = _waits().wait(job_id, version, seconds)
+        outcome = _long_polls().wait(job_id, version, seconds)
         if outcome is Outcome.CHANGED:
             job, version = _versioned(job_id)
     answer = Response(status=304) if _is_known(version) else _as_json(job)
@@ -126,6 +126,6 @@ def _as_json(document: dict[str, Any]) -> Response:
     return current_app.make_response(document)
 
 
-def _waits() -> Waits:
-    waits: Waits = current_app.extensions["waits"]
-    return waits
+def _long_polls() -> LongPolls:
+    polls: LongPolls = current_app.extensions["long_polls"]
+    return polls

@@ -272,6 +272,20 @@ def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: s
             crowd.go()
 
 
+def test_a_rush_at_a_frozen_database_is_refused_in_time_and_at_a_live_one_served(own_db: str, tmp_path: Path) -> None:
+    """More requests than threads. A pool's `timeout` and `max_waiting` alone keep one of the two promises, not both."""
+    with linked(own_db) as link, served(link.dsn, tmp_path) as (port, _), ThreadPoolExecutor(80) as threads:
+        assert triggered(port) == 200
+        for _ in range(3):
+            assert set(threads.map(lambda _: triggered(port), range(80))) == {200}
+        link.freeze()
+        for _ in range(2):
+            began = time.monotonic()
+            assert set(threads.map(lambda _: triggered(port), range(80))) == {503}
+            assert time.monotonic() - began < 4  # 3 s for each, and what the clients themselves take
+        link.thaw()
+
+
 def triggered(port: int) -> int:
     http = HTTPConnection("127.0.0.1", port, timeout=40)
     http.request("POST", TRIGGER, BODY, HEADERS)

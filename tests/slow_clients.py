@@ -152,11 +152,11 @@ def healths(port: int, seconds: float, period: float = 0.01) -> list[float]:
     return took
 
 
-def shown(took: list[float]) -> str:
+def figures(took: list[float]) -> str:
     """The figures of a line."""
     cuts = statistics.quantiles(took, n=100)
-    figures = {"p50": cuts[49], "p99": cuts[98], "max": max(took)}
-    return "   ".join(f"{name} {1_000 * figure:6.1f} ms" for name, figure in figures.items()) + f"   of {len(took)}"
+    in_words = {"p50": cuts[49], "p99": cuts[98], "max": max(took)}
+    return "   ".join(f"{name} {1_000 * figure:6.1f} ms" for name, figure in in_words.items()) + f"   of {len(took)}"
 
 
 def job_of(port: int) -> str:
@@ -187,7 +187,7 @@ def main() -> None:
         migrations.migrate(server.dsn, schema="public")
         port = _served(server.dsn, root, stack)
         job = job_of(port)
-        print(f"nobody else:             {shown(healths(port, given.seconds))}", flush=True)
+        print(f"nobody else:             {figures(healths(port, given.seconds))}", flush=True)
         crowd = Crowd(port)
         stack.callback(crowd.go)
         for kind in (crowd.slow_heads, crowd.slow_bodies):
@@ -196,15 +196,15 @@ def main() -> None:
         crowd.deaf(20, job)
         crowd.long_polls(given.long_polls, job)
         crowd.triggers(4)
-        print(f"slow clients:            {shown(healths(port, given.seconds))}   {told(crowd)}", flush=True)
+        print(f"slow clients:            {figures(healths(port, given.seconds))}   {answered(crowd)}", flush=True)
         stopped = processes_of(server)
         for process in stopped:
             process.send_signal(signal.SIGSTOP)
         stack.callback(lambda: [process.send_signal(signal.SIGCONT) for process in stopped])
-        print(f"and PostgreSQL stopped:  {shown(healths(port, given.seconds))}   {told(crowd)}", flush=True)
+        print(f"and PostgreSQL stopped:  {figures(healths(port, given.seconds))}   {answered(crowd)}", flush=True)
 
 
-def told(crowd: Crowd) -> str:
+def answered(crowd: Crowd) -> str:
     """What long polls and triggers were answered meanwhile."""
     counted = ", ".join(f"{count} x {status}" for status, count in sorted(crowd.statuses.items()))
     crowd.statuses.clear()

@@ -13,12 +13,12 @@ from uuid import UUID
 from flask import Flask, Response, abort, request
 
 from dataloader import config, log
-from dataloader.api.dashboard import login, pages, pressed, render
+from dataloader.api.dashboard import actions, login, pages, render
 from dataloader.api.server import audit, health, metrics
 from dataloader.api.v1 import contract, farm, jobs, openapi, queues
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
-from dataloader.api.web.long_poll import Versions, Waits
+from dataloader.api.web.long_poll import LongPolls, Versions
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue import lifecycle
 
@@ -42,13 +42,13 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.url_map.converters.update(endpoint.CONVERTERS)
     app.extensions["settings"] = settings
     sessions = app.extensions["sessions"] = Sessions(settings)
-    waits = app.extensions["waits"] = Waits(_versions(sessions))
+    polls = app.extensions["long_polls"] = LongPolls(_versions(sessions))
     app.extensions["probe"] = health.Probe(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
     # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
-    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, waits)]
-    app.extensions["on_drain"] = [waits.stop, health.drain]
-    for module in (health, contract, jobs, queues, farm, openapi, metrics, login, render, pages, pressed):
+    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls)]
+    app.extensions["on_drain"] = [polls.stop, health.drain]
+    for module in (health, contract, jobs, queues, farm, openapi, metrics, login, render, pages, actions):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)
@@ -58,9 +58,9 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     return app
 
 
-def _share(threads: int, sessions: Sessions, waits: Waits) -> None:
+def _share(threads: int, sessions: Sessions, polls: LongPolls) -> None:
     """Half of a process's threads may wait for jobs, the others be at the database; two are left for all else."""
-    waits.allow(threads // 2)
+    polls.allow(threads // 2)
     sessions.allow(threads - threads // 2 - 2)
 
 

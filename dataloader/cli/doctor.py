@@ -62,8 +62,8 @@ def doctor(reached: Reached, job_id: UUID) -> None:
     case = _case(reached, job_id)
     findings = list(diagnose(case))
     if reached.as_json:
-        told = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
-        reached.print_json({"job_id": job_id, "status": case.job.status, "findings": told})
+        listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
+        reached.print_json({"job_id": job_id, "status": case.job.status, "findings": listed})
         return
     screen.show(Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status)))
     for finding in findings:
@@ -189,8 +189,8 @@ def _lost(case: Case) -> Iterator[Finding]:
 
 
 def _death(case: Case) -> str:
-    told = [text for run in case.runs if (text := said(run))]
-    return screen.short(told[-1] if told else case.job.error, 300) or "nothing is known of how"
+    ends = [text for run in case.runs if (text := said(run))]
+    return screen.short(ends[-1] if ends else case.job.error, 300) or "nothing is known of how"
 
 
 def _canceled(case: Case) -> Iterator[Finding]:

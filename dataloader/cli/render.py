@@ -56,14 +56,14 @@ def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
 
 
 def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
-    shown: dict[str, Any] = {name: getattr(job, name) for name in Job.__slots__}
+    values: dict[str, Any] = {name: getattr(job, name) for name in Job.__slots__}
     for name in ("document", "args", "error", "waiting_for", "job_id", "status", "progress"):
-        del shown[name]
+        del values[name]
     yield "job", str(job.job_id)
     yield "status", screen.status(job.status)
-    if (run_sec := shown.pop("run_sec")) is not None:
+    if (run_sec := values.pop("run_sec")) is not None:
         yield "last run took", screen.duration(run_sec)
-    for name, value in shown.items():
+    for name, value in values.items():
         if value not in (None, "", False):
             yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
     if job.progress:

@@ -25,12 +25,12 @@ from dataloader.client import Overview, Unavailable
 def run(way: Way, every: float) -> None:
     """Draw until somebody leaves. A farm that is away is said to be, and asked again."""
     out = screen.console()
-    shown: Any = Text(f"asking {way.url}")
-    with _keys() as pressed, Live(shown, console=out, screen=True, auto_refresh=False) as live:
+    drawn: Any = Text(f"asking {way.url}")
+    with _keys() as pressed, Live(drawn, console=out, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                shown = _picture_or_words(way, shown)
-                live.update(shown, refresh=True)
+                drawn = _picture_or_words(way, drawn)
+                live.update(drawn, refresh=True)
                 if pressed(every) in ("q", "Q", "\x03", "\x04"):
                     return
         except KeyboardInterrupt:

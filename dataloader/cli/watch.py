@@ -31,7 +31,7 @@ def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
     """Watch the job, on stderr; its end goes to stdout. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
-    watching: AbstractContextManager[Callable[[Job], None]] = _drawn(err) if err.is_terminal else _told()
+    watching: AbstractContextManager[Callable[[Job], None]] = _as_bar(err) if err.is_terminal else _in_lines()
     try:
         with watching as show:
             job = wait_for(reached.way.watch(job_id), timeout, show)
@@ -74,7 +74,7 @@ def doing(job: Job, now: datetime) -> str:
     return ", ".join(words)
 
 
-def told_failures(say: Callable[[str], object]) -> Callable[[Job], None]:
+def failure_reporter(say: Callable[[str], object]) -> Callable[[Job], None]:
     """For each look at a job: says, once for each, why a run has failed that is tried again."""
     said = None
 
@@ -89,11 +89,11 @@ def told_failures(say: Callable[[str], object]) -> Callable[[Job], None]:
 
 
 @contextmanager
-def _drawn(err: Console) -> Iterator[Callable[[Job], None]]:
+def _as_bar(err: Console) -> Iterator[Callable[[Job], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(30))
     with Progress(*columns, TaskProgressColumn(), TimeElapsedColumn(), console=err, transient=True) as drawn:
         bar = drawn.add_task("asking", total=None)
-        tell_failure = told_failures(lambda line: err.print(line, soft_wrap=True))
+        tell_failure = failure_reporter(lambda line: err.print(line, soft_wrap=True))
 
         def show(job: Job) -> None:
             tell_failure(job)
@@ -105,9 +105,9 @@ def _drawn(err: Console) -> Iterator[Callable[[Job], None]]:
 
 
 @contextmanager
-def _told() -> Iterator[Callable[[Job], None]]:
+def _in_lines() -> Iterator[Callable[[Job], None]]:
     last_status, last_time = "", 0.0
-    tell_failure = told_failures(lambda line: click.echo(line, err=True))
+    tell_failure = failure_reporter(lambda line: click.echo(line, err=True))
 
     def show(job: Job) -> None:
         nonlocal last_status, last_time

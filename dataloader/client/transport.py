@@ -118,8 +118,8 @@ class Transport:
         connection = (self._kept() if kept else None) or self._new()
         try:
             _allow(connection, until)
-            shown = self._token.headers() if self._token else {}
-            connection.request(method, target, content, {**headers, **shown})
+            token = self._token.headers() if self._token else {}
+            connection.request(method, target, content, {**headers, **token})
             _allow(connection, until)
             response = connection.getresponse()
             raw = _read(connection, response, until)

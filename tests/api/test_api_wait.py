@@ -26,15 +26,15 @@ def asked(app: Flask) -> Iterator[Asked]:
     with ThreadPoolExecutor() as threads:
 
         def ask(path: str, **headers: str) -> Future[Any]:
-            waits = app.extensions["waits"]
-            before = len(waits._waiting)
+            polls = app.extensions["long_polls"]
+            before = len(polls._waiting)
             answer = threads.submit(lambda: app.test_client().get(path, headers=headers))
-            while len(waits._waiting) == before and not answer.done():
+            while len(polls._waiting) == before and not answer.done():
                 time.sleep(0.005)
             return answer
 
         yield ask
-        app.extensions["waits"].stop()
+        app.extensions["long_polls"].stop()
 
 
 @pytest.fixture
@@ -135,21 +135,21 @@ def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> Non
         client = app.test_client()
         job = f"/api/v1/jobs/{client.post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
         waiting = [threads.submit(lambda: app.test_client().get(job + "?wait=30")) for _ in range(2)]
-        while len(app.extensions["waits"]._waiting) < 2:
+        while len(app.extensions["long_polls"]._waiting) < 2:
             time.sleep(0.005)
         surplus = client.get(job + "?wait=30")
         assert surplus.get_json()["status"] == "queued"
         assert int(surplus.headers["Retry-After"]) > 0
         app.extensions["on_drain"][0]()
         assert [answer.result(5).get_json()["status"] for answer in waiting] == ["queued", "queued"]
-        assert app.extensions["waits"].wait(None, "", 30) is Outcome.SAME
+        assert app.extensions["long_polls"].wait(None, "", 30) is Outcome.SAME
 
 
 def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
     with linked(dsn) as link, running(link.dsn) as app, ThreadPoolExecutor() as threads:
         job = f"/api/v1/jobs/{app.test_client().post(TRIGGER, json=MINIMAL).get_json()['job_id']}/status"
         answer = threads.submit(lambda: app.test_client().get(job + "?wait=30"))
-        while not app.extensions["waits"]._waiting:
+        while not app.extensions["long_polls"]._waiting:
             time.sleep(0.005)
         link.freeze()
         refused(answer.result(6), 503, "unavailable")
@@ -159,5 +159,5 @@ def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
 def test_nobody_asks_when_nobody_waits(client: FlaskClient, job: str) -> None:
     client.get(job + "?wait=1")
     deadline = time.monotonic() + 10
-    while any(thread.name == "dl-waits" for thread in threading.enumerate()):
+    while any(thread.name == "dl-long-polls" for thread in threading.enumerate()):
         assert time.monotonic() < deadline

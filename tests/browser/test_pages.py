@@ -62,14 +62,14 @@ def test_whatever_jobs_hold_is_text(lend: Any, visit: Callable[[str], Visitor]) 
 
 def test_the_overview_tells_what_is_wrong(visitor: Visitor, scene: Scene) -> None:
     page = visitor.go("/")
-    concerns = page.locator(".concerns")
-    expect(concerns).to_contain_text("Queue nobody.serves has 1 due and no worker.")
-    expect(concerns).to_contain_text("2 jobs are dead in queue load.orders.")
+    alerts = page.locator(".alerts")
+    expect(alerts).to_contain_text("Queue nobody.serves has 1 due and no worker.")
+    expect(alerts).to_contain_text("2 jobs are dead in queue load.orders.")
     expect(page.get_by_role("link", name="Dead: 2")).to_be_visible()
     expect(page.locator("#workers-title ~ .scroll")).to_contain_text("640 of 1,000")
     expect(page.locator("#workers-title ~ .scroll")).to_contain_text("312 MB")
     expect(page.locator("#pace-chart canvas")).to_be_visible()
-    concerns.get_by_role("link", name="Show them").click()
+    alerts.get_by_role("link", name="Show them").click()
     expect(page.locator("tbody tr")).to_have_count(2)
 
 

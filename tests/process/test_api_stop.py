@@ -17,7 +17,7 @@ def test_a_term_while_the_workers_are_forked_is_not_lost(farm: Farm, delay: floa
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     program = farm.start("api --processes 4", app_port=port)
-    until(lambda: program.events("Using worker: dataloader.api.server.slow_clients.PatientWorker"))
+    until(lambda: program.events("Using worker: dataloader.api.server.slow_clients.BufferingWorker"))
     time.sleep(delay)  # into the forks, at different places
     program.signal(signal.SIGTERM)
     assert program.process.wait(20) == 0

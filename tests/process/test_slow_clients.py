@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from api.api_link import linked
-from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, healths, job_of, shown
+from slow_clients import BODY, HEADERS, POST, TRIGGER, Crowd, figures, healths, job_of
 
 from dataloader.api.server.slow_clients import BODY_LIMIT, HEAD_LIMIT, size_of
 
@@ -54,7 +54,7 @@ def served(dsn: str, folder: Path, *changes: str) -> Iterator[tuple[int, subproc
 def port(worker_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A server that is patient for a second only and has room for little."""
     changes = [
-        "slow_clients.HEAD_SEC, patient.RATE = 1.0, 10_000_000",
+        "slow_clients.HEAD_SEC, slow_clients.RATE = 1.0, 10_000_000",
         "keepalive = 1",
         "worker_connections = 60",
         "threads = 8",
@@ -254,13 +254,13 @@ def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: s
             crowd.long_polls(40, job)
             crowd.triggers(4)
             took = healths(port, 1)
-            print("slow clients:", shown(took))
+            print("slow clients:", figures(took))
             with ThreadPoolExecutor(80) as threads:  # more than there are sessions
                 assert set(threads.map(lambda _: triggered(port), range(80))) == {200}  # a rush is no fault
             assert set(crowd.statuses) == {200}
             link.freeze()
             frozen = healths(port, 2.5)
-            print("and no database:", shown(frozen))
+            print("and no database:", figures(frozen))
             assert max(took + frozen) < 1
             assert crowd.statuses[503] > 0
             link.thaw()
@@ -270,6 +270,20 @@ def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: s
         finally:
             link.thaw()
             crowd.go()
+
+
+def test_a_rush_at_a_frozen_database_is_refused_in_time_and_at_a_live_one_served(own_db: str, tmp_path: Path) -> None:
+    """More requests than threads. A pool's `timeout` and `max_waiting` alone keep one of the two promises, not both."""
+    with linked(own_db) as link, served(link.dsn, tmp_path) as (port, _), ThreadPoolExecutor(80) as threads:
+        assert triggered(port) == 200
+        for _ in range(3):
+            assert set(threads.map(lambda _: triggered(port), range(80))) == {200}
+        link.freeze()
+        for _ in range(2):
+            began = time.monotonic()
+            assert set(threads.map(lambda _: triggered(port), range(80))) == {503}
+            assert time.monotonic() - began < 4  # 3 s for each, and what the clients themselves take
+        link.thaw()
 
 
 def triggered(port: int) -> int:

@@ -12,7 +12,8 @@ import pytest
 
 from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, alerts, formats
-from dataloader.api.dashboard.cache import Recent
+from dataloader.api.dashboard.cache import SharedAnswer
+from dataloader.queue.job import FINAL
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE: dict[str, Any] = {
@@ -83,7 +84,7 @@ def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
 def test_what_is_wrong_is_said_the_gravest_first() -> None:
     def of(seen: Any = (), postgres: Any = None, **queue: Any) -> list[str]:
         found = alerts.of_farm({"queues": [QUEUE | queue]}, seen, POSTGRES | (postgres or {}))
-        return [concern.text for concern in found]
+        return [alert.text for alert in found]
 
     assert of() == []
     assert of(dead=1, length=3, workers=0) == ["Queue q has 3 due and no worker.", "1 job is dead in queue q."]
@@ -116,7 +117,7 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     assert of(waiting_for={"reason": "lock"}) == ["run-now!", "cancel", "delete"]
     assert of(status="running") == ["cancel", "force-cancel", "delete!"]
     assert of(status="running", cancel_requested=True) == ["cancel!", "force-cancel", "delete!"]
-    for final in sorted(actions.FINAL):
+    for final in sorted(FINAL):
         assert of(status=final) == ["requeue", "delete"]
     names = [button.name + "!" * bool(button.because) for button in actions.of_queue(QUEUE)]
     assert names == ["pause", "run-all!", "requeue-dead!", "delete-dead!"]
@@ -127,19 +128,19 @@ def test_buttons_are_those_that_a_state_allows() -> None:
 
 
 def test_viewers_share_an_answer_but_not_a_failure() -> None:
-    recent: Recent[int] = Recent()
+    shared: SharedAnswer[int] = SharedAnswer()
     asked: list[int] = []
 
     def question() -> int:
         asked.append(1)
         if len(asked) == 1:
             raise ConnectionError
-        return recent.ask(question) if len(asked) == 2 else len(asked)  # somebody else asks meanwhile: for himself
+        return shared.ask(question) if len(asked) == 2 else len(asked)  # somebody else asks meanwhile: for himself
 
     with pytest.raises(ConnectionError):
-        recent.ask(question)
-    assert recent.ask(question) == 3
-    assert recent.ask(question) == 3
+        shared.ask(question)
+    assert shared.ask(question) == 3
+    assert shared.ask(question) == 3
     assert len(asked) == 3
 
 

@@ -1,56 +1,54 @@
-"""gate: who may go to the database, decided by a clock that the test holds."""
+"""gate: which requests may go to the database, decided by a clock that the test holds."""
 
 from __future__ import annotations
 
 import threading
+from math import inf
 from time import monotonic
 
 import pytest
 
-from dataloader.api.web.gate import STALL_SEC, Busy, Gate, State, Verdict
+from dataloader.api.web.gate import STALL_SEC, Busy, Gate
 from dataloader.queue import db
 
 
-def full(most: int = 3, at: float = 100.0) -> State:
-    state = State(most)
+def full(most: int = 3, at: float = 100.0) -> Gate:
+    gate = Gate(most)
     for _ in range(most):
-        assert state.verdict(at) is Verdict.ENTER
-        state.enter(at)
-    return state
+        assert gate.enter(at, inf)
+    return gate
 
 
 def test_a_full_gate_is_waited_at_while_it_moves() -> None:
-    state, now = full(), 100.0
+    gate, now = full(), 100.0
     for _ in range(50):
         now += STALL_SEC * 0.9
-        assert state.verdict(now) is Verdict.WAIT
-        state.leave(now, is_away=False)
-        assert state.verdict(now) is Verdict.ENTER
-        state.enter(now)
-    assert state.verdict(now + STALL_SEC) is Verdict.REFUSE
+        assert not gate.enter(now, inf)
+        gate.leave(now, is_away=False)
+        assert gate.enter(now, inf)
+    with pytest.raises(Busy):
+        gate.enter(now + STALL_SEC, inf)
 
 
 def test_a_long_rest_before_a_rush_is_no_stall() -> None:
-    state = full(at=1_000.0)
-    assert state.verdict(1_000.1) is Verdict.WAIT
+    assert not full(at=1_000.0).enter(1_000.1, inf)
 
 
 def test_after_a_silence_one_at_a_time_tries() -> None:
-    state = full()
-    state.leave(103.0, is_away=True)
-    assert state.verdict(103.0) is Verdict.REFUSE
-    state.leave(103.0, is_away=True)
-    state.leave(103.0, is_away=True)
-    assert state.verdict(103.0) is Verdict.ENTER
-    state.enter(103.0)
-    assert state.verdict(105.0) is Verdict.REFUSE
-    state.leave(105.8, is_away=True)
-    assert state.verdict(105.8) is Verdict.ENTER
-    state.enter(105.8)
-    state.leave(105.9, is_away=False)
+    gate = full()
+    gate.leave(103.0, is_away=True)
+    with pytest.raises(Busy):
+        gate.enter(103.0, inf)
+    gate.leave(103.0, is_away=True)
+    gate.leave(103.0, is_away=True)
+    assert gate.enter(103.0, inf)
+    with pytest.raises(Busy):
+        gate.enter(105.0, inf)
+    gate.leave(105.8, is_away=True)
+    assert gate.enter(105.8, inf)
+    gate.leave(105.9, is_away=False)
     for _ in range(3):
-        assert state.verdict(106.0) is Verdict.ENTER
-        state.enter(106.0)
+        assert gate.enter(106.0, inf)
 
 
 class InTheWay(db.Error):

@@ -19,7 +19,7 @@ NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
 
 
 @dataclass(frozen=True, slots=True)
-class Concern:
+class Alert:
     """One thing wrong: a text, what to do about it, and where to (`queue` or a filter of jobs)."""
 
     text: str
@@ -29,39 +29,37 @@ class Concern:
     is_grave: bool = True
 
 
-def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Concern]:
+def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
     """All of them, the gravest first."""
     found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers)]
     for queue in overview["queues"]:
         found += _of_queue(queue)
-    return sorted(found, key=lambda concern: not concern.is_grave)
+    return sorted(found, key=lambda alert: not alert.is_grave)
 
 
-def _of_queue(queue: Row) -> Iterator[Concern]:
+def _of_queue(queue: Row) -> Iterator[Alert]:
     name = queue["queue"]
     due = queue["length"] - queue["scheduled"]
     if queue["paused_at"]:
         by = f" by {queue['paused_by']}" if queue["paused_by"] else ""
-        yield Concern(
-            f"Queue {name} is paused{by}.", "No job of it starts until it is resumed.", name, is_grave=due > 0
-        )
+        yield Alert(f"Queue {name} is paused{by}.", "No job of it starts until it is resumed.", name, is_grave=due > 0)
     elif due > 0 and not queue["workers"] and not queue["busy"]:
         advice = "Start workers for it: WORKERS_JSON of a farm should name this queue."
-        yield Concern(f"Queue {name} has {count(due)} due and no worker.", advice, name)
+        yield Alert(f"Queue {name} has {count(due)} due and no worker.", advice, name)
     elif queue["stopped"]:
         advice = "Their processes got SIGSTOP or a debugger: kill -CONT, or kill -KILL and others take their place."
-        yield Concern(_stopped(queue), advice, name, is_grave=queue["stopped"] == queue["workers"])
+        yield Alert(_stopped(queue), advice, name, is_grave=queue["stopped"] == queue["workers"])
     elif queue["lag_sec"] > LAG_SEC:
         advice = "Its jobs wait for a busy key, or its workers are too few."
         text = f"The oldest due job of queue {name} has waited {duration(queue['lag_sec'])}."
-        yield Concern(text, advice, name, is_grave=False)
+        yield Alert(text, advice, name, is_grave=False)
     if queue["max_length"] and queue["length"] >= queue["max_length"]:
         advice = "New jobs are refused until there is room."
-        yield Concern(f"Queue {name} is full: {count(queue['length'])} jobs.", advice, name)
+        yield Alert(f"Queue {name} is full: {count(queue['length'])} jobs.", advice, name)
     if queue["dead"]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."
-        yield Concern(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead", is_grave=False)
+        yield Alert(f"{count(queue['dead'])} {noun} dead in queue {name}.", advice, name, "dead", is_grave=False)
 
 
 def _stopped(queue: Row) -> str:
@@ -72,32 +70,32 @@ def _stopped(queue: Row) -> str:
     return f"{who} of queue {queue['queue']} {'is' if stopped == 1 else 'are'} stopped."
 
 
-def _of_workers(workers: Sequence[Row]) -> Iterator[Concern]:
+def _of_workers(workers: Sequence[Row]) -> Iterator[Alert]:
     silent = [worker for worker in workers if not worker["is_live"] and worker["state"] not in ("dead", "leaving")]
     if silent:
         hosts = ", ".join(sorted({worker["host"] for worker in silent}))
         noun = "worker has" if len(silent) == 1 else "workers have"
-        yield Concern(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
+        yield Alert(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
 
 
-def _of_vacuum(postgres: Row | None, overview: Row) -> Iterator[Concern]:
+def _of_vacuum(postgres: Row | None, overview: Row) -> Iterator[Alert]:
     lag_sec = max((queue["lag_sec"] for queue in overview["queues"]), default=0.0)
     held = stats.slows_claims(dict(postgres), lag_sec) if postgres else None
     if postgres and held:
         since = f" for {duration(held['age_sec'])}" if held["age_sec"] is not None else ""
         dead = f"{count(postgres['jobs_dead_tuples'])} dead rows of dl_jobs cannot be removed"
         advice = f"Claims get slower until it ends: {waiting.release(held)}."
-        yield Concern(f"{waiting.holder(held)} has held back vacuum{since}: {dead}.", advice)
+        yield Alert(f"{waiting.holder(held)} has held back vacuum{since}: {dead}.", advice)
 
 
-def _of_postgres(postgres: Row) -> Iterator[Concern]:
+def _of_postgres(postgres: Row) -> Iterator[Alert]:
     if not postgres:
         return
     if postgres["in_recovery"]:
-        yield Concern("The database is a standby: nothing can be written.", "Point DL_DB_DSN at the primary.")
+        yield Alert("The database is a standby: nothing can be written.", "Point DL_DB_DSN at the primary.")
     if postgres["connections"] >= FULL * postgres["max_connections"]:
         text = f"{postgres['connections']} of {postgres['max_connections']} database connections are in use."
-        yield Concern(text, "Workers and API will not get new ones soon.")
+        yield Alert(text, "Workers and API will not get new ones soon.")
     if postgres["notify_usage"] > NOTIFY_FULL:
         text = f"The NOTIFY queue is {percent(postgres['notify_usage'])} full."
-        yield Concern(text, "A session that listens does not read; at 100 % no job can be added.")
+        yield Alert(text, "A session that listens does not read; at 100 % no job can be added.")

@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-RECENT_SEC = 1.0
+FRESH_SEC = 1.0
 OUTDATED_SEC = 5.0
 
 
-class Recent(Generic[T]):
+class SharedAnswer(Generic[T]):
     """One answer for all who ask within a second, and for those who ask while it is found anew."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Recent(Generic[T]):
     def ask(self, question: Callable[[], T]) -> T:
         """The answer, a second old at most; up to five while somebody else asks. Raises what the question raises."""
         age = monotonic() - self._at
-        if self._answer is not None and age < RECENT_SEC:
+        if self._answer is not None and age < FRESH_SEC:
             return self._answer
         if not self._asking.acquire(blocking=False):
             return self._answer if self._answer is not None and age < OUTDATED_SEC else question()

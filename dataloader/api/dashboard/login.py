@@ -13,7 +13,7 @@ from werkzeug.wrappers import Response as BaseResponse
 from dataloader import log
 from dataloader.api.web import auth, tokens
 
-blueprint = Blueprint("signin", __name__, template_folder="templates")
+blueprint = Blueprint("login", __name__, template_folder="templates")
 _PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")  # a path of ours: no host before it, nothing that a browser would drop
 
 

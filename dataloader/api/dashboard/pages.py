@@ -17,11 +17,11 @@ from zoneinfo import ZoneInfo
 from flask import Blueprint, Response, current_app, request, url_for
 
 from dataloader.api.dashboard import actions, alerts, formats
-from dataloader.api.dashboard.cache import Recent
+from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.dashboard.render import failed, named_queue, show
-from dataloader.api.web import json_body
+from dataloader.api.web.endpoint import job_id as parsed_job_id
+from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.api.web.sessions import Sessions
 from dataloader.queue import db, stats, waiting
 
 blueprint = Blueprint("dashboard", __name__)
@@ -29,7 +29,7 @@ blueprint.register_error_handler(Exception, failed)
 PACE_MINUTES = 30
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page
-CONCERNS = 8  # that the overview names
+ALERTS = 8  # that the overview names
 EVENTS = 10_000  # of a journal on one page: a heartbeat every ten seconds makes so many in a day
 EVENTS_AT_ONCE = 1_000
 TRAIL = 30  # pages that `newer` leads back through
@@ -47,14 +47,14 @@ Rows = list[dict[str, Any]]
 @blueprint.get("/")
 def overview() -> Response:
     """How the farm stands: what is wrong, figures, pace, queues, workers, the database."""
-    farm, workers, postgres, pace = _recent().ask(_read_overview)
-    wrong = alerts.of_farm(farm, workers, postgres)
+    farm, workers, postgres, pace = _shared().ask(_read_overview)
+    found = alerts.of_farm(farm, workers, postgres)
     return show(
         "overview.html",
         total=farm["total"],
         queues=farm["queues"],
-        concerns=[asdict(concern) for concern in wrong[:CONCERNS]],
-        more_concerns=len(wrong[CONCERNS:]),
+        alerts=[asdict(alert) for alert in found[:ALERTS]],
+        more_alerts=len(found[ALERTS:]),
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
@@ -63,7 +63,7 @@ def overview() -> Response:
 
 
 def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], Rows]:
-    with _sessions().borrow() as conn:
+    with session() as conn:
         workers = _alive_first(stats.workers(conn))
         return stats.overview(conn), workers, stats.postgres(conn), stats.pace(conn, PACE_MINUTES)
 
@@ -87,7 +87,7 @@ def _pace(buckets: Rows) -> dict[str, Any]:
 @blueprint.get("/workers")
 def workers() -> Response:
     """The workers of all hosts, and what they run."""
-    with _sessions().borrow() as conn:
+    with session() as conn:
         found = _alive_first(stats.workers(conn))
     live = [worker for worker in found if worker["is_live"]]
     return show(
@@ -112,7 +112,7 @@ def jobs() -> Response:
     try:
         wanted, after = _wanted(given), request.args.get("after") or None
         local = {"since": _local(wanted.since), "until": _local(wanted.until)}
-        with _sessions().borrow() as conn:
+        with session() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
     except ValueError as error:
         mistake = str(error)
@@ -168,15 +168,15 @@ def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, st
 @blueprint.get("/jobs/<anything:job_id>")
 def job(job_id: str) -> Response:
     """All of one job: why it waits, its fields, its attempts and its journal."""
-    wanted = json_body.job_id(job_id)
+    wanted = parsed_job_id(job_id)
     after = request.args.get("after", 0, type=int)
-    with _sessions().borrow() as conn:
+    with session() as conn:
         found = stats.job(conn, wanted)
         events = _events(conn, wanted, max(after, 0))
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
-    told = [event for event in events if event["kind"] != "heartbeat"]
+    entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = [attempt._asdict() for attempt in stats.attempts(events)]
     return show(
         "job.html",
@@ -186,8 +186,8 @@ def job(job_id: str) -> Response:
         holder=waiting_for.get("job_id"),
         run_sec=_since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None,
         attempts=attempts,
-        events=told,
-        heartbeats=len(events) - len(told),
+        events=entries,
+        heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
         buttons=[asdict(button) for button in actions.of_job(found)],
     )
@@ -257,7 +257,7 @@ def _since(at: datetime) -> float:
 def queue(queue: str) -> Response:
     """One queue: its figures, its buttons, the jobs that want a look."""
     queue, lists = named_queue(queue), []
-    with _sessions().borrow() as conn:
+    with session() as conn:
         found = _of_queue(conn, queue)
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
@@ -289,14 +289,9 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
     )
 
 
-def _sessions() -> Sessions:
-    sessions: Sessions = current_app.extensions["sessions"]
-    return sessions
-
-
-def _recent() -> Recent[Any]:
-    recent: Recent[Any] = current_app.extensions.setdefault("recent", Recent())
-    return recent
+def _shared() -> SharedAnswer[Any]:
+    shared: SharedAnswer[Any] = current_app.extensions.setdefault("overview", SharedAnswer())
+    return shared
 
 
 def _zone() -> ZoneInfo:

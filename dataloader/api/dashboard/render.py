@@ -32,7 +32,7 @@ _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
 FILTERS = ("count", "duration", "percent", "pretty", "share", "short", "size")
-blueprint = Blueprint("page", __name__, template_folder="templates")
+blueprint = Blueprint("files", __name__, template_folder="templates")
 
 
 @blueprint.get("/static/<path:name>")
@@ -146,7 +146,7 @@ def named_queue(in_path: str) -> str:
 
 def _asset(name: str) -> str:
     """A file's address, which changes with its content; so it may be kept for ever."""
-    return url_for("page.static", name=name, v=_digest(name))
+    return url_for("files.static", name=name, v=_digest(name))
 
 
 @cache

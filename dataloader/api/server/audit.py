@@ -21,7 +21,7 @@ from dataloader import config, log
 from dataloader.api.web import problems
 
 ANYBODY = "anonymous"
-FILES = "page.static"
+FILES = "files.static"
 # Upper bounds (seconds) of the histogram of durations; a last bucket without a bound follows.
 BUCKETS_SEC = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 _counting = Lock()

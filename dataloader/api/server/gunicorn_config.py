@@ -20,7 +20,7 @@ from dataloader import log
 from dataloader.api.web import auth
 from dataloader.config import ConfigError, load  # not `config`: every name here that gunicorn knows is a setting
 
-worker_class = "dataloader.api.server.slow_clients.PatientWorker"
+worker_class = "dataloader.api.server.slow_clients.BufferingWorker"
 threads = 32  # half of them may hold a long poll, nearly as many a database session, two are always free
 keepalive = 15  # seconds; an idle connection costs no thread
 graceful_timeout = 30

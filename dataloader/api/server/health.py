@@ -23,7 +23,7 @@ from dataloader.queue import db, migrations
 
 SERVICE = "dataloader"
 READY_SEC = 1.0  # a database that takes longer is not one to send requests to
-blueprint = Blueprint("infra", __name__)
+blueprint = Blueprint("health", __name__)
 _started = monotonic()
 _drains = False
 VERSION = dataloader.version()

@@ -186,12 +186,12 @@ def _of_workers(workers: list[Row], names: Names) -> Iterator[Metric]:
         ("memory_bytes", "dl_worker_memory_bytes", "Memory of a worker and what it has started"),
         ("cpu_percent", "dl_worker_cpu_percent", "CPU of a worker; 100 is one core"),
     ):
-        shown = [
+        bounded = [
             ((*names.of(row["queue"]), str(row["host"])[:LABEL], str(row["pid"])), float(row[key]))
             for row in live
             if row[key] is not None
         ]
-        yield _family(GaugeMetricFamily, name, text, labels, shown)
+        yield _family(GaugeMetricFamily, name, text, labels, bounded)
 
 
 def _of_postgres(row: Row) -> Iterator[Metric]:

@@ -144,7 +144,7 @@ class _Connection(TConn):  # type: ignore[misc]  # gunicorn has no types
         return len(self.sock.gathered) + len(self.sock.rest)
 
 
-class PatientWorker(ThreadWorker):  # type: ignore[misc]
+class BufferingWorker(ThreadWorker):  # type: ignore[misc]
     """gunicorn's gthread, but for what its threads wait for: of clients, nothing."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -11,9 +11,9 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, json_body
-from dataloader.api.web.endpoint import body, found, operation, session
-from dataloader.api.web.long_poll import Outcome, Waits
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import found, operation, session
+from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
 from dataloader.queue import lifecycle
 from dataloader.queue.enqueue import enqueue_columns, require_room_for
@@ -33,11 +33,10 @@ blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
     errors=(409, 429),
     leads_to_jobs="/job_id",
 )
-def trigger() -> dict[str, Any]:
+def trigger(body: Trigger) -> dict[str, Any]:
     """Insert a job, or find the one with this idempotency key. 200 means that its row is committed."""
-    default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
     key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
-    new = json_body.new_job(body(), default_lease, key, traceparent)
+    new = requests.new_job(body, _default_lease(), key, traceparent)
     with session() as conn:
         job_id, status = lifecycle.enqueue(conn, new, limited=True, asker=auth.asker())
     return {"job_id": job_id, "status": status}
@@ -48,17 +47,17 @@ def trigger() -> dict[str, Any]:
 @operation(
     "jobs",
     responses.TriggeredMany,
-    body=json_body.Batch,
+    body=requests.Batch,
+    body_limit=requests.BATCH_LIMIT,
+    body_depth=requests.BATCH_DEPTH,
     headers=("traceparent",),
     errors=(409, 429),
     leads_to_jobs="/jobs/0/job_id",
 )
-def batch() -> Response:
+def batch(body: requests.Batch) -> Response:
     """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body."""
-    request.max_content_length = json_body.BATCH_LIMIT
-    default_lease = current_app.extensions["settings"].dl_default_lease_ttl_sec
-    columns = json_body.new_jobs(body(depth=json_body.BATCH_DEPTH), default_lease)
-    if trace := json_body.trace(request.headers.get("traceparent")):
+    columns = requests.new_jobs(body.jobs, _default_lease())
+    if trace := requests.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
     with session() as conn:
         require_room_for(conn, columns)
@@ -76,19 +75,19 @@ def batch() -> Response:
 @operation(
     "jobs", responses.Status, query=requests.Status, is_documented_only=True, headers=("If-None-Match",), errors=(304,)
 )
-def status(job_id: str) -> Response:
+def status(job_id: UUID) -> Response:
     """The job as it is now, or with `wait` once it has changed; 404 when there is none.
 
     With `If-None-Match` the wait ends when the job has another `ETag`, at once if it has one already; without it when
     the job changes, at once if it has ended. `Retry-After` says that too many wait already, and this request did not.
     """
-    wanted, seconds = json_body.job_id(job_id), json_body.seconds_to_wait(request.args.get("wait"))
-    job, version = _versioned(wanted)
+    seconds = requests.seconds_to_wait(request.args.get("wait"))
+    job, version = _versioned(job_id)
     outcome = None
     if seconds and (_is_known(version) if request.if_none_match else job["status"] not in FINAL):
-        outcome = _waits().wait(wanted, version, seconds)
+        outcome = _long_polls().wait(job_id, version, seconds)
         if outcome is Outcome.CHANGED:
-            job, version = _versioned(wanted)
+            job, version = _versioned(job_id)
     answer = Response(status=304) if _is_known(version) else _as_json(job)
     answer.set_etag(version, weak=True)
     if outcome is Outcome.FULL:
@@ -98,21 +97,24 @@ def status(job_id: str) -> Response:
 
 @blueprint.post("/jobs/<anything:job_id>/cancel")
 @auth.require("trigger", "operate")
-@operation("jobs", responses.Status, body=json_body.Cancel, body_may_be_empty=True)
-def cancel(job_id: str) -> dict[str, Any]:
+@operation("jobs", responses.Status, body=requests.Cancel, body_may_be_empty=True)
+def cancel(job_id: UUID, body: requests.Cancel) -> dict[str, Any]:
     """Cancel a queued job, ask a running one to stop, leave a finished one; the answer is its status.
 
     With `{"force": true}` a running one is interrupted, and killed where that does not stop it.
     """
-    wanted = json_body.job_id(job_id)
-    force = json_body.is_forced(body(may_be_empty=True))
     with session() as conn:
-        return found(lifecycle.request_cancel(conn, wanted, force, auth.who()))
+        return found(lifecycle.request_cancel(conn, job_id, body.force, auth.who()))
 
 
 def _versioned(job_id: UUID) -> tuple[dict[str, Any], str]:
     with session() as conn:
         return found(lifecycle.versioned_status(conn, job_id))
+
+
+def _default_lease() -> int:
+    seconds: int = current_app.extensions["settings"].dl_default_lease_ttl_sec
+    return seconds
 
 
 def _is_known(version: str) -> bool:
@@ -124,6 +126,6 @@ def _as_json(document: dict[str, Any]) -> Response:
     return current_app.make_response(document)
 
 
-def _waits() -> Waits:
-    waits: Waits = current_app.extensions["waits"]
-    return waits
+def _long_polls() -> LongPolls:
+    polls: LongPolls = current_app.extensions["long_polls"]
+    return polls

@@ -17,7 +17,7 @@ blueprint = Blueprint("farm", __name__, url_prefix="/api/v1")
 @blueprint.get("/stats")
 @auth.require("read")
 @operation("farm", responses.Overview, query=requests.Query)
-def farm_stats(query: requests.Query) -> dict[str, Any]:
+def farm_stats() -> dict[str, Any]:
     """Length, dead, lag and more, for each queue and in total."""
     with session() as conn:
         return stats.overview(conn)
@@ -26,7 +26,7 @@ def farm_stats(query: requests.Query) -> dict[str, Any]:
 @blueprint.get("/workers")
 @auth.require("read")
 @operation("farm", responses.Workers, query=requests.Query)
-def list_workers(query: requests.Query) -> dict[str, Any]:
+def list_workers() -> dict[str, Any]:
     """The workers of all hosts and what they run."""
     with session() as conn:
         return {"workers": stats.workers(conn)}
@@ -53,7 +53,7 @@ def farm_events(query: requests.FarmEvents) -> dict[str, Any]:
 @blueprint.get("/database")
 @auth.require("read")
 @operation("farm", responses.Database, query=requests.Query)
-def farm_database(query: requests.Query) -> dict[str, Any]:
+def farm_database() -> dict[str, Any]:
     """The queue's database: size, sessions, dead rows, the oldest transaction."""
     with session() as conn:
         return stats.postgres(conn)

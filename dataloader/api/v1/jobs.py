@@ -6,6 +6,7 @@ Each view is validate, borrow a session, one call of `stats` or `operate`. May i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -13,8 +14,8 @@ from uuid import UUID
 from flask import Blueprint, Response, g, jsonify, request
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, json_body
-from dataloader.api.web.endpoint import body, found, operation, session
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import lifecycle, operations, stats
 
@@ -38,23 +39,21 @@ def list_jobs(query: requests.Jobs) -> Response:
 @blueprint.get("/jobs/<job:job_id>")
 @auth.require("read")
 @operation("jobs", responses.Job, query=requests.Query)
-def get_job(job_id: str, query: requests.Query) -> dict[str, Any]:
+def get_job(job_id: UUID) -> dict[str, Any]:
     """One job with all that is known of it."""
-    wanted = json_body.job_id(job_id)
     with session() as conn:
-        return found(stats.job(conn, wanted))
+        return found(stats.job(conn, job_id))
 
 
 @blueprint.get("/jobs/<anything:job_id>/events")
 @auth.require("read")
 @operation("jobs", responses.JobEvents, query=requests.JobEvents)
-def job_events(job_id: str, query: requests.JobEvents) -> Response:
+def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
     """The journal of one job, the oldest first."""
-    wanted = json_body.job_id(job_id)
     with session() as conn:
-        rows = stats.events(conn, wanted, query.after, query.limit)
+        rows = stats.events(conn, job_id, query.after, query.limit)
         if not rows:
-            found(lifecycle.status(conn, wanted))
+            found(lifecycle.status(conn, job_id))
     following = rows[-1]["event_id"] if len(rows) == query.limit else None
     return _page({"events": rows, "next": following}, following)
 
@@ -62,9 +61,9 @@ def job_events(job_id: str, query: requests.JobEvents) -> Response:
 @blueprint.post("/jobs/<anything:job_id>/requeue")
 @auth.require("operate")
 @operation(
-    "operate", responses.Status, body=json_body.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
+    "operate", responses.Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
 )
-def requeue_job(job_id: str, query: requests.Query) -> dict[str, Any]:
+def requeue_job(job_id: UUID) -> dict[str, Any]:
     """Queue a job that has ended again, with a fresh budget of attempts."""
     return _operated(job_id, operations.requeue, "only a job that has ended can be requeued")
 
@@ -72,9 +71,9 @@ def requeue_job(job_id: str, query: requests.Query) -> dict[str, Any]:
 @blueprint.post("/jobs/<anything:job_id>/run-now")
 @auth.require("operate")
 @operation(
-    "operate", responses.Status, body=json_body.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
+    "operate", responses.Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
 )
-def run_job_now(job_id: str, query: requests.Query) -> dict[str, Any]:
+def run_job_now(job_id: UUID) -> dict[str, Any]:
     """Make a queued job due whose time has not come."""
     return _operated(job_id, operations.run_now, "only a queued job can be made due")
 
@@ -82,59 +81,55 @@ def run_job_now(job_id: str, query: requests.Query) -> dict[str, Any]:
 @blueprint.delete("/jobs/<job:job_id>")
 @auth.require("operate")
 @operation("operate", responses.Deleted, query=requests.Query, errors=(409,))
-def delete_job(job_id: str, query: requests.Query) -> dict[str, Any]:
+def delete_job(job_id: UUID) -> dict[str, Any]:
     """Delete a job that is not running, and its journal."""
-    wanted = json_body.job_id(job_id)
     with session() as conn:
-        outcome = operations.delete(conn, [wanted], auth.who())[wanted]
+        outcome = operations.delete(conn, [job_id], auth.who())[job_id]
     _check(outcome, "a running job cannot be deleted: cancel it first")
-    g.changed = {"job_id": str(wanted)}
-    return {"job_id": wanted, "deleted": True}
+    g.changed = {"job_id": str(job_id)}
+    return {"job_id": job_id, "deleted": True}
 
 
 @blueprint.post("/jobs/bulk/cancel")
 @auth.require("trigger", "operate")
-@operation("operate", responses.BulkOutcomes, body=json_body.BulkCancel, query=requests.Query)
-def cancel_jobs(query: requests.Query) -> Response:
+@operation("operate", responses.BulkOutcomes, body=requests.BulkCancel, query=requests.Query)
+def cancel_jobs(body: requests.BulkCancel) -> Response:
     """Cancel up to 1,000 jobs."""
-    asked = json_body.bulk_cancel(body())
-    return _bulk(asked.ids, lambda conn, ids, by: operations.cancel(conn, ids, by, force=asked.force))
+    return _bulk(body.ids, partial(operations.cancel, force=body.force))
 
 
 @blueprint.post("/jobs/bulk/requeue")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=json_body.Bulk, query=requests.Query)
-def requeue_jobs(query: requests.Query) -> Response:
+@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+def requeue_jobs(body: requests.Bulk) -> Response:
     """Requeue up to 1,000 jobs that have ended."""
-    return _bulk(json_body.bulk(body()).ids, operations.requeue)
+    return _bulk(body.ids, operations.requeue)
 
 
 @blueprint.post("/jobs/bulk/run-now")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=json_body.Bulk, query=requests.Query)
-def run_jobs_now(query: requests.Query) -> Response:
+@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+def run_jobs_now(body: requests.Bulk) -> Response:
     """Make up to 1,000 queued jobs due."""
-    return _bulk(json_body.bulk(body()).ids, operations.run_now)
+    return _bulk(body.ids, operations.run_now)
 
 
 @blueprint.post("/jobs/bulk/delete")
 @auth.require("operate")
-@operation("operate", responses.BulkOutcomes, body=json_body.Bulk, query=requests.Query)
-def delete_jobs(query: requests.Query) -> Response:
+@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+def delete_jobs(body: requests.Bulk) -> Response:
     """Delete up to 1,000 jobs that are not running."""
-    return _bulk(json_body.bulk(body()).ids, operations.delete)
+    return _bulk(body.ids, operations.delete)
 
 
 Operate = Callable[[Any, list[UUID], str], dict[UUID, str]]
 
 
-def _operated(job_id: str, change: Operate, rule: str) -> dict[str, Any]:
+def _operated(job_id: UUID, change: Operate, rule: str) -> dict[str, Any]:
     """Change one job and answer its status."""
-    wanted = json_body.job_id(job_id)
-    json_body.nothing(body(may_be_empty=True))
     with session() as conn:
-        _check(change(conn, [wanted], auth.who())[wanted], rule)
-        return found(lifecycle.status(conn, wanted))
+        _check(change(conn, [job_id], auth.who())[job_id], rule)
+        return found(lifecycle.status(conn, job_id))
 
 
 def _bulk(ids: list[UUID], change: Operate) -> Response:

@@ -17,8 +17,8 @@ from pydantic.json_schema import models_json_schema
 from werkzeug.routing import Rule
 
 from dataloader.api.v1 import responses
-from dataloader.api.web import auth, json_body
-from dataloader.api.web.endpoint import JSON, Operation
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
 from dataloader.queue.new_job import Trigger
 
@@ -49,7 +49,7 @@ _PATH: dict[str, Node] = {
     "job_id": {"schema": {"type": "string", "format": "uuid"}},
     "queue": {
         "description": "percent-encoded",
-        "schema": {"type": "string", "minLength": 1, "maxLength": json_body.QUEUE_LIMIT, "pattern": _STORABLE},
+        "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
     },
 }
 _RETRY = {
@@ -228,12 +228,12 @@ def _headers(more: Mapping[str, Any] | None = None) -> Node:
 def _schemas(app: Flask) -> Node:
     """Those of all models, sorted; what a request may hold says so also of texts."""
     bodies: set[type[BaseModel]] = {Trigger}
-    shown: set[type[BaseModel]] = {responses.Problem}
+    answers: set[type[BaseModel]] = {responses.Problem}
     for _, _, view in operations(app):
         declared: Operation = view.operation  # type: ignore[attr-defined]
         bodies |= {declared.body} if declared.body else set()
-        shown |= set() if isinstance(declared.answer, str) else {declared.answer}
-    models = sorted(bodies | shown, key=lambda model: model.__name__)
+        answers |= set() if isinstance(declared.answer, str) else {declared.answer}
+    models = sorted(bodies | answers, key=lambda model: model.__name__)
     found: Node = models_json_schema([(model, "validation") for model in models], ref_template=REF)[1]["$defs"]
     for model in bodies:
         found[model.__name__] = _storable(found[model.__name__])

@@ -11,8 +11,8 @@ from typing import Any
 from flask import Blueprint, g
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, json_body
-from dataloader.api.web.endpoint import body, operation, session
+from dataloader.api.web import auth
+from dataloader.api.web.endpoint import operation, session
 from dataloader.queue import db, operations, stats
 
 AT_ONCE = 1_000  # jobs that one request changes
@@ -22,7 +22,7 @@ blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")
 @blueprint.get("")
 @auth.require("read")
 @operation("queues", responses.Queues, query=requests.Query)
-def list_queues(query: requests.Query) -> dict[str, Any]:
+def list_queues() -> dict[str, Any]:
     """Every queue that has jobs, a pause, a limit or a worker."""
     with session() as conn:
         return {"queues": stats.overview(conn)["queues"]}
@@ -30,64 +30,61 @@ def list_queues(query: requests.Query) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/pause")
 @auth.require("operate")
-@operation("queues", responses.QueueState, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
-def pause_queue(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+@operation("queues", responses.QueueState, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def pause_queue(queue: str) -> dict[str, Any]:
     """Start no job of this queue any more, on any host. Running ones go on."""
-    return _told(query.name or queue, operations.pause)
+    return _set(queue, operations.pause)
 
 
 @blueprint.post("/<anything:queue>/resume")
 @auth.require("operate")
-@operation("queues", responses.QueueState, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
-def resume_queue(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+@operation("queues", responses.QueueState, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def resume_queue(queue: str) -> dict[str, Any]:
     """Start jobs of this queue again."""
-    return _told(query.name or queue, operations.resume)
+    return _set(queue, operations.resume)
 
 
 @blueprint.put("/<anything:queue>/limit")
 @auth.require("operate")
-@operation("queues", responses.QueueState, body=json_body.QueueLimit, query=requests.OfQueue)
-def limit_queue(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+@operation("queues", responses.QueueState, body=requests.QueueLimit, query=requests.OfQueue)
+def limit_queue(queue: str, body: requests.QueueLimit) -> dict[str, Any]:
     """Refuse new jobs (429) while so many are queued; null: no limit."""
-    wanted, most = json_body.queue(query.name or queue), json_body.queue_limit(body())
     with session() as conn:
-        known = _known(conn, wanted)
-        answer = operations.limit_length(conn, wanted, most, auth.who()) | known
-    g.changed = {"queue": wanted, "max_length": most}
+        known = _known(conn, queue)
+        answer = operations.limit_length(conn, queue, body.max_length, auth.who()) | known
+    g.changed = {"queue": queue, "max_length": body.max_length}
     return answer
 
 
 @blueprint.post("/<anything:queue>/requeue-dead")
 @auth.require("operate")
-@operation("queues", responses.Changed, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
-def requeue_dead(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+@operation("queues", responses.Changed, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def requeue_dead(queue: str) -> dict[str, Any]:
     """Requeue up to 1,000 of the queue's failed and lost jobs."""
-    return _changed(query.name or queue, operations.requeue_dead)
+    return _changed(queue, operations.requeue_dead)
 
 
 @blueprint.post("/<anything:queue>/delete-dead")
 @auth.require("operate")
-@operation("queues", responses.Changed, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
-def delete_dead(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+@operation("queues", responses.Changed, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def delete_dead(queue: str) -> dict[str, Any]:
     """Delete up to 1,000 of the queue's failed and lost jobs."""
-    return _changed(query.name or queue, operations.delete_dead)
+    return _changed(queue, operations.delete_dead)
 
 
 @blueprint.post("/<anything:queue>/run-all")
 @auth.require("operate")
-@operation("queues", responses.Changed, body=json_body.Nothing, body_may_be_empty=True, query=requests.OfQueue)
-def run_all(queue: str, query: requests.OfQueue) -> dict[str, Any]:
+@operation("queues", responses.Changed, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+def run_all(queue: str) -> dict[str, Any]:
     """Make up to 1,000 of the queue's jobs due whose time has not come."""
-    return _changed(query.name or queue, operations.run_all)
+    return _changed(queue, operations.run_all)
 
 
-def _told(queue: str, tell: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    wanted = json_body.queue(queue)
-    json_body.nothing(body(may_be_empty=True))
+def _set(queue: str, change: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     with session() as conn:
-        known = _known(conn, wanted)
-        answer = tell(conn, wanted, auth.who()) | known
-    g.changed = {"queue": wanted}
+        known = _known(conn, queue)
+        answer = change(conn, queue, auth.who()) | known
+    g.changed = {"queue": queue}
     return answer
 
 
@@ -98,9 +95,7 @@ def _known(conn: db.Connection, queue: str) -> dict[str, Any]:
 
 
 def _changed(queue: str, change: Callable[..., int]) -> dict[str, Any]:
-    wanted = json_body.queue(queue)
-    json_body.nothing(body(may_be_empty=True))
     with session() as conn:
-        count = change(conn, wanted, auth.who(), AT_ONCE)
-    g.changed = {"queue": wanted, "jobs": count}
-    return {"queue": wanted, "changed": count}
+        count = change(conn, queue, auth.who(), AT_ONCE)
+    g.changed = {"queue": queue, "jobs": count}
+    return {"queue": queue, "changed": count}

@@ -1,28 +1,37 @@
-"""What may stand behind the `?` of an address: a model for each endpoint, and how its parameters are read.
+"""The request models of /api/v1: the parameters behind the `?` of an address, and the JSON bodies.
 
-Whatever is not known, given twice or out of bounds is refused with the parameter's name.
+The API refuses a field or parameter that is not known, given twice or out of bounds, and names it.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
-from werkzeug.datastructures import MultiDict
 
-from dataloader.api.web import json_body
-from dataloader.api.web.problems import Fault, Problem
+from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, refusal
+from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue.job import GROUPS, STATUSES
-from dataloader.queue.new_job import FAULTS_SHOWN, instant
+from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, NewJob, Trigger, columns_of, instant
 
 LIMIT = 200  # rows of one page
 MINUTES = 360
 BIGINT_MAX = 2**63 - 1
+BATCH_JOBS = 10_000
+BATCH_LIMIT = 16 * 1024 * 1024  # bytes
+BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
+BULK_JOBS = 1_000
+KEY_LIMIT = 255
+WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
 _NUMBER = re.compile(r"-?\d{1,19}", re.ASCII)
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_SECONDS = re.compile("[0-9]{1,2}")
+_KEY = re.compile(r"[ -~]{1,255}")
+# W3C Trace Context: version, trace id, span id, flags; a later version may say more behind them.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<more>-.*)?")
 
 
 def _number(text: object) -> int:
@@ -32,7 +41,7 @@ def _number(text: object) -> int:
 
 
 def _storable(text: str) -> str:
-    if _UNSTORABLE.search(text):
+    if UNSTORABLE.search(text):
         raise PydanticCustomError("unstorable_text", "text should hold no U+0000 and no lone surrogate")
     return text
 
@@ -43,7 +52,6 @@ Instant = Annotated[datetime, BeforeValidator(instant)]
 Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
 ListedBy: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 AfterEvent = Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`"), _AsNumber]
-Q = TypeVar("Q", bound="Query")
 
 
 class Query(BaseModel):
@@ -76,9 +84,9 @@ class Jobs(Query):
 
 
 class Status(Query):
-    """GET /api/v1/jobs/{job_id}/status, which ignores all others; schemas.seconds_to_wait reads it."""
+    """GET /api/v1/jobs/{job_id}/status, which ignores all others; seconds_to_wait reads it."""
 
-    wait: Annotated[int, Field(ge=0, le=json_body.WAIT_LIMIT), _AsNumber] | None = Field(
+    wait: Annotated[int, Field(ge=0, le=WAIT_LIMIT), _AsNumber] | None = Field(
         default=None,
         description="for how many seconds to wait until the job is another than `If-None-Match` says, or, without that,"
         " until it has changed",
@@ -116,27 +124,105 @@ class Pace(Query):
     minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back"), _AsNumber] = 60
 
 
-def read(model: type[Q], given: MultiDict[str, str]) -> Q:
-    """The parameters of a query string as `model` has them; raises a 400 Problem that names all that is wrong."""
-    twice = [name for name, values in given.lists() if len(values) > 1]
-    if twice:
-        message = "a parameter should be given once"
-        raise Problem(400, message, [Fault(_pointer(name), "duplicate", message) for name in twice[:FAULTS_SHOWN]])
+class Body(BaseModel):
+    """A body of which every field is known and has its type."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+
+
+class Batch(Body):
+    """The body of POST /api/v1/jobs/batch, but for the jobs in it."""
+
+    jobs: list[Any] = Field(max_length=BATCH_JOBS)
+
+
+class Cancel(Body):
+    """The body of POST /api/v1/jobs/{job_id}/cancel, which may be left out."""
+
+    force: bool = False
+
+
+class Nothing(Body):
+    """A body that may be left out and says nothing."""
+
+
+class Bulk(Body):
+    """The jobs of a bulk request."""
+
+    job_ids: list[Annotated[str, Field(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]] = Field(
+        max_length=BULK_JOBS
+    )
+
+    @property
+    def ids(self) -> list[UUID]:
+        """The ids, in their order."""
+        return [UUID(text) for text in self.job_ids]
+
+
+class BulkCancel(Bulk):
+    """The body of POST /api/v1/jobs/bulk/cancel."""
+
+    force: bool = False
+
+
+class QueueLimit(Body):
+    """The body of PUT /api/v1/queues/{queue}/limit; null: no limit."""
+
+    max_length: int | None = Field(ge=0, le=INT4_MAX)
+
+
+def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, traceparent: str | None = None) -> NewJob:
+    """The job that a trigger's body asks for; `lease_ttl_sec` (seconds) counts where the body names none.
+
+    `key` and `traceparent` are the headers Idempotency-Key and traceparent. Raises a 400 Problem for a key that is not
+    valid, or another one than the body's.
+    """
+    given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
+    given["idempotency_key"] = _one_key(trigger.idempotency_key, key)
+    return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
+
+
+def _one_key(in_body: str | None, in_header: str | None) -> str | None:
+    if in_header is None:
+        return in_body
+    if not _KEY.fullmatch(in_header):
+        message = f"Idempotency-Key should be 1 to {KEY_LIMIT} printable ASCII characters"
+        raise invalid("/idempotency_key", "idempotency_key", message)
+    if in_body not in (None, in_header):
+        message = "the header Idempotency-Key and the field idempotency_key should be the same, or one be left out"
+        raise invalid("/idempotency_key", "idempotency_key", message)
+    return in_header
+
+
+def trace(traceparent: str | None) -> str | None:
+    """The W3C traceparent where it is valid, else None: an invalid one is ignored, not refused."""
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    if match is None or (match["more"] and match[0].startswith("00")):
+        return None
+    return match[0][:55]
+
+
+def new_jobs(jobs: list[Any], lease_ttl_sec: int) -> Columns:
+    """The jobs of a batch; `lease_ttl_sec` (seconds) counts for those that name none.
+
+    Raises a 400 Problem that names every field that is not valid (at most FAULTS_SHOWN), and a 413 Problem for `args`
+    that would be too large for a trigger.
+    """
     try:
-        return model.model_validate(given.to_dict())
+        columns = columns_of(jobs, lease_ttl_sec)
     except ValidationError as e:
-        errors = e.errors(include_url=False, include_context=False, include_input=False)
-    faults = [_fault(model, error) for error in errors[:FAULTS_SHOWN]]
-    count = "one parameter is" if len(errors) == 1 else f"{len(errors)} parameters are"
-    raise Problem(400, f"{count} not valid, see errors", faults)
+        raise refusal(e, Trigger, "field", ("jobs",)) from None
+    for number, args in enumerate(columns["args"]):
+        if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:
+            message = f"args should be at most {BODY_LIMIT} bytes of JSON"
+            raise Problem(413, message, [Fault(f"/jobs/{number}/args", "too_large", message)])
+    return columns
 
 
-def _fault(model: type[Query], error: Any) -> Fault:
-    message = error["msg"]
-    if error["type"] == "extra_forbidden":
-        message = f"This parameter is not known; the parameters are: {', '.join(model.model_fields) or 'none'}"
-    return Fault(_pointer(str(error["loc"][0])), error["type"], message)
-
-
-def _pointer(name: str) -> str:
-    return "/" + _UNSTORABLE.sub("\ufffd", name[:200]).replace("~", "~0").replace("/", "~1")
+def seconds_to_wait(text: str | None) -> int:
+    """The seconds of `?wait=`, 0 without it; raises a 400 Problem for any other text."""
+    if text is None:
+        return 0
+    if not _SECONDS.fullmatch(text) or int(text) > WAIT_LIMIT:
+        raise invalid("/wait", "wait", f"wait should be a whole number of seconds from 0 to {WAIT_LIMIT}")
+    return int(text)

@@ -1,31 +1,35 @@
-"""What an endpoint takes and answers, declared once at its view; and what views share.
+"""The declaration of an endpoint at its view, the reading of its request, and what views share.
 
-`openapi` describes the application from these declarations. May import `db`.
+`openapi` describes the application from these declarations.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 from urllib.parse import quote
+from uuid import UUID
 
 from flask import current_app, request
 from flask.typing import ResponseReturnValue
 from pydantic import BaseModel
 from werkzeug.routing import BaseConverter
 
-from dataloader.api.v1 import requests
 from dataloader.api.web import json_body
-from dataloader.api.web.problems import Problem, invalid
+from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue import db
+from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 
 View = Callable[..., ResponseReturnValue]
 T = TypeVar("T")
 JSON = "application/json"
+QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
 
 class Anything(BaseConverter):
@@ -51,35 +55,76 @@ CONVERTERS = {"anything": Anything, "job": JobId}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One endpoint: `body` and `answer` are models; `errors` are those that do not follow from the rest."""
+    """One endpoint: `query`, `body` and `answer` are models; `errors` are those that do not follow from the rest."""
 
     tag: str
     answer: type[BaseModel] | str
-    query: type[requests.Query] | None = None
+    query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     body_may_be_empty: bool = False
+    body_limit: int = json_body.BODY_LIMIT  # bytes
+    body_depth: int = DEPTH_LIMIT  # objects and arrays within each other, the body itself being the first
     headers: tuple[str, ...] = ()
     errors: tuple[int, ...] = ()
     uses_database: bool = True
     leads_to_jobs: str | None = None  # where in the answer there is the id of a job
-    is_documented_only: bool = False  # its parameters are read elsewhere
+    is_documented_only: bool = False  # the view reads the query itself
 
 
 def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[[View], View]:
-    """Declare a view. One that has a `query` is called with it, read and found right."""
+    """Declare a view. It is called with valid arguments alone: its path, its `query` and its `body`.
+
+    A model without fields is checked and not passed on. Raises a 400, 411 or 413 Problem before the view is called.
+    """
     declared = Operation(tag, answer, **more)
 
     def declare(view: View) -> View:
         @wraps(view)
         def called(**path: Any) -> ResponseReturnValue:
-            if declared.query is None or declared.is_documented_only:
-                return view(**path)
-            return view(**path, query=requests.read(declared.query, request.args))
+            return view(**_arguments(declared, path))
 
         called.operation = declared  # type: ignore[attr-defined]
         return called
 
     return declare
+
+
+def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
+    found = dict(path)
+    if declared.query and not declared.is_documented_only:
+        found["query"] = _query(declared.query)
+    if "job_id" in path:
+        found["job_id"] = job_id(path["job_id"])
+    if "queue" in path:
+        found["queue"] = queue_name(found.pop("query").name or path["queue"])
+    if declared.body:
+        request.max_content_length = declared.body_limit
+        found["body"] = json_body.validated(declared.body, _document(declared))
+    return {name: value for name, value in found.items() if getattr(type(value), "model_fields", True)}
+
+
+def _query(model: type[BaseModel]) -> BaseModel:
+    """The parameters of the query string, each given once."""
+    twice = [name for name, values in request.args.lists() if len(values) > 1]
+    if twice:
+        message = "a parameter should be given once"
+        faults = [Fault(json_body.pointer([name]), "duplicate", message) for name in twice[:FAULTS_SHOWN]]
+        raise Problem(400, message, faults)
+    return json_body.validated(model, request.args.to_dict(), "parameter")
+
+
+def job_id(text: str) -> UUID:
+    """The UUID of the canonical form, which `text` should be; raises a 400 Problem."""
+    if not _UUID.fullmatch(text):
+        raise invalid("", "uuid", "job_id should be a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057")
+    return UUID(text)
+
+
+def queue_name(text: str) -> str:
+    """The name of a queue in a path, which may be any that PostgreSQL can store; raises a 400 Problem."""
+    if not 1 <= len(text) <= QUEUE_LIMIT or json_body.UNSTORABLE.search(text):
+        raise invalid("", "queue", f"queue should be 1 to {QUEUE_LIMIT} characters, none of them U+0000")
+    return text
 
 
 @contextmanager
@@ -97,20 +142,13 @@ def found(job: T | None) -> T:
     return job
 
 
-def body(*, may_be_empty: bool = False, depth: int = json_body.TRIGGER_DEPTH) -> dict[str, Any]:
+def _document(declared: Operation) -> dict[str, Any]:
     """The request's JSON object; {} for a body that is empty and may be."""
-    # A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken.
-    if "Transfer-Encoding" in request.headers:
-        raise Problem(411, "the request should have a Content-Length and no Transfer-Encoding")
     raw = request.get_data(cache=False)
     if len(raw) < (request.content_length or 0):
         raise invalid("", "truncated", "the body should be as long as its Content-Length")
-    if may_be_empty and not raw:
+    if declared.body_may_be_empty and not raw:
         return {}
-    if request.mimetype != "application/json" or _charset() != "utf-8":
+    if request.mimetype != JSON or request.mimetype_params.get("charset", "utf-8").lower() != "utf-8":
         raise invalid("", "content_type", "Content-Type should be application/json")
-    return json_body.document(raw, depth)
-
-
-def _charset() -> str:
-    return request.mimetype_params.get("charset", "utf-8").lower()
+    return json_body.document(raw, declared.body_depth)

@@ -26,7 +26,7 @@ class Outcome(Enum):
     FULL = 3  # too many wait already; nothing was waited for
 
 
-class Waits:
+class LongPolls:
     """The requests that wait in this process."""
 
     def __init__(self, versions: Versions) -> None:
@@ -80,7 +80,7 @@ class Waits:
     def _watch(self) -> None:
         if not self._is_watched:
             self._is_watched = True
-            Thread(target=self._look_again_and_again, name="dl-waits", daemon=True).start()
+            Thread(target=self._look_again_and_again, name="dl-long-polls", daemon=True).start()
 
     def _look_again_and_again(self) -> None:
         while wanted := self._next_round():

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -110,10 +111,9 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
 
 
 def _rotation(text: str) -> str:
-    size = re.fullmatch(r"[1-9]\d{0,9} ?([KMG]?B)", text.strip(), re.IGNORECASE)
-    time = re.fullmatch(r"midnight|[1-9]\d{0,3} ?(hour|day|week)s?", text.strip(), re.IGNORECASE)
-    if not (size or time):
-        raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')
+    from dataloader.log import sinks  # not at the top: a producer imports this module and needs no logging
+
+    sinks.rule(text, UTC)
     return text.strip()
 
 

@@ -712,7 +712,7 @@ def test_a_file_of_yesterday_is_set_aside(tmp_path: Path) -> None:
     assert re.fullmatch(r"app\.\d{8}T\d{6}\.\d{6}Z\.log", aside.name)
 
 
-@pytest.mark.parametrize("text", ["", "10", "MB", "0 days", "1 month", "-1 MB"])
+@pytest.mark.parametrize("text", ["", "10", "MB", "0 days", "1 month", "-1 MB", "0 MB", "0.5 B", "1 iB", "9" * 5_000])
 def test_a_wrong_rotation_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="should be a size"):
         sinks.rule(text, ZONE)

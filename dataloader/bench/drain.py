@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dataloader.bench import pgbench
-from dataloader.bench.farm import KNOWS_PREFETCH, NO_PREFETCH, Farm
+from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must
 from dataloader.bench.place import Place, await_drained, clear, drained, seed
 
@@ -44,16 +44,15 @@ def measure(place: Place) -> Iterator[Line]:
 
 def _line(place: Place, way: Way, workers: int) -> Line:
     jobs, prefetch = place.wish.scaled(way.jobs, least=100), place.wish.prefetch if way.in_batches else 1
-    has_farm = KNOWS_PREFETCH or not way.in_batches
     name = f"{way.name}{f' {prefetch}' if way.in_batches else ''}, {workers} worker{'s' * (workers > 1)}"
     ours, bare = place.in_turns(
         f"drain: {name}",
-        partial(_farm_rate, place, workers, prefetch, jobs) if has_farm else None,
+        partial(_farm_rate, place, workers, prefetch, jobs),
         partial(way.bare, place, workers, jobs) if place.pgbench else None,
     )
-    note = ", ".join(([] if has_farm else [NO_PREFETCH]) + ([] if place.pgbench else ["no pgbench was found"]))
+    note = "" if place.pgbench else "no pgbench was found"
     facts = {"workers": workers, "prefetch": prefetch, "jobs": jobs, "tables": place.wish.bare}
-    return Line("drain", name, "jobs/s", ours, bare, way.must.get(workers) if ours and bare else None, note, facts)
+    return Line("drain", name, "jobs/s", ours, bare, way.must.get(workers) if bare else None, note, facts)
 
 
 def _farm_rate(place: Place, workers: int, prefetch: int, jobs: int) -> float:

@@ -22,14 +22,11 @@ import psutil
 from dataloader import embedded
 from dataloader.bench.marks import WHERE
 from dataloader.bench.place import BenchError, Place, await_drained, clear, seed
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import Settings
 
 READY_WITHIN = 60.0  # seconds
 STOP_WITHIN = 30.0
 WARM_JOBS = 100  # for each worker, before anything is measured
-
-KNOWS_PREFETCH = "prefetch" in WorkerSpec.model_fields
-NO_PREFETCH = "no prefetch in this version"
 
 
 class Program:

@@ -9,7 +9,6 @@ import os
 import select
 import struct
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -53,11 +52,6 @@ class Pipe:
         """The next mark; None when there is none within so many seconds."""
         readable, _, _ = select.select([self._end], [], [], within)
         return Mark(*_RECORD.unpack(os.read(self._end, _RECORD.size))) if readable else None
-
-    def rest(self) -> Iterator[Mark]:
-        """Those that have come already."""
-        while mark := self.next(0):
-            yield mark
 
     def close(self) -> None:
         """Let go of the pipe."""

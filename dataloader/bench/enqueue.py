@@ -1,8 +1,8 @@
 """enqueue: jobs per second into the queue, one by one, in bulk and through the API under gunicorn.
 
-Beside each: one bare COPY of the same rows into the contract's tables, without a journal. What is sent is made ready in
-memory before the clock starts, on either side: the text of the COPY, the NewJobs, the requests' bodies. In bulk the
-commit is inside on either side, as is on ours what a producer gets besides: the fields checked, ids made, the journal.
+The bare limit is one COPY of the same rows into the contract's tables, without a journal. Before the clock starts,
+both sides build their input in memory: the text of the COPY, the NewJobs, the requests' bodies. In bulk, the time of
+both sides includes the commit; ours also includes the checks of the fields, the new ids and the journal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataloader.queue import db, lifecycle
 
 BULK = 10_000
 SINGLE = 1_000
-CLIENTS = 4  # of the API, for single jobs
+CLIENTS = 4  # concurrent clients of the API, for single jobs
 _MUST = {"bulk, Python": Must(least=0.6, aim=0.9), "bulk, API": Must(least=0.25, aim=0.9)}
 Way = Callable[[db.Connection], float]
 
@@ -117,7 +117,7 @@ def _copy(conn: db.Connection, jobs: int) -> float:
 
 
 def _take_stock(conn: db.Connection, jobs: int) -> None:
-    """See that the jobs are there, and remove them."""
+    """Check the number of jobs in the queue, and remove them."""
     row = conn.execute(SQL["unfinished"]).fetchone()
     if row != (jobs,):
         raise BenchError(f"{row and row[0]} jobs were in the queue after {jobs} had been enqueued")

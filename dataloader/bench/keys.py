@@ -1,6 +1,6 @@
 """keys: jobs over 64 keys against the same jobs with a key each, two workers with prefetch.
 
-Afterwards it is checked, by what the jobs themselves noted, that those of a key ran in order and never side by side.
+The bench then checks the jobs' own notes: jobs of a key ran in order, and never at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORKERS = 2
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """One line; its bare limit are the same jobs without shared keys."""
+    """One line; its bare limit is the rate of the same jobs without shared keys."""
     jobs = place.wish.scaled(JOBS, least=2 * KEYS)
     prefetch = place.wish.prefetch
     sides = [partial(_rate, place, jobs, keys, prefetch) for keys in (KEYS, 0)]

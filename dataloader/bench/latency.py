@@ -1,7 +1,7 @@
-"""latency: from the commit of an insert to the start of its job on an idle farm, beside a bare LISTEN loop.
+"""latency: the time from the commit of an insert to the start of its job on an idle farm, beside a bare LISTEN loop.
 
-Both are up all the time and asked in turns. The clock starts right before COMMIT is sent (the insert has been done)
-and stops when the job's function begins, or when the bare loop has its row. The bare loop's table has the contract's
+Farm and loop run all the time, and take turns. The clock starts after the insert, right before COMMIT is sent. It
+stops when the job's function begins, or when the bare loop has its row. The bare loop's table has the contract's
 triggers.
 """
 
@@ -20,7 +20,7 @@ from dataloader.queue import db
 
 SAMPLES = 200
 WORKERS = 2
-SETTLED_SEC = (0.02, 0.03)  # until the next one: everybody waits again, and no timer is met in step
+SETTLED_SEC = (0.02, 0.03)  # the pause before a job: all workers wait again, and no pause is in step with a timer
 _MUST = {50: Must(most=1.3, aim=1.1), 90: None, 99: Must(most=1.5, aim=1.1)}
 
 

@@ -26,9 +26,16 @@ _MUST = {50: Must(most=1.3, aim=1.1), 90: None, 99: Must(most=1.5, aim=1.1)}
 
 def measure(place: Place) -> Iterator[Line]:
     """A line for each percentile; a sample is the percentile of one round."""
-    ours: list[list[float]] = []
-    others: list[list[float]] = []
     samples = place.wish.scaled(SAMPLES, least=10)
+    sides = list(zip(*_rounds(place, samples), strict=True))
+    for percent, must in _MUST.items():
+        ours_ms, bare_ms = ([percentile(sample, percent) for sample in side] for side in sides)
+        facts = {"samples": samples, "workers": WORKERS}
+        yield Line("latency", f"commit to start, p{percent}", "ms", ours_ms, bare_ms, must, facts=facts)
+
+
+def _rounds(place: Place, samples: int) -> Iterator[tuple[list[float], list[float]]]:
+    """For each round the milliseconds of our jobs and of the bare loop's."""
     pipe = Pipe(place.folder / "latency.pipe")
     schema = place.bare("contract")
     with (
@@ -41,19 +48,16 @@ def measure(place: Place) -> Iterator[Line]:
         farm.warm()
         _one(our_conn, pipe, 0)
         for _ in range(place.wish.rounds):
-            pairs = []
+            ours: list[float] = []
+            others: list[float] = []
             for number in range(samples):
-                pairs.append((_one(our_conn, pipe, 2 * number), _one(bare_conn, pipe, 2 * number + 1)))
+                ours.append(_one(our_conn, pipe, 2 * number))
+                others.append(_one(bare_conn, pipe, 2 * number + 1))
                 step()
-            ours.append([one for one, _ in pairs])
-            others.append([other for _, other in pairs])
+            yield ours, others
         clear(our_conn)
         clear(bare_conn)
     pipe.close()
-    for percent, must in _MUST.items():
-        ours_ms, bare_ms = ([percentile(sample, percent) for sample in side] for side in (ours, others))
-        facts = {"samples": samples, "workers": WORKERS}
-        yield Line("latency", f"commit to start, p{percent}", "ms", ours_ms, bare_ms, must, facts=facts)
 
 
 def _one(conn: db.Connection, pipe: Pipe, number: int) -> float:

@@ -85,7 +85,7 @@ def _server() -> Iterator[str]:
     if given := os.environ.get(URL):
         yield given
         return
-    _sweep()
+    sweep(PREFIX)
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         with _embedded(root) as server:
@@ -105,9 +105,9 @@ def _embedded(root: Path) -> embedded.Server:
         ) from None
 
 
-def _sweep() -> None:
-    """Remove the folders of killed tests; their locks are free."""
-    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+def sweep(prefix: str) -> None:
+    """Remove the servers' folders with this prefix that killed tests have left; their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(prefix + "*"):
         with suppress(OSError, embedded.EmbeddedError):
             found = folder.stat()
             # A younger folder may belong to tests that have not taken its lock yet.

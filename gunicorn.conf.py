@@ -1,3 +1,3 @@
-"""What `gunicorn wsgi:app` reads by itself in this folder: the same as `dataloader api` does, but for its options."""
+"""The configuration of a plain `gunicorn wsgi:app`: that of `dataloader api`, without the command's options."""
 
 from dataloader.api.server.gunicorn_config import *  # noqa: F403

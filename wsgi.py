@@ -1,4 +1,4 @@
-"""What gunicorn serves: `gunicorn wsgi:app`."""
+"""The WSGI application for gunicorn: `gunicorn wsgi:app`."""
 
 from dataloader.api import create_app
 

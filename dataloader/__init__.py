@@ -11,19 +11,19 @@ The path of a job: `api/v1/contract.py` validates → `queue/lifecycle.py` inser
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue
     client          the HTTP API from Python, for other programs     farm.traces
     embedded        a PostgreSQL of our own                          -
-    check           what keeps a farm from working, reported         queue pipelines
+    check           findings: settings, pipelines, databases         queue pipelines
     local           PROCESS everything on one machine                anything below cli
     cli             the command line, one command per process        anything
     bench           PROCESS a farm beside its database's bare limit  anything below cli
-    new             a pipeline and its test, to begin with           -
-    testing         for the tests of pipelines                       anything below cli
+    new             templates: a pipeline and its test               -
+    testing         runs a pipeline as a job, in users' tests        anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
 
 Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
 
 Only `queue` opens connections to the queue and executes SQL on its tables; only `api` imports flask; no process of
-`farm` imports another. `bench` alone goes around `queue`, in schemas of its own.
+`farm` imports another. `bench` alone bypasses `queue`, in schemas of its own.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from dataloader.queue.new_job import enqueue, enqueue_many
 
 __all__ = ["Client", "NewJob", "enqueue", "enqueue_many"]
-# The name that pip knows. On the public index `dataloader` is another project, so no text of ours may install it.
+# The distribution's name for pip. On the public index `dataloader` is another project: no text of ours may install it.
 DISTRIBUTION = "dataloader-farm"
 
 
 def version() -> str:
-    """The version of what is installed; "unknown" in a checkout that was never installed."""
+    """The installed distribution's version; "unknown" in a checkout that was never installed."""
     metadata = import_module("importlib.metadata")
     try:
         return str(metadata.version(DISTRIBUTION))
@@ -51,7 +51,7 @@ def version() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    # On first use, for every process of a farm imports this package and few of them need pydantic or a driver.
+    # Imported on first use: every process of a farm imports this package, and few need pydantic or a driver.
     if name == "traces":
         return import_module("dataloader.farm.traces")
     if name not in __all__:

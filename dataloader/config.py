@@ -1,7 +1,7 @@
 """Settings: read from the environment and `.env` once, checked, frozen.
 
-The names are the contract's (docs/architecture.md); each is declared here once with its type, default, bounds and
-meaning, from which `settings_doc` makes docs/settings.md and .env.example. May import nothing of the package.
+The names are the contract's (docs/architecture.md). This module declares each setting once, with its type, default,
+bounds and description; `tools/settings_doc.py` generates docs/settings.md and .env.example from the declarations.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import UTC
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,7 +36,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 DOTENV = Path(".env")
 
-# A variable of the environment with one of these beginnings is meant for us; in .env any is.
+# The prefixes of environment variables that `misspelt` looks at. In .env it looks at every variable.
 _OURS = ("DL_", "PG_", "WORKER")
 
 
@@ -44,7 +45,7 @@ class ConfigError(Exception):
 
 
 class WorkerSpec(BaseModel):
-    """One entry of WORKERS_JSON: so many processes for one queue, each claiming up to `prefetch` jobs at once."""
+    """One entry of WORKERS_JSON: `concurrency` processes for one queue, each claims up to `prefetch` jobs at once."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -54,7 +55,7 @@ class WorkerSpec(BaseModel):
 
 
 class ApiToken(BaseModel):
-    """One entry of DL_API_TOKENS: who may do what. Of the token itself only the SHA-256 is known."""
+    """One entry of DL_API_TOKENS: a client's name and scopes. The farm knows only the SHA-256 of the token."""
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
@@ -74,7 +75,7 @@ class ApiToken(BaseModel):
     @classmethod
     def _is_somebody(cls, name: str) -> str:
         if name == "anonymous":
-            raise ValueError("should not be anonymous: so those without a token are called")
+            raise ValueError("should not be anonymous: this is the name of clients without a token")
         return name
 
     @field_validator("sha256")
@@ -101,8 +102,8 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
         raise ValueError(
             "should be postgresql://user:password@host:port/database or key=value pairs, with libpq's options"
         ) from None
-    if any("@" in str(parts.get(name, ""))[1:] for name in ("host", "dbname", "port")):  # a host may begin with it
-        # libpq takes the end of such a password for the host, which is shown.
+    if any("@" in str(parts.get(name, ""))[1:] for name in ("host", "dbname", "port")):  # a host may begin with @
+        # libpq takes the end of such a password for the host, and logs show hosts.
         raise ValueError("should have @ : / and % in its password percent-encoded, as %40 %3A %2F %25")
     if not re.fullmatch(r"\d{0,5}(,\d{0,5})*", str(parts.get("port", ""))):
         raise ValueError("should have a number for the port")
@@ -110,10 +111,9 @@ def _conninfo(dsn: SecretStr) -> SecretStr:
 
 
 def _rotation(text: str) -> str:
-    size = re.fullmatch(r"[1-9]\d{0,9} ?([KMG]?B)", text.strip(), re.IGNORECASE)
-    time = re.fullmatch(r"midnight|[1-9]\d{0,3} ?(hour|day|week)s?", text.strip(), re.IGNORECASE)
-    if not (size or time):
-        raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')
+    from dataloader.log import sinks  # not at the top: a producer imports this module and needs no logging
+
+    sinks.rule(text, UTC)
     return text.strip()
 
 
@@ -121,25 +121,19 @@ def _absolute(path: Path) -> Path:
     try:
         return Path(os.path.abspath(path.expanduser()))
     except RuntimeError:
-        raise ValueError("should be a folder; the user after ~ is not known here") from None
+        raise ValueError("should be a folder; this machine knows no user of the name after ~") from None
 
 
-def _parsed(wish: Any) -> Any:
-    """WORKERS_JSON, decoded here and not by the library, which would not look at the other variables any more."""
-    try:
-        return json.loads(wish) if isinstance(wish, str) else wish
-    except (ValueError, RecursionError):
-        raise ValueError('should be JSON such as [{"queue":"etl.default","concurrency":2}]') from None
+def _json(example: str) -> BeforeValidator:
+    """Decode a variable's JSON. After a failure of its own decoding the library checks no other variable."""
 
+    def decoded(given: Any) -> Any:
+        try:
+            return json.loads(given) if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            raise ValueError(f"should be JSON such as {example}") from None
 
-def _parsed_tokens(given: Any) -> Any:
-    """DL_API_TOKENS, decoded here for the same reason."""
-    try:
-        return json.loads(given) if isinstance(given, str) else given
-    except (ValueError, RecursionError):
-        raise ValueError(
-            'should be JSON such as [{"name":"airflow","scopes":["trigger"],"sha256":"<64 hex digits>"}]'
-        ) from None
+    return BeforeValidator(decoded)
 
 
 def _without_twins(tokens: tuple[ApiToken, ...]) -> tuple[ApiToken, ...]:
@@ -149,14 +143,14 @@ def _without_twins(tokens: tuple[ApiToken, ...]) -> tuple[ApiToken, ...]:
 
 
 def _above_the_heartbeat(stall: float, info: ValidationInfo) -> float:
-    # A worker between two of its beats would otherwise count as stuck.
+    # Otherwise a healthy worker counts as stuck between two heartbeats.
     if stall <= info.data.get("dl_heartbeat_sec", 0):
         raise ValueError("should be more than DL_HEARTBEAT_SEC")
     return stall
 
 
 def machine_zone(root: Path = Path("/")) -> str:
-    """The time zone of this machine: of TZ, of /etc/localtime, of /etc/timezone; UTC where none names one."""
+    """The time zone of this machine: the first valid one of TZ, /etc/localtime and /etc/timezone, else UTC."""
     names = [os.environ.get("TZ", "").removeprefix(":")]
     names.append(os.path.realpath(root / "etc/localtime").partition("/zoneinfo/")[2])
     with suppress(OSError, UnicodeDecodeError):
@@ -171,7 +165,7 @@ def _is_zone(name: str) -> bool:
 
 
 def default_home() -> Path:
-    """Where this machine's data live unless DL_HOME says otherwise."""
+    """The default of DL_HOME, the folder of this machine's data."""
     if os.geteuid() == 0:
         return Path("/var/lib/dataloader")
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dataloader"
@@ -188,8 +182,13 @@ Folder = Annotated[Path, AfterValidator(_absolute)]
 Zone = Annotated[str, AfterValidator(_zone)]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Seconds, AfterValidator(_above_the_heartbeat)]
-Workers = Annotated[tuple[WorkerSpec, ...], NoDecode, BeforeValidator(_parsed)]
-Tokens = Annotated[tuple[ApiToken, ...], NoDecode, BeforeValidator(_parsed_tokens), AfterValidator(_without_twins)]
+Workers = Annotated[tuple[WorkerSpec, ...], NoDecode, _json('[{"queue":"etl.default","concurrency":2}]')]
+Tokens = Annotated[
+    tuple[ApiToken, ...],
+    NoDecode,
+    _json('[{"name":"airflow","scopes":["trigger"],"sha256":"<64 hex digits>"}]'),
+    AfterValidator(_without_twins),
+]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
 
@@ -209,71 +208,73 @@ class Settings(BaseSettings):
     app_port: Port = Field(default=8081, description="Port that the API listens on.")
     timezone: Zone = Field(
         default="Europe/Moscow",
-        description="Time zone of what people read; stored is UTC. "
-        "The default is that of servers: without it `up` and the commands that people type take this machine's zone.",
+        description="Time zone of times for people; the database stores UTC. The default holds for servers: without "
+        "this setting, `up` and the commands for people take this machine's zone.",
     )
     environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
     dl_api_tokens: Tokens = Field(
         default=(),
-        description='Who may use the API, as `[{"name": "airflow", "scopes": ["trigger"], "sha256": "..."}]`; scopes '
-        "are `read`, `trigger` and `operate`. `dataloader token` makes a token and its entry. Without any, everybody "
-        "may read and only this machine may change anything.",
+        description='The API\'s clients, as `[{"name": "airflow", "scopes": ["trigger"], "sha256": "..."}]`; scopes '
+        "are `read`, `trigger` and `operate`. `dataloader token` makes a token and its entry. Without tokens every "
+        "client may read, and only clients on this machine may change anything.",
     )
     dl_allow_anonymous: bool = Field(
-        default=False, description="Without tokens, accept changes from everywhere; with tokens it changes nothing."
+        default=False, description="Without tokens: accept changes from every address. With tokens: no effect."
     )
     dl_trusted_proxies: int = Field(
         default=0,
         ge=0,
         le=10,
-        description="Reverse proxies in front of the API, of whose X-Forwarded-For, -Proto and -Host the last so many "
-        "are believed.",
+        description="Number of reverse proxies in front of the API: it believes as many values, counted from the last, "
+        "of X-Forwarded-For, -Proto and -Host.",
     )
     debug: bool = Field(default=False, description="Log debug events too.")
     local: bool = Field(
-        default=False, description="Log lines for people instead of JSON; the default for `up` on a terminal."
+        default=False, description="Log lines for people instead of JSON; on by default for `up` on a terminal."
     )
 
     log_path: Folder | None = Field(default=None, description="Folder of the log file; without it logs go to stdout.")
     log_file_name: FileName = Field(default="dataloader.log", description="Name of the log file in LOG_PATH.")
     log_rotation: Rotation = Field(
         default="10 MB",
-        description="When log files are rotated: at a size (`10 MB`), after a time (`1 day`) or at `midnight`.",
+        description="When the log files rotate: at a size (`10 MB`), after a time (`1 day`) or at `midnight`.",
     )
     metric_path: Folder | None = Field(
         default=None,
-        description="Folder of the metrics' file; without it they go to stdout, of `up` on a terminal to DL_HOME/log.",
+        description="Folder of the metrics file; without it metrics go to stdout, with `up` on a terminal to "
+        "DL_HOME/log.",
     )
-    metric_file_name: FileName = Field(default="metrics.log", description="Name of the metrics' file in METRIC_PATH.")
+    metric_file_name: FileName = Field(default="metrics.log", description="Name of the metrics file in METRIC_PATH.")
     audit_log_path: Folder | None = Field(
         default=None,
-        description="Folder of the audit log; without it it goes to stdout, of `up` on a terminal to DL_HOME/log.",
+        description="Folder of the audit log; without it the audit log goes to stdout, with `up` on a terminal to "
+        "DL_HOME/log.",
     )
     audit_log_file_name: FileName = Field(default="audit.log", description="Name of the audit log in AUDIT_LOG_PATH.")
 
-    pg_host: str | None = Field(default=None, description="PostgreSQL's host, or several with commas between them.")
+    pg_host: str | None = Field(default=None, description="PostgreSQL's host, or several hosts separated by commas.")
     pg_port: Port = Field(default=5432, description="PostgreSQL's port.")
-    pg_user: str | None = Field(default=None, description="Role to connect as; by default the user's name.")
+    pg_user: str | None = Field(default=None, description="Role to connect as; by default the system user's name.")
     pg_password: SecretStr | None = Field(default=None, description="The role's password.")
-    pg_database: str | None = Field(default=None, description="Database, for the queue and for what pipelines write.")
+    pg_database: str | None = Field(default=None, description="Database of the queue and of the pipelines' data.")
     pg_schema: Schema = Field(default="public", description="Schema that pipelines write to.")
     pg_schema_queue: Schema = Field(default="public", description="Schema of the queue's tables.")
     dl_db_dsn: Dsn | None = Field(default=None, description="The queue's database, in place of PG_HOST and the like.")
     dl_target_dsn: Dsn | None = Field(
         default=None, description="Database that pipelines write to; by default that of PG_*, else the queue's."
     )
-    pg_use_pool: bool = Field(default=True, description="Let the API keep sessions; `false`: a new one per request.")
+    pg_use_pool: bool = Field(default=True, description="Pool the API's sessions; `false`: a session per request.")
     pg_pool_size: int = Field(default=5, ge=1, le=1000, description="Sessions that each API process keeps open.")
-    pg_max_overflow: int = Field(default=10, ge=0, le=1000, description="How many more it opens while they are needed.")
+    pg_max_overflow: int = Field(default=10, ge=0, le=1000, description="Sessions that the pool may open beyond that.")
     pg_pool_recycle: Seconds = Field(default=1800, description="Longest life of a pooled session, in seconds.")
-    pg_connect_timeout: Seconds = Field(default=5, description="Seconds for a connection to each of the hosts.")
-    pg_command_timeout: Seconds = Field(default=2, description="Seconds for each statement of the API.")
+    pg_connect_timeout: Seconds = Field(default=5, description="Longest time to connect to one host, in seconds.")
+    pg_command_timeout: Seconds = Field(default=2, description="Longest statement of the API, in seconds.")
 
     workers_json: Workers = Field(
         default=(),
         description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
-        "add up; by default one per core on `etl.default`. `prefetch` (1 to 1000, default 1) lets a worker claim "
-        "several short jobs at once, see docs/pipelines.md.",
+        "add up; by default one worker per core on `etl.default`. `prefetch` (1 to 1000, default 1) is the number of "
+        "short jobs that a worker may claim at once, see docs/pipelines.md.",
     )
     dl_heartbeat_sec: Seconds = Field(
         default=10, description="Seconds between renewals of a lease; never more than a third of the lease."
@@ -282,89 +283,91 @@ class Settings(BaseSettings):
     dl_reaper_period_sec: Seconds = Field(default=10, description="Seconds between rounds of the reaper.")
     dl_retention_days: Days | None = Field(
         default=None,
-        description="The reaper deletes jobs, with their journal, so many days after their end; `0.5` is twelve hours. "
-        "By default they are kept.",
+        description="Days after its end when the reaper deletes a job with its journal; `0.5` is twelve hours. By "
+        "default the reaper deletes no job.",
     )
     dl_claim_backoff_sec: Seconds = Field(
-        default=15, description="Longest back-off of a busy key, and how often an idle worker looks, in seconds."
+        default=15, description="Longest back-off of a busy key, and the poll interval of an idle worker, in seconds."
     )
-    dl_drain_sec: Patience = Field(default=30, description="Seconds that SIGTERM lets running jobs go on.")
-    dl_kill_grace_sec: Patience = Field(default=5, description="Seconds after those until a worker is killed.")
+    dl_drain_sec: Patience = Field(default=30, description="Seconds that running jobs have to finish after SIGTERM.")
+    dl_kill_grace_sec: Patience = Field(
+        default=5, description="Seconds from the end of DL_DRAIN_SEC to the kill of a worker."
+    )
     dl_cancel_grace_sec: Patience | None = Field(
         default=None,
-        description="Seconds for a cancelled job to reach a safe point; then it is treated as if its cancellation were "
-        "forced. By default there is no such end.",
+        description="Seconds that a canceled job has to reach a safe point; then the farm forces the cancellation. By "
+        "default the farm does not.",
     )
     dl_stall_sec: Stall = Field(
         default=900,
         validate_default=True,
-        description="Seconds without a heartbeat after which a worker is stuck and is killed; above DL_HEARTBEAT_SEC.",
+        description="Seconds without a heartbeat until the farm kills a worker as stuck; above DL_HEARTBEAT_SEC.",
     )
-    dl_max_jobs: int | None = Field(default=None, ge=1, description="Replace a worker after so many jobs.")
+    dl_max_jobs: int | None = Field(default=None, ge=1, description="Jobs after which the farm replaces a worker.")
     dl_max_rss_mb: int | None = Field(
-        default=None, ge=16, description="Replace a worker whose memory is above so many MB after a job."
+        default=None, ge=16, description="Memory after a job, in MB, above which the farm replaces a worker."
     )
 
     dl_pipelines: str = Field(
-        default="", description="Your modules of pipelines, with commas; each worker imports them."
+        default="", description="Your pipelines' modules, separated by commas; each worker imports them."
     )
-    dl_preload: str = Field(default="", description="Heavy modules to import once, before workers are forked.")
+    dl_preload: str = Field(default="", description="Heavy modules that the farm imports once, before it forks.")
     dl_home: Folder = Field(
         default_factory=default_home,
-        description="Where this machine's data live; by default `/var/lib/dataloader` for root, otherwise "
+        description="Folder of this machine's data; by default `/var/lib/dataloader` for root, otherwise "
         "`~/.local/share/dataloader`.",
     )
     dl_data_dir: Folder | None = Field(
         default=None, description="The only folder that file loaders read from; by default `data` in DL_HOME."
     )
     dl_pg_bin: Folder | None = Field(
-        default=None, description="Folder of the programs for the embedded PostgreSQL; by default the newest found."
+        default=None, description="Folder of the embedded PostgreSQL's programs; by default the newest found."
     )
     cbr_base_url: str = Field(
         default="https://www.cbr.ru/scripts",
         pattern=r"^https?://",
-        description="Where `load.cbr.rates` asks for rates.",
+        description="URL from which `load.cbr.rates` requests the rates.",
     )
 
     dl_url: str | None = Field(
-        default=None, description="The API that the command line and the Python client ask; by default this machine's."
+        default=None, description="API of the command line and the Python client; by default this machine's."
     )
-    dl_token: SecretStr | None = Field(default=None, description="The token that they show it.")
+    dl_token: SecretStr | None = Field(default=None, description="Token that both send to this API.")
 
     @property
     def people_zone(self) -> str:
-        """The zone of those who sit at this machine: TIMEZONE where it is set, else the machine's own."""
+        """The time zone for people at this machine: TIMEZONE if set, else the machine's."""
         return self.timezone if "timezone" in self.model_fields_set else machine_zone()
 
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:
-        """What WORKERS_JSON wishes; by default one worker per core on `etl.default`."""
+        """The entries of WORKERS_JSON; by default one worker per core on `etl.default`."""
         cores = len(os.sched_getaffinity(0))
         return self.workers_json or (WorkerSpec(queue="etl.default", concurrency=cores),)
 
     @property
     def data_dir(self) -> Path:
-        """The only folder that file loaders read from."""
+        """The only folder that file loaders read from: DL_DATA_DIR, else `data` in DL_HOME."""
         return self.dl_data_dir or self.dl_home / "data"
 
     @property
     def pipeline_modules(self) -> list[str]:
-        """DL_PIPELINES: the users' modules, imported by each worker after its fork."""
+        """The names in DL_PIPELINES: users' modules, which each worker imports after its fork."""
         return _names(self.dl_pipelines)
 
     @property
     def preload_modules(self) -> list[str]:
-        """DL_PRELOAD: modules imported once, before the workers are forked."""
+        """The names in DL_PRELOAD: modules that the supervisor imports once, before it forks workers."""
         return _names(self.dl_preload)
 
     @property
     def queue_dsn(self) -> str | None:
-        """Where the queue is: DL_DB_DSN, else PG_*; None when no database is configured."""
+        """The DSN of the queue's database: DL_DB_DSN, else PG_*; None when no database is configured."""
         return self.dl_db_dsn.get_secret_value() if self.dl_db_dsn else self._pg_dsn()
 
     @property
     def target_dsn(self) -> str | None:
-        """Where pipelines write: DL_TARGET_DSN, else PG_*, else the queue's database."""
+        """The DSN that pipelines write to: DL_TARGET_DSN, else PG_*, else the queue's database."""
         if self.dl_target_dsn:
             return self.dl_target_dsn.get_secret_value()
         return self._pg_dsn() or self.queue_dsn
@@ -382,7 +385,7 @@ class Settings(BaseSettings):
 
 
 def load(**overrides: Any) -> Settings:
-    """Read and check the settings; `overrides` win over the environment.
+    """Read and check the settings; `overrides` win over the environment, the environment over .env.
 
     Raises ConfigError with one line per wrong variable, or when .env cannot be read.
     """
@@ -394,16 +397,16 @@ def load(**overrides: Any) -> Settings:
 
 
 def misspelt() -> list[tuple[str, str]]:
-    """Variables that are no setting but nearly one, each with the setting that was probably meant.
+    """Variables whose names are close to a setting's, each with the setting probably meant, sorted.
 
-    Of the environment only those that begin as ours do are looked at. Raises ConfigError when .env cannot be read.
+    The environment is searched only for names with our prefixes. Raises ConfigError when .env cannot be read.
     """
     ours = [name for name in os.environ if name.upper().startswith(_OURS)]
     return nearly_settings({*ours, *(binding.key for binding in _dotenv() if binding.key)})
 
 
 def nearly_settings(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Those of `names` that are no setting but close to one, with that one, sorted."""
+    """Those `names` that are close to a setting's name and not equal to one, each with this setting, sorted."""
     settings = [field.upper() for field in Settings.model_fields]
     found = []
     for name in sorted(set(names)):
@@ -413,15 +416,15 @@ def nearly_settings(names: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _dotenv() -> list[Binding]:
-    """The assignments of .env, which need not exist; ConfigError when the file or a line of it cannot be read."""
+    """The assignments of .env, none without the file; ConfigError when the file or a line of it cannot be read."""
     try:
-        # Not from a pipe: what is read here would be missing later.
+        # Only a regular file: a pipe would be empty when pydantic reads .env after us.
         bindings = list(parse_stream(StringIO(DOTENV.read_text("utf-8") if DOTENV.is_file() else "")))
     except OSError as e:
         raise ConfigError(f".env cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(".env cannot be read: should be text in UTF-8") from None
-    # The library only logs a line that it cannot read, and goes on without that setting.
+    # The library only logs an unreadable line, and goes on without its setting.
     if wrong := [binding.original.line for binding in bindings if binding.error]:
         raise ConfigError("\n".join(f".env, line {line}: should be NAME=value" for line in wrong))
     return bindings
@@ -431,7 +434,7 @@ def _complaint(error: Any) -> str:
     variable, *rest = [str(part) for part in error["loc"]]
     where = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     if variable == "dl_api_tokens" and not rest:
-        where += " as a whole"  # for "..._TOKENS: x" looks as if x were a secret, and would be masked
+        where += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"
 
 

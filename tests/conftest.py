@@ -15,9 +15,8 @@ import secrets
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -27,6 +26,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader import embedded
 from dataloader.queue import db, migrations
+from dataloader.testing.database import sweep
 
 # Rows need not survive the machine here, and many tests at once need many sessions.
 FAST = {
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.environ[RUN] = f"dl_test_{os.getpid()}"
     if URL not in os.environ:
-        sweep()
+        sweep(PREFIX)
         config.stash[_server] = started()
         os.environ[URL] = make_conninfo(config.stash[_server].dsn, user="postgres")
     os.environ[OWNER] = ordinary_role()
@@ -108,18 +108,6 @@ def started() -> embedded.Server:
     except embedded.EmbeddedError as error:
         shutil.rmtree(root, ignore_errors=True)
         raise pytest.UsageError(str(error)) from None
-
-
-def sweep() -> None:
-    """Remove the folders of runs that were killed: their locks are free."""
-    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
-        with suppress(OSError, embedded.EmbeddedError):
-            found = folder.stat()
-            # A younger one may belong to a run that has not taken its lock yet.
-            if found.st_uid == os.geteuid() and found.st_mtime < time.time() - 60:
-                lock = embedded.take_lock(folder / "lock", within=0)
-                shutil.rmtree(folder, ignore_errors=True)
-                embedded.release(lock)
 
 
 def create(name: str, template: str | None = None) -> str:

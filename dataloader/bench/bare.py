@@ -1,8 +1,8 @@
-"""PROCESS: the bare counterparts of a worker, each with as little in it as can be. Started by the figures.
+"""PROCESS: the bare counterparts of a worker, as small as possible. The figures start them.
 
-`python -m dataloader.bench.bare listen` answers a notification by one claim and says when; the database is in
-DL_BENCH_DSN. `… burn ROUNDS JOBS` burns CPU without a queue: it prints a line when it is ready, begins when it gets
-one, and prints its start and end. May import `marks` and `pipelines`.
+`python -m dataloader.bench.bare listen` answers a notification by one claim and notes its time; DL_BENCH_DSN names
+the database. `… burn ROUNDS JOBS` burns CPU without a queue: it prints a line when it is ready, begins when it reads
+a line, and prints its start and its end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETURNING (args->>'n')::int"""
 
 
 def listen() -> None:
-    """LISTEN, select, claim, note the time; for ever."""
+    """LISTEN, then select, claim, note the time, without end."""
     with psycopg.connect(os.environ[DSN], autocommit=True, prepare_threshold=0) as conn:
         conn.execute("LISTEN dl_bench")
         conn.execute(_CLAIM)
@@ -45,7 +45,7 @@ def listen() -> None:
 
 
 def burn(rounds: int, jobs: int) -> None:
-    """So many times the work of a job, one after the other."""
+    """Do the work of `jobs` jobs, one after the other."""
     from dataloader.bench import pipelines
 
     _say("ready")
@@ -58,7 +58,7 @@ def burn(rounds: int, jobs: int) -> None:
 
 @contextmanager
 def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """One of these in a process of its own, ready; killed at the end of the block."""
+    """A counterpart in a process of its own, ready; the end of the block kills it."""
     started = subprocess.Popen(
         [sys.executable, "-m", "dataloader.bench.bare", *arguments],
         env=dict(os.environ) | environment,
@@ -78,13 +78,13 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
 
 
 def answer(started: subprocess.Popen[str]) -> str:
-    """The next line of its output."""
+    """The next line of the process's output."""
     assert started.stdout is not None  # noqa: S101  made with a pipe
     return started.stdout.readline().strip()
 
 
 def order(started: subprocess.Popen[str]) -> None:
-    """Tell it to begin."""
+    """Send the line to begin."""
     assert started.stdin is not None  # noqa: S101  made with a pipe
     started.stdin.write("go\n")
     started.stdin.flush()

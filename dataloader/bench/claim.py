@@ -1,8 +1,8 @@
-"""claim: what one claim costs behind a backlog, against a queue of 1,000 jobs; timed in turns, each job then finished.
+"""claim: the time of one claim behind a backlog, against a queue of 1,000 jobs; the cases in turns.
 
-Every case is a schema of its own with 1,000 claimable jobs and beside them: more of them, jobs for next week, finished
-ones, or jobs of one busy key in front. Those are marked hot first, in bunches, by the claims that meet them; what that
-takes is a line of its own. Then their table is vacuumed.
+Each case is a schema of its own with 1,000 claimable jobs and, beside them, more claimable jobs, jobs for next week,
+finished jobs, or jobs of one busy key in front. The claims that meet jobs of a busy key first park them, many at a
+time; the time of these claims is a line of its own. Then the bench vacuums their table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MUST = Must(most=1.2, aim=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many rows of a kind beside those that the base has."""
+    """`rows` further rows of a kind, beside those of the base."""
 
     name: str
     rows: int
@@ -51,14 +51,14 @@ CASES = (
 
 
 class Claimer:
-    """A worker's session on one case, without a worker around it."""
+    """A worker's session on one case, without a worker."""
 
     def __init__(self, conn: db.Connection, name: str) -> None:
         self.conn = conn
         self.session = lifecycle.open_session(conn, f"bench:{name}")
 
     def claim(self) -> tuple[float, bool]:
-        """Milliseconds of one claim, and whether it got a job, which is then finished."""
+        """Milliseconds of one claim, and whether it got a job; the call finishes the job."""
         start = time.perf_counter()
         claim = lifecycle.claim(self.session, "bench", BACKOFF_SEC)
         took = (time.perf_counter() - start) * 1_000
@@ -69,7 +69,7 @@ class Claimer:
         return took, claim.job is not None
 
     def until_claimed(self) -> list[float]:
-        """Milliseconds of each claim until one gets a job."""
+        """Milliseconds of each claim up to the first that gets a job."""
         times = []
         while True:
             took, has_job = self.claim()
@@ -78,7 +78,7 @@ class Claimer:
                 return times
 
     def buffers(self) -> int:
-        """Pages that one claim looks at, by EXPLAIN; it is rolled back."""
+        """Pages that one claim reads, by EXPLAIN; the claim is rolled back."""
         parameters = {
             "queue": "bench",
             "worker": self.session.worker,
@@ -96,29 +96,29 @@ class Claimer:
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """A line for each case and one for the marking of a busy key's jobs."""
+    """A line for each case, and one for the claims that park a busy key's jobs."""
     with ExitStack() as stack:
         claimers = _claimers(place, stack)
         first = {name: claimer.until_claimed() for name, claimer in claimers.items()}
         pages = {name: claimer.buffers() for name, claimer in claimers.items()}
-        before = _behind_the_marks(claimers[CASES[-1].name])
+        before = _before_vacuum(claimers[CASES[-1].name])
         pages[CASES[-1].name] = claimers[CASES[-1].name].buffers()
         times = _times(place, claimers, place.wish.scaled(SAMPLES, least=10))
     for case in CASES:
         yield _line(place, case, times, pages)
-    marking = first[CASES[-1].name]
-    facts = {"claims": len(marking), "total_ms": sum(marking), "before_vacuum_ms": median(before)}
-    note = f"the longest of {len(marking)} claims, {sum(marking):,.0f} ms in all; {median(before):.2f} until the vacuum"
-    yield Line("claim", "marking the busy key's jobs", "ms", [max(marking)], note=note, facts=facts)
+    parking = first[CASES[-1].name]
+    facts = {"claims": len(parking), "total_ms": sum(parking), "before_vacuum_ms": median(before)}
+    note = f"the longest of {len(parking)} claims, {sum(parking):,.0f} ms in all; {median(before):.2f} until the vacuum"
+    yield Line("claim", "marking the busy key's jobs", "ms", [max(parking)], note=note, facts=facts)
 
 
-def _behind_the_marks(claimer: Claimer) -> list[float]:
-    """Milliseconds of claims right after the marking, then what autovacuum does within its minute.
+def _before_vacuum(claimer: Claimer) -> list[float]:
+    """Milliseconds of claims right after the parking; then vacuum, as autovacuum would within its minute.
 
-    Until then the entries of the marked jobs, dead as they are, stand in the index before those of the others.
+    Until the vacuum, dead index entries of the parked jobs precede those of the other jobs.
     """
     times = [claimer.until_claimed()[-1] for _ in range(50)]
-    seed(claimer.conn, len(times), age_sec=-2 * _HOUR_SEC)  # as many as before
+    seed(claimer.conn, len(times), age_sec=-2 * _HOUR_SEC)  # the number of jobs stays the same
     claimer.conn.execute("VACUUM dl_jobs")
     return times
 
@@ -144,7 +144,7 @@ def _claimers(place: Place, stack: ExitStack) -> dict[str, Claimer]:
 
 
 def _times(place: Place, claimers: dict[str, Claimer], samples: int) -> dict[str, list[list[float]]]:
-    """Milliseconds of each claim, by case and round, all cases in turns."""
+    """Milliseconds of each claim, by case and round; the cases take turns."""
     times: dict[str, list[list[float]]] = {name: [] for name in claimers}
     with place.steps("claim", place.wish.rounds * samples) as step:
         for _ in range(place.wish.rounds):
@@ -155,7 +155,7 @@ def _times(place: Place, claimers: dict[str, Claimer], samples: int) -> dict[str
                 step()
             for name, sample in this.items():
                 times[name].append(sample)
-                seed(claimers[name].conn, samples, age_sec=-2 * _HOUR_SEC)  # as many as before
+                seed(claimers[name].conn, samples, age_sec=-2 * _HOUR_SEC)  # the number of jobs stays the same
     return times
 
 

@@ -1,6 +1,7 @@
-"""cpu: 400 jobs of 20 ms of pure Python on two workers, against two bare processes that burn the same without a queue.
+"""cpu: 400 jobs of 20 ms of pure Python on two workers, against two bare processes with the same work and no queue.
 
-One by one and with prefetch. The time is from the first start to the last end, by the clocks of those that burn.
+Jobs are claimed one by one, then with prefetch. The time runs from the first start to the last end, by the clocks of
+the processes that burn.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PROCESSES = 2
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """A line for each way to take jobs."""
+    """A line for each way to claim jobs."""
     burn, jobs = rounds_for(JOB_SEC), place.wish.scaled(JOBS, least=20) // PROCESSES * PROCESSES
     for prefetch in (1, place.wish.prefetch):
         ours, others = place.in_turns(

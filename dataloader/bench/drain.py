@@ -1,7 +1,7 @@
-"""drain: how fast a farm empties its queue of jobs that do nothing, one by one and with prefetch.
+"""drain: the rate at which a farm empties its queue of jobs that do nothing, one by one and with prefetch.
 
-The workers wait, warmed up; then all jobs are committed at one instant. The clock runs from the first `started_at` to
-the last `finished_at` in the rows, for pgbench too, which claims and finishes the same rows in the contract's tables.
+The workers are warm and wait; then one commit adds all jobs. The clock runs from the first `started_at` to the last
+`finished_at` in the rows. For pgbench it does too; pgbench claims and finishes such rows in the contract's tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dataloader.bench import pgbench
-from dataloader.bench.farm import KNOWS_PREFETCH, NO_PREFETCH, Farm
+from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must
 from dataloader.bench.place import Place, await_drained, clear, drained, seed
 
@@ -20,7 +20,7 @@ WORKERS = (1, 2, 4)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How jobs are taken, how many, and pgbench's way that is nearest to it."""
+    """A way to claim jobs, the number of jobs, and the nearest way of pgbench."""
 
     name: str
     jobs: int
@@ -36,7 +36,7 @@ WAYS = (
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """A line for each way to take jobs and each number of workers."""
+    """A line for each way to claim jobs and each number of workers."""
     for way in WAYS:
         for workers in WORKERS:
             yield _line(place, way, workers)
@@ -44,20 +44,19 @@ def measure(place: Place) -> Iterator[Line]:
 
 def _line(place: Place, way: Way, workers: int) -> Line:
     jobs, prefetch = place.wish.scaled(way.jobs, least=100), place.wish.prefetch if way.in_batches else 1
-    has_farm = KNOWS_PREFETCH or not way.in_batches
     name = f"{way.name}{f' {prefetch}' if way.in_batches else ''}, {workers} worker{'s' * (workers > 1)}"
     ours, bare = place.in_turns(
         f"drain: {name}",
-        partial(_farm_rate, place, workers, prefetch, jobs) if has_farm else None,
+        partial(_farm_rate, place, workers, prefetch, jobs),
         partial(way.bare, place, workers, jobs) if place.pgbench else None,
     )
-    note = ", ".join(([] if has_farm else [NO_PREFETCH]) + ([] if place.pgbench else ["no pgbench was found"]))
+    note = "" if place.pgbench else "no pgbench was found"
     facts = {"workers": workers, "prefetch": prefetch, "jobs": jobs, "tables": place.wish.bare}
-    return Line("drain", name, "jobs/s", ours, bare, way.must.get(workers) if ours and bare else None, note, facts)
+    return Line("drain", name, "jobs/s", ours, bare, way.must.get(workers) if bare else None, note, facts)
 
 
 def _farm_rate(place: Place, workers: int, prefetch: int, jobs: int) -> float:
-    """Jobs per second of a fresh, warmed farm."""
+    """Jobs per second of a new farm, warmed up."""
     with Farm(place, workers, prefetch) as farm, place.connect(farm.schema) as conn:
         farm.warm()
         seed(conn, jobs)

@@ -1,6 +1,6 @@
-"""Real programs as the command line starts them, on one of the bench's schemas. May import `place`.
+"""Real programs as the command line starts them, on one of the bench's schemas.
 
-They have the default settings, whatever this process's environment says; logs go to a file, as in production.
+The programs get the default settings, and none of this process's environment. Their logs go to a file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ import psutil
 from dataloader import embedded
 from dataloader.bench.marks import WHERE
 from dataloader.bench.place import BenchError, Place, await_drained, clear, seed
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import Settings
 
 READY_WITHIN = 60.0  # seconds
 STOP_WITHIN = 30.0
-WARM_JOBS = 100  # for each worker, before anything is measured
-
-KNOWS_PREFETCH = "prefetch" in WorkerSpec.model_fields
-NO_PREFETCH = "no prefetch in this version"
+WARM_JOBS = 100  # for each worker, before the measurement
 
 
 class Program:
@@ -47,11 +44,11 @@ class Program:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "dataloader", *self._command.split()],
                 env=self._environment(),
-                cwd=self.place.folder,  # away from somebody's .env
+                cwd=self.place.folder,  # a folder without .env
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C is for the bench, which then stops it
+                start_new_session=True,  # Ctrl-C reaches only the bench, which stops the program
                 preexec_fn=embedded.dies_with_us(signal.SIGTERM),
             )
         try:
@@ -67,11 +64,11 @@ class Program:
         self.stop()
 
     def is_ready(self) -> bool:
-        """Whether it has begun to work."""
+        """True once the program works."""
         raise NotImplementedError
 
     def await_ready(self) -> None:
-        """Return once it is ready; BenchError with its last words when it does not get there."""
+        """Return once the program is ready; BenchError with its last log lines when it fails to."""
         deadline = time.monotonic() + READY_WITHIN
         while not self.is_ready():
             self.check()
@@ -82,17 +79,17 @@ class Program:
             time.sleep(0.01)
 
     def check(self) -> None:
-        """BenchError when it has ended."""
+        """Raise BenchError when the program has ended."""
         if self._process.poll() is not None:
             raise BenchError(f"`dataloader {self._command}` ended with {self._process.returncode}: {self._words()}")
 
     def processes(self) -> list[psutil.Process]:
-        """Itself and all its descendants."""
+        """The program's process and all its descendants."""
         parent = psutil.Process(self._process.pid)
         return [parent, *parent.children(recursive=True)]
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for all of it where that does not help."""
+        """Send SIGTERM, and after STOP_WITHIN SIGKILL to all processes left."""
         family = self.processes() if self._process.poll() is None else []
         self._process.terminate()
         _, alive = psutil.wait_procs(family, timeout=STOP_WITHIN)
@@ -124,7 +121,7 @@ class Farm(Program):
         return self.log.read_bytes().count(b'"worker.started"') >= self.workers
 
     def warm(self) -> None:
-        """Let every worker do some jobs, so that it knows its statements, and empty the tables."""
+        """Let every worker do some jobs, so that its statements are prepared, and empty the tables."""
         with self.place.connect(self.schema) as conn:
             seed(conn, self.place.wish.scaled(WARM_JOBS, least=10) * self.workers)
             await_drained(conn, self.check)

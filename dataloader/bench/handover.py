@@ -1,4 +1,4 @@
-"""handover: jobs of one key, one after the other: from the end of one to the start of the next, by their own clocks."""
+"""handover: the time from the end of a job to the start of the next one of its key, by the jobs' own clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataloader.bench.marks import read
 from dataloader.bench.place import BenchError, Place, await_drained, clear, seed
 
 JOBS = 300
-JOB_SEC = 0.005  # so that the other worker is there, waiting for the key
+JOB_SEC = 0.005  # long enough for the other worker to wait for the key
 WORKERS = 2
 
 

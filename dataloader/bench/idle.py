@@ -1,7 +1,7 @@
-"""idle: what a farm costs while it has nothing to do: statements and CPU seconds a minute.
+"""idle: the cost of a farm without jobs: statements and CPU seconds a minute.
 
-Statements are counted by looking at the farm's sessions often: the start of the last statement tells of another one.
-(A count of the database's transactions would have autovacuum's among them.) Two within LOOK_SEC count as one.
+The bench reads the farm's sessions often, and counts each new start of a last statement; two statements within
+LOOK_SEC count as one. (The database's count of transactions would include autovacuum's.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloader.queue import db
 
 WORKERS = 4
 WINDOW_SEC = 60.0
-LOOK_SEC = 0.02  # between two statements of an idle session there is much more
+LOOK_SEC = 0.02  # much shorter than the time between two statements of an idle session
 
 
 def measure(place: Place) -> Iterator[Line]:
@@ -47,7 +47,7 @@ def _cpu_seconds(processes: list[psutil.Process]) -> float:
 
 
 def _statements(conn: db.Connection, window: float) -> int:
-    """How many statements the farm's sessions begin within so many seconds."""
+    """The number of statements that the farm's sessions begin within `window` seconds."""
     until = time.monotonic() + window
     before = seen = set(conn.execute(SQL["last_statements"]).fetchall())
     while time.monotonic() < until:

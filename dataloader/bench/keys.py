@@ -1,6 +1,6 @@
 """keys: jobs over 64 keys against the same jobs with a key each, two workers with prefetch.
 
-Afterwards it is checked, by what the jobs themselves noted, that those of a key ran in order and never side by side.
+The bench then checks the jobs' own notes: jobs of a key ran in order, and never at the same time.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from dataloader.bench.farm import KNOWS_PREFETCH, NO_PREFETCH, Farm
+from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must, disorder
 from dataloader.bench.marks import read
 from dataloader.bench.place import BenchError, Place, await_drained, clear, drained, seed
@@ -19,12 +19,12 @@ WORKERS = 2
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """One line; its bare limit are the same jobs without shared keys."""
+    """One line; its bare limit is the rate of the same jobs without shared keys."""
     jobs = place.wish.scaled(JOBS, least=2 * KEYS)
-    prefetch = place.wish.prefetch if KNOWS_PREFETCH else 1
+    prefetch = place.wish.prefetch
     sides = [partial(_rate, place, jobs, keys, prefetch) for keys in (KEYS, 0)]
     shared, own = place.in_turns("keys", *sides)
-    note = "in order per key, none overlapped" + ("" if KNOWS_PREFETCH else f"; one by one: {NO_PREFETCH}")
+    note = "in order per key, none overlapped"
     facts = {"jobs": jobs, "keys": KEYS, "workers": WORKERS, "prefetch": prefetch, "bare": "a key for each job"}
     yield Line("keys", f"{KEYS} keys, {WORKERS} workers", "jobs/s", shared, own, Must(least=0.7, aim=0.9), note, facts)
 

@@ -1,7 +1,7 @@
-"""latency: from the commit of an insert to the start of its job on an idle farm, beside a bare LISTEN loop.
+"""latency: the time from the commit of an insert to the start of its job on an idle farm, beside a bare LISTEN loop.
 
-Both are up all the time and asked in turns. The clock starts right before COMMIT is sent (the insert has been done)
-and stops when the job's function begins, or when the bare loop has its row. The bare loop's table has the contract's
+Farm and loop run all the time, and take turns. The clock starts after the insert, right before COMMIT is sent. It
+stops when the job's function begins, or when the bare loop has its row. The bare loop's table has the contract's
 triggers.
 """
 
@@ -20,15 +20,22 @@ from dataloader.queue import db
 
 SAMPLES = 200
 WORKERS = 2
-SETTLED_SEC = (0.02, 0.03)  # until the next one: everybody waits again, and no timer is met in step
+SETTLED_SEC = (0.02, 0.03)  # the pause before a job: all workers wait again, and no pause is in step with a timer
 _MUST = {50: Must(most=1.3, aim=1.1), 90: None, 99: Must(most=1.5, aim=1.1)}
 
 
 def measure(place: Place) -> Iterator[Line]:
     """A line for each percentile; a sample is the percentile of one round."""
-    ours: list[list[float]] = []
-    others: list[list[float]] = []
     samples = place.wish.scaled(SAMPLES, least=10)
+    sides = list(zip(*_rounds(place, samples), strict=True))
+    for percent, must in _MUST.items():
+        ours_ms, bare_ms = ([percentile(sample, percent) for sample in side] for side in sides)
+        facts = {"samples": samples, "workers": WORKERS}
+        yield Line("latency", f"commit to start, p{percent}", "ms", ours_ms, bare_ms, must, facts=facts)
+
+
+def _rounds(place: Place, samples: int) -> Iterator[tuple[list[float], list[float]]]:
+    """For each round the milliseconds of our jobs and of the bare loop's."""
     pipe = Pipe(place.folder / "latency.pipe")
     schema = place.bare("contract")
     with (
@@ -41,19 +48,16 @@ def measure(place: Place) -> Iterator[Line]:
         farm.warm()
         _one(our_conn, pipe, 0)
         for _ in range(place.wish.rounds):
-            pairs = []
+            ours: list[float] = []
+            others: list[float] = []
             for number in range(samples):
-                pairs.append((_one(our_conn, pipe, 2 * number), _one(bare_conn, pipe, 2 * number + 1)))
+                ours.append(_one(our_conn, pipe, 2 * number))
+                others.append(_one(bare_conn, pipe, 2 * number + 1))
                 step()
-            ours.append([one for one, _ in pairs])
-            others.append([other for _, other in pairs])
+            yield ours, others
         clear(our_conn)
         clear(bare_conn)
     pipe.close()
-    for percent, must in _MUST.items():
-        ours_ms, bare_ms = ([percentile(sample, percent) for sample in side] for side in (ours, others))
-        facts = {"samples": samples, "workers": WORKERS}
-        yield Line("latency", f"commit to start, p{percent}", "ms", ours_ms, bare_ms, must, facts=facts)
 
 
 def _one(conn: db.Connection, pipe: Pipe, number: int) -> float:

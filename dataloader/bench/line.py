@@ -1,4 +1,4 @@
-"""PURE: one line of the result, and the statistics in it. Imports nothing of the package."""
+"""PURE: one line of the result, and its statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True, slots=True)
 class Must:
-    """What a line's figure has to reach: `least` or `most`, and the aim beyond it."""
+    """The bound of a line's figure: `least` or `most`, and the aim beyond it."""
 
     least: float | None = None
     most: float | None = None
@@ -23,7 +23,7 @@ class Must:
             raise ValueError("a bound should be either the least or the most")
 
     def is_met(self, figure: float) -> bool:
-        """Whether the figure is good enough."""
+        """True when the figure keeps the bound."""
         return figure >= self.least if self.least is not None else figure <= (self.most or 0)
 
     def __str__(self) -> str:
@@ -32,9 +32,9 @@ class Must:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One figure: what we made of it and what the bare limit did, a sample for each round.
+    """One figure: samples of ours and of the bare limit, a value for each round.
 
-    `must` is about the ratio where there is a bare limit, else about the median of `ours`.
+    `must` bounds the ratio if there is a bare limit, else the median of `ours`.
     """
 
     figure: str
@@ -48,24 +48,24 @@ class Line:
 
     @classmethod
     def skipped(cls, figure: str, name: str, why: str) -> Self:
-        """A line that could not be measured, with the reason."""
+        """The line of a figure that could not be measured, with the reason."""
         return cls(figure, name, "", note=f"skipped: {why}")
 
     @property
     def ratio(self) -> float | None:
-        """Ours to the bare limit; None where one of them is missing."""
+        """The ratio of ours to the bare limit; None if one of them is missing."""
         return paired_ratio(self.ours, self.bare) if self.ours and self.bare else None
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the line reaches what it must; None where nothing is asked or nothing was measured."""
+        """True when the line keeps its bound; None without a bound or without samples."""
         if self.must is None or not self.ours:
             return None
         measured = self.ratio if self.bare else median(self.ours)
         return None if measured is None else self.must.is_met(measured)
 
     def document(self) -> dict[str, Any]:
-        """The line for programs, with its medians."""
+        """The line as a dict for JSON, with its medians."""
         medians = {
             "ours_median": median(self.ours) if self.ours else None,
             "bare_median": median(self.bare) if self.bare else None,
@@ -77,14 +77,14 @@ class Line:
 
 
 def median(sample: Sequence[float]) -> float:
-    """The middle of a sample; ValueError when it is empty."""
+    """The median of a sample; ValueError when it is empty."""
     if not sample:
         raise ValueError("a sample should have at least one value")
     return float(statistics.median(sample))
 
 
 def percentile(sample: Sequence[float], percent: float) -> float:
-    """The smallest value of the sample that at least `percent` of it do not exceed (nearest rank)."""
+    """The smallest value of the sample that at least `percent` of the values do not exceed (nearest rank)."""
     if not sample:
         raise ValueError("a sample should have at least one value")
     if not 0 <= percent <= 100:
@@ -94,7 +94,7 @@ def percentile(sample: Sequence[float], percent: float) -> float:
 
 
 def paired_ratio(ours: Sequence[float], bare: Sequence[float]) -> float:
-    """The median of the ratios round by round: what slows a machine down for a while slows both of a pair down."""
+    """The median of the rounds' ratios: a slow moment of the machine slows both sides of a round."""
     return median([one / other for one, other in zip(ours, bare, strict=True)])
 
 
@@ -105,9 +105,9 @@ def gaps(runs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def disorder(runs: Sequence[tuple[int, int, float, float]]) -> list[str]:
-    """What is wrong with runs as (key, number, start, end), where those of a key should follow each other by number.
+    """The faults in runs, given as (key, number, start, end).
 
-    A key's runs must start in the order of their numbers, and none before the one before it has ended.
+    A key's runs must start in the order of their numbers, each after the end of the previous one.
     """
     wrong, last = [], dict[int, tuple[int, float, float]]()
     for key, number, start, end in sorted(runs, key=lambda run: (run[0], run[1])):

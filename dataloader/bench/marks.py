@@ -1,6 +1,6 @@
-"""When a job began and ended, told by the job itself: a record of 24 bytes, appended to a file or a pipe.
+"""The begin and the end of a job, noted by the job itself: a record of 24 bytes, appended to a file or a pipe.
 
-The clock is the machine's monotonic one, which all its processes share. Imports nothing of the package.
+All processes of the machine share the clock, the monotonic one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import select
 import struct
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +31,7 @@ def now() -> float:
 
 
 def leave(mark: Mark) -> None:
-    """Append a mark; so few bytes are written in one piece, whoever else writes."""
+    """Append a mark; its few bytes stay in one piece beside other writers."""
     os.write(_opened(os.environ[WHERE]), _RECORD.pack(*mark))
 
 
@@ -42,25 +41,20 @@ def read(path: Path) -> list[Mark]:
 
 
 class Pipe:
-    """Marks as they come."""
+    """A pipe of marks, read one by one."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self.path = path
-        self._end = os.open(path, os.O_RDWR)  # both ways: it has no end while its writers come and go
+        self._end = os.open(path, os.O_RDWR)  # also for writing: the pipe has no end while writers come and go
 
     def next(self, within: float) -> Mark | None:
-        """The next mark; None when there is none within so many seconds."""
+        """The next mark; None when none comes within `within` seconds."""
         readable, _, _ = select.select([self._end], [], [], within)
         return Mark(*_RECORD.unpack(os.read(self._end, _RECORD.size))) if readable else None
 
-    def rest(self) -> Iterator[Mark]:
-        """Those that have come already."""
-        while mark := self.next(0):
-            yield mark
-
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the pipe."""
         os.close(self._end)
 
 

@@ -1,4 +1,4 @@
-"""memory: what each further idle worker adds to the memory of a farm: PSS, in which shared pages are divided."""
+"""memory: the memory that a further idle worker adds to a farm, as PSS, which divides shared pages among processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 
 
 def measure(place: Place) -> Iterator[Line]:
-    """The difference of two farms, divided by the workers that one has more."""
+    """The difference between two farms, divided by the difference of their workers."""
     if not Path("/proc/self/smaps_rollup").exists():
         yield Line.skipped("memory", "each further idle worker", "needs /proc/PID/smaps_rollup (Linux)")
         return
@@ -43,7 +43,7 @@ def pss_mb(rollup: str) -> float:
 
 
 def _farm_mb(place: Place, workers: int) -> tuple[float, float]:
-    """MB of a whole farm, new and after some jobs."""
+    """MB of a whole farm, right after its start and after some jobs."""
     with Farm(place, workers) as farm:
         rollups = [Path(f"/proc/{process.pid}/smaps_rollup") for process in farm.processes()]
         new = sum(pss_mb(rollup.read_text("ascii")) for rollup in rollups)

@@ -1,7 +1,7 @@
-"""pgbench on the contract's tables: what the database can do when nothing of ours is in the way. May import `place`.
+"""pgbench on the contract's tables: the rate of the database without our code.
 
-No journal, no keys, no fence, no leases that anybody looks at; statements are prepared, clients are C. Counted are
-the rows that it finished, over the time from the first start to the last end that are written in them: as for a farm.
+There is no journal, no key and no fence, and no process reads the leases; statements are prepared, the clients are C.
+The rate is that of a farm: finished rows, over the time from the first start to the last end in the rows.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ WITHIN = 600.0  # seconds for one run
 
 
 def find(pg_bin: Path | None) -> Path | None:
-    """pgbench in DL_PG_BIN, on the PATH, in Debian's folders (the newest first) or in the wheel; None without one."""
+    """pgbench of DL_PG_BIN, of the PATH, of Debian's folders (the newest first) or of the wheel; None without one."""
     return next((path for path in _candidates(pg_bin) if os.access(path, os.X_OK)), None)
 
 
 def one_by_one(place: Place, clients: int, jobs: int) -> float:
-    """Jobs per second by "claim, then finish": two statements, two transactions for each."""
+    """Jobs per second by "claim, then finish": two statements in two transactions for each job."""
     each = -(-jobs // clients)
     script = f"{SQL['bare_claim']} \\gset\n{SQL['bare_finish']};\n"
     return _run(place, script, clients, each, each * clients, each * clients)
@@ -37,7 +37,7 @@ def in_batches(place: Place, clients: int, jobs: int) -> float:
     """Jobs per second by "50 in one statement": finish 50, claim the next 50."""
     each = -(-jobs // (clients * BATCH))
     done = each * clients * BATCH
-    # Each client's last statement finishes what it has and claims 50 that nobody finishes.
+    # Each client's last statement claims 50 jobs that no statement finishes.
     return _run(place, f"{SQL['bare_batch']} \\gset\n", clients, each + 1, done + clients * BATCH, done)
 
 
@@ -53,7 +53,7 @@ def _run(place: Place, script: str, clients: int, transactions: int, rows: int, 
 
 
 def _execute(place: Place, schema: str, script: Path, clients: int, transactions: int) -> None:
-    assert place.pgbench is not None  # noqa: S101  the caller has looked
+    assert place.pgbench is not None  # noqa: S101  the caller has checked
     conninfo, environment = _target(place.dsn_of(schema))
     threads = min(clients, len(os.sched_getaffinity(0)))
     command = [str(place.pgbench), "-n", "-M", "prepared", "-f", str(script), "-D", "ids={}", "-c", str(clients)]
@@ -66,7 +66,7 @@ def _execute(place: Place, schema: str, script: Path, clients: int, transactions
 
 
 def _target(dsn: str) -> tuple[str, dict[str, str]]:
-    """The server as an argument, which everybody may see, and the environment, which has the password."""
+    """The server as an argument, visible to every user, and the environment with the password."""
     parts = conninfo_to_dict(dsn)
     password = parts.pop("password", None)
     environment = dict(os.environ) | ({"PGPASSWORD": str(password)} if password else {})

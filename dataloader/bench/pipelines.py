@@ -1,4 +1,4 @@
-"""What the jobs of a bench do: nothing, or a little that can be measured. May import `pipelines`."""
+"""The pipelines of a bench's jobs: they do nothing, or a measured piece of work."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataloader.pipelines import register
 
 @register("bench.noop")
 def noop(args: dict[str, Any]) -> None:
-    """Nothing at all."""
+    """Do nothing."""
 
 
 @register("bench.mark")
 def mark(args: dict[str, Any]) -> None:
-    """Sleep `sleep` seconds, burn `burn` rounds of CPU, and say when that was."""
+    """Sleep `sleep` seconds, burn `burn` rounds of CPU, and note the begin and the end."""
     start = marks.now()
     if pause := args.get("sleep"):
         time.sleep(pause)
@@ -25,7 +25,7 @@ def mark(args: dict[str, Any]) -> None:
 
 
 def burn(rounds: int) -> int:
-    """Pure Python that keeps a core busy."""
+    """Keep a core busy with pure Python for `rounds` rounds."""
     total = 0
     for number in range(rounds):
         total += number % 7
@@ -33,7 +33,7 @@ def burn(rounds: int) -> int:
 
 
 def rounds_for(seconds: float) -> int:
-    """How many rounds of `burn` take so long on this machine, when it does nothing else."""
+    """The rounds of `burn` that take `seconds` of CPU on this machine."""
     rounds, best = 100_000, float("inf")
     for _ in range(7):
         start = time.process_time()

@@ -1,4 +1,4 @@
-"""Where a bench happens: a database, schemas of its own in it, a folder; and how much is measured, how often."""
+"""The place of a bench: a database, schemas of its own, a folder; and the sizes and rounds of the measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.progress import Progress
 from dataloader.queue import db, migrations
 
 SQL = db.statements("bench.sql")
-PATIENCE = 30.0  # seconds in which nothing happens until a measurement is given up
+PATIENCE = 30.0  # seconds without an event after which a measurement fails
 _LOOK_SEC = 0.02
 
 
@@ -29,12 +29,12 @@ Side = Callable[[], float]
 
 
 class BenchError(Exception):
-    """A measurement is not possible; the message says why and what to do."""
+    """A measurement is not possible; the message names the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """How much is measured: `rounds` of everything, sizes times `scale`, `prefetch` jobs at a time."""
+    """The size of a bench: `rounds` of each figure, sizes times `scale`, `prefetch` jobs at a time."""
 
     rounds: int = 5
     scale: float = 1.0
@@ -42,13 +42,13 @@ class Wish:
     bare: str = "plain"  # the bare tables: plain, contract (with its notify triggers), lean (without its indexes)
 
     def scaled(self, count: int, least: int = 1) -> int:
-        """A size for this run."""
+        """`count` times the scale, but at least `least`."""
         return max(least, round(count * self.scale))
 
 
 @dataclass
 class Place:
-    """A database in which everything that has our prefix may be made and dropped."""
+    """A database, where the bench makes and drops schemas with the prefix."""
 
     dsn: str
     folder: Path
@@ -59,18 +59,18 @@ class Place:
     _schemas: list[str] = field(default_factory=list)
 
     def connect(self, schema: str) -> db.Connection:
-        """A session, as the package opens them, on one of our schemas."""
+        """A session on one of our schemas, opened as the package opens them."""
         conn = db.connect(self.dsn, name="dl-bench", schema=schema, answer_within=3_600, idle_in_transaction_timeout=0)
-        conn.is_direct  # noqa: B018  asked as workers and the API do: it may prepare from now on
+        conn.is_direct  # noqa: B018  read as workers and the API do: the session may then prepare statements
         return conn
 
     def dsn_of(self, schema: str) -> str:
-        """The database's DSN, for programs that know no schema of their own."""
+        """The database's DSN with the schema in its search_path, for programs without a setting for it."""
         options = conninfo_to_dict(self.dsn).get("options") or ""
         return make_conninfo(self.dsn, options=f"{options} -c search_path={schema}".strip())
 
     def queue(self, name: str = "queue") -> str:
-        """A schema with the queue as `migrate` makes it; made once."""
+        """A schema with the queue of `migrate`; later calls with the same name return the same schema."""
         schema = f"{self.prefix}_{name}"
         if schema not in self._schemas:
             self._schemas.append(schema)
@@ -78,7 +78,7 @@ class Place:
         return schema
 
     def bare(self, kind: str | None = None) -> str:
-        """A schema with the contract's tables, by its own DDL, and the index for its claim; made once."""
+        """A schema with the contract's tables, by the contract's DDL, and the index for its claim; made once."""
         kind = kind or self.wish.bare
         schema = f"{self.prefix}_bare_{kind}"
         if schema not in self._schemas:
@@ -92,7 +92,7 @@ class Place:
         return schema
 
     def drop(self) -> None:
-        """Remove every schema that was made here."""
+        """Drop every schema that this bench made."""
         with self.connect("public") as conn:
             while self._schemas:
                 conn.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(self._schemas[-1])))
@@ -100,15 +100,15 @@ class Place:
 
     @contextmanager
     def steps(self, what: str, total: int) -> Iterator[Callable[[], None]]:
-        """A progress bar of so many steps; what it gives is to be called after each."""
+        """A progress bar of `total` steps; the caller calls the yielded function after each."""
         task = self.progress.add_task(what, total=total)
         yield lambda: self.progress.advance(task)
         self.progress.remove_task(task)
 
     def in_turns(self, what: str, ours: Side | None, bare: Side | None) -> tuple[list[float], list[float]]:
-        """What both sides measure, a value for each round; who is first changes, so that neither always is.
+        """The values that both sides measure, one for each round; the sides take turns at being first.
 
-        A side that is None is left out: its sample is empty.
+        A side that is None has an empty sample.
         """
         samples: tuple[list[float], list[float]] = [], []
         sides = [(side, sample) for side, sample in zip((ours, bare), samples, strict=True) if side]
@@ -121,9 +121,9 @@ class Place:
 
 
 def seed(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, **more: Any) -> None:
-    """Add jobs to the queue `bench`, with a key each or so many keys, in one transaction, and count them (ANALYZE).
+    """Add jobs to the queue `bench` in one transaction, with a key each or with `keys` keys, and ANALYZE the table.
 
-    `more`: args, queue, status, delay_sec until they are due, age_sec by which they are older.
+    `more`: args, queue, status, delay_sec until the jobs are due, age_sec by which the jobs are older.
     """
     given = {"queue": "bench", "args": {}, "status": "queued", "delay_sec": 0, "age_sec": 0} | more
     with conn.transaction():
@@ -135,7 +135,7 @@ def seed(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int 
 
 
 def clear(conn: db.Connection) -> None:
-    """Empty the tables; a checkpoint, where we may ask for one, so that none falls into the measurement."""
+    """Empty the tables, and ask for a checkpoint, if the role may, so that none falls into a measurement."""
     conn.execute(SQL["clear"])
     try:
         conn.execute("CHECKPOINT")
@@ -144,9 +144,9 @@ def clear(conn: db.Connection) -> None:
 
 
 def await_drained(conn: db.Connection, check: Callable[[], None]) -> None:
-    """Return once no job of the queue `bench` is left; `check` raises when there is no use in waiting.
+    """Return once no job of the queue `bench` is left; `check` raises when a wait is useless.
 
-    Looks at one row by its key while most are still to be done, so that the looking costs nothing.
+    The wait reads the newest row by its key until this row has ended, and only then counts rows, which costs more.
     """
     newest = {"job_id": _answer(conn, "newest")}
     last_left, deadline = float("inf"), time.monotonic() + PATIENCE
@@ -161,16 +161,16 @@ def await_drained(conn: db.Connection, check: Callable[[], None]) -> None:
 
 
 def drained(conn: db.Connection, jobs: int) -> float:
-    """The seconds from the first start to the last end of these jobs; BenchError when not all have succeeded."""
+    """The seconds from the first start to the last end of the `jobs` jobs; BenchError when not all have succeeded."""
     row = conn.execute(SQL["drained"]).fetchone()
-    assert row is not None  # noqa: S101  an aggregate always answers
+    assert row is not None  # noqa: S101  an aggregate always has a row
     if row[0] != jobs:
         raise BenchError(f"{row[0]} of {jobs} jobs succeeded")
     return float(row[1])
 
 
 def machine(conn: db.Connection) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """The facts of machine and server that the figures depend on."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu(),

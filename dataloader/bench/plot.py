@@ -1,7 +1,7 @@
-"""Results as SVG and as a table in a page: `python -m dataloader.bench.plot results.json docs/`.
+"""PROCESS: results as SVG and as a table in a page: `python -m dataloader.bench.plot results.json docs/`.
 
-Writes `performance-….svg` for the figures that are best seen, and the table between the marks `<!-- results -->` and
-`<!-- /results -->` of `performance.md` there. May import `report`.
+The program writes a `performance-….svg` for each entry of PLOTS into the folder, and the table into its
+`performance.md`, between the marks `<!-- results -->` and `<!-- /results -->`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from dataloader.bench.report import number
 
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
-# The file's name: figure, beginning of the lines' names, title, and what is ours and what is bare.
+# The file's name: the figure, the prefix of the lines' names, the title, the labels of ours and of bare.
 PLOTS = {
     "drain": ("drain", "one by one", "Draining a queue of jobs that do nothing, one by one", "farm", "pgbench"),
     "prefetch": ("drain", "prefetch", "Draining a queue of jobs that do nothing, with prefetch", "farm", "pgbench"),
@@ -29,11 +29,11 @@ Doc = dict[str, Any]
 
 
 class PlotError(Exception):
-    """The results or the page are not what they should be; the message says how."""
+    """The results or the page have a wrong form; the message names it."""
 
 
 def bars(title: str, series: Sequence[str], groups: Sequence[tuple[str, Sequence[float | None]]], unit: str) -> str:
-    """Horizontal bars as SVG: in each group one of each series, if it has a value; the longest fills the width."""
+    """Horizontal bars as SVG: each group has a bar for each series with a value; the longest bar fills the width."""
     most = max((value for _, values in groups for value in values if value is not None), default=0) or 1
     height = 56 + len(groups) * (len(series) * _BAR + 12)
     parts = [_text(12, 22, title, size=15, weight="bold"), *_legend(series)]
@@ -65,7 +65,7 @@ def table(results: Doc) -> str:
 
 
 def filled(page: str, text: str) -> str:
-    """The page with `text` between its marks; PlotError when it has none."""
+    """The page with `text` between its marks; PlotError when the page has no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -74,7 +74,7 @@ def filled(page: str, text: str) -> str:
 
 
 def plot(results: Doc, folder: Path) -> list[Path]:
-    """Write what the results have figures for; the files."""
+    """Write the page and an SVG for each figure in the results; the written files."""
     page = folder / "performance.md"
     page.write_text(filled(page.read_text("utf-8"), table(results)), "utf-8")
     written = [page]
@@ -89,7 +89,7 @@ def plot(results: Doc, folder: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Read the results named first, write into the folder named second."""
+    """Read the results in the first argument, write into the folder in the second; the exit code."""
     if len(arguments) != 2:
         sys.stderr.write("usage: python -m dataloader.bench.plot results.json docs/\n")
         return 2
@@ -106,9 +106,9 @@ def _read(path: Path) -> Doc:
     try:
         found = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise PlotError(f"{path} should be what `dataloader bench --json` wrote: {error}") from None
+        raise PlotError(f"{path} should be the output of `dataloader bench --json`: {error}") from None
     if not isinstance(found, dict) or not {"lines", "machine", "rounds"} <= found.keys():
-        raise PlotError(f"{path} should be what `dataloader bench --json` wrote")
+        raise PlotError(f"{path} should be the output of `dataloader bench --json`")
     return found
 
 

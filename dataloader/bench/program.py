@@ -1,4 +1,4 @@
-"""Which figures are measured, where, and what is said of them: what the command `bench` runs."""
+"""The command `bench`: it measures figures, and prints and stores the results."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ FIGURES: dict[str, Measure] = {
     "memory": memory.measure,
 }
 INTERRUPTED = 130
-FILE_WIDTH = 160  # of the table where it does not go to a terminal
+FILE_WIDTH = 160  # characters; the width of a table that does not go to a terminal
 
 
 def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str | None) -> int:
-    """Measure these figures (all, when none is named) and show them; the exit status.
+    """Measure these figures, all if none is named, and print them; the exit code.
 
-    Measured is in the settings' database; without one a PostgreSQL of our own is started in DL_HOME. `json_path` is a
-    file, or `-` for stdout. What was made is removed, also after Ctrl-C and SIGTERM; then what was measured until
-    then is shown.
+    The bench runs in the settings' database, or without one in an embedded PostgreSQL in DL_HOME. `json_path` is a
+    file, or `-` for stdout. The bench removes all that it made, also after Ctrl-C and SIGTERM, and then prints the
+    figures measured so far.
     """
     out, err = _console(to_stderr=False), _console(to_stderr=True)
     lines, about = list[Line](), dict[str, Any]()
@@ -62,7 +62,7 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str |
 def _measure(
     settings: Settings, figures: Sequence[str], wish: Wish, err: Console, lines: list[Line], about: dict[str, Any]
 ) -> int:
-    """Add to `lines` and `about` what is measured, as long as it can be; the exit status."""
+    """Add the measured lines to `lines` and the machine's facts to `about`, up to a failure; the exit code."""
     try:
         with _place(settings, wish, err) as place:
             about |= _about(place)
@@ -89,7 +89,7 @@ def _console(to_stderr: bool) -> Console:
 
 @contextmanager
 def _place(settings: Settings, wish: Wish, console: Console) -> Iterator[Place]:
-    """The database, a folder, progress bars; all of it gone at the end of the block."""
+    """The database, a folder and progress bars; the end of the block removes schemas, folder and server."""
     with ExitStack() as cleanup:
         folder = settings.dl_home / f"bench-{time.time_ns()}"
         folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The lines as a table for people and as JSON for programs. May import `line`."""
+"""The lines as a table for people and as JSON for programs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dataloader.bench.line import Line, median
 
 
 def document(lines: Iterable[Line], about: dict[str, Any]) -> str:
-    """JSON: what it was measured on, and the lines with all their samples."""
+    """JSON with `about`, the facts of the bench, and the lines with all samples."""
     return json.dumps(about | {"lines": [line.document() for line in lines]}, ensure_ascii=False, indent=2) + "\n"
 
 
 def table(lines: Iterable[Line], title: str) -> Table:
-    """A row for each line: ours and bare as medians, the ratio, what it must be."""
+    """A row for each line: the medians of ours and of bare, the ratio, the bound."""
     made = Table(title=title, title_justify="left", pad_edge=False)
     for column in ("figure", "what"):
         made.add_column(column, overflow="fold")
@@ -39,7 +39,7 @@ def table(lines: Iterable[Line], title: str) -> Table:
 
 
 def number(value: float) -> str:
-    """A number with as many digits as matter."""
+    """A number with three significant digits, from 100 on as a whole number."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 

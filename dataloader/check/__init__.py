@@ -1,7 +1,6 @@
-"""What would keep a farm from working, found without starting anything: `dataloader check`.
+"""`dataloader check` finds reasons why a farm would not work; it starts nothing and changes nothing.
 
-Settings, folders and pipelines are looked at here, the databases by `check_database`; nothing is changed. May import
-`check_database`, `db`, `pipelines`.
+This module checks settings, folders and pipelines; `database` checks the databases.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TASKS = "known tasks: "
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The settings in effect, without secrets, and all findings."""
+    """The settings in effect, with secrets masked, and all findings."""
 
     settings: Mapping[str, str]
     findings: list[Finding]
@@ -40,7 +39,7 @@ class Report:
         return all(finding.level is not Level.ERROR for finding in self.findings)
 
     def text(self) -> str:
-        """For people: a line for each setting and each finding."""
+        """The report for people: a line for each setting and each finding."""
         lines = [f"{name:26}{value}".rstrip() for name, value in self.settings.items()]
         lines += [""] if lines else []
         for finding in self.findings:
@@ -49,13 +48,13 @@ class Report:
         return "\n".join(lines)
 
     def document(self) -> str:
-        """For programs: the same as JSON."""
+        """The report as JSON."""
         found = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
         return json.dumps(found, ensure_ascii=False, indent=2)
 
 
 def run(find_dsn: Callable[[Settings], str | None]) -> Report:
-    """Check everything; `find_dsn` knows where the queue is."""
+    """Check everything; `find_dsn` returns the DSN of the queue's database, or None."""
     try:
         settings, misspelt = config.load(), config.misspelt()
     except config.ConfigError as e:
@@ -69,7 +68,7 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
 
 
 def shown(settings: Settings) -> dict[str, str]:
-    """Every variable with the value in effect; of a secret only that it is set, of a DSN all but the password."""
+    """Every variable with the value in effect; a secret is masked, a DSN has no password."""
     effective = {"workers_json": settings.workers, "dl_data_dir": settings.data_dir}
     values = dict(settings) | effective
     return {name.upper(): _shown(name, value) for name, value in values.items()}
@@ -88,7 +87,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Valid by now; what is left are variables that have no effect."""
+    """Findings on variables without effect; all values are valid by now."""
     given = len(settings.model_fields_set)
     yield Finding(Level.OK, "settings", f"{given} given, {len(Settings.model_fields) - given} as by default")
     for name, meant in misspelt:
@@ -103,7 +102,7 @@ def of_settings(settings: Settings, misspelt: Iterable[tuple[str, str]]) -> Iter
 
 
 def of_folders(settings: Settings) -> Iterator[Finding]:
-    """Those that are read from and written to."""
+    """Findings on the folders that the farm reads and writes."""
     yield data_folder(settings.data_dir, given=settings.dl_data_dir is not None)
     for name in ("log_path", "metric_path", "audit_log_path"):
         if folder := getattr(settings, name):
@@ -111,7 +110,7 @@ def of_folders(settings: Settings) -> Iterator[Finding]:
 
 
 def data_folder(folder: Path, given: bool) -> Finding:
-    """File loaders read from it; unless it was asked for by name, a farm may do without."""
+    """The finding on the folder of file loaders; its lack is an error only if a setting names it (`given`)."""
     if os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK):
         return Finding(Level.OK, "data", f"{folder} can be read")
     level = Level.ERROR if given else Level.WARNING
@@ -120,7 +119,7 @@ def data_folder(folder: Path, given: bool) -> Finding:
 
 
 def written_folder(name: str, folder: Path) -> Finding:
-    """It exists and may be written to, or can be made."""
+    """The finding on a folder of log files: this user can write to it, or can make it."""
     there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
     if os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK):
         return Finding(Level.OK, "logs", f"{name}: {folder} can be written to")
@@ -131,7 +130,7 @@ def written_folder(name: str, folder: Path) -> Finding:
 
 
 def of_pipelines(settings: Settings) -> list[Finding]:
-    """Import what the workers will import, and tell the tasks that they will know."""
+    """Import the modules that the workers import; findings on failures, and one with all known tasks."""
     wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
     wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
     wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
@@ -142,13 +141,13 @@ def of_pipelines(settings: Settings) -> list[Finding]:
 def _imported(variable: str, module: str) -> Finding | None:
     is_new, tasks_before = module not in sys.modules, pipelines.tasks()
     try:
-        with redirect_stdout(sys.stderr):  # stdout is the report's
+        with redirect_stdout(sys.stderr):  # stdout holds only the report
             pipelines.import_users(module)
     except KeyboardInterrupt:
         raise
     except BaseException as e:
         return Finding(
-            Level.ERROR, "pipelines", f"{variable}: {module} cannot be imported: {_told(e)}", _cure(e, module)
+            Level.ERROR, "pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module)
         )
     if variable == "DL_PIPELINES" and is_new and pipelines.tasks() == tasks_before:
         return Finding(
@@ -157,15 +156,15 @@ def _imported(variable: str, module: str) -> Finding | None:
     return None
 
 
-def _told(error: BaseException) -> str:
-    """The error in one line, with the place in the user's code."""
+def _line(error: BaseException) -> str:
+    """The error in one line, with its place in the user's code."""
     line = log.masked(traceback.format_exception_only(error)[-1].strip())
     place = traceback.extract_tb(error.__traceback__)[-1]
     outside = place.filename.startswith("<frozen") or isinstance(error, SyntaxError)
     return line if outside else f"{line} ({place.filename}, line {place.lineno})"
 
 
-def _cure(error: BaseException, module: str) -> str:
+def _advice(error: BaseException, module: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return "correct the name, or start in the folder that holds it, or put that folder on PYTHONPATH"
     return "correct the module: no worker starts without it"

@@ -1,7 +1,7 @@
-"""Whether the databases are what a farm needs; a part of `dataloader check`.
+"""Checks of the databases; a part of `dataloader check`.
 
-The functions `of_…` and those that begin with _ ask; what follows from the facts is pure: a function that returns a
-Finding. Catalogs are read, nothing is changed. May import `db`, `migrations`, `probe`.
+The functions `of_…` and those that begin with _ read catalogs and change nothing. The other functions are pure: they
+make findings of facts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataloader import log
 from dataloader.config import Settings, WorkerSpec
 from dataloader.queue import db, migrations, probe
 
-VERSIONS = range(15, 19)  # the major versions that sql/ is tested on
-API_PROCESSES = 2  # what `dataloader api` starts by default
+VERSIONS = range(15, 19)  # the major versions that the tests run on
+API_PROCESSES = 2  # the default of `dataloader api`
 ROLES = "`dataloader migrate --roles farm=NAME`"
 FEW_RIGHTS = "as a role that may create in the schema and owns its tables"
 
-# What would help, by a part of the error that the server or libpq gives.
+# Advice by a part of the error of the server or of libpq.
 _HELP = {
     "unsupported startup parameter": probe.DIRECT,
     "too many": "raise max_connections or the CONNECTION LIMIT, or end sessions that are not needed",
@@ -48,7 +48,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found, and what would be right where something is not."""
+    """The result of one check, with advice where something is wrong."""
 
     level: Level
     about: str
@@ -57,13 +57,13 @@ class Finding:
 
 
 def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
-    """The queue's database at `dsn`, and the one that pipelines write to."""
+    """Findings on the queue's database at `dsn`, and on the database that pipelines write to."""
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [Finding(Level.ERROR, "database", "no database is configured", advice)]
     found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
     if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
-        return found  # the same would be said twice
+        return found  # the target would repeat the error
     return [*found, of_target(settings, target_dsn)]
 
 
@@ -71,7 +71,7 @@ def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
 
 
 def of_queue(settings: Settings, dsn: str) -> list[Finding]:
-    """All that is to be asked of the queue's database; one question that fails leaves the others."""
+    """Findings on the queue's database; a question that fails is a finding, and the others go on."""
     try:
         conn = _connect(settings, dsn, settings.pg_schema_queue)
     except psycopg.Error as e:
@@ -84,7 +84,7 @@ def of_queue(settings: Settings, dsn: str) -> list[Finding]:
             except psycopg.Error as e:
                 findings.append(Finding(Level.ERROR, about, _line(e), "see the server's log"))
             if about == "session" and findings[-1].level is Level.ERROR:
-                break  # through such a pooler the other answers would be of no use
+                break  # through such a pooler the other answers are useless
         return findings
 
 
@@ -103,7 +103,7 @@ def _line(error: psycopg.Error) -> str:
 
 
 def unreachable(about: str, dsn: str, error: psycopg.Error) -> Finding:
-    """Why there is no session, and what would help."""
+    """The finding on a session that could not be opened."""
     if probe.is_poolers_refusal(error):
         return Finding(Level.ERROR, about, f"a pooler refuses our sessions: {_line(error)}", probe.DIRECT)
     advice = next((advice for part, advice in _HELP.items() if part in str(error)), _ELSE)
@@ -111,7 +111,7 @@ def unreachable(about: str, dsn: str, error: psycopg.Error) -> Finding:
 
 
 def version(number: int) -> Finding:
-    """Of the server, as libpq gives it: 150018 is 15.18."""
+    """The finding on the server's version in libpq's form: 150018 is 15.18."""
     major, name = number // 10_000, f"PostgreSQL {number // 10_000}.{number % 10_000}"
     between = f"PostgreSQL {VERSIONS[0]} to {VERSIONS[-1]}"
     if major in VERSIONS:
@@ -131,7 +131,7 @@ def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]
 
 
 def session(direct: bool, heard: bool, with_options: bool, finds_schema: bool = True) -> Finding:
-    """Whether workers get sessions of their own, in which LISTEN works and our options are in force."""
+    """The finding on a worker's session: it needs a session of its own, a working LISTEN, and our options in force."""
     if not heard and direct:
         advice = "see the server's load; without notifications jobs start up to DL_CLAIM_BACKOFF_SEC late"
         return Finding(Level.WARNING, "session", f"no NOTIFY arrived within {probe.HEARD_WITHIN:g} s", advice)
@@ -186,7 +186,7 @@ def _todo(conn: db.Connection) -> str:
 def privileges(
     tables: Iterable[Mapping[str, Any]], functions: Iterable[Mapping[str, Any]], strangers: Iterable[Mapping[str, Any]]
 ) -> list[Finding]:
-    """What this role may not do that the processes do."""
+    """Findings on the rights that the processes need and this role lacks."""
     findings = []
     for table in tables:
         if table["lacking"]:
@@ -204,7 +204,7 @@ def privileges(
 
 
 def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]], is_superuser: bool) -> list[Finding]:
-    """What every role may do, with the rights of this one or of the owner; and whether these are more than needed."""
+    """Findings on rights that every role has by the schema, and on a role with more rights than needed."""
     findings = []
     if may_create:
         what = f"every role may create in the schema {name}: what one puts there may run with this role's rights"
@@ -221,7 +221,7 @@ def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]]
 
 
 def schema(refusal: str, todo: str, may_migrate: bool) -> Finding:
-    """`refusal` is why this code may not use the schema, `todo` what `migrate` would apply."""
+    """The finding on the schema: `refusal` is a reason to refuse it, `todo` lists the steps of a `migrate`."""
     migrate = _migrate(may_migrate)
     if refusal:
         what, _, advice = refusal.partition(": ")
@@ -248,9 +248,9 @@ def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
 
 
 def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int) -> Finding:
-    """Whether the server's lock table has room for the keys of all jobs that this machine may claim at once.
+    """The finding on the server's lock table: it needs room for the keys of all jobs that this machine claims at once.
 
-    When it is full, no session of anybody can start a statement.
+    With a full lock table no session of the server can start a statement.
     """
     wanted, at_most = probe.keys_wanted(workers), probe.most_at_once(table, workers)
     what = f"this machine may hold {wanted} keys, others hold {of_others}; the server has room for {table.room} locks"
@@ -270,10 +270,10 @@ def _server(dsn: str) -> list[Any]:
 
 
 def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]:
-    """What this machine keeps open (workers, keeper, reaper, the API's pools), and how far that may grow.
+    """The least and the most sessions that this machine needs on the queue's server.
 
-    It grows by the pools' overflow, by a successor for each queue during a reload and, where they write to the
-    `same_server`, by a transaction of each pipeline.
+    The least are those of workers, keeper, reaper and the API's pools. The most add the pools' overflow, a successor
+    per queue during a reload and, if pipelines write to the `same_server`, a transaction per worker.
     """
     workers = sum(spec.concurrency for spec in settings.workers)
     pools = API_PROCESSES * settings.pg_pool_size if settings.pg_use_pool else 0
@@ -283,7 +283,7 @@ def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]
 
 
 def free_connections(facts: Mapping[str, int]) -> dict[str, int]:
-    """Per limit, how many sessions this machine may have; those that it has already count as free."""
+    """The sessions that each limit leaves to this machine, by the limit's name; its present sessions count as free."""
     names = {"server": "max_connections", "database": "the database's limit", "role": "the role's limit"}
     limited = {limit: name for limit, name in names.items() if facts[f"{limit}_limit"] >= 0}
     return {
@@ -293,7 +293,7 @@ def free_connections(facts: Mapping[str, int]) -> dict[str, int]:
 
 
 def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
-    """Whether the sessions that this machine needs are to be had."""
+    """The finding on the number of free sessions."""
     limit, left = min(free.items(), key=lambda item: item[1])
     what = f"this machine needs {least} to {most} sessions, {left} are free ({limit})"
     if most <= left:
@@ -314,7 +314,7 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
 
 
 def of_target(settings: Settings, dsn: str) -> Finding:
-    """The database that pipelines write to."""
+    """The finding on the database that pipelines write to."""
     try:
         with _connect(settings, dsn, settings.pg_schema) as conn, db.in_force(conn):
             (facts,) = _facts(conn, "target")
@@ -324,7 +324,7 @@ def of_target(settings: Settings, dsn: str) -> Finding:
 
 
 def target(name: str, found: bool, may_create: bool) -> Finding:
-    """Whether pipelines find their schema; not all need to make tables."""
+    """The finding on the pipelines' schema; the right to create tables is optional."""
     if not found:
         what = f"PG_SCHEMA: there is no schema {name}, or this role may not use it"
         return Finding(Level.WARNING, "target", what, f"CREATE SCHEMA {name}, or GRANT USAGE ON SCHEMA {name}")

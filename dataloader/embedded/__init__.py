@@ -1,17 +1,16 @@
-"""A PostgreSQL of our own, for trying out and for tests: found, made, started as our child, stopped.
+"""An embedded PostgreSQL, for first tries and for tests: a server that runs as our child.
 
-Everything it needs and makes lies in one folder: `data/` (the cluster), `run/` (the socket), `log/` and
-`postgres.log` (what it says), `lock` (held by the owner), `wheel-<version>/` (binaries that another user can
-reach). Nothing of it is for production: it trusts whoever may enter `run/`, which is one user and root.
+Its files lie in one folder: `data/` (the cluster), `run/` (the socket), `log/` and `postgres.log` (its log), `lock`
+(held by the owner), `wheel-<version>/` (binaries for another user). It is not for production: the server trusts
+every user that may enter `run/`, which is one user and root.
 
-May import nothing of the package; is imported by `up`, the command line and the tests. Its modules, each of which
-imports only those below it:
+The modules; each imports only those below it:
 
     cluster       from a folder to a server that accepts connections
     postmaster    the process that serves a cluster, and its end
     binaries      PostgreSQL's programs, found and made reachable
-    account       whom the server runs as, and that its folders are theirs
-    owner         `take_lock`, `release`, `dies_with_us`: what ends with the program that owns it
+    account       the user of the server and of its folders
+    owner         `take_lock`, `release`, `dies_with_us`: locks and children that end with their owner
     errors        EmbeddedError
 """
 
@@ -33,9 +32,9 @@ __all__ = ["EmbeddedError", "Server", "dies_with_us", "release", "running", "tak
 
 @dataclass(eq=False)
 class Server:
-    """A running PostgreSQL that is our child; as a context manager it stops at the end of the block.
+    """A running PostgreSQL, our child; as a context manager it stops at the end of the block.
 
-    On Linux it also stops when the thread that started it ends, however that happens.
+    On Linux the server also stops when the thread that started it ends for any reason.
     """
 
     root: Path
@@ -52,12 +51,12 @@ class Server:
         initdb: Sequence[str] = (),
         user: str = "dataloader",
     ) -> Self:
-        """Start the server that lives in `root`, making the folder and the cluster if they are missing.
+        """Start the server in `root`; the call makes a missing folder and a missing cluster.
 
-        `settings` are PostgreSQL's own and win over ours, `initdb` further options for making the cluster.
-        As root the server runs as `user`, who is made if missing (else as nobody). A server whose owner
-        was killed is ended first. Call it from the main thread. Returns when the server accepts
-        connections; raises EmbeddedError, and then nothing is left running.
+        `settings` are PostgreSQL's parameters and win over ours; `initdb` are further options of initdb. For root the
+        server runs as `user`, which is made if missing, or else as nobody. The call first ends a server left by a
+        killed owner. Call it from the main thread. It returns when the server accepts connections. It raises
+        EmbeddedError, and then leaves no process running.
         """
         root = Path(root).resolve()
         try:
@@ -67,12 +66,12 @@ class Server:
             except BaseException:
                 release(lock)
                 raise
-        except (OSError, subprocess.SubprocessError) as error:  # the latter of an initdb that hangs
+        except (OSError, subprocess.SubprocessError) as error:  # SubprocessError: initdb hangs
             raise EmbeddedError(f"cannot use {root} for PostgreSQL: {error}") from error
         return cls(root, _dsn(root, cluster.socket_folder(root)), process, lock)
 
     def stop(self) -> None:
-        """Stop the server: sessions are ended, all that was committed is kept. Harmless when repeated."""
+        """Stop the server, which ends its sessions and keeps every commit. A second call does nothing."""
         if self.lock.closed:
             return  # the folder may have another owner by now
         postmaster.stop(self.process)
@@ -89,7 +88,7 @@ class Server:
 
 
 def running(root: Path) -> str | None:
-    """The DSN of the server in `root` if one is up and this user may reach it; nothing is changed."""
+    """The DSN of the server in `root`, if it runs and this user may reach it; the call changes nothing."""
     root = Path(root).resolve()
     run = postmaster.listens_in(root / "data")
     return _dsn(root, run) if run else None

@@ -1,8 +1,7 @@
-"""The account that the server runs as: which one it is, and that the server's folders are its own.
+"""The account that the server runs as, and the ownership of the server's folders.
 
-PostgreSQL refuses to run as root, in a cluster of another user, and for a user without a name. So root hands the
-server to an account of its own (made if missing), which must be able to enter the folders on the way. May import
-`errors`.
+PostgreSQL refuses to run as root, in a cluster of another user, and for a user without a name. So root runs the
+server as an account of its own, made if missing, which must be able to enter all folders above the server's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TMP = Path("/tmp")  # noqa: S108  not TMPDIR: it may be long, and differs from s
 
 @dataclass(frozen=True)
 class Account:
-    """Whom the server runs as; `switch` when that is not us."""
+    """The user that the server runs as; `switch` means that it is another than ours."""
 
     name: str
     uid: int
@@ -37,11 +36,11 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switch else {}
 
     def barred_from(self, path: Path) -> Path | None:
-        """The outermost folder, of `path` and those on the way to it, that this user may not enter."""
+        """The outermost folder of `path` and its parents that this user may not enter; None if there is none."""
         return next((f for f in reversed([path, *path.parents]) if not self._may_enter(f)), None)
 
     def _may_enter(self, folder: Path) -> bool:
-        # By its mode; access lists are not looked at.
+        # The mode decides; access control lists are ignored.
         found = folder.stat()
         mine = (found.st_uid == self.uid, stat.S_IXUSR), (found.st_gid == self.gid, stat.S_IXGRP)
         wanted = next((bit for match, bit in mine if match), stat.S_IXOTH)
@@ -49,13 +48,13 @@ class Account:
 
 
 def account_for(user: str) -> Account:
-    """Ourselves; as root the account `user`, which is made if missing, or else nobody."""
+    """Our own user; for root the account `user`, which is made if missing, or else nobody."""
     switch = os.geteuid() == 0
-    entry = _servant(user) if switch else _ourselves()
+    entry = _for_root(user) if switch else _own()
     return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, switch)
 
 
-def _servant(user: str) -> pwd.struct_passwd:
+def _for_root(user: str) -> pwd.struct_passwd:
     entry = _entry(user) or _added(user) or _entry("nobody")
     if entry is None:
         raise EmbeddedError(
@@ -65,7 +64,7 @@ def _servant(user: str) -> pwd.struct_passwd:
     return entry
 
 
-def _ourselves() -> pwd.struct_passwd:
+def _own() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -94,9 +93,9 @@ def _added(user: str) -> pwd.struct_passwd | None:
 
 
 def open_way(root: Path, account: Account) -> None:
-    """See that `account` can enter `root`; EmbeddedError names the folder above it that is closed."""
+    """Let `account` enter `root`; EmbeddedError names a folder above `root` that is closed to it."""
     if account.switch:
-        root.chmod(0o755)  # what is private in it has a mode of its own
+        root.chmod(0o755)  # private folders in it have modes of their own
     if barred := account.barred_from(root):
         raise EmbeddedError(
             f"the user {account.name}, who runs PostgreSQL, cannot enter {barred};"
@@ -105,10 +104,10 @@ def open_way(root: Path, account: Account) -> None:
 
 
 def private(folder: Path, account: Account) -> Path:
-    """Make `folder` one that only `account` may enter; EmbeddedError when it is somebody else's."""
+    """Make `folder`, for `account` alone; EmbeddedError when the folder belongs to another user."""
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
-    # Looked at once it is there, since in /tmp another user may have been first.
+    # Checked after mkdir, since in /tmp another user may have made the folder first.
     _refuse_foreign(folder, account)
     os.chown(folder, account.uid, account.gid, follow_symlinks=False)
     folder.chmod(0o700)
@@ -119,13 +118,13 @@ def _refuse_foreign(folder: Path, account: Account) -> None:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or (not account.switch and found.st_uid != account.uid):
         raise EmbeddedError(f"{folder} is not a folder of the user {account.name}; remove it")
-    # In a folder of ours root may take over any other's, but not here.
+    # Root may take over another user's folder inside ours, but not in /tmp.
     if folder.parent == TMP and found.st_uid not in (account.uid, os.geteuid()):
         raise EmbeddedError(f"{folder} belongs to another user; remove it, or choose a shorter DL_HOME")
 
 
 def take_over(data: Path, account: Account) -> None:
-    """See that the cluster in `data` belongs to `account`; only root can change its owner."""
+    """Make `account` the owner of the cluster in `data`; EmbeddedError when only root could do so."""
     owner = data.stat().st_uid
     if owner == account.uid:
         return
@@ -134,5 +133,5 @@ def take_over(data: Path, account: Account) -> None:
             f"{data} belongs to another user (id {owner}); start as that user or as root,"
             " or choose another folder (DL_HOME)"
         )
-    for path in chain([data], data.rglob("*")):  # user ids may differ from image to image
+    for path in chain([data], data.rglob("*")):  # a container's image may give the user another id
         os.chown(path, account.uid, account.gid, follow_symlinks=path == data)

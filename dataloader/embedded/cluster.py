@@ -1,8 +1,4 @@
-"""The cluster in a server's folder: made once, whole or not at all, and served by a child of ours.
-
-`start` is the way from whatever lies there to a server that accepts connections. May import `account`, `binaries`,
-`errors`, `owner` and `postmaster`.
-"""
+"""The cluster in a server's folder: made once, whole or not at all, and served by a child of ours."""
 
 from __future__ import annotations
 
@@ -23,26 +19,26 @@ from dataloader.embedded.errors import EmbeddedError
 from dataloader.embedded.owner import dies_with_us
 
 INITDB_WITHIN = 120.0  # seconds
-READY_WITHIN = 120.0  # after a crash the server first replays its log
+READY_WITHIN = 120.0  # seconds; after a crash the server first replays its log
 
 _INITDB = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale"]
 
-# Whom programs log in as: an ordinary role that owns the database, as in production. Tests make more databases with it.
+# Programs log in with this ordinary role, which owns the database, as in production. Tests make more databases with it.
 OWNER = "dataloader"
-_OWNERS_MARK = "dataloader.owner"  # a file of the cluster; without it the cluster is older, and the superuser's
+_OWNERS_MARK = "dataloader.owner"  # a file of the cluster; an older cluster has none, and belongs to the superuser
 _MAKE_OWNER = f"""
 CREATE ROLE {OWNER} LOGIN CREATEDB IN ROLE pg_checkpoint;
 ALTER DATABASE postgres OWNER TO {OWNER};
 """
 
 _SETTINGS = {
-    "listen_addresses": "",  # with `trust`, TCP would make every local user a superuser
+    "listen_addresses": "",  # with `trust`, TCP would give every local user a superuser's session
     "unix_socket_permissions": "0700",
     "timezone": "UTC",
     "log_timezone": "UTC",
     "max_connections": "200",
-    "max_parallel_workers_per_gather": "0",  # a job farm gains nothing, and a small /dev/shm fails it
-    "logging_collector": "on",  # a file for each day of the week, so that the log does not grow for ever
+    "max_parallel_workers_per_gather": "0",  # useless for a job farm, and it fails with a small /dev/shm
+    "logging_collector": "on",  # a file for each day of the week, so that the log does not grow forever
     "log_filename": "postgresql-%a.log",
     "log_truncate_on_rotation": "on",
     "log_rotation_age": "1d",
@@ -53,9 +49,9 @@ _SETTINGS = {
 def start(
     root: Path, settings: Mapping[str, str], pg_bin: Path | None, initdb: Sequence[str], user: str
 ) -> subprocess.Popen[bytes]:
-    """Serve the cluster in `root`, made if missing; EmbeddedError says why not, and then nothing runs.
+    """Serve the cluster in `root`, made if missing; after an error no process is left running.
 
-    The parameters are those of Server.start. The caller holds the folder's lock.
+    The parameters and the errors are those of Server.start. The caller holds the folder's lock.
     """
     account = account_for(user)
     open_way(root, account)
@@ -76,34 +72,34 @@ def start(
 
 
 def user_of(root: Path) -> str:
-    """The role that programs log in as."""
+    """The role for programs to log in with."""
     return OWNER if (root / "data" / _OWNERS_MARK).exists() else "postgres"
 
 
 def socket_folder(root: Path) -> Path:
-    """Where the server in `root` listens: `run` beside the cluster, or, if no socket can be there, in /tmp."""
+    """The folder of the socket of the server in `root`: `run` beside the cluster if possible, else one in /tmp."""
     run = root / "run"
-    # A socket's path has 107 bytes (103 on macOS), and its folder is part of lists with commas and quotes.
+    # A socket's path has at most 107 bytes (103 on macOS); a list with commas and quotes must be able to hold it.
     if re.fullmatch(r"[A-Za-z0-9_./+-]{1,80}", str(run)):
         return run
     return TMP / f"dl-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
 
 
 def remove_far_socket_folder(root: Path) -> None:
-    """Remove the socket's folder if it is one in /tmp, which nobody would find once `root` is gone."""
+    """Remove the socket's folder if it lies in /tmp, where the user would not look for it after removing `root`."""
     run = socket_folder(root)
     if run.parent != root:
         shutil.rmtree(run, ignore_errors=True)
 
 
 def _prepare(root: Path, programs: Path, account: Account, options: Sequence[str]) -> None:
-    """See that there is a cluster of `account`, and that nobody serves it."""
+    """Make the cluster, or make `account` the owner of the existing one and end the server left in it."""
     data = root / "data"
     if data.exists():
         take_over(data, account)
         postmaster.end_leftover(data)
         return
-    # Under another name first: a start that is killed here leaves nothing half made.
+    # Made under another name, so that a kill here leaves no half-made cluster.
     shutil.rmtree(root / "new", ignore_errors=True)
     new = private(root / "new", account)
     _initdb(new, programs, account, options)
@@ -119,11 +115,11 @@ def _initdb(new: Path, programs: Path, account: Account, options: Sequence[str])
 
 
 def _run(account: Account, command: Sequence[str], said: str = "") -> None:
-    """Run a program of PostgreSQL's to its end, with `said` as its stdin."""
+    """Run a program of PostgreSQL to its end, with `said` as its stdin."""
     done = subprocess.run(
         command,
         env=ENVIRONMENT,
-        cwd="/",  # that user may not enter ours
+        cwd="/",  # the account may not enter our working folder
         input=said.encode(),
         capture_output=True,
         timeout=INITDB_WITHIN,
@@ -146,7 +142,7 @@ def _spawn(root: Path, programs: Path, account: Account, settings: Mapping[str, 
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # Ctrl-C reaches a whole group, and the server must stop last
+            start_new_session=True,  # Ctrl-C reaches our process group, and the server must stop last
             preexec_fn=dies_with_us(signal.SIGINT),
             **account.popen(),
         )

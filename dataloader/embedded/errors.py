@@ -1,4 +1,4 @@
-"""The one error that this package raises. May import nothing of the package."""
+"""The one error of this package."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What lasts exactly as long as the program that owns it, however that ends: a lock, and children.
+"""A lock and children that end with the program that owns them, also when it is killed.
 
-`take_lock` and `release` guard a folder against a second owner; `dies_with_us` is for Popen. May import `errors`.
+`take_lock` and `release` guard a folder against a second owner; `dies_with_us` is for Popen.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import IO
 
 from dataloader.embedded.errors import EmbeddedError
 
-LOCK_WITHIN = 10.0  # seconds; the previous owner may be stopping
+LOCK_WITHIN = 10.0  # seconds, enough for a previous owner to stop
 
 _held: set[IO[str]] = set()
 
 
 def take_lock(path: Path, within: float = LOCK_WITHIN) -> IO[str]:
-    """Become the owner of what `path` guards; EmbeddedError when the last one keeps it for `within` seconds.
+    """Take the lock file `path`; EmbeddedError when another process holds it for `within` seconds.
 
-    The lock ends with `release` or with this process; a forked child does not hold it. Its folder is made
-    if missing, so that other users may go through it.
+    The lock ends with `release` or with this process; a forked child does not hold it. The call makes a missing
+    folder of `path`, with a mode that lets other users enter it.
     """
     _make_folder(path.parent)
     lock = path.open("a+", encoding="utf-8")
@@ -41,7 +41,7 @@ def take_lock(path: Path, within: float = LOCK_WITHIN) -> IO[str]:
 
 
 def release(lock: IO[str]) -> None:
-    """Give up a lock; harmless when repeated."""
+    """Give up a lock; a second call does nothing."""
     _held.discard(lock)
     lock.close()
 
@@ -50,7 +50,7 @@ def _make_folder(folder: Path) -> None:
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
-        made.chmod(0o755)  # whatever the umask: another user runs the server
+        made.chmod(0o755)  # despite the umask, since another user runs the server
 
 
 def _try_lock(lock: IO[str]) -> bool:
@@ -68,13 +68,13 @@ def _sign(lock: IO[str]) -> None:
 
 
 def _signature(lock: IO[str]) -> str:
-    """The process that signed last."""
+    """The id of the process that took the lock last."""
     lock.seek(0)
     return lock.read().strip() or "unknown"
 
 
 def _forget_locks() -> None:
-    # A flock belongs to the open file, which fork shares: a child would keep it after its parent's death.
+    # fork shares the open file, and with it the flock: a child would keep the lock after its parent's death.
     for lock in list(_held):
         release(lock)
 
@@ -83,14 +83,14 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 def dies_with_us(sig: int) -> Callable[[], None]:
-    """A `preexec_fn` for Popen: the child gets `sig` when the thread that starts it ends. Only on Linux."""
+    """A `preexec_fn` for Popen: the child gets `sig` when the thread that starts it ends. It works only on Linux."""
     if sys.platform != "linux":
         return lambda: None
     owner, prctl = os.getpid(), ctypes.CDLL(None).prctl  # looked up before the fork
 
     def ask() -> None:
-        prctl(1, sig)  # PR_SET_PDEATHSIG; asked after Popen's setuid, which would clear it
+        prctl(1, sig)  # PR_SET_PDEATHSIG, after Popen's setuid, which would clear it
         if os.getppid() != owner:
-            os._exit(1)  # the parent ended before we asked
+            os._exit(1)  # the parent ended before prctl
 
     return ask

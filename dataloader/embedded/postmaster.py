@@ -1,7 +1,7 @@
-"""The process that serves a cluster: whether it is there and ready, where it listens, and its end.
+"""The process that serves a cluster: its state, its socket, and its end.
 
-What is asked of it is read from the file that it keeps, postmaster.pid; a number there that is another program's by
-now is not believed. May import `errors`.
+The state is read from the server's own file, postmaster.pid. A process id in it counts only while the process of this
+id serves the cluster, for another program may have the id by now.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ STOP_WITHIN = 60.0  # seconds
 
 
 def listens_in(data: Path) -> Path | None:
-    """The folder of the socket of the server that is up for `data`; None when there is none, or none that is ready."""
+    """The folder of the socket of the server for `data`; None when no server is ready."""
     lines = _pidfile(data)
     return Path(lines[4]) if _ready(lines) and _serving(data) else None
 
 
 def is_ready(data: Path, pid: int) -> bool:
-    """Whether the server `pid` accepts connections; another's word in its place does not count."""
+    """True when the server `pid` accepts connections, by a postmaster.pid of its own."""
     lines = _pidfile(data)
     return _ready(lines) and lines[0] == str(pid)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End our server: sessions are ended, all that was committed is kept. Harmless when it has ended."""
-    # INT is the fast stop; TERM would wait until the last client has gone.
+    """End our server, which ends its sessions and keeps every commit; the call does nothing after the server's end."""
+    # INT is the fast stop; TERM would wait for the last client to leave.
     for sig, within in ((signal.SIGINT, STOP_WITHIN), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
         process.send_signal(sig)
         with suppress(subprocess.TimeoutExpired):
@@ -43,7 +43,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_leftover(data: Path) -> None:
-    """End the server that a killed owner left for `data`; EmbeddedError when it does not go."""
+    """End the server that a killed owner left for `data`; EmbeddedError when it does not end."""
     deadline = time.monotonic() + STOP_WITHIN
     while pid := _serving(data):
         if time.monotonic() > deadline:
@@ -53,12 +53,12 @@ def end_leftover(data: Path) -> None:
         time.sleep(0.1)
     lines = _pidfile(data)
     if lines and psutil.pid_exists(int(lines[0])):
-        # Another program has that number now, as happens in containers; PostgreSQL would not dare to start.
+        # Another program has the id now, as happens in containers; PostgreSQL would refuse to start.
         (data / "postmaster.pid").unlink(missing_ok=True)
 
 
 def _serving(data: Path) -> int | None:
-    """The process that serves `data`; None when the number in its file belongs to another program."""
+    """The id of the process that serves `data`; None when the id in its file belongs to another program."""
     lines = _pidfile(data)
     if not lines:
         return None

@@ -1,14 +1,14 @@
 """Logs: one line per event, JSON or (LOCAL) for people, with the job's context and without secrets.
 
-Three streams: `application`, `metric` and `audit` (also what loggers of these names write). Events come from
-structlog or from the standard library's logging and look the same. Call `configure` once per process, after a fork
-again; logging never waits for whoever reads or stores the lines. May import nothing of the package; its modules:
+There are three streams: `application`, `metric` and `audit`; a logger named `metric` or `audit` writes to its stream.
+Events of structlog and of the standard library's logging look the same. A process calls `configure` once, and again
+after a fork. A log call never waits for the reader or the storage of the lines. The modules:
 
-    masking    `masked`: secrets leave by no way out
+    masking    `masked` removes secrets from log lines, errors, journals and answers
     record     an event as one line of at most 4,000 bytes
-    outage     `Outage`: a failure that lasts, in few lines
-    channel    the bounded queue and its thread; what is lost is counted
-    sinks      a shared pipe; a file that many processes append to, and its rotation
+    outage     `Outage`: a lasting failure, in few lines
+    channel    the bounded queue and its thread; it counts lost lines
+    sinks      a shared pipe; a shared file and its rotation
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
@@ -42,7 +42,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class Settings(Protocol):
-    """What `configure` reads of config.Settings; it also learns the values of its SecretStr."""
+    """The part of config.Settings that `configure` reads, beside the values of all its SecretStr fields."""
 
     local: bool
     debug: bool
@@ -57,10 +57,10 @@ class Settings(Protocol):
 
 
 @dataclass
-class _Ways:
-    """Where the lines of each stream go, and in which form."""
+class _Outputs:
+    """The channels of this process."""
 
-    people: Channel | None = None  # stdout, where LOCAL is set
+    people: Channel | None = None  # stdout, if LOCAL is set
     colors: bool = False
     zone: tzinfo = UTC
     stdout: Channel | None = None
@@ -70,27 +70,28 @@ class _Ways:
         return [*filter(None, (self.people, self.stdout)), *self.files.values()]
 
 
-_ways = _Ways()
+_outputs = _Outputs()
 _context: dict[str, Any] = {}
 
 
 def configure(settings: Settings, *, threaded: bool = False, output: int = 1) -> None:
     """Send every log line of this process to the file descriptor `output` and to the configured files.
 
-    With `threaded`, for a process that does not fork, a thread writes them, and a crash of any thread becomes a line
-    too. What was configured before is closed. A file that cannot be written costs lines, not the process.
+    With `threaded`, only for a process that does not fork, a thread writes the lines, and each crash of the process
+    or of a thread becomes a line. The call closes the previous outputs. An output that cannot be written loses lines;
+    no OSError reaches the caller.
     """
     close()
     learn_configured(settings)
     _open(settings, output)
     if threaded:
-        for channel in _ways.channels():
+        for channel in _outputs.channels():
             channel.start()
         sys.excepthook, threading.excepthook = _crashed, _thread_crashed
         logging.captureWarnings(True)
     level = logging.DEBUG if settings.debug else logging.INFO
     logging.basicConfig(handlers=[_Handler()], level=level, force=True)
-    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # the API answers 503 and says so itself
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # the API logs its 503 answers itself
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, _as_argument],
         logger_factory=_Logger,
@@ -101,7 +102,7 @@ def configure(settings: Settings, *, threaded: bool = False, output: int = 1) ->
 
 @contextmanager
 def context(**fields: Any) -> Iterator[None]:
-    """Add these fields to every line of the process, whichever thread logs it, while the block runs."""
+    """Add these fields to every line of every thread while the block runs."""
     global _context
     before, _context = _context, {**_context, **fields}
     try:
@@ -111,26 +112,29 @@ def context(**fields: Any) -> Iterator[None]:
 
 
 def metric(event: str, **fields: Any) -> None:
-    """Write a line to the metric stream: something that is counted or measured has happened."""
+    """Write a line to the metric stream: a counted or measured event."""
     _emit("metric", logging.INFO, {**structlog.contextvars.get_contextvars(), **fields, "event": event})
 
 
 def audit(event: str, **fields: Any) -> None:
-    """Write a line to the audit stream: somebody has asked for something, and what came of it."""
+    """Write a line to the audit stream: a client's request and its outcome."""
     _emit("audit", logging.INFO, {**structlog.contextvars.get_contextvars(), **fields, "event": event})
 
 
 def flush(within: float = FLUSH_SEC) -> bool:
-    """Wait at most so many seconds until the lines so far are written; True when they are. Raises nothing."""
+    """Wait at most `within` seconds until all lines so far are written; True when they are. Raises nothing."""
     until = monotonic() + within
-    return all([channel.drain(max(0.0, until - monotonic())) for channel in _ways.channels()])
+    return all([channel.drain(max(0.0, until - monotonic())) for channel in _outputs.channels()])
 
 
 def close(within: float = FLUSH_SEC) -> None:
-    """Write what can be written in this time, end the threads, close the files: nothing is logged any more."""
-    global _ways
-    ways, _ways = _ways, _Ways()
-    for channel in ways.channels():
+    """Write the waiting lines, in at most `within` seconds per output, end the threads and close the files.
+
+    The process then logs nothing until the next `configure`.
+    """
+    global _outputs
+    outputs, _outputs = _outputs, _Outputs()
+    for channel in outputs.channels():
         channel.close(within)
     if sys.excepthook is _crashed:
         sys.excepthook, threading.excepthook = sys.__excepthook__, threading.__excepthook__
@@ -139,72 +143,64 @@ def close(within: float = FLUSH_SEC) -> None:
 
 def _open(settings: Settings, output: int) -> None:
     with suppress(OSError):  # a daemon may have no stdout
-        channel = _channel(sinks.Stream(output), "stdout", _told_people if settings.local else _told)
+        channel = _channel(sinks.Stream(output), "stdout", _counting_text if settings.local else _counting)
         if settings.local:
-            _ways.people, _ways.colors, _ways.zone = channel, os.isatty(output), ZoneInfo(settings.timezone)
+            _outputs.people, _outputs.colors, _outputs.zone = channel, os.isatty(output), ZoneInfo(settings.timezone)
         else:
-            _ways.stdout = channel
+            _outputs.stdout = channel
     rule = sinks.rule(settings.log_rotation, ZoneInfo(settings.timezone))
     names = (settings.log_file_name, settings.metric_file_name, settings.audit_log_file_name)
     folders = (settings.log_path, settings.metric_path, settings.audit_log_path)
     for stream, folder, name in zip(STREAMS, folders, names, strict=True):
         if folder is not None:
-            _ways.files[stream] = _channel(sinks.File(folder / name, rule), str(folder / name), _told)
+            _outputs.files[stream] = _channel(sinks.File(folder / name, rule), str(folder / name), _counting)
 
 
-def _channel(sink: Sink, name: str, tell: Any) -> Channel:
+def _channel(sink: Sink, name: str, counting: Any) -> Channel:
     def on_trouble(error: OSError) -> None:
         _emit("log", logging.WARNING, {"event": "log.write.failed", "to": name, "error": str(error)})
 
-    return Channel(sink, tell, on_trouble)
+    return Channel(sink, counting, on_trouble)
 
 
-def _told(line: bytes, count: int) -> bytes:
-    return line[:-2] + b', "dropped": %d}\n' % count
+def _counting(line: bytes, dropped: int) -> bytes:
+    return line[:-2] + b', "dropped": %d}\n' % dropped
 
 
-def _told_people(line: bytes, count: int) -> bytes:
-    return line[:-1] + b" dropped=%d\n" % count
+def _counting_text(line: bytes, dropped: int) -> bytes:
+    return line[:-1] + b" dropped=%d\n" % dropped
 
 
 def _emit(logger: str, level: int, event: dict[str, Any]) -> None:
-    """Put one event on its ways: application lines to stdout and their file, others to their file or to stdout."""
+    """Send one event: application lines to stdout and to their file, others to their file, or without one to stdout."""
     stream = logger if logger in STREAMS else "application"
-    file = _ways.files.get(stream)
+    file = _outputs.files.get(stream)
     at_stdout = stream == "application" or file is None
     whole = record.stamped({**_context, **event}, logging.getLevelName(level).lower(), logger, stream)
     urgent = level >= logging.ERROR
-    plain = [channel for channel in (_ways.stdout if at_stdout else None, file) if channel]
+    plain = [channel for channel in (_outputs.stdout if at_stdout else None, file) if channel]
     if plain:
         line = record.as_json(whole)
         for channel in plain:
             channel.put(line, urgent)
-    if _ways.people and at_stdout:
-        _ways.people.put(record.as_text(whole, _ways.colors, _ways.zone), urgent)
+    if _outputs.people and at_stdout:
+        _outputs.people.put(record.as_text(whole, _outputs.colors, _outputs.zone), urgent)
+
+
+def _method(level: int) -> Callable[[_Logger, dict[str, Any]], None]:
+    return lambda logger, event: _emit(logger.name, level, event)
 
 
 class _Logger:
-    """What structlog hands its events to."""
+    """The end of structlog's chain: each method sends an event at its level."""
 
     def __init__(self, name: str = "dataloader") -> None:
-        self._name = name
+        self.name = name
 
-    def debug(self, event: dict[str, Any]) -> None:
-        _emit(self._name, logging.DEBUG, event)
-
-    def info(self, event: dict[str, Any]) -> None:
-        _emit(self._name, logging.INFO, event)
-
-    def warning(self, event: dict[str, Any]) -> None:
-        _emit(self._name, logging.WARNING, event)
-
-    def error(self, event: dict[str, Any]) -> None:
-        _emit(self._name, logging.ERROR, event)
-
-    def critical(self, event: dict[str, Any]) -> None:
-        _emit(self._name, logging.CRITICAL, event)
-
-    exception, warn, fatal = error, warning, critical
+    debug, info = _method(logging.DEBUG), _method(logging.INFO)
+    warn = warning = _method(logging.WARNING)
+    exception = error = _method(logging.ERROR)
+    fatal = critical = _method(logging.CRITICAL)
 
 
 def _as_argument(_logger: Any, _method: str, event: Any) -> Any:
@@ -212,7 +208,7 @@ def _as_argument(_logger: Any, _method: str, event: Any) -> Any:
 
 
 class _Handler(logging.Handler):
-    """What the standard library's logging hands its records to. It has no lock: nothing here needs one."""
+    """The handler of the standard library's logging. It has no lock, for `_emit` needs none."""
 
     def createLock(self) -> None:
         self.lock = None
@@ -234,7 +230,7 @@ class _Handler(logging.Handler):
 def _message(record: logging.LogRecord) -> object:
     try:
         return record.getMessage()
-    except Exception:  # arguments that do not fit the format
+    except Exception:  # the arguments do not fit the format
         return record.msg
 
 
@@ -251,7 +247,7 @@ def _thread_crashed(args: threading.ExceptHookArgs) -> None:
 
 
 def _after_fork() -> None:
-    for channel in _ways.channels():
+    for channel in _outputs.channels():
         channel.after_fork()
 
 

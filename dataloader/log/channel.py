@@ -1,8 +1,8 @@
-"""The way of a line from whoever logs it to where it is written, on which nobody waits.
+"""A channel takes lines from any thread and writes them to a sink; no caller waits for the sink.
 
-A line is put into a bounded queue; a thread writes it, or, in a process that forks, whoever logs does as far as that
-takes no waiting. What does not fit is lost and counted, and the next line that gets through says how many. May import
-`sinks`.
+`put` appends a line to a bounded queue. A thread writes the queue; in a process without this thread, one that forks,
+`put` writes as many lines as the sink takes without a wait. A full queue loses the new line. The next written line
+carries the number of lines lost.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from time import monotonic, sleep
 from typing import Protocol
 
 QUEUE_LINES = 5_000  # some 2 MB of usual lines
-GATHER_SEC = 0.02  # how long a line may wait for others: to wake the thread costs more than to write a line
-URGENT_SEC = 0.01  # what an error's line may cost the caller, so that it is out before the process ends
+GATHER_SEC = 0.02  # the thread gathers lines for this long: waking it costs more than writing a line
+URGENT_SEC = 0.01  # the caller of an error's line waits at most this long, since its process may end next
 
 
 class Sink(Protocol):
-    """A place to write to; `batch` is how many bytes it takes at once."""
+    """A destination of lines; `batch` is the most bytes of one write, `may_stall` means that a write may hang."""
 
     @property
     def batch(self) -> int: ...
@@ -32,15 +32,17 @@ class Sink(Protocol):
 
 
 class Channel:
-    """The queue before one sink. It works without a thread until `start`, and again in a child after a fork.
+    """The queue in front of one sink. It has no thread until `start`, and none in a child after a fork.
 
-    Nothing here takes a lock that is held while something waits, or that a log line of a finaliser could want again.
+    `put` takes no lock that its holder keeps over a wait, and none that a finaliser's log line could request again.
     """
 
-    def __init__(self, sink: Sink, tell: Callable[[bytes, int], bytes], on_trouble: Callable[[OSError], None]) -> None:
-        """`tell` adds the number of the lost to a line; `on_trouble` hears of the first of several failures."""
+    def __init__(
+        self, sink: Sink, counting: Callable[[bytes, int], bytes], on_trouble: Callable[[OSError], None]
+    ) -> None:
+        """`counting` adds the number of lost lines to a line; the channel calls `on_trouble` at the first failure."""
         self._sink = sink
-        self._tell = tell
+        self._counting = counting
         self._on_trouble = on_trouble
         self._is_broken = False
         self._thread: threading.Thread | None = None
@@ -51,16 +53,16 @@ class Channel:
         self._lines: deque[bytes] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()
         self._writing = threading.Lock()
-        self._counting = threading.RLock()
+        self._dropping = threading.RLock()
         self.dropped = 0
 
     def start(self) -> None:
-        """Leave the writing to a thread from now on."""
+        """From now on a thread writes the lines."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def put(self, line: bytes, urgent: bool) -> None:
-        """Take a line that ends in a newline, or count it as lost."""
+        """Queue a line, which ends in a newline, or count it as lost."""
         if len(self._lines) < QUEUE_LINES or (self._thread is None and self.drain(0)):
             self._lines.append(line)
         else:
@@ -71,7 +73,7 @@ class Channel:
             self._wake.put(None)
 
     def drain(self, within: float) -> bool:
-        """Write what waits, in its order, in about so many seconds; True when nothing is left."""
+        """Write the queued lines in their order, for about `within` seconds; True when the queue is empty."""
         until = monotonic() + within
         if not (self._writing.acquire(timeout=within) if within else self._writing.acquire(blocking=False)):
             return False
@@ -86,12 +88,12 @@ class Channel:
             self._writing.release()
 
     def after_fork(self) -> None:
-        """In the child: what waits is the parent's to write, and its thread and locks are not here."""
+        """In the child: forget the queued lines, which the parent writes, and the parent's thread and locks."""
         self._thread = None
         self._clear()
 
     def close(self, within: float) -> None:
-        """Write what can be written in this time, and end the thread."""
+        """Write queued lines for about `within` seconds, end the thread, close the sink."""
         self.drain(within)
         self._closing = True
         if self._thread:
@@ -108,7 +110,7 @@ class Channel:
 
     def _wrote_some(self) -> bool:
         """Write a batch; False when the sink is not ready."""
-        batch, told = self._batch()
+        batch, reported = self._batch()
         try:
             taken = self._sink.write(batch)
         except OSError as e:
@@ -117,21 +119,21 @@ class Channel:
         for _ in range(taken):
             self._lines.popleft()
         if taken:
-            self._drop(-told)
+            self._drop(-reported)
             self._is_broken = False
         return taken > 0
 
     def _batch(self) -> tuple[list[bytes], int]:
-        """The next lines that fit into one write, the first with the number of the lost, if there are any."""
-        told = self.dropped
-        batch = [self._tell(self._lines[0], told) if told else self._lines[0]]
+        """The next lines that fit into one write, the first with the number of lost lines, and this number."""
+        dropped = self.dropped
+        batch = [self._counting(self._lines[0], dropped) if dropped else self._lines[0]]
         size = len(batch[0])
         for index in range(1, len(self._lines)):
             size += len(self._lines[index])
             if size > self._sink.batch:
                 break
             batch.append(self._lines[index])
-        return batch, told
+        return batch, dropped
 
     def _lost(self, count: int, error: OSError) -> None:
         for _ in range(count):
@@ -143,5 +145,5 @@ class Channel:
 
     def _drop(self, count: int) -> None:
         if count:
-            with self._counting:
+            with self._dropping:
                 self.dropped += count

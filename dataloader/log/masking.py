@@ -1,8 +1,8 @@
-"""Secrets leave by no way out: `masked` is the one function for log lines, error texts, journals and API answers.
+"""Masking: `masked` removes secrets from log lines, error texts, journals and API answers.
 
-A value is masked by its name (`password`, `api_key`), by its place in a text (the userinfo of a URL, `token=...`,
-`Bearer ...`), by its looks (the service's own tokens), or because it is known: the configured passwords, what the
-environment names as secret, and the secret arguments of the job that runs. May import nothing of the package.
+`masked` knows a secret by its name (`password`, `api_key`), by its place in a text (the userinfo of a URL,
+`token=...`, `Bearer ...`), by its form (the service's own tokens), or by its value: the configured passwords, the
+variables of the environment with a secret's name, and the secret arguments of the running job.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
 MASK = "***"
-TEXT_LIMIT = 1_000_000  # characters; of a longer text the halves at both ends are looked at and kept
-DEPTH_LIMIT = 100  # what is nested deeper is masked unseen
-# Shorter secrets are masked by name and place only: "etl" occurs everywhere.
+TEXT_LIMIT = 1_000_000  # characters; a longer text is cut in its middle to this length, then masked
+DEPTH_LIMIT = 100  # levels; a value nested deeper is masked unseen
+# A shorter secret is masked by name and place only: a value such as "etl" occurs everywhere.
 SHORTEST = 4
-SHORTEST_FOUND = 8  # for what only looks like a secret: a variable of the environment, what is within credentials
-SHORTEST_NUMBER = 6  # digits: others are years, ports and counts
+SHORTEST_FOUND = 8  # the same for a guess: a variable of the environment, a value inside credentials
+SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 _NAMES = (
     r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|bearer|jwt|"
     r"(?:api|access|private|auth|signing|encryption)[-_]?key"
 )
-_FIRST = "(?=[abcejpst])"  # their letters: most places need no further look
+_FIRST = "(?=[abcejpst])"  # the first letters of _NAMES rule out most places at little cost
 _NAME = re.compile(rf"{_NAMES}|pass$|^auth$|dsn|conninfo|conn(?:ection)?[-_]?str", re.IGNORECASE)
-_COUNT = re.compile("tokens", re.IGNORECASE)  # such a number is an amount, not a secret
-# Every repetition is bounded or possessive, so that no text costs more than its length. A text may have been cut
-# within a secret, so each may also end with the text.
-_LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # where a URL's password may begin: also in the midst of another one
+_COUNT = re.compile("tokens", re.IGNORECASE)  # a number of this name is an amount, not a secret
+# Every repetition is bounded or possessive, so that the time of a search grows with the text's length only. A cut may
+# have shortened the text in a secret, so each expression also matches at the end of the text.
+_LOGIN = re.compile(r":(?=(//[^\s:/@]{0,200}+:))")  # a URL's password may begin here, also inside another password
 _WORD = re.compile(r"\S*+")
-_CUT = re.compile(r"(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z")  # a password that the end has cut; it is no port
-_USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # with no password, it is itself one
+_CUT = re.compile(r"(?!\d{1,5}+(?:[^\w%@+~=-]|\Z))\S{1,300}+\Z")  # a password cut by the end of the text, and no port
+_USER = re.compile(r"(https?://)[^\s:/@?#]{1,300}+@", re.IGNORECASE)  # a user without a password is a token
 _OWN = re.compile(r"(?<![A-Za-z0-9])dl_[A-Za-z0-9_-]{30,}+")  # a token of the service, or most of one
-_BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a digit: it is no word
+_BEARER = re.compile(r"(bearer\s{1,3})(?=[a-z_.~+/=-]{0,40}\d)[\w.~+/=-]{8,}+", re.IGNORECASE)  # a word has no digit
 _PEM = re.compile(r"(PRIVATE KEY-----)[^-]{1,20000}+(?:-|\Z)")
-# In quotes a header's value ends with them, otherwise with the line.
+# A quoted value of a header ends with the quote, another one with the line.
 _HEADER = re.compile(
     r"((?:authorization|cookie)\\{0,4}[\"']?\s{0,3}[=:]\s{0,3})(?:(\\{0,4}[\"'])[^\r\n\"'\\]++|[^\r\n\"'\\][^\r\n]*+)",
     re.IGNORECASE,
@@ -54,7 +54,7 @@ _PAIR = re.compile(
     r"""\\{1,4}["'].{0,5000}?(?:\\{1,4}["']|\Z)|\[[^]]{0,5000}+]?|\{[^}]{0,5000}+}?|[^\s,;&]++)""",
     re.IGNORECASE | re.DOTALL,
 )
-# Each of _NAMES has one of these in it: most texts have none and need no further look.
+# Every name in _NAMES contains one of these words; most texts contain none, and need no search.
 _WORDS = ("pass", "pwd", "secret", "token", "auth", "cookie", "credential", "bearer", "jwt", "key")
 _SCHEME = re.compile(r"(?:bearer|basic|token)\s+(\S+)", re.IGNORECASE)
 _USERINFO = re.compile(r"://[^\s:/@]{0,200}+:([^\s@/]{1,300}+)@")
@@ -70,9 +70,9 @@ def masked(value: str) -> str: ...
 @overload
 def masked(value: T) -> T: ...
 def masked(value: Any) -> Any:
-    """`value` without secrets: a text, or a structure of dicts, lists and tuples; anything else as it is.
+    """A copy of `value` without secrets: of a text, or of a structure of dicts, lists and tuples.
 
-    The value itself is not changed. A text over TEXT_LIMIT is cut in its middle.
+    Any other value comes back unchanged. A text over TEXT_LIMIT is cut in its middle.
     """
     return _masked(value, DEPTH_LIMIT)
 
@@ -94,7 +94,7 @@ def _masked(value: Any, depth: int) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """The text without the secrets that are known or that stand where secrets do."""
+    """The text without known secrets and without values in a secret's place."""
     if len(text) > TEXT_LIMIT:
         text = clipped(text, TEXT_LIMIT)
     for secret in _known:
@@ -114,7 +114,8 @@ def masked_text(text: str) -> str:
 def _urls_masked(text: str) -> str:
     """The text without the passwords of its URLs: up to the last @ within 300 characters, or to the end of the text.
 
-    One expression would look through these 300 for each place where a password may begin; here the next @ is known.
+    A single expression would search these 300 characters for each possible begin of a password; this loop remembers
+    the next @.
     """
     parts: list[str] = []
     done = stop = 0
@@ -124,7 +125,7 @@ def _urls_masked(text: str) -> str:
         if login.start() < done:
             continue
         if begin >= stop:
-            stop = _WORD.match(text, begin).end()  # type: ignore[union-attr]  # it may be empty
+            stop = _WORD.match(text, begin).end()  # type: ignore[union-attr]  # it matches an empty text too
         if at <= begin and (at := text.find("@", begin + 1)) < 0:
             at = nowhere
         if at < (last := min(stop, begin + 301)):
@@ -139,7 +140,7 @@ def _urls_masked(text: str) -> str:
 
 
 def _named_masked(text: str) -> str:
-    if text.isascii():  # other letters may be equal to these but for their case
+    if text.isascii():  # re.IGNORECASE also equates some other letters with ours, `lower` does not
         lowered = text.lower()
         if not any(word in lowered for word in _WORDS):
             return text
@@ -150,14 +151,14 @@ def _named_masked(text: str) -> str:
 
 
 def clipped(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, without the words that the cut went through."""
+    """The first and the last half of `limit` characters, without the two words at the cut."""
     head, tail = text[: limit // 2], text[-limit // 2 :]
     head, tail = head.rsplit(None, 1)[0], tail.split(None, 1)[-1]
     return f"{head}\n[... {len(text) - len(head) - len(tail)} characters ...]\n{tail}"
 
 
 def is_secret(name: object, value: object) -> bool:
-    """True when a value of this name is not for other eyes."""
+    """True when a value of this name is to be masked."""
     if not isinstance(name, str) or value is None or not _has_secret_name(name[:200]):
         return False
     return not (isinstance(value, int | float) and _COUNT.search(name))
@@ -169,7 +170,7 @@ def _has_secret_name(name: str) -> bool:
 
 
 def learn_configured(settings: object) -> None:
-    """From now on mask the secrets of these settings (their SecretStr) and of the environment, wherever they occur."""
+    """From now on mask these settings' SecretStr values and the environment's secrets wherever they occur."""
     global _configured
     given = [value.get_secret_value() for value in vars(settings).values() if hasattr(value, "get_secret_value")]
     _configured = frozenset(
@@ -179,7 +180,7 @@ def learn_configured(settings: object) -> None:
 
 
 def learn_job(args: Mapping[str, Any]) -> None:
-    """Mask the secret arguments of the job that starts, and the passwords in its URLs, until the next one starts."""
+    """Mask the secret arguments of a starting job, and the passwords in its URLs, until the next call."""
     global _of_job
     before, _of_job = _of_job, frozenset(form for secret in _secrets_in(args, 0) for form in _forms(secret))
     if _of_job != before:
@@ -188,7 +189,7 @@ def learn_job(args: Mapping[str, Any]) -> None:
 
 def _remember() -> None:
     global _known
-    # The longest first: one secret may be part of another.
+    # The longest first, for one secret may be part of another.
     _known = tuple(sorted(_configured | _of_job, key=len, reverse=True))
 
 
@@ -200,7 +201,7 @@ def _of_environment() -> Iterator[str]:
 
 
 def _passwords(text: str) -> Iterator[str]:
-    """The passwords of a DSN, what an Authorization holds; a text that is neither is a secret as a whole."""
+    """The passwords in a DSN, or the credentials in an Authorization; any other text is a secret as a whole."""
     if found := _SCHEME.fullmatch(text):
         yield from (text, found[1])
         return
@@ -215,7 +216,7 @@ def _passwords(text: str) -> Iterator[str]:
 
 
 def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool = False) -> Iterator[str]:
-    """The secrets of args: of this value's own name, or within a structure that has such a name."""
+    """The secrets in args. `is_named`: the value has a secret's name; `is_within`: a structure around it has one."""
     if isinstance(value, str):
         if is_named or (is_within and len(value) >= SHORTEST_FOUND):
             yield from _passwords(value)
@@ -233,7 +234,7 @@ def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool 
 
 
 def _forms(secret: str) -> set[str]:
-    """The secret as it may stand in a text: as it is, in a URL, in JSON, in Python's and in libpq's quotes."""
+    """The forms of a secret in texts: plain, in a URL, in JSON, in Python's and in libpq's quotes."""
     encoded = {quote(secret), quote(secret, safe=""), quote_plus(secret), quote_plus(secret, safe="")}
     encoded |= {_ESCAPE.sub(lambda found: found[0].lower(), form) for form in encoded}
     forms = {secret, repr(secret)[1:-1], *encoded}

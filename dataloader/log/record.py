@@ -1,7 +1,7 @@
-"""One event is one line of at most CAP bytes, whatever is in it: JSON for machines, text for people.
+"""An event becomes one line of at most CAP bytes, whatever its fields hold: JSON for machines, text for people.
 
-A pipe takes up to 4,096 bytes in one piece, and many processes write to one; so a record is cut to fit, by shortening
-what is in it and never the line itself. May import `masking`.
+Many processes write to one pipe, and Linux writes up to 4,096 bytes to a pipe in one piece. A larger event is made to
+fit by shortening its values, so that the line stays valid JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import structlog
 from dataloader.log.masking import MASK, clipped, is_secret, masked_text
 
 CAP = 4_000
-WINDOW = 20_000  # characters of a text that are looked at
+WINDOW = 20_000  # characters; a longer text is cut in its middle before it is masked
 Event = Mapping[str, Any]
 
 
 class _Room(NamedTuple):
-    """How much of a value is kept."""
+    """The size that a value keeps."""
 
     text: int  # characters of each text
     items: int  # of each dict and list
@@ -37,13 +37,13 @@ _ROOMS = (_Room(3_000, 50, 6), _Room(600, 20, 4), _Room(120, 10, 2))
 _CORE = ("timestamp", "level", "event", "logger", "stream", "job_id", "request_id", "task", "worker")
 _INT64 = 2**63
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-# Line ends for some readers, controls of a terminal, text that runs backwards; a lone surrogate is no UTF-8.
+# Line ends of some readers, controls of terminals, marks of right-to-left text, and lone surrogates (no UTF-8).
 _ODD = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def stamped(event: Event, level: str, logger: str, stream: str) -> dict[str, Any]:
-    """The event with what every line has; an exception in it becomes text."""
+    """The event with the fields of every line; its exception becomes text."""
     now = datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
     whole = {"timestamp": now, "level": level, "event": "", "logger": logger, "stream": stream, **event}
     if trouble := whole.pop("exc_info", None):
@@ -54,7 +54,7 @@ def stamped(event: Event, level: str, logger: str, stream: str) -> dict[str, Any
 
 
 def as_json(event: Event) -> bytes:
-    """The event as a line of JSON that is valid, masked, and no longer than CAP."""
+    """The event as one line of valid JSON, masked, of at most CAP bytes."""
     for room in _ROOMS:
         try:
             plain = {str(name): _field(name, value, room) for name, value in event.items()}
@@ -67,9 +67,9 @@ def as_json(event: Event) -> bytes:
 
 
 def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:
-    """The event for people in their time zone, no more than CAP bytes: a line, and indented below it what has several.
+    """The event for people, with its time in `zone`: a line and below it, indented, the rest of texts of several lines.
 
-    Indented, so that no text can be taken for a line of the log.
+    The indent keeps a text from looking like a line of the log. The result has at most CAP bytes.
     """
     shown = json.loads(as_json(event))
     shown = {name: _visible(value) for name, value in shown.items() if name != "stream"}
@@ -88,7 +88,7 @@ def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:
 def _local(timestamp: Any, zone: tzinfo) -> Any:
     try:
         return datetime.fromisoformat(timestamp).astimezone(zone).isoformat(" ", "milliseconds")
-    except (TypeError, ValueError, OverflowError):  # a pipeline's own field of this name
+    except (TypeError, ValueError, OverflowError):  # a pipeline may log a field of this name
         return timestamp
 
 
@@ -100,7 +100,7 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 
 def _core(event: Event, why: str) -> bytes:
-    """What is always small enough: which event, of whom, when."""
+    """The few fields that identify the event, always small enough for a line."""
     found = {name: _field(name, event[name], _Room(100, 0, 0)) for name in _CORE if name in event}
     return _line(found | {"truncated": why})
 
@@ -110,7 +110,7 @@ def _field(name: object, value: Any, room: _Room) -> Any:
 
 
 def _plain(value: Any, room: _Room) -> Any:
-    """What JSON knows, masked and no more of it than there is room for."""
+    """The value as JSON types, masked and shortened to `room`."""
     kind = type(value)
     if kind is str:
         return _fitted(value, room.text)
@@ -144,12 +144,12 @@ def _sequence(value: Any, room: _Room) -> Any:
 
 
 def _large(value: int, room: _Room) -> str:
-    # Python refuses to write more than 4,300 digits.
+    # Python converts at most 4,300 digits to text.
     return _fitted(str(value), room.text) if value.bit_length() < 4_000 else f"integer of {value.bit_length()} bits"
 
 
 def _text(value: object) -> str:
-    """The object as text, whatever its own methods do."""
+    """The object as text, even when its own methods fail."""
     if hasattr(value, "get_secret_value"):
         return MASK
     try:
@@ -163,7 +163,7 @@ def _text(value: object) -> str:
 
 
 def _fitted(text: str, limit: int) -> str:
-    """The text, masked; of a long one the beginning and the end, where a stack has its error."""
+    """The text, masked; a long text keeps its begin and its end, where a traceback names the error."""
     if len(text) > WINDOW:
         text = clipped(text, WINDOW)
     text = masked_text(text)

@@ -1,9 +1,9 @@
-"""Where lines go: a pipe that others write to as well, and a file that is set aside when it is large or old.
+"""The sinks of log lines: a pipe shared with other processes, and a file shared with other processes, which rotates.
 
-Neither waits longer than it says. May import nothing of the package.
+`Stream.write` never waits; `File.write` waits at most 20 ms for the file's lock.
 
-Why not concurrent-log-handler, which loses nothing in rotations either: it waits for the lock of a stopped process for
-ever, and of a line that half fits on a full disk it leaves the half, so that the next one is no JSON, and counts none.
+concurrent-log-handler loses no line in a rotation either, but it waits forever for a lock that a stopped process
+holds. On a full disk it leaves half a line in the file, so that the next line is no JSON, and counts no lost line.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
-PIPE_BUF = 4_096  # bytes that a pipe takes in one piece or not at all
+PIPE_BUF = 4_096  # bytes; Linux writes a batch of at most this size to a pipe whole or not at all
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ESPIPE}
 _LOCK_TRIES = 40
 _LOCK_PAUSE_SEC = 0.0005
 _UNITS = {"B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMG]?i?B)", re.IGNORECASE)
-_PERIOD = re.compile(r"(\d+) ?(hour|day|week)s?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,10}(?:\.\d{1,9})?) ?(B|[KMG]i?B)", re.IGNORECASE)
+_PERIOD = re.compile(r"(\d{1,4}) ?(hour|day|week)s?", re.IGNORECASE)
 Rule = Callable[[os.stat_result, int], bool]
 
 
 class Stream:
-    """An open file descriptor, usually the pipe of a supervisor that many processes write to."""
+    """An open file descriptor, usually a supervisor's pipe that many processes share."""
 
     batch = PIPE_BUF
     may_stall = False
@@ -44,9 +44,9 @@ class Stream:
         self._torn = False
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Write these lines, at most `batch` bytes, in one piece; how many were taken: 0 where it would wait.
+        """Write these lines, at most `batch` bytes, in one piece; the number of lines written, 0 if it had to wait.
 
-        Raises OSError, after which they are lost.
+        Raises OSError; these lines are lost then.
         """
         data = b"\n" * self._torn + b"".join(lines)
         try:
@@ -59,20 +59,20 @@ class Stream:
         return len(lines)
 
     def _write(self, data: bytes) -> int:
-        # The file description is shared with other processes, so O_NONBLOCK must not be set on it.
+        # Other processes share the file description, so this one must not set O_NONBLOCK on it.
         if self._nowait:
             try:
                 return os.pwritev(self._fd, [data], -1, os.RWF_NOWAIT)
             except OSError as e:
                 if e.errno not in _NOT_SUPPORTED:
                     raise
-                self._nowait = False  # pipes know it since Linux 6.4
+                self._nowait = False  # pipes support RWF_NOWAIT since Linux 6.4
         if not self._is_file and not self._writable(0):
             raise BlockingIOError
         return os.write(self._fd, data)
 
     def wait(self, seconds: float) -> None:
-        """Until it can be written to."""
+        """Wait at most this long until the descriptor is writable."""
         self._writable(seconds)
 
     def _writable(self, seconds: float) -> bool:
@@ -81,32 +81,32 @@ class Stream:
         return bool(poll.poll(seconds * 1_000))
 
     def close(self) -> None:
-        """It is not ours to close."""
+        """Do nothing: the descriptor belongs to the caller."""
 
 
 class File:
-    """A file that any number of processes append to, set aside under another name when its rule says so.
+    """A file that any number of processes append to; `rule` decides when a process renames it and begins a new one.
 
-    Nothing is lost: who has the file's lock renames it, and who meets the renamed one opens the new. The lock is the
-    file's own, so that no other file is needed. Who does not get it within 20 ms appends all the same and leaves the
-    rotation to others. Files set aside are never deleted here. Where the disk is full, no part of a line stays in the
-    file. It is opened for each write, so that a file that was deleted is not held by a process that logs rarely.
+    A rotation loses no line: only the holder of the file's own lock renames the file, and a process that finds its
+    file renamed opens the new one. A process that does not get the lock within 20 ms appends without it and does not
+    rotate. Renamed files are never deleted here. On a full disk no part of a line stays in the file. Each write opens
+    the file, so that a process with few log lines does not keep a deleted file's space.
     """
 
     batch = 65_536
-    may_stall = True  # a disk or an NFS server that hangs
+    may_stall = True  # on a hanging disk or NFS server
 
     def __init__(self, path: Path, rule: Rule) -> None:
         self._path = path
         self._rule = rule
 
     def write(self, lines: Sequence[bytes]) -> int:
-        """Append these lines in one piece; how many there was room for. Raises OSError when for none."""
+        """Append these lines in one piece; the number of lines written. Raises OSError if there is room for none."""
         data = b"".join(lines)
         while True:
             with self._opened() as fd:
-                mine = _locked(fd)  # until it is closed
-                if mine and (self._was_renamed(fd) or self._set_aside(fd, len(data))):
+                mine = _locked(fd)  # closing the file unlocks it
+                if mine and (self._was_renamed(fd) or self._rotated(fd, len(data))):
                     continue
                 return _append(fd, data, mine)
 
@@ -129,7 +129,7 @@ class File:
         except FileNotFoundError:
             return True
 
-    def _set_aside(self, fd: int, more: int) -> bool:
+    def _rotated(self, fd: int, more: int) -> bool:
         found = os.fstat(fd)
         if not found.st_size or not self._rule(found, more):
             return False
@@ -138,14 +138,14 @@ class File:
         try:
             os.rename(self._path, aside)
         except OSError:
-            return False  # better too large a file than lost lines
+            return False  # a file over its size is better than lost lines
         return True
 
     def wait(self, seconds: float) -> None:
         """A file is always ready."""
 
     def close(self) -> None:
-        """It is closed after each write."""
+        """Do nothing: each write closes the file."""
 
 
 def _locked(fd: int) -> bool:
@@ -161,7 +161,7 @@ def _locked(fd: int) -> bool:
 
 
 def _append(fd: int, data: bytes, mine: bool) -> int:
-    """Append whole lines; how many. Raises OSError for none."""
+    """Append whole lines; the number written. Raises OSError if it is 0."""
     before = os.fstat(fd).st_size
     written = os.write(fd, data)
     whole = data.rfind(b"\n", 0, written) + 1
@@ -173,13 +173,13 @@ def _append(fd: int, data: bytes, mine: bool) -> int:
 
 
 def rule(text: str, zone: tzinfo) -> Rule:
-    """When LOG_ROTATION sets a file aside: at a size (`10 MB`), or at the turn of a period (`1 day`, `midnight`).
+    """The rule of a LOG_ROTATION: a size (`10 MB`), or the turn of a period (`1 day`, `midnight`).
 
-    Periods are those of the calendar in `zone`; the file's last change says in which one it was written. Raises
-    ValueError for another text.
+    Periods are the calendar's in `zone`; a file belongs to the period of its last change. Raises ValueError for any
+    other text.
     """
-    if size := _SIZE.fullmatch(text.strip()):
-        limit = float(size[1]) * _UNITS[size[2].upper()]
+    size = _SIZE.fullmatch(text.strip())
+    if size and (limit := float(size[1]) * _UNITS[size[2].upper()]) >= 1:
         return lambda found, more: found.st_size + more > limit
     period = _Period.of(text, zone)
     return lambda found, _more: period.number(found.st_mtime) != period.number(time.time())
@@ -187,7 +187,7 @@ def rule(text: str, zone: tzinfo) -> Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Period:
-    """So many hours or days, counted from the first of year 1, a Monday."""
+    """A period of `count` hours or days. Periods are counted from January 1 of year 1, a Monday."""
 
     count: int
     hours: bool
@@ -199,12 +199,12 @@ class _Period:
             return cls(1, False, zone)
         found = _PERIOD.fullmatch(text.strip())
         if not found or not int(found[1]):
-            raise ValueError(f"should be a size such as 10 MB or a time such as 1 day, not {text!r}")
+            raise ValueError('should be a size such as "10 MB" or a time such as "1 day" or "midnight"')
         unit = found[2].lower()
         return cls(int(found[1]) * (7 if unit == "week" else 1), unit == "hour", zone)
 
     def number(self, at: float) -> int:
-        """Which of its periods the instant is in."""
+        """The number of the period that contains the instant `at`, in seconds of the epoch."""
         moment = datetime.fromtimestamp(at, self.zone)
         days = moment.toordinal() - 1
         return (days * 24 + moment.hour if self.hours else days) // self.count

@@ -1,6 +1,6 @@
-"""`dataloader new`: a pipeline and its test, to begin with. Imports nothing of the package.
+"""`dataloader new` writes a first pipeline and its test.
 
-The templates beside this file are those of a pipeline that is named `my_loader`.
+The templates beside this file hold a pipeline named `my_loader`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from importlib.resources import files
 from pathlib import Path
 
 TEMPLATE = "my_loader"
-LONGEST = 50  # characters: the table is named after the module
+LONGEST = 50  # characters; the module's name becomes part of a table's name
 
 
 class Refused(ValueError):
-    """No pipeline can be written; the message says why and what would be right."""
+    """`new` cannot write a pipeline; the message names the reason and the remedy."""
 
 
 def write(name: str, folder: Path) -> list[Path]:
-    """Write the module `name` and its test into `folder`; Refused when the name is not fit or a file is in the way."""
+    """Write the module `name` and its test into `folder`, and return their paths.
+
+    Raises Refused for an unusable name, for a file that exists, and for a folder that cannot be written.
+    """
     _require_name(name)
     texts = {folder / f"{name}.py": "pipeline.txt", folder / f"test_{name}.py": "its_test.txt"}
     for path in [*texts, folder / name]:
         if os.path.lexists(path):
-            raise Refused(f"{path} is there already: choose another name, or remove it first")
+            raise Refused(f"{path} exists already: choose another name, or remove it first")
     if found := _shadowed(name):
         raise Refused(f"{name} would hide {found}: choose another name, such as load_{name}")
     try:
@@ -40,7 +43,7 @@ def write(name: str, folder: Path) -> list[Path]:
 
 
 def what_next(name: str) -> str:
-    """What to do with what was written, as commands."""
+    """The next steps with the new files, as commands."""
     python, dataloader = _program("python"), _program("dataloader")
     return f"""\
 test it      {python} -m pytest test_{name}.py
@@ -61,18 +64,17 @@ def _require_name(name: str) -> None:
 
 
 def _shadowed(name: str) -> str | None:
-    """What this name imports without the new module."""
+    """The module that this name imports at present; None if there is none."""
     if name in sys.stdlib_module_names:
         return "the module of Python's standard library"
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # __main__
+    if name == "__main__":
         return "a running module"
+    spec = importlib.util.find_spec(name)
     return f"an installed module ({spec.origin or name})" if spec and spec.loader else None
 
 
 def _program(name: str) -> str:
-    """How one of this environment's programs is called from here."""
+    """The command for a program of this environment in the working folder."""
     path = Path(sys.executable).parent / name
     if shutil.which(name) == str(path):
         return name

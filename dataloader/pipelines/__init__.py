@@ -1,8 +1,8 @@
-"""Pipelines: how they are registered, found by their task's name, and stepped.
+"""Pipelines: their registration, their lookup by task, and their run in steps.
 
-A pipeline is a generator, a plain function, a coroutine function or an async generator that takes `args` and,
-where it asks for a second parameter, a Context. Users keep theirs in modules of their own (DL_PIPELINES); the
-built-in ones are a file each in this package. May import `job`.
+A pipeline is a generator, a plain function, a coroutine function or an async generator. It takes `args` and, if it
+has a second parameter, a Context. DL_PIPELINES names the users' modules of pipelines; each built-in pipeline is a
+module of this package.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 BUILT_IN = ("noop", "csv_file", "cbr")
 
-# How often (seconds) a coroutine that is awaiting something is looked at for a cancellation.
-_ASYNC_STEP = 0.1
+_ASYNC_STEP = 0.1  # seconds between two safe points of a coroutine that awaits
 
 F = TypeVar("F", bound=Callable[..., Any])
 M = TypeVar("M", bound=BaseModel)
@@ -37,23 +36,23 @@ Steps = Generator[Any, None, Any]
 
 
 class PermanentError(Exception):
-    """Raise it in a pipeline when trying again cannot help: the job ends `failed` at once."""
+    """For a pipeline to raise when another attempt cannot succeed: the job ends `failed` at once."""
 
 
 class UnknownTask(Exception):
-    """No pipeline of this name is registered here; a newer farm may know it, so the job is tried again."""
+    """This process knows no pipeline for the task. A newer farm may know it, so the farm tries the job again."""
 
 
 class Stopped(BaseException):
-    """The run has to end now: cancelled, drained, fenced off or over its time. Let it pass; `finally` blocks run.
+    """The run has to end now: it is canceled, drained, fenced off or over its time. A pipeline lets it pass.
 
-    Not an Exception, so that a pipeline's `except Exception` does not swallow it.
+    It is no Exception, so that a pipeline's `except Exception` does not catch it; `finally` blocks run.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a pipeline may know of its job and ask of the farm."""
+    """A pipeline's view of its job, and its requests to the farm."""
 
     job_id: UUID
     attempt: int
@@ -62,38 +61,38 @@ class Context:
     idempotency_key: str | None
     logger: Logger
     data_dir: Path
-    claim: int  # grows with each start of the job, also over those that do not count as attempts
+    claim: int  # the fence token: it grows with each start of the job, also with starts that are no attempt
     _stop_asked: Callable[[], bool]
     _report: Callable[[Progress], None]
     _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
 
     @property
     def stopping(self) -> bool:
-        """True once the run should end: cancelled, over its time, the worker drains, or the claim is lost."""
+        """True once the run has to end: it is canceled or over its time, its worker drains, or its claim is lost."""
         return self._stop_asked()
 
     def check(self) -> None:
-        """A safe point for code that does not yield: raises Stopped when the run should end."""
+        """A safe point for code that does not yield: raises Stopped when the run has to end."""
         if self._stop_asked():
             raise Stopped
 
     def progress(self, document: Progress) -> None:
-        """Report progress, as a `yield` does, and check; written at most once a second."""
+        """Report progress and check, as a `yield` does. The worker writes progress at most once a second."""
         self._report(document)
         self.check()
 
     def transaction(self, dsn: str | None = None) -> AbstractContextManager[psycopg.Connection[Any]]:
-        """One transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.
+        """A transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.
 
-        Commits when the block ends; an exception, a cancellation and a lost claim roll it back. So does a newer run
-        of the same job, should this one be a zombie: each run's claim is noted in a table `dl_fence` there. The
+        The end of the block commits it. An exception, a cancellation or a lost claim rolls it back. A newer run of
+        the same job rolls it back too: each run notes its claim in the table `dl_fence` of the target database. The
         search_path is PG_SCHEMA.
         """
         return self._transaction(dsn)
 
 
 class Form(Enum):
-    """How a pipeline's function is written."""
+    """The kind of a pipeline's function."""
 
     PLAIN = auto()
     GENERATOR = auto()
@@ -103,7 +102,7 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A registered function and what is known of its form."""
+    """A registered function, its form and its limits."""
 
     task: str
     function: Callable[..., Any]
@@ -113,11 +112,11 @@ class Pipeline:
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "form", _form(self.function))  # looked at once: that costs more than a short run
+        object.__setattr__(self, "form", _form(self.function))  # found once: the inspection costs more than a short run
 
     @property
     def has_safe_points(self) -> bool:
-        """False for a plain function, which runs in one go."""
+        """False for a plain function, which runs without a pause."""
         return self.form is not Form.PLAIN
 
 
@@ -125,11 +124,11 @@ _registry: dict[str, Pipeline] = {}
 
 
 def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: float | None = None) -> Callable[[F], F]:
-    """Make the decorated function the pipeline for jobs whose `task` is this name.
+    """Make the decorated function the pipeline of the jobs with this `task`.
 
-    A run that takes longer than `timeout_sec` (a job may name its own) has to stop: it is told at its next yield, a
-    plain function by Stopped raised into it; a process that goes on for DL_KILL_GRACE_SEC more is killed. One that
-    uses more memory than `max_memory_mb`, with its children, is killed at once.
+    A run longer than `timeout_sec` (a job may name its own) ends at its next yield; a plain function gets Stopped
+    raised into it. The farm kills a worker that goes on for another DL_KILL_GRACE_SEC. It kills a worker at once that
+    uses, with its children, more than `max_memory_mb`.
 
     Raises ValueError when another function has the name or a limit is not above 0, TypeError when the function cannot
     be called as f(args) or f(args, context).
@@ -149,7 +148,7 @@ def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: floa
 
 
 def resolve(task: str) -> Pipeline:
-    """The pipeline of this name; raises UnknownTask, naming what is known here and may be meant."""
+    """The pipeline of this name; raises UnknownTask, which names the known tasks and the one probably meant."""
     try:
         return _registry[task]
     except KeyError:
@@ -164,7 +163,7 @@ def tasks() -> list[str]:
 
 
 def load(modules: Iterable[str]) -> None:
-    """Import the built-in pipelines and the users' modules; whatever their import raises comes through."""
+    """Import the built-in pipelines and the users' modules; an error of an import reaches the caller."""
     for name in BUILT_IN:
         importlib.import_module(f"{__name__}.{name}")
     for name in modules:
@@ -172,18 +171,18 @@ def load(modules: Iterable[str]) -> None:
 
 
 def import_users(name: str) -> None:
-    """Import a module of the users, which may lie in the current folder; whatever the import raises comes through.
+    """Import a users' module, also from the working folder; an error of the import reaches the caller.
 
-    That folder is looked at last, so that no file in it (`queue.py`, `psycopg.py`) is taken for a library's.
+    Python searches the working folder last, so that a file in it (`queue.py`, `psycopg.py`) hides no library.
     """
-    with suppress(OSError):  # it may have been removed
+    with suppress(OSError):  # the working folder may have been removed
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)
     importlib.import_module(name)
 
 
 def validated(model: type[M], args: dict[str, Any]) -> M:
-    """`args` as a pydantic model; raises PermanentError that names each wrong argument and what would be right."""
+    """`args` as a pydantic model; raises PermanentError, which names each wrong argument and the right form."""
     try:
         return model.model_validate(args)
     except ValidationError as e:
@@ -192,10 +191,10 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
 
 
 def steps(pipeline: Pipeline, args: dict[str, Any], context: Context | None) -> Steps:
-    """Run the pipeline as a generator whose every yield is a safe point and carries progress or None.
+    """Run the pipeline as a generator; each of its yields is a safe point, with the progress or None.
 
-    `context` may be None for one that does not want it. The generator returns what the pipeline does; closing it
-    closes or cancels what runs inside.
+    `context` may be None for a pipeline without a second parameter. The generator returns the pipeline's result;
+    closing the generator closes or cancels the pipeline.
     """
     given = (args, context) if pipeline.wants_context else (args,)
     if pipeline.form is Form.ASYNC_GENERATOR:
@@ -232,14 +231,14 @@ def _awaited(runner: asyncio.Runner, source: Any) -> Steps:
     task = loop.create_task(_as_coroutine(source))
     try:
         while not task.done():
-            runner.run(_settle(task, _ASYNC_STEP))
+            runner.run(_wait(task, _ASYNC_STEP))
             if not task.done():
                 yield None
         return task.result()
     finally:
         if not task.done():
             task.cancel()
-            runner.run(_settle(task, None))
+            runner.run(_wait(task, None))
 
 
 async def _as_coroutine(source: Any) -> Any:
@@ -251,7 +250,7 @@ async def _as_coroutine(source: Any) -> Any:
         raise RuntimeError("pipeline raised StopIteration") from e
 
 
-async def _settle(task: asyncio.Task[Any], timeout: float | None) -> None:
+async def _wait(task: asyncio.Task[Any], timeout: float | None) -> None:
     await asyncio.wait({task}, timeout=timeout)
 
 

@@ -1,7 +1,6 @@
 """`load.cbr.rates`: the Bank of Russia's daily exchange rates into `cbr_rates`.
 
-The answer is asked for over HTTP (CBR_BASE_URL), read as XML, then upserted in one transaction. May import
-config.
+The pipeline requests a day's rates over HTTP (CBR_BASE_URL), reads the XML, and upserts the rates in one transaction.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError, Progress, register, validated
 
-TIMEOUT = 10.0  # seconds that the server may be silent
-_DEADLINE = 60.0  # seconds that the whole answer may take
-_LARGEST_ANSWER = 2**20  # bytes; a day's rates are some 5,000
+TIMEOUT = 10.0  # seconds without a byte from the server
+_DEADLINE = 60.0  # seconds for the whole answer
+_LARGEST_ANSWER = 2**20  # bytes; a day's rates take some 5,000
 _AGENT = "dataloader (load.cbr.rates)"
 
 _CREATE = """
@@ -36,7 +35,7 @@ CREATE TABLE cbr_rates (
   date date NOT NULL, currency text NOT NULL, nominal int NOT NULL, value numeric NOT NULL,
   rate numeric NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (date, currency))
 """
-# Two integers: another space than the one-number locks that workers hold for their jobs' keys.
+# Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('load.cbr.rates'), 0)"
 _UPSERT = """
 INSERT INTO cbr_rates AS old (date, currency, nominal, value, rate, updated_at)
@@ -48,11 +47,11 @@ WHERE (old.nominal, old.value, old.rate) IS DISTINCT FROM (excluded.nominal, exc
 
 
 class Unavailable(Exception):
-    """The bank gave no whole answer this time."""
+    """The bank gave no complete answer to this attempt."""
 
 
 def _day(text: object) -> dt.date:
-    # fromisoformat alone would also take 20210317 and 2021-W11-3.
+    # fromisoformat alone would also accept 20210317 and 2021-W11-3.
     if not isinstance(text, str) or not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
         raise ValueError("should be a date as YYYY-MM-DD")
     try:
@@ -62,7 +61,7 @@ def _day(text: object) -> dt.date:
 
 
 class Arguments(BaseModel):
-    """What a job of `load.cbr.rates` says in `args`; docs/pipelines.md explains each."""
+    """The `args` of `load.cbr.rates`; docs/pipelines.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
@@ -87,10 +86,10 @@ class Rate:
 
 @register("load.cbr.rates")
 def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
-    """Write the rates in force on `date` into `cbr_rates`, under the date that the bank gives them.
+    """Write the rates in force on `date` into `cbr_rates`, under the date in the bank's answer.
 
-    A second run changes nothing. Silence, a lost connection, 429, 5xx and a cut-off answer are worth another
-    try; a wrong argument, any other refusal and a document that is not understood raise PermanentError.
+    A second run changes nothing. After a timeout, a lost connection, 429, 5xx or a cut-off answer the farm tries
+    again. A wrong argument, any other refusal and any other document raise PermanentError.
     """
     wanted = validated(Arguments, args)
     document = yield from _fetch(_url(config.load().cbr_base_url, wanted.date))
@@ -106,7 +105,7 @@ def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[Progress 
 def read(document: bytes) -> list[Rate]:
     """The rates in one answer of the bank.
 
-    Raises Unavailable for a document that was cut off, PermanentError for one that is no list of rates.
+    Raises Unavailable for a document that was cut off, PermanentError for a document that is no list of rates.
     """
     root = _parsed(document)
     if root.tag != "ValCurs":
@@ -121,7 +120,7 @@ def read(document: bytes) -> list[Rate]:
 
 
 def _parsed(document: bytes) -> ET.Element:
-    # Entities could make a small document grow without bounds. (The zero bytes are those of UTF-16.)
+    # Entities could make a small document grow without bounds. Without its zero bytes UTF-16 reads as ASCII here.
     if b"<!DOCTYPE" in document.replace(b"\0", b""):
         raise PermanentError("the answer should have no DOCTYPE")
     try:
@@ -155,7 +154,7 @@ def _chosen(rates: list[Rate], currencies: list[str] | None) -> list[Rate]:
 def _write(conn: psycopg.Connection[Any], rates: list[Rate]) -> None:
     with conn.cursor(row_factory=tuple_row) as cursor:
         if not _exists(cursor):
-            cursor.execute(_LOCK)  # another job may be creating it at this moment
+            cursor.execute(_LOCK)  # another job may be creating the table
             if not _exists(cursor):
                 cursor.execute(_CREATE)
         rows = [(rate.day, rate.currency, rate.nominal, rate.value, rate.rate) for rate in rates]
@@ -170,7 +169,7 @@ def _exists(cursor: psycopg.Cursor[Any]) -> bool:
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
-    """Follows redirects within the server that CBR_BASE_URL names: same scheme, host and port."""
+    """Follows only redirects to the same scheme, host and port as CBR_BASE_URL."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if _server(newurl) == _server(req.full_url):
@@ -195,8 +194,8 @@ def _url(base: str, day: dt.date) -> str:
 
 
 def _fetch(url: str) -> Generator[None, None, bytes]:
-    """The answer's body; a safe point for each piece of it."""
-    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})  # noqa: S310  http(s), says config
+    """The answer's body; a safe point after each piece."""
+    request = urllib.request.Request(url, headers={"User-Agent": _AGENT})  # noqa: S310  config allows only http(s)
     try:
         with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT) as response:
             return (yield from _body(response))

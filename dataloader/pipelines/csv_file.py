@@ -1,8 +1,8 @@
 """`load.csv`: a CSV file into a table, by key, all of it or nothing.
 
-The file is read twice. The first pass counts the records and finds what is no text or no record; the second hands
-them, as they are, to COPY into a temporary table shaped like the target, so that PostgreSQL's own rules for CSV and
-for its types hold. Then the rows are merged.
+The pipeline reads the file twice. The first pass counts the records and finds invalid text and broken records. The
+second pass copies the records unchanged into a temporary table like the target, so that PostgreSQL's own rules for
+CSV and for its types apply. Then the pipeline merges the rows into the target.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataloader.pipelines.csv_table import Load, is_permanent, reason_of
 def load_csv(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
     """Make the rows of `table` with the file's keys equal to the file's, in one transaction.
 
-    A second run changes nothing. Of records with the same key the last counts. A wrong argument, a bad
-    record or a table that does not fit raises PermanentError and leaves the table as it was.
+    A second run changes nothing. The last of several records with the same key counts. A wrong argument, a bad
+    record or a table that does not fit raises PermanentError and leaves the table unchanged.
     """
     wanted = validated(Arguments, args)
     with open_file(context.data_dir, wanted) as stream:

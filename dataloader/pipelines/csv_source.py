@@ -1,6 +1,6 @@
 """The file of `load.csv`: its arguments, and the file as records with their line numbers.
 
-No database. A file of any size takes bounded memory: one record, or one block of the decoder.
+Reading a file of any size takes bounded memory: one record, or one block of the decoder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dataloader.pipelines import PermanentError
 
-LONGEST_RECORD = 16 * 2**20  # characters: a stray quote must not swallow the rest of a large file
+LONGEST_RECORD = 16 * 2**20  # characters: an unmatched quote must not read the rest of a large file into memory
 _QUEUE_TABLES = (
     "dl_jobs",
     "dl_job_events",
@@ -35,13 +35,13 @@ _QUEUE_TABLES = (
     "dl_rolled",
     "dl_lengths",
 )
-_UNDECODABLE = "\udcff"  # what no encoding yields, in place of a byte that is no text
+_UNDECODABLE = "\udcff"  # stands for an invalid byte; no encoding yields this character
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass
 
 
 def _encoding(name: str) -> str:
     try:
-        # Both, as some codecs are not for text and some take no error handler.
+        # Try both directions: some codecs are not for text, and some take no error handler.
         codecs.getincrementaldecoder(name)(_mark_undecodable.__name__).decode("ab".encode(name))
     except (LookupError, ValueError):
         raise ValueError("should be the name of a text encoding such as utf-8, cp1251 or utf-16") from None
@@ -78,7 +78,7 @@ def unique(names: list[str]) -> list[str]:
 
 
 class Arguments(BaseModel):
-    """What a job of `load.csv` says in `args`; docs/pipelines.md explains each."""
+    """The `args` of `load.csv`; docs/pipelines.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
@@ -91,7 +91,7 @@ class Arguments(BaseModel):
 
 
 def open_file(folder: Path, wanted: Arguments) -> io.TextIOWrapper:
-    """Open the file for reading as text; raises PermanentError unless it is a regular one below `folder`."""
+    """Open the file for reading as text; raises PermanentError unless it is a regular file below `folder`."""
     root = os.path.realpath(folder)
     real = os.path.realpath(os.path.join(root, wanted.path))
     if not Path(real).is_relative_to(root):
@@ -130,7 +130,7 @@ codecs.register_error(_mark_undecodable.__name__, _mark_undecodable)
 
 
 class Source:
-    """The file as records: what stands between two line ends outside quotes."""
+    """The file as records; a record ends with a line end outside quotes."""
 
     def __init__(self, wanted: Arguments, stream: io.TextIOWrapper) -> None:
         self.path, self.delimiter, self.encoding = wanted.path, wanted.delimiter, wanted.encoding
@@ -138,7 +138,7 @@ class Source:
         self._version = self._stat()
 
     def columns(self) -> list[str]:
-        """The names in the header, checked."""
+        """The names in the header; raises PermanentError for a wrong header."""
         line, text = next(self._records(), (1, ""))
         try:
             names = next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
@@ -149,7 +149,7 @@ class Source:
             raise self.error(line, f"header: {e}") from None
 
     def count(self) -> Generator[None, None, int]:
-        """The number of records; raises PermanentError at what is no text or no record."""
+        """The number of records; raises PermanentError at invalid text and at a broken record."""
         count = 0
         for count, _ in enumerate(self.records(), start=1):
             if not count % _COUNTED_AT_ONCE:
@@ -157,23 +157,23 @@ class Source:
         return count
 
     def records(self) -> Iterator[tuple[int, str]]:
-        """The records behind the header: the line each begins on, and its text without the line end."""
+        """The records after the header: the number of the first line, and the text without the line end."""
         return islice(self._records(), 1, None)
 
     def unchanged(self) -> bool:
-        """False when the file was written to since it was opened."""
+        """False when a program has written to the file since it was opened."""
         return self._stat() == self._version
 
     def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
-        """What to raise for a record: names the file and the line."""
+        """The error of a record; it names the file and the line."""
         to = f" to {line + extra_lines}" if extra_lines else ""
         return PermanentError(f"{self.path}, line {line}{to}: {reason}")
 
     def located(self, skip: int, reported: int) -> tuple[int, int]:
-        """Where PostgreSQL met an error: the record's first line in the file and how many lines follow it.
+        """The place of PostgreSQL's error: the record's first line in the file, and the number of its further lines.
 
-        `reported` is the line in COPY's data, of which line 1 is the stand-in for the header, and `skip`
-        the number of records before that COPY. PostgreSQL counts LF within quotes, but not CR.
+        `reported` is the line in COPY's data, where line 1 replaces the header; `skip` is the number of records
+        before that COPY. PostgreSQL counts LF in quotes, but not CR.
         """
         at, line = 1, 0
         for line, text in islice(self.records(), skip, None):
@@ -187,7 +187,7 @@ class Source:
         return found.st_size, found.st_mtime_ns
 
     def _records(self) -> Iterator[tuple[int, str]]:
-        # Once for every line of the file, hence flat and in this order.
+        # This loop runs once per line of the file, so the cheap tests come first and calls are few.
         self._rewind()
         readline = partial(self._stream.readline, LONGEST_RECORD)
         line = 0
@@ -214,7 +214,7 @@ class Source:
             raise self.error(1, f"should begin with the byte order mark of {self.encoding}") from None
 
     def _quoted(self, text: str, first: int) -> tuple[str, int]:
-        """Complete a record whose first line ends within quotes; also returns how many lines that took."""
+        """The whole record whose first line ends in quotes, and the number of its further lines."""
         record = io.StringIO()
         length, lines = record.write(text), 0
         while length < LONGEST_RECORD and (more := self._stream.readline(LONGEST_RECORD)):

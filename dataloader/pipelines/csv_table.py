@@ -1,7 +1,4 @@
-"""The table of `load.csv`: created or checked, staged by COPY, merged by key, in the caller's transaction.
-
-May import psycopg's SQL composition; opens no connection.
-"""
+"""The table of `load.csv`: created or checked, staged by COPY, merged by key, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -18,23 +15,23 @@ from psycopg.rows import tuple_row
 from dataloader.pipelines import PermanentError, Progress
 from dataloader.pipelines.csv_source import Arguments, Source
 
-_STAGING = "dl_load_csv"  # no digits: the first number behind it in an error's context is the line
+_STAGING = "dl_load_csv"  # no digits: the first number after this name in an error's context is the line
 _MERGED_AT_ONCE = 100_000  # lines of the file in one statement, between two safe points
 _COPIED_AT_ONCE = 2**16  # characters in one message to the server
-_LOCK_PAUSE = 0.2  # seconds between two looks at a table that another load is creating
+_LOCK_PAUSE = 0.2  # seconds between two tries for the lock, while another load creates the table
 
-# SQLSTATE classes that tell of the data, the table or our rights in it: the next attempt meets them again.
+# SQLSTATE classes of errors in the data, in the table or in our rights: the next attempt would fail the same way.
 _PERMANENT = ("0A", "21", "22", "23", "3F", "42", "44", "54")
 # Another session has just created the table; the next attempt finds it.
 _RACES = ("42P07", "42710")
 
-# Values are literals in these statements: where there are parameters, a % in a column's name would be one.
+# Values are literals in these statements: beside parameters, a % in a column's name would be a placeholder.
 _KIND = "SELECT relkind FROM pg_class WHERE oid = to_regclass({table_name})"
 _COLUMNS = """
 SELECT attname FROM pg_attribute
 WHERE attrelid = {table_name}::regclass AND attnum > 0 AND NOT attisdropped
 """
-# What ON CONFLICT can use: unique at once, of columns only, for all rows.
+# The indexes that ON CONFLICT can use: unique, not deferred, of plain columns, over all rows.
 _UNIQUE_KEYS = """
 SELECT array_agg(a.attname::text)
 FROM pg_index i
@@ -43,14 +40,14 @@ WHERE i.indrelid = {table_name}::regclass AND i.indisunique AND i.indimmediate A
   AND i.indpred IS NULL AND i.indexprs IS NULL
 GROUP BY i.indexrelid
 """
-# Two integers: another space than the one-number locks that workers hold for their jobs' keys.
+# Locks of two integers are distinct from the locks of one bigint that workers hold for their jobs' keys.
 _LOCK = "SELECT pg_try_advisory_xact_lock(hashtext('load.csv'), hashtext({table_name}))"
 _CREATE = "CREATE TABLE {table} ({typed}, PRIMARY KEY ({key}))"
-# With the target's types, checks and NOT NULL, COPY meets what the target would refuse and tells the line.
+# The target's types, checks and NOT NULL make COPY refuse every record that the target would, and name its line.
 _STAGING_TABLE = """
 CREATE TEMPORARY TABLE {staging} ({line} bigint NOT NULL, LIKE {table} INCLUDING CONSTRAINTS) ON COMMIT DROP
 """
-# A header line makes COPY know the line end before the first record, else it counts CR within quotes.
+# From a header line COPY learns the line end before the first record; without one it counts CR in quotes.
 _COPY = """
 COPY pg_temp.{staging} ({line}, {columns}) FROM STDIN
 (FORMAT csv, HEADER, DELIMITER {delimiter}, ENCODING 'UTF8')
@@ -65,7 +62,7 @@ INSERT INTO {table} AS old ({columns})
 SELECT {columns} FROM pg_temp.{staging} WHERE {line} > {after} AND {line} <= {last}
 ON CONFLICT ({key})
 """
-# *<> compares what is stored: any type will do (json has no =), and 1.0 is replaced by 1.00.
+# *<> compares the stored bytes: it takes any type (json has no =), and finds 1.0 and 1.00 different.
 _UPDATE = """
 DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values})::record
 """
@@ -92,7 +89,7 @@ class Load:
         self._check_fit()
 
     def stage(self, source: Source, total: int) -> Iterator[Progress]:
-        """Copy the file into a temporary table, by batches, as PostgreSQL tells an error when COPY ends."""
+        """Copy the file into a temporary table, in batches, for PostgreSQL reports an error at the end of a COPY."""
         self._execute(_STAGING_TABLE)
         self._execute("ALTER TABLE pg_temp.{staging} {changes}")
         records, size = source.records(), self._wanted.batch_rows
@@ -109,7 +106,7 @@ class Load:
         """Insert the new rows and update those that differ; the last record of each key counts."""
         self._execute(_DROP_EARLIER)
         self._execute("CREATE INDEX ON pg_temp.{staging} USING brin ({line})")
-        # Without it the planner does not trust the index and reads all of the table for each slice.
+        # Without statistics the planner ignores the index, and scans the whole table for each slice.
         self._execute("ANALYZE pg_temp.{staging} ({line})")
         [(last,)] = self._fetch("SELECT coalesce(max({line}), 0) FROM pg_temp.{staging}")
         changing = set(self._columns) > set(self._wanted.key)
@@ -119,7 +116,7 @@ class Load:
             yield None
 
     def _qualified(self) -> tuple[str, str]:
-        """The schema and the table: unqualified, `pg_class` would be PostgreSQL's own."""
+        """The schema and the table; an unqualified `pg_class` would mean PostgreSQL's own."""
         *schema, table = self._wanted.table.split(".")
         if not schema:
             self._cursor.execute("SELECT current_schema()")
@@ -129,7 +126,7 @@ class Load:
         return schema[0], table
 
     def _names(self, schema: str, table: str) -> dict[str, sql.Composable]:
-        """What the statements above mean by the names in braces."""
+        """The values of the names in braces in the statements above."""
         key, columns = self._wanted.key, self._columns
         values = [name for name in columns if name not in key]
         return {
@@ -162,7 +159,7 @@ class Load:
         return found[0][0] if found else None
 
     def _lock(self) -> Iterator[None]:
-        """Wait for another load that is creating this table: both would, and one would fail."""
+        """Wait for another load that creates this table; of two concurrent CREATE TABLE one would fail."""
         while not self._fetch(_LOCK)[0][0]:
             yield None
             time.sleep(_LOCK_PAUSE)
@@ -189,7 +186,7 @@ class Load:
             chunk: list[str] = []
             size = 0
             for line, text in records:
-                # The number in front also keeps a record `\.` from ending the data (PostgreSQL < 18).
+                # The line's number in front also keeps a record `\.` from ending the data (PostgreSQL < 18).
                 chunk.append(f"{line}{delimiter}{text}\n")
                 size += len(text)
                 if size > _COPIED_AT_ONCE:
@@ -198,7 +195,7 @@ class Load:
             copy.write("".join(chunk).encode())
 
     def _located(self, error: psycopg.Error, source: Source, skip: int) -> Exception:
-        """What to raise for an error of COPY: names file, line and column, but none of the values."""
+        """The error to raise for an error of COPY: it names file, line and column, and quotes no value."""
         found = re.search(rf"{_STAGING}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
         if not found or not is_permanent(error):
             return error
@@ -214,7 +211,7 @@ def is_permanent(error: psycopg.Error) -> bool:
 
 
 def reason_of(error: psycopg.Error, wanted: Arguments, columns: list[str]) -> str:
-    """PostgreSQL's words without the values in them, which may be anybody's secrets."""
+    """PostgreSQL's message without the values in it, which may be secrets."""
     words = (error.diag.message_primary or str(error.sqlstate)).replace(_STAGING, wanted.table)
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)

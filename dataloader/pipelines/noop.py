@@ -1,4 +1,4 @@
-"""`noop`: three steps that only sleep, for trying a farm out."""
+"""`noop`: three steps that only sleep, for a first try of a farm."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""For the tests of pipelines: run one as a worker would, and see what would become of its job.
+"""A kit for tests of pipelines: `run` runs a pipeline as a worker does, and returns the end of its job.
 
     from dataloader.testing import run
 
     result = run(load_customers, {"region": "north"}, cancel_at=3)
     assert result.status == "canceled"
 
-The run goes through the code of a worker (`run`, `job.decide`): every form of function, the context, progress,
-transactions in a database where one is given. Cancellations, drains and crashes happen at the safe point that a test
-names, so nothing waits and nothing is left to chance. The fixtures are in `dataloader.testing.plugin`, examples in
-docs/pipelines.md. May import anything below the command line; nothing of the package imports it.
+The run uses the worker's own code (`farm.runner`, `job.decide`): every form of function, the context, progress, and
+transactions if the test gives a database. A cancellation, a drain or a crash happens at the safe point that the test
+names, so a test never waits and always has the same course. The fixtures are in `dataloader.testing.plugin`, examples
+in docs/pipelines.md. No other room imports this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Databases for tests: migrated, empty, gone afterwards; on a server of our own or on one that is named."""
+"""Databases for tests: migrated, empty, and dropped after the test; on an embedded server or on a given one."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dataloader.queue import db, migrations
 
 URL = "TEST_DATABASE_URL"
 PREFIX = "dl-testing-"
-# Rows need not survive the machine here.
+# The tests' rows need not survive a crash of the machine.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "logging_collector": "off"}
 
 
 class NoPostgres(RuntimeError):
-    """There is no PostgreSQL to test with; the message says how to have one."""
+    """The tests have no PostgreSQL; the message names the ways to get one."""
 
 
 class Databases:
-    """The databases of one process on one server; each has the schema of the queue and not a row."""
+    """The databases of one process on one server; each has the queue's schema and no row."""
 
     def __init__(self, server: str) -> None:
-        """`server` is a DSN whose role may create databases. Raises psycopg.Error when it does not let us."""
+        """`server` is a DSN whose role may create databases. Raises psycopg.Error when the server refuses."""
         self._server = server
         self._prefix = f"dl_testing_{os.getpid()}_{time.time_ns() % 1_000_000}"
         self._count = itertools.count(1)
@@ -39,7 +39,7 @@ class Databases:
 
     @contextmanager
     def lent(self) -> Iterator[str]:
-        """The DSN of a database that lives as long as the block."""
+        """The DSN of a new database, dropped at the end of the block."""
         name = str(next(self._count))
         try:
             yield self._create(name, f"{self._prefix}_template")
@@ -47,7 +47,7 @@ class Databases:
             self._drop(name)
 
     def close(self) -> None:
-        """Leave nothing on the server."""
+        """Drop the template, the last of the databases."""
         self._drop("template")
 
     def _create(self, name: str, template: str) -> str:
@@ -55,7 +55,7 @@ class Databases:
         return make_conninfo(self._server, dbname=f"{self._prefix}_{name}")
 
     def _drop(self, name: str) -> None:
-        """With whoever is still connected."""
+        """Drop the database, and end the sessions on it."""
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", f"{self._prefix}_{name}")
 
     def _execute(self, statement: str, *names: str) -> None:
@@ -65,7 +65,7 @@ class Databases:
 
 @contextmanager
 def databases() -> Iterator[Databases]:
-    """Databases on the server that TEST_DATABASE_URL names, else on an embedded one, while the block runs.
+    """Databases on the server of TEST_DATABASE_URL, else on an embedded server, while the block runs.
 
     Raises NoPostgres.
     """
@@ -85,7 +85,7 @@ def _server() -> Iterator[str]:
     if given := os.environ.get(URL):
         yield given
         return
-    _sweep()
+    sweep(PREFIX)
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
         with _embedded(root) as server:
@@ -105,12 +105,12 @@ def _embedded(root: Path) -> embedded.Server:
         ) from None
 
 
-def _sweep() -> None:
-    """Remove what tests that were killed have left: their locks are free."""
-    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+def sweep(prefix: str) -> None:
+    """Remove the servers' folders with this prefix that killed tests have left; their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(prefix + "*"):
         with suppress(OSError, embedded.EmbeddedError):
             found = folder.stat()
-            # A younger one may belong to tests that have not taken its lock yet.
+            # A younger folder may belong to tests that have not taken its lock yet.
             if found.st_uid == os.geteuid() and found.st_mtime < time.time() - 60:
                 lock = embedded.take_lock(folder / "lock", within=0)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""One job, from its first start to its end, as a farm would have it; without queue, waiting and other processes.
+"""One job from its first start to its end, as on a farm, but without a queue, a wait or other processes.
 
-What happens to a run happens at its safe points, which are counted from 1: each yield, `check`, `progress`, look at
-`stopping`, and the commit of `context.transaction`. A run that crashes is a process of its own, which is killed there.
+A test cancels, drains or crashes a run at one of its safe points. They are counted from 1: each yield, `check`,
+`progress`, read of `stopping`, and the commit of `context.transaction`. A run that is to crash is a process of its
+own, killed at its safe point.
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ _log = logging.getLogger("dataloader.testing")
 
 
 class NotReached(AssertionError):
-    """The run was over before the safe point at which something was to happen to it."""
+    """The run was over before the safe point that the test names."""
 
 
 class NoDatabase(RuntimeError):
-    """The pipeline has asked for a transaction, and the test has given no database."""
+    """The pipeline began a transaction, and the test gave no database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a job: how it ended ("done", "error", "permanent", "timeout", "canceled", "handed back", "crash"),
-    what it reported, how many safe points it has passed, and what the pipeline raised."""
+    """One run of a job.
+
+    `end` is "done", "error", "permanent", "timeout", "canceled", "handed back" or "crash"; `steps` is the number of
+    safe points passed; `exception` is the pipeline's own.
+    """
 
     attempt: int
     end: str
@@ -63,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a job: its status and error as the API would show them, and its runs, the last of which counts."""
+    """The end of a job: its status and error, as in the API, and its runs in their order."""
 
     job_id: UUID
     status: str
@@ -72,32 +76,32 @@ class Result:
 
     @property
     def progress(self) -> list[Progress]:
-        """What the last run has reported, as it would be stored; last of all what it returned, if that was a dict."""
+        """The last run's progress documents, as stored; a returned dict is the last of them."""
         return self.runs[-1].progress
 
     @property
     def value(self) -> Progress | None:
-        """The job's last progress: what its status would show."""
+        """The job's last progress, as in its status."""
         return next((run.progress[-1] for run in reversed(self.runs) if run.progress), None)
 
     @property
     def exception(self) -> BaseException | None:
-        """What the pipeline raised in its last run."""
+        """The pipeline's exception in the last run; None without one."""
         return self.runs[-1].exception
 
     @property
     def attempts(self) -> int:
-        """How many runs counted; those that were handed back did not."""
+        """The number of runs that counted; a run that was handed back does not."""
         return self.runs[-1].attempt - (self.runs[-1].end == End.HANDED_BACK)
 
     @property
     def steps(self) -> int:
-        """How many safe points the last run has passed."""
+        """The number of safe points that the last run passed."""
         return self.runs[-1].steps
 
     @property
     def seconds(self) -> float:
-        """How long all runs took."""
+        """The duration of all runs together."""
         return sum(run.seconds for run in self.runs)
 
     def __repr__(self) -> str:
@@ -106,7 +110,7 @@ class Result:
 
 
 class Fate(NamedTuple):
-    """What happens to a run at one of its safe points."""
+    """The event that a run meets at one of its safe points."""
 
     kind: Literal["nothing", "cancel", "drain", "crash"]
     at: Point = 0
@@ -133,16 +137,17 @@ def run(
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
-    An error is tried again up to `max_attempts` times, at once. With `crash_at=n` the first run is a process that is
-    killed at safe point n, with "end" when all is done but nobody knows; several points are for as many runs, one
-    after the other. The next run is handed back at `drain_at` as when its worker is stopped, the next canceled at
-    `cancel_at`; those after it are left alone. `timeout_sec` is noticed at safe points.
+    A run that fails is repeated at once, for up to `max_attempts` attempts. With `crash_at=n` the first run is a
+    process that is killed at safe point n; with "end" it is killed after its work, before it could report the end.
+    Several points crash as many runs in turn. The next run is handed back at safe point `drain_at`, as by a worker
+    that stops; the run after it is canceled at `cancel_at`; later runs meet nothing. A run notices `timeout_sec` at
+    its safe points.
 
-    `dsn` is where `context.transaction` writes, in the schema public; `data_dir` the context's, by default the working
-    folder. Environment and .env are not read. Raises NotReached when a run is over before such a point, NoDatabase when
-    a transaction is begun without `dsn`, UnknownTask or ValueError when there is no such pipeline.
+    `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
+    folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
+    NoDatabase when a transaction begins without `dsn`, UnknownTask or ValueError when there is no such pipeline.
     """
-    text = json.dumps(args or {}, allow_nan=False)  # what is no JSON could not be triggered
+    text = json.dumps(args or {}, allow_nan=False)  # a job's args are JSON
     points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
     job = Job(
         job_id=job_id or uuid4(),
@@ -186,14 +191,14 @@ def _fates(crashes: Sequence[Point], drain_at: int | None, cancel_at: int | None
 
 
 class _Trial:
-    """The farm of one job: its settings, and where transactions go."""
+    """The farm of one job: its settings, and the database of its transactions."""
 
     def __init__(self, dsn: Dsn, data_dir: Path) -> None:
         self._dsn = dsn
         self._data_dir = data_dir
 
     def run(self, job: Job, fates: Iterator[Fate]) -> Result:
-        """Run the job until its status is final, each run with the next of the fates."""
+        """Run the job until its status is final; each run takes the next of the fates."""
         runs: list[Run] = []
         for claim, fate in zip(count(1), fates, strict=False):
             ended, status, error = self._crash(job, fate) if fate.kind == "crash" else self._run(job, fate)
@@ -213,29 +218,29 @@ class _Trial:
         if fate is not NOTHING and not lease.is_met:
             raise NotReached(_missed(fate, lease.steps, outcome.error))
         end = decide(job, outcome)
-        ended = lease.told(outcome, runner.raised)
+        ended = lease.summary(outcome, runner.raised)
         return ended, *_written(end, was_canceled=fate.kind == "cancel")
 
     def _crash(self, job: Job, fate: Fate) -> tuple[Run, Status, str | None]:
-        """The run in a process of its own, which tells what it does in a file: a pipe might fill, or stay open."""
-        with suppress(Exception):  # one that can be had only here; the run itself says what it misses
+        """Run in a process of its own, which writes a diary to a file: a pipe could fill, or stay open."""
+        with suppress(Exception):  # make the database here, not in the child; the run itself raises for its lack
             self._target()
         began = now()
         with tempfile.TemporaryFile("w+") as diary:
             status = _ended(_forked(lambda: self._live(job, fate, diary)))
             diary.seek(0)
-            told = [json.loads(line) for line in diary]
-        if told and "ended" in told[-1]:
-            raise NotReached(_missed(fate, told[-1]["ended"], told[-1]["error"]))
+            entries = [json.loads(line) for line in diary]
+        if entries and "ended" in entries[-1]:
+            raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
         how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
         error = f"worker {how} on attempt {job.attempt}"
-        progress = [entry["progress"] for entry in told if "progress" in entry]
-        steps = sum("step" in entry for entry in told)
+        progress = [entry["progress"] for entry in entries if "progress" in entry]
+        steps = sum("step" in entry for entry in entries)
         run = Run(job.attempt, CRASHED, progress, steps, now() - began, error)
         return run, Status.QUEUED if job.attempt < job.max_attempts else Status.LOST, error
 
     def _live(self, job: Job, fate: Fate, diary: IO[str]) -> int:
-        """In the process: the run until it is killed; when it is not, how it ended."""
+        """In the child: run until the kill; a run that ends before it writes its end into the diary."""
         process.unblock_signals()
         slot, runner = self._started(job)
         lease = _Lease(job, slot, fate, diary)
@@ -248,7 +253,7 @@ class _Trial:
     def _started(self, job: Job) -> tuple[Slot, _Runner]:
         slot = SharedSlots(1).slots[0]
         slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, now())
-        # Not of the environment: a test should write nowhere else than where it says.
+        # Settings of the environment are ignored: a test writes only to the database that it names.
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
         return slot, _Runner(settings, self._target)
 
@@ -264,13 +269,13 @@ class _Trial:
 
 
 class _Runner(Runner):
-    """A worker's, which remembers what the pipeline raised and finds its database when that is asked for."""
+    """A worker's runner that keeps the pipeline's exception, and asks for a database at the first transaction."""
 
     def __init__(self, settings: Settings, target: Callable[[], str]) -> None:
         super().__init__(settings, "")
         self._target = target
         self.raised: BaseException | None = None
-        self.trouble: BaseException | None = None  # of the test, not of the pipeline
+        self.trouble: BaseException | None = None  # an error of the test, not of the pipeline
 
     def attempt(self, job: Job, lease: Lease) -> Outcome:
         """Run the job's pipeline once."""
@@ -280,7 +285,7 @@ class _Runner(Runner):
             log.learn_job({})
 
     def raise_what_is_the_tests_own(self) -> None:
-        """Ctrl-C, a failure or a time limit of the test are no outcome of the pipeline."""
+        """Raise the test's own error: Ctrl-C, a failure or a time limit of the test is no outcome of the pipeline."""
         is_pipelines = isinstance(self.raised, Exception | SystemExit | pipelines.Stopped | GeneratorExit | None)
         if trouble := self.trouble or (None if is_pipelines else self.raised):
             raise trouble
@@ -306,7 +311,7 @@ class _Runner(Runner):
 
 
 class _Lease(Lease):
-    """A hold on a job that nobody can take away; at the safe point of its fate it is ended."""
+    """A lease that no other process can take; it ends at the safe point of its fate."""
 
     def __init__(self, job: Job, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
         super().__init__(job, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)
@@ -338,13 +343,13 @@ class _Lease(Lease):
             self.write(progress=self._reported[-1])
 
     def write(self, **entry: Any) -> None:
-        """In a process that is to be killed: tell the other one."""
+        """Write an entry into the diary, if this process has one."""
         if self._diary:
             self._diary.write(json.dumps(entry) + "\n")
             self._diary.flush()
 
-    def told(self, outcome: Outcome, raised: BaseException | None) -> Run:
-        """The run that is over, with what it returned as its last progress."""
+    def summary(self, outcome: Outcome, raised: BaseException | None) -> Run:
+        """The finished run; a returned dict is its last progress."""
         last = json.loads(to_json(log.masked(outcome.progress)) or "null") if outcome.progress else None
         if last is not None and last not in self._reported[-1:]:
             self._reported.append(last)
@@ -362,15 +367,15 @@ class _Lease(Lease):
 
 
 def die() -> None:
-    """As for want of memory, or by a bug in C: nothing more of this process is done."""
+    """Kill this process, as the kernel does for want of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
 
 def _written(end: Finish | None, was_canceled: bool) -> tuple[Status, str | None]:
-    """What a run's end comes to; a cancellation that was asked for wins (dl_finish in sql/functions/finish.sql)."""
+    """The job's status and error after a run; a requested cancellation wins (dl_finish in sql/functions/finish.sql)."""
     if end is None:
-        return Status.RUNNING, None  # by a newer run of the job
+        return Status.RUNNING, None  # a newer run of the job has it
     if was_canceled:
         error = "canceled when the pipeline had finished: its work stands" if end.verb == "succeed" else end.error
         return Status.CANCELED, error
@@ -384,12 +389,12 @@ def _missed(fate: Fate, steps: int, error: str | None) -> str:
 
 def _forked(main: Callable[[], int]) -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, by newer Pythons
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of a fork beside threads
         return process.fork(main)
 
 
 def _ended(pid: int) -> int:
-    """Wait for the process, end what it has started; its exit status, or -N when signal N has killed it."""
+    """Wait for the process, end its children; its exit status, or -N when signal N has killed it."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     finally:

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from dataloader import config
-from dataloader.local import up
+from dataloader.local import announcement, parts, up
 
 OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
@@ -367,7 +367,7 @@ def test_a_database_that_is_away_is_one_clear_line(home: Path) -> None:
         assert "Traceback" not in farm.said
 
 
-class Failing(up.Part):
+class Failing(parts.Part):
     """A part that has ended whenever it is looked at."""
 
     name = "failing"
@@ -384,7 +384,7 @@ class Failing(up.Part):
 
 def test_the_pause_before_a_restart_grows_and_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 1000.0
-    monkeypatch.setattr(up, "now", lambda: clock)
+    monkeypatch.setattr(parts, "now", lambda: clock)
     part, pauses = Failing(), []
     part.start()
     for _ in range(8):
@@ -409,9 +409,9 @@ if os.fork() == 0:
 os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
 deadline = time.monotonic() + 10
 while ours.poll() is None and time.monotonic() < deadline:
-    up._bury_strangers({ours.pid})
+    up._reap_orphans({ours.pid})
 while time.monotonic() < deadline:
-    up._bury_strangers({ours.pid})
+    up._reap_orphans({ours.pid})
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -420,14 +420,14 @@ print(ours.returncode, time.monotonic() < deadline)
 """
 
 
-def test_orphans_are_buried_and_our_own_are_not() -> None:
+def test_orphans_are_reaped_and_our_own_are_not() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=30)
     assert done.stdout == "0 True\n", done.stderr
 
 
 @pytest.mark.parametrize(("host", "address"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("10.0.0.7", "10.0.0.7")])
 def test_the_address_to_ask_at(host: str, address: str) -> None:
-    assert up._reachable(host) == address
+    assert announcement.reachable(host) == address
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
@@ -437,6 +437,6 @@ def test_an_address_that_is_not_ours_is_refused() -> None:
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:
     plain = config.load(_env_file=None, dl_home=home, app_port=8081, app_host="0.0.0.0", workers_json=())
-    assert " trigger noop --args " in up._welcome(plain, "", "")
+    assert " trigger noop --args " in announcement.banner(plain, "", "")
     other = config.load(_env_file=None, dl_home=home, app_host="::", workers_json=[{"queue": "q"}])
-    assert " trigger noop --queue q --url 'http://[::1]:" in up._welcome(other, "", "")
+    assert " trigger noop --queue q --url 'http://[::1]:" in announcement.banner(other, "", "")

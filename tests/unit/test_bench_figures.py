@@ -208,7 +208,7 @@ def test_results_that_are_none_are_refused(tmp_path: Path, content: str, capsys:
     (tmp_path / "performance.md").write_text("<!-- results -->\n<!-- /results -->\n")
     (tmp_path / "results.json").write_text(content)
     assert plot.main([str(tmp_path / "results.json"), str(tmp_path)]) == 1
-    assert "should be what `dataloader bench --json` wrote" in capsys.readouterr().err
+    assert "should be the output of `dataloader bench --json`" in capsys.readouterr().err
 
 
 def test_a_page_without_marks_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

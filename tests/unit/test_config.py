@@ -162,7 +162,7 @@ def test_all_wrong_variables_are_named_at_once(monkeypatch: pytest.MonkeyPatch) 
     assert wrong == ["APP_PORT", "WORKERS_JSON", "DL_STALL_SEC"]
 
 
-@pytest.mark.parametrize("rotation", ["10 MB", "500kb", "1 day", "6 hours", "2 weeks", "midnight"])
+@pytest.mark.parametrize("rotation", ["10 MB", "500kb", "1.5 MiB", "1 day", "6 hours", "2 weeks", "midnight"])
 def test_log_files_rotate_by_size_or_by_time(rotation: str) -> None:
     assert load(log_rotation=rotation).log_rotation == rotation
 

@@ -576,7 +576,7 @@ def test_what_is_nested_without_end_is_masked_unseen() -> None:
 def test_i11_a_stopped_reader_costs_lines_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "QUEUE_LINES", 10)
     sink = Stuck()
-    way = channel.Channel(sink, log._told, pytest.fail)
+    way = channel.Channel(sink, log._counting, pytest.fail)
     way.start()
     for number in range(25):
         way.put(b'{"n": %d}\n' % number, urgent=False)
@@ -591,7 +591,7 @@ def test_i11_a_stopped_reader_costs_lines_that_are_counted(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("threaded", [True, False])
 def test_i11_an_urgent_line_too_waits_for_nobody(threaded: bool) -> None:
-    way = channel.Channel(Stuck(), log._told, pytest.fail)
+    way = channel.Channel(Stuck(), log._counting, pytest.fail)
     if threaded:
         way.start()
     before = time.monotonic()
@@ -604,7 +604,7 @@ def test_i11_an_urgent_line_too_waits_for_nobody(threaded: bool) -> None:
 def test_i12_lines_that_cannot_be_written_are_counted_and_the_first_failure_is_told() -> None:
     sink, troubles = Stuck(), list[OSError]()
     sink.broken = True
-    way = channel.Channel(sink, log._told, troubles.append)
+    way = channel.Channel(sink, log._counting, troubles.append)
     for _ in range(3):
         way.put(b"{}\n", urgent=False)
     sink.broken = False
@@ -712,7 +712,7 @@ def test_a_file_of_yesterday_is_set_aside(tmp_path: Path) -> None:
     assert re.fullmatch(r"app\.\d{8}T\d{6}\.\d{6}Z\.log", aside.name)
 
 
-@pytest.mark.parametrize("text", ["", "10", "MB", "0 days", "1 month", "-1 MB"])
+@pytest.mark.parametrize("text", ["", "10", "MB", "0 days", "1 month", "-1 MB", "0 MB", "0.5 B", "1 iB", "9" * 5_000])
 def test_a_wrong_rotation_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="should be a size"):
         sinks.rule(text, ZONE)
@@ -778,7 +778,7 @@ for n in range(count):
     if n % 1_000 == 0:
         assert log.flush(60)  # else the queue would be allowed to overflow on a busy machine
 assert log.flush(60)
-assert [c.dropped for c in log._ways.channels()] == [0, 0]
+assert [c.dropped for c in log._outputs.channels()] == [0, 0]
 """
 
 

@@ -54,9 +54,9 @@ def test_what_is_written_passes_its_test_and_the_linter(folder: Path) -> None:
         ("dataloader", "hide an installed module"),
         ("test_it", "would be taken for a test"),
         ("a" * 51, "at most 50 characters"),
-        ("there", "there.py is there already"),
-        ("tested", "test_tested.py is there already"),
-        ("package", "package is there already"),
+        ("there", "there.py exists already"),
+        ("tested", "test_tested.py exists already"),
+        ("package", "package exists already"),
     ],
 )
 def test_refusals_leave_the_folder_as_it_is(name: str, why: str, folder: Path) -> None:

@@ -15,8 +15,9 @@ from pydantic_core import PydanticCustomError
 
 from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, refusal
 from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.job import GROUPS, STATUSES
-from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, NewJob, Trigger, columns_of, instant
+from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant
 
 LIMIT = 200  # rows of one page
 MINUTES = 360

@@ -6,9 +6,10 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import click
@@ -17,10 +18,21 @@ from rich.console import Group
 from dataloader.cli import journal, render, screen, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
+from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import STATUSES
 
+F = TypeVar("F", bound=Callable[..., Any])
 _SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+
+
+def _fields_of_producer(command: F) -> F:
+    """An option for each field that a producer may set, but for those that have one of another shape."""
+    for field in reversed(OF_PRODUCER):
+        if field.name not in ("task", "queue", "lock_key", "args", "available_at"):
+            kind = int if field.type == "int" else str
+            command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
+    return command
 
 
 @click.group()
@@ -39,15 +51,8 @@ def commands() -> None:
     show_default=True,
     help="the pipeline's arguments, a JSON object; @FILE reads a file, @- stdin",
 )
-@click.option("--idempotency-key", help="the same key, the same job, however often it is triggered")
-@click.option("--timeout-sec", type=int, help="how long one run may take; default: what the pipeline says")
-@click.option("--partition-key")
-@click.option("--priority", type=int, help="the lower runs first; default: 100")
 @click.option("--at", "available_at", metavar="TIME", help="not before then: 2026-01-31T06:30:00+03:00")
-@click.option("--max-attempts", type=int)
-@click.option("--lease-ttl-sec", type=int)
-@click.option("--producer")
-@click.option("--consumer-group")
+@_fields_of_producer
 @click.option("--wait", "waits", is_flag=True, help="wait for its end; the exit status tells which, as that of `wait`")
 @click.option("--timeout", type=float, help="with --wait: seconds until it is left alone; exit status 13")
 @reaching

@@ -1,7 +1,6 @@
 """For producers in Python: jobs added inside a transaction of their own; and the rules that every new job meets.
 
 `dataloader.enqueue` and `dataloader.enqueue_many` are this module's. It needs pydantic, so no worker imports it.
-May import `queue` and `batch`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import psycopg
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from dataloader import config
-from dataloader.queue.enqueue import Columns, as_texts, enqueue_columns, merged, spread
-from dataloader.queue.lifecycle import NewJob
+from dataloader.queue import fields
+from dataloader.queue.enqueue import Columns, NewJob, as_texts, enqueue_columns, merged, spread
+from dataloader.queue.fields import INT4_MAX as INT4_MAX
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
-INT4_MAX = 2_147_483_647
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 HORIZON = timedelta(days=3_653)  # ten years: Python cannot read back what PostgreSQL holds beyond year 9999
 FAULTS_SHOWN = 20
@@ -70,30 +69,34 @@ def _parsed(value: object) -> datetime | None:
         return None
 
 
-class Trigger(BaseModel):
-    """What a producer may say of a job. What is left out gets the default of queue.NewJob."""
+_TYPES: dict[str, Any] = {"text": str, "int": int, "jsonb": dict[str, Any], "timestamptz": datetime}
+_CHECKS = {"queue": AfterValidator(_printable), "available_at": BeforeValidator(instant)}
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    queue: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_printable)]
-    task: str = Field(min_length=1, max_length=200)
-    lock_key: str = Field(min_length=1, max_length=512)
-    args: dict[str, Any] = {}
-    idempotency_key: str | None = Field(default=None, min_length=1, max_length=255)
-    partition_key: str = Field(default="", max_length=255)
-    priority: int = Field(default=100, ge=0, le=INT4_MAX)
-    available_at: Annotated[datetime | None, BeforeValidator(instant)] = None
-    max_attempts: int = Field(default=5, ge=1, le=INT4_MAX)
-    lease_ttl_sec: int = Field(default=60, ge=1, le=86_400)
-    timeout_sec: int | None = Field(default=None, ge=1, le=30 * 86_400)
-    producer: str | None = Field(default=None, max_length=255)
-    consumer_group: str | None = Field(default=None, max_length=255)
+def _rule(field: fields.Field) -> tuple[Any, Any]:
+    """A field's type with its bounds, and its default, as pydantic takes them."""
+    names = ("min_length", "max_length") if field.type == "text" else ("ge", "le")
+    bounds: dict[str, Any] = {
+        name: bound for name, bound in zip(names, (field.least, field.most), strict=True) if bound is not None
+    }
+    kind = _TYPES[field.type] if field.default is not None else _TYPES[field.type] | None
+    checks = (_CHECKS[field.name],) if field.name in _CHECKS else ()
+    return Annotated[kind, Field(description=field.text, **bounds), *checks], field.default
 
+
+_rules: dict[str, Any] = {field.name: _rule(field) for field in fields.OF_PRODUCER}
+Trigger = create_model(
+    "Trigger",
+    __doc__="What a producer may say of a job. What is left out gets the default of queue.NewJob.",
+    __module__=__name__,
+    __config__=ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True),
+    **_rules,
+)
 
 _FIELDS = tuple(Trigger.model_fields)
 _fields_of = attrgetter(*_FIELDS)
 _DEFAULTS = {name: None if field.is_required() else field.default for name, field in Trigger.model_fields.items()}
-_DOCUMENTS = TypeAdapter(list[Trigger])
+_DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
 # The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
 _RULES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(

@@ -179,7 +179,7 @@ def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, tracep
     valid, or another one than the body's.
     """
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
-    given["idempotency_key"] = _one_key(trigger.idempotency_key, key)
+    given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
     return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
 
 

@@ -1,0 +1,205 @@
+"""A job's fields: each place that lists them has those that queue/fields.py declares. A failure names the place."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING
+from dataclasses import fields as of_dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dataloader
+from dataloader.api.v1 import responses
+from dataloader.cli import jobs
+from dataloader.client import Client, results
+from dataloader.queue import db
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.fields import FIELDS, INT4_MAX, OF_PRODUCER, REQUIRED, Field
+
+ROOT = Path(__file__).parents[2]
+PRODUCERS = {field.name for field in OF_PRODUCER}
+TRIGGERED = PRODUCERS | {field.name for field in FIELDS if field.by == "api"}
+INSERTED = TRIGGERED | {"job_id", "created_at", "journaled"}
+STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
+# The queue's own business, which the client leaves in `document`.
+UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
+# What documents tell besides, which is in no column.
+BESIDES = {"run_sec", "changed_at", "waiting_for"}
+QUEUE, STATS, OPENAPI = db.statements("queue.sql"), db.statements("stats.sql"), ROOT / "docs/openapi.json"
+
+
+def text(name: str) -> str:
+    return (files("dataloader.sql") / name).read_text("utf-8")
+
+
+def function(name: str) -> str:
+    whole = (files("dataloader.sql.functions") / "enqueue.sql").read_text("utf-8")
+    return re.findall(rf"FUNCTION {name}\(.*?\n\$\$", whole, re.DOTALL)[0]
+
+
+def inserted(statement: str) -> list[set[str]]:
+    """The columns of each INSERT INTO dl_jobs."""
+    return [names(columns) for columns in re.findall(r"INTO (?:%1\$I\.)?dl_jobs \(([^)]*)\)", statement)]
+
+
+def names(listed: str) -> set[str]:
+    return set(re.findall(r"\w+", listed))
+
+
+def selected(columns: str) -> set[str]:
+    """The names of a select list."""
+    while re.search(r"\([^()]*\)", columns.replace("(j).", "j.")):
+        columns = re.sub(r"\([^()]*\)", "", columns.replace("(j).", "j."))
+    return {re.split(r" AS |\.", column.split("::")[0] if " AS " not in column else column)[-1].strip()
+            for column in columns.split(",")}  # fmt: skip
+
+
+def columns() -> dict[str, str]:
+    """The columns of schema.sql and their types."""
+    table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\) WITH", text("schema.sql"), re.DOTALL)[0]
+    return dict(re.findall(r"^  ([a-z_]+) (\w+)", table, re.MULTILINE))
+
+
+def documented(page: str, header: str) -> set[str]:
+    """The names in the first column of a page's first table whose header begins so."""
+    behind = (ROOT / "docs" / page).read_text().split(f"\n{header}", 1)[1]
+    table = re.findall(r"(?:^\|.*\n)+", behind, re.MULTILINE)[0]
+    return {name for row in table.splitlines()[1:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+
+
+def of_openapi() -> set[str]:
+    return set(json.loads(OPENAPI.read_text())["components"]["schemas"]["Trigger"]["properties"])
+
+
+def parameters(of: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(of).parameters)
+
+
+# The fields that a place has, and those that it should have.
+PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
+    "sql/schema.sql": (columns, {field.name for field in FIELDS}),
+    "sql/rights.sql, producer": (
+        lambda: names(re.findall(r"INSERT \((.*?)\)", text("rights.sql"), re.DOTALL)[0]),
+        INSERTED - {"journaled"},
+    ),
+    "sql/queue.sql, enqueue, columns": (lambda: inserted(QUEUE["enqueue"])[0], INSERTED),
+    "sql/queue.sql, enqueue, values": (
+        lambda: set(re.findall(r"%\((\w+)\)", QUEUE["enqueue"])) - {"limited", "by"},
+        TRIGGERED,
+    ),
+    "sql/queue.sql, enqueue_many": (
+        lambda: set(re.findall(r"%\((\w+)\)", QUEUE["enqueue_many"])) - {"job_id", "place", "since", "before"},
+        PRODUCERS,
+    ),
+    "sql/queue.sql, status": (
+        lambda: selected(QUEUE["status"].split("CASE WHEN why")[0].removeprefix("SELECT ").rstrip(" ,\n")) - BESIDES,
+        STATUS,
+    ),
+    "sql/stats.sql, shown": (lambda: selected(STATS["shown"]), LIST),
+    "sql/stats.sql, job": (lambda: selected(STATS["job"].split("FROM")[0].removeprefix("SELECT ")), PAGE),
+    "dl_enqueue, parameters": (
+        lambda: re.findall(r"(\w+) \w+(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
+        PRODUCERS,
+    ),
+    "dl_enqueue, columns": (lambda: inserted(function("dl_enqueue"))[0], INSERTED - {"journaled", "trace"}),
+    "dl_enqueue_many, parameters": (
+        lambda: set(re.findall(r"p_(\w+) \w+\[\]", function("dl_enqueue_many"))) - {"job_id", "place"},
+        PRODUCERS,
+    ),
+    "dl_enqueue_many, columns without keys": (
+        lambda: inserted(function("dl_enqueue_many"))[0],
+        INSERTED - {"idempotency_key", "trace"},
+    ),
+    "dl_enqueue_many, columns with keys": (lambda: inserted(function("dl_enqueue_many"))[1], INSERTED - {"trace"}),
+    "dl_enqueue_many, unnest without keys": (
+        lambda: unnested(0),
+        PRODUCERS - {"idempotency_key"},
+    ),
+    "dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
+    "queue.enqueue.NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED),
+    "dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
+    "Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),
+    "client.results.Job": (
+        lambda: {field.name for field in of_dataclass(results.Job)} - {"document", *BESIDES},
+        (STATUS | LIST | PAGE) - UNTOLD,
+    ),
+    "api.v1.responses.Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),
+    "api.v1.responses.Job": (
+        lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields),
+        PAGE - STATUS,
+    ),
+    "api.v1.responses.ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),
+    "dataloader trigger --help": (
+        lambda: {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name} & PRODUCERS,
+        PRODUCERS,
+    ),
+    "docs/openapi.json": (of_openapi, PRODUCERS),
+    "docs/api.md, trigger": (lambda: documented("api.md", "| field | type |"), PRODUCERS),
+    "docs/api.md, status": (
+        lambda: documented("api.md", "| field | meaning |") - BESIDES,
+        STATUS,
+    ),
+    "docs/producers.md, dl_enqueue": (
+        lambda: re.findall(r"`(\w+)`", re.findall(r"The parameters are\n(.*?);", producers_page(), re.DOTALL)[0]),
+        PRODUCERS,
+    ),
+}  # fmt: skip
+
+
+def producers_page() -> str:
+    return (ROOT / "docs/producers.md").read_text()
+
+
+def unnested(number: int) -> set[str]:
+    """The arrays that the SELECT of this number of dl_enqueue_many takes apart."""
+    selects = re.findall(r"FROM \(SELECT (unnest.*?)\) n", function("dl_enqueue_many"), re.DOTALL)
+    return set(re.findall(r" AS (\w+)", selects[number])) - {"job_id", "place", "nth"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_lists_the_declared_fields(place: str) -> None:
+    has, wanted = PLACES[place]
+    found = set(has())
+    assert found == wanted, f"{place}: lacks {sorted(wanted - found)}, has too much {sorted(found - wanted)}"
+
+
+def test_a_column_has_the_declared_type() -> None:
+    assert columns() == {field.name: field.type for field in FIELDS}
+
+
+def test_a_job_has_the_declared_defaults() -> None:
+    given = {field.name: field for field in of_dataclass(NewJob)}
+    for field in OF_PRODUCER:
+        found = given[field.name]
+        default = found.default_factory() if found.default_factory is not MISSING else found.default
+        assert (REQUIRED if default is MISSING else default) == field.default, field.name
+
+
+def rule(field: Field) -> str:
+    """A field's bounds as dl_enqueue asks for them; the largest int is the column's own bound."""
+    value = f"length(dl_enqueue.{field.name})" if field.type == "text" else f"dl_enqueue.{field.name}"
+    value = f"coalesce({value}, 0)" if field.default is REQUIRED else value
+    most = None if field.most == INT4_MAX else field.most
+    if field.least is None:
+        return f"WHEN {value} > {most}"
+    return f"WHEN {value} < {field.least}" if most is None else f"WHEN {value} NOT BETWEEN {field.least} AND {most}"
+
+
+@pytest.mark.parametrize("field", [field for field in OF_PRODUCER if field.least or field.most], ids=lambda f: f.name)
+def test_dl_enqueue_has_the_declared_bounds(field: Field) -> None:
+    assert re.search(re.escape(rule(field)) + r"\b", function("dl_enqueue"))
+
+
+@pytest.mark.parametrize(
+    "field", [field for field in OF_PRODUCER if isinstance(field.default, int)], ids=lambda f: f.name
+)
+def test_dl_enqueue_has_the_declared_defaults(field: Field) -> None:
+    is_needed = field.default is not None
+    assert (f"coalesce(dl_enqueue.{field.name}, {field.default})" in function("dl_enqueue")) == is_needed
+    assert (f"  {field.name} int NOT NULL DEFAULT {field.default}," in text("schema.sql")) == is_needed

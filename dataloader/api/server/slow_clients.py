@@ -1,12 +1,13 @@
-"""gunicorn's threaded worker, made patient: no thread ever waits for a client.
+"""gunicorn's threaded worker, but no thread waits for a client: one poller receives requests and sends answers.
 
-The poller, which waits for all connections at once, gathers a request until it is whole, only then gives it to a
-thread, and sends what of an answer the client does not take at once. So idle, slow and silent clients cost a socket and
-a little memory each, both bounded, and no thread. gunicorn's own worker gives each new connection a thread for up to
-5 s, each slow body and each slow reader one for as long as they like, and closes in the poller, waiting there.
+The poller gathers a request until it is whole, gives it to a thread, and sends the part of an answer that the client
+does not take at once. An idle, slow or silent client costs a socket and a little memory, both bounded, and no thread.
+gunicorn 27 gives each new connection a thread for up to 5 s, and each slow body or reader a thread without a limit.
 
-Plain HTTP/1 only; with certificates (`--certfile`) a connection is gunicorn's own business. May import nothing of the
-package.
+The class overrides methods that gunicorn does not document, read against gunicorn 27.0.1; `check_config` refuses a
+gunicorn that lacks one. waitress 3.0.2 buffers too, but fails 22 of 51 tests in tests/process/test_slow_clients.py:
+it accepts two Content-Lengths and chunked bodies, sets no limit to the time of a head, and drops requests at SIGTERM.
+Plain HTTP/1 only; a connection with certificates (`--certfile`) is gunicorn's own.
 """
 
 from __future__ import annotations
@@ -23,33 +24,42 @@ from selectors import EVENT_READ, EVENT_WRITE
 from time import monotonic
 from typing import Any
 
+import gunicorn  # type: ignore[import-untyped]
 from gunicorn.http.errors import ParseException  # type: ignore[import-untyped]
 from gunicorn.http.parser import _DRAIN_MAX_BYTES  # type: ignore[import-untyped]
-from gunicorn.workers.gthread import TConn, ThreadWorker  # type: ignore[import-untyped]
+from gunicorn.http.unreader import Unreader  # type: ignore[import-untyped]
+from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker  # type: ignore[import-untyped]
 
-HEAD_SEC = 10.0  # for the head of a request, from its connection or its first byte
-RATE = 128 * 1024  # bytes/s of a body or an answer, on average, which the slowest may take beyond that
+HEAD_SEC = 10.0  # for the head of a request, counted from the connection or the first byte
+RATE = 128 * 1024  # bytes/s, the slowest average for a body or an answer beyond HEAD_SEC
 CLOSE_SEC = 2.0  # for the client to take the last bytes of an answer before its connection is closed
-HEAD_LIMIT = 64 * 1024  # bytes; gunicorn refuses smaller ones already
-BODY_LIMIT = 16 * 1024 * 1024  # bytes; the application refuses what is declared longer without reading it
+HEAD_LIMIT = 64 * 1024  # bytes; gunicorn itself refuses smaller heads
+BODY_LIMIT = 16 * 1024 * 1024  # bytes; the application refuses a longer Content-Length unread
 HELD_LIMIT = 64 * 1024 * 1024  # bytes of requests and answers that wait in this process
 CHUNK = 256 * 1024
-RESERVE = 200  # file descriptors for all else: database sessions, logs, libraries
+RESERVE = 200  # file descriptors for database sessions, logs, libraries
 LOOK_SEC = 0.5  # between two looks for connections whose time is over
 ACCEPTED_AT_ONCE = 64
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 TOO_MUCH = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 URGENT = b"GET /health "  # does not queue behind other requests
+# The methods of gunicorn that this module overrides or calls.
+REQUIRED = {
+    ThreadWorker: "init_process check_config enqueue_req handle_request handle_exit handle_quit accept finish_request"
+    " _keepalive_after murder_pending handle",
+    Unreader: "take_buffered",
+    PollableMethodQueue: "defer",
+}
 _END = re.compile(rb"\r?\n\r?\n")
 _LENGTH = re.compile(rb"\ncontent-length:[ \t]*([0-9]{1,12})[ \t]*\r?\n", re.IGNORECASE)
 _EXPECT = re.compile(rb"\nexpect:[ \t]*100-continue[ \t]*\r?\n", re.IGNORECASE)
 
 
 def size_of(request: bytes | bytearray, looked: int = 0) -> int | None:
-    """How many bytes make this beginning of a request whole, or None while its head is not.
+    """The length in bytes of the request that begins so; None while its head is not whole.
 
-    `looked` is how many of them were looked at before. A body that would be refused unread counts as none.
+    The first `looked` bytes were examined by an earlier call. A body longer than BODY_LIMIT counts as empty.
     """
     if (end := _END.search(request, max(2, looked - 3))) is None:
         return len(request) if len(request) > HEAD_LIMIT else None
@@ -59,21 +69,21 @@ def size_of(request: bytes | bytearray, looked: int = 0) -> int | None:
 
 
 def is_left(reader: Any) -> bool:
-    """True when more is left of a body than gunicorn discards for the next request, or when nobody knows how much."""
+    """True when gunicorn would not discard the unread rest of this body before the next request."""
     return getattr(reader, "length", 0) >= _DRAIN_MAX_BYTES or getattr(reader, "parser", None) is not None
 
 
 class _Socket(socket.socket):
-    """A client's socket as threads see it. It never waits: they read what was gathered, and leave what does not fit."""
+    """A client's socket as threads see it. A thread reads gathered bytes alone and never waits to send."""
 
     def __init__(self, accepted: socket.socket) -> None:
         super().__init__(fileno=accepted.detach())
         super().setblocking(False)
         self.gathered = bytearray()
         self.rest = bytearray()  # of answers
-        self.is_starved = False  # a thread wanted more than was gathered: nobody knows where the next request begins
+        self.is_starved = False  # a thread read past the gathered bytes: where the next request begins is unknown
 
-    # For threads, by way of gunicorn.
+    # gunicorn calls these in a thread.
 
     def setblocking(self, flag: bool) -> None:
         pass
@@ -92,7 +102,7 @@ class _Socket(socket.socket):
         self.flush()
 
     def send(self, data: Any, flags: int = 0) -> int:
-        return len(data)  # gunicorn's "100 Continue", which the poller has sent where anybody waits for it
+        return len(data)  # gunicorn's "100 Continue": the poller has sent it already
 
     def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
         file.seek(offset)
@@ -100,10 +110,10 @@ class _Socket(socket.socket):
         self.sendall(data)
         return len(data)
 
-    # For the poller.
+    # The poller calls these.
 
     def gather(self) -> bool:
-        """Take what has come; False once the client sends no more. Raises OSError."""
+        """Receive available bytes; False once the client sends no more. Raises OSError."""
         try:
             data = super().recv(CHUNK)
         except BlockingIOError:
@@ -112,7 +122,7 @@ class _Socket(socket.socket):
         return bool(data)
 
     def flush(self) -> None:
-        """Send what the client takes now. Raises OSError."""
+        """Send as much of `rest` as the client takes now. Raises OSError."""
         try:
             while self.rest:
                 with memoryview(self.rest) as view:
@@ -122,39 +132,52 @@ class _Socket(socket.socket):
             pass
 
     def tell(self, data: bytes) -> None:
-        """Send a few bytes, if they can be sent."""
+        """Try to send a few bytes."""
         with suppress(OSError):
             super().send(data)
 
 
 class _Connection(TConn):  # type: ignore[misc]  # gunicorn has no types
-    """A client's connection, in the hands of the poller or of a thread."""
+    """A client's connection; at any time the poller or one thread handles it."""
 
     def __init__(self, cfg: Any, sock: _Socket, client: Any, server: Any) -> None:
         super().__init__(cfg, sock, client, server)
         self.data_ready = True
-        self.stays = True  # for another request
-        self.size: int | None = None  # of the request that is gathered
-        self.looked = 0
-        self.since = 0.0  # when this wait began
-        self.until = 0.0  # when it ends
+        self.stays = True  # open for another request
+        self.size: int | None = None  # of the request that is being gathered; None: not known yet
+        self.looked = 0  # bytes that size_of has examined
+        self.since = 0.0  # begin of the present wait, monotonic
+        self.until = 0.0  # its end
 
     def held(self) -> int:
-        """Bytes that wait with it."""
+        """The bytes that the process holds for this connection."""
         return len(self.sock.gathered) + len(self.sock.rest)
 
 
 class BufferingWorker(ThreadWorker):  # type: ignore[misc]
-    """gunicorn's gthread, but for what its threads wait for: of clients, nothing."""
+    """gunicorn's ThreadWorker with buffered requests and answers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._waiting: dict[_Connection, Callable[[], None]] = {}  # by the poller, the longest first
+        self._waiting: dict[_Connection, Callable[[], None]] = {}  # in the poller; and the next step of each
         self._looked = 0.0
         self._stops_at: float | None = None
 
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        """gunicorn calls this before it forks. Raises RuntimeError where gunicorn lacks a method in REQUIRED."""
+        super().check_config(cfg, log)
+        lacking = [
+            f"{owner.__name__}.{name}"
+            for owner in REQUIRED
+            for name in REQUIRED[owner].split()
+            if not hasattr(owner, name)
+        ]
+        if lacking:
+            raise RuntimeError(f"gunicorn {gunicorn.__version__} lacks {', '.join(lacking)}: install gunicorn 27.0.1")
+
     def init_process(self) -> None:
-        """As many connections as this process may have file descriptors for."""
+        """Raise the limit of file descriptors to the number of connections, or lower the number of connections."""
         wanted = self.cfg.worker_connections + RESERVE
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -165,27 +188,27 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         super().init_process()
 
     def enqueue_req(self, conn: Any) -> None:
-        """Give a request to a thread; a probe to one of its own."""
+        """Give a request to a thread; GET /health has a thread of its own."""
         is_urgent = isinstance(conn, _Connection) and conn.sock.gathered.startswith(URGENT)
         done = (self._urgent if is_urgent else self.tpool).submit(self.handle, conn)
         done.add_done_callback(lambda future: self.method_queue.defer(self.finish_request, conn, future))
 
     def handle_request(self, req: Any, conn: Any) -> Any:
-        """Let the answer announce the close that follows a body which the application left unread."""
-        is_last = req.should_close  # asked when the answer's head is written, and once more behind the answer
+        """Announce the close of the connection in the answer where the body was left unread."""
+        is_last = req.should_close  # gunicorn calls it before the answer's head and after the answer
         req.should_close = lambda: is_last() or is_left(req.body.reader)
         return super().handle_request(req, conn)
 
     # The end.
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """TERM: whoever waits for something within the application is told that it ends."""
+        """TERM: end the waits in the application, then let gunicorn stop."""
         if self.alive:
             self.method_queue.defer(self._drain)
         super().handle_exit(sig, frame)
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        """INT, QUIT: the same, for the interpreter waits for its threads."""
+        """INT, QUIT: the same at once, because the interpreter waits for its threads at exit."""
         self._drain()
         super().handle_quit(sig, frame)
 
@@ -193,10 +216,10 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         for end in getattr(getattr(self, "wsgi", None), "extensions", {}).get("on_drain", ()):
             end()
 
-    # A connection's way: accepted, waited for, handled by a thread, waited for again or closed.
+    # The poller accepts and gathers, a thread answers, the poller flushes, then keeps the connection or closes it.
 
     def accept(self, listener: Any) -> None:
-        """Take the connections that wait; when there are too many, those that have waited longest make room."""
+        """Accept waiting connections; at the limit close those that have waited longest for their clients."""
         if self.cfg.is_ssl:
             super().accept(listener)
             return
@@ -218,7 +241,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         self._gather(conn)
 
     def finish_request(self, conn: Any, fs: Future[bool]) -> None:
-        """A thread has made its answer; the rest of it, the next request or the end is the poller's."""
+        """A thread has made its answer: the poller sends the rest and waits for the next request, or closes."""
         if not isinstance(conn, _Connection):
             super().finish_request(conn, fs)
             return
@@ -231,14 +254,14 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         self._answer(conn)
 
     def _keepalive_after(self, conn: Any, keepalive: bool) -> bool:
-        """What follows a body that was refused unread need not be one: then the connection has said its last answer."""
+        """Keep the connection only if the bytes after an unread body can be parsed."""
         try:
             return bool(super()._keepalive_after(conn, keepalive))
         except ParseException:
             return False
 
     def _answer(self, conn: _Connection) -> None:
-        """Send what is left of the answer, then see to what comes after it."""
+        """Send the rest of the answer, then wait for the next request or for the client to close."""
         try:
             conn.sock.flush()
             if conn.sock.rest:
@@ -255,7 +278,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
             self._close(conn)
 
     def _gather(self, conn: _Connection) -> None:
-        """Take what has come of a request."""
+        """Receive more of a request."""
         try:
             more = conn.sock.gather()
         except OSError:
@@ -263,13 +286,13 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
             return
         if more:
             self._go_on(conn)
-        elif conn.sock.gathered:  # the client has said all it has to say: so be it judged
+        elif conn.sock.gathered:  # the client sends no more: the application answers what came
             self.enqueue_req(conn)
         else:
             self._close(conn)
 
     def _go_on(self, conn: _Connection) -> None:
-        """Give a whole request to a thread; of another wait for what is missing."""
+        """Give a whole request to a thread; wait for the rest of another."""
         got = conn.sock.gathered
         if conn.size is None:
             self._look(conn)
@@ -279,7 +302,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
         self._wait(conn, EVENT_READ, self._gather)
 
     def _look(self, conn: _Connection) -> None:
-        """Is the head there? Then its body may take as long as its length is worth."""
+        """Learn the request's size from its head, and allow its body the time that RATE gives."""
         got = conn.sock.gathered
         if got and not conn.looked:
             conn.until = monotonic() + HEAD_SEC  # no longer idle
@@ -290,7 +313,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
                 conn.sock.tell(CONTINUE)
 
     def _see_off(self, conn: _Connection) -> None:
-        """The answer is sent and the client knows that it was the last: read on until it hangs up."""
+        """Read on after the last answer until the client closes, so that a reset does not destroy the answer."""
         try:
             if conn.sock.gather() and len(conn.sock.gathered) < HEAD_LIMIT:
                 self._wait(conn, EVENT_READ, self._see_off)
@@ -308,7 +331,7 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
             self._refuse_largest()
 
     def _ready(self, conn: _Connection, _file: Any) -> None:
-        if conn in self._waiting:  # of two events of one look, the first may have closed the other's connection
+        if conn in self._waiting:  # an earlier event of the same select may have closed this connection
             self._stop_waiting(conn)()
 
     def _stop_waiting(self, conn: _Connection) -> Callable[[], None]:
@@ -333,20 +356,20 @@ class BufferingWorker(ThreadWorker):  # type: ignore[misc]
             self._close(min(self._waiting, key=lambda conn: conn.since))
 
     def murder_pending(self) -> None:
-        """Called by gunicorn in each round: close those whose time is over."""
+        """gunicorn calls this in each round: close connections whose time is over."""
         super().murder_pending()
         now = monotonic()
         if self.alive and now < self._looked + LOOK_SEC:
             return
         self._looked = now
         if not self.alive and self._stops_at is None:
-            self._stops_at = now + CLOSE_SEC  # as gunicorn: a request may be under way
+            self._stops_at = now + CLOSE_SEC  # as gunicorn: a client may be sending a request
         for conn in [conn for conn in self._waiting if now >= min(conn.until, self._idle_until(conn))]:
             if conn.sock.gathered and conn.stays and not conn.sock.rest:
                 conn.sock.tell(TOO_SLOW)
             self._close(conn)
 
     def _idle_until(self, conn: _Connection) -> float:
-        """At a stop, those who have sent nothing of a request are not waited for."""
+        """At a stop the end of the grace for a connection that has sent nothing of a request."""
         is_idle = not (conn.sock.gathered or conn.sock.rest)
         return self._stops_at if self._stops_at is not None and is_idle else conn.until

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import pytest
 
-from dataloader.api.dashboard import actions, pages
+from dataloader.api.dashboard import pages
 from dataloader.api.server import metrics
 from dataloader.api.v1 import responses
 from dataloader.cli import watch
@@ -86,7 +86,6 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
     ),
     "client.results.FINAL": (lambda: results.FINAL, FINAL),
     "cli.watch.EXITS": (lambda: watch.EXITS, FINAL),
-    "dashboard.actions.FINAL": (lambda: actions.FINAL, FINAL),
     "dashboard.pages.STATUSES": (lambda: dict(pages.STATUSES), STATUSES),
     "responses.JobStatus": (lambda: responses.JobStatus.__args__, Status),
 }  # fmt: skip

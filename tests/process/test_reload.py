@@ -188,6 +188,24 @@ def test_a_successor_waits_for_its_place(farm: Farm, tmp_path: Path) -> None:
     until(lambda: len(program.workers()) == 1)
 
 
+def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tmp_path: Path) -> None:
+    """The first worker to finish its run leaves first; the one at the long job goes on with the old code."""
+    program, code = reloadable(farm, tmp_path, workers=2)
+    before = {worker.pid for worker in program.workers()}
+    long = farm.enqueue("recorded", args={"sec": 600})
+    farm.begun(long)
+    short = farm.enqueue("versioned", args={"sec": 2})
+    farm.wait(short, "running")
+    code.change()
+    program.signal(signal.SIGHUP)
+    until(lambda: version(farm) == 2, "a job of the new code")
+    assert (farm.job(short)["status"], farm.job(long)["status"]) == ("succeeded", "running")
+    assert len(before & {worker.pid for worker in program.workers()}) == 1
+    assert lifecycle.request_cancel(farm.conn, long)["cancel_requested"]
+    until(lambda: len(now := {worker.pid for worker in program.workers()}) == 2 and not now & before)
+    assert farm.job(long)["attempt"] == 1
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("text", ["import no_such_module", "def broken(:"])
 def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path: Path, text: str, workers: int) -> None:

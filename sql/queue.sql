@@ -6,13 +6,11 @@
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
 -- None either when a limit is to be kept and the queue is full.
+-- {columns} and {values}: of the fields of a new job, and of their parameters (queue/enqueue.py).
 -- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
 WITH added AS (
-  INSERT INTO dl_jobs (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at,
-                       max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled, trace)
-  SELECT gen_random_uuid(), %(queue)s, %(task)s, %(args)s, %(idempotency_key)s, %(lock_key)s, %(partition_key)s,
-         %(priority)s, coalesce(%(available_at)s, now()), %(max_attempts)s, %(lease_ttl_sec)s, %(timeout_sec)s::int,
-         %(producer)s, %(consumer_group)s, clock_timestamp(), 1, %(trace)s
+  INSERT INTO dl_jobs (job_id, created_at, journaled, {columns})
+  SELECT gen_random_uuid(), clock_timestamp(), 1, {values}
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) DO NOTHING
   RETURNING job_id, queue, status),
@@ -23,12 +21,11 @@ journal AS (
 SELECT job_id, status::text FROM added;
 
 -- name: enqueue_many
--- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many).
+-- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many). {arrays}: a list for
+-- each field of a producer.
 SELECT place, job_id::text, status FROM dl_enqueue_many(
-  %(job_id)b::uuid[], %(queue)b::text[], %(task)b::text[], %(args)b::text[], %(idempotency_key)b::text[],
-  %(lock_key)b::text[], %(partition_key)b::text[], %(priority)b::int[], %(available_at)b::timestamptz[],
-  %(max_attempts)b::int[], %(lease_ttl_sec)b::int[], %(timeout_sec)b::int[], %(producer)b::text[],
-  %(consumer_group)b::text[], %(place)b::int[], %(since)s::timestamptz + %(before)s * interval '1 microsecond');
+  p_job_id => %(job_id)b::uuid[], {arrays},
+  p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s * interval '1 microsecond');
 
 -- name: set_trace
 -- Of those of these jobs that this transaction has added (see dl_set_trace).

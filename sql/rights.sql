@@ -8,10 +8,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role};
 GRANT SELECT ON dl_migrations TO {role};
 
 -- name: producer
--- By column: a producer says what is to be done. That a job runs, who runs it and until when is the farm's to say.
+-- By column (the fields of a new job, see queue/fields.py): a producer says what is to be done. That a job runs, who runs it and until when is the farm's to say.
 GRANT USAGE ON SCHEMA {schema} TO {role};
-GRANT INSERT (job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-              lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, trace) ON dl_jobs TO {role};
+GRANT INSERT ({columns}) ON dl_jobs TO {role};
 
 -- name: reader
 GRANT USAGE ON SCHEMA {schema} TO {role};

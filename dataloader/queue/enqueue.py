@@ -26,10 +26,29 @@ from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn
+from dataloader.queue.fields import OF_NEW_JOB, OF_PRODUCER, Field
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
+
+def _value(field: Field) -> str:
+    """The field's parameter in `enqueue`; a time that is not given is the transaction's."""
+    value = f"%({field.name})s::{field.type}"
+    return f"coalesce({value}, now())" if field.type == "timestamptz" else value
+
+
+def _array(field: Field) -> str:
+    """The field's parameter in `enqueue_many`: a list of values, of JSON as text."""
+    return f"p_{field.name} => %({field.name})b::{'text' if field.type == 'jsonb' else field.type}[]"
+
+
 _SQL = db.statements("queue.sql")
+_ENQUEUE = (
+    _SQL["enqueue"]
+    .replace("{columns}", ", ".join(field.name for field in OF_NEW_JOB))
+    .replace("{values}", ", ".join(map(_value, OF_NEW_JOB)))
+)
+_ENQUEUE_MANY = _SQL["enqueue_many"].replace("{arrays}", ", ".join(map(_array, OF_PRODUCER)))
 _NOT_YET = UUID(int=0)
 _loader = psycopg.adapters.get_loader(psycopg.adapters.types["uuid"].oid, psycopg.pq.Format.BINARY)
 assert _loader  # noqa: S101  psycopg knows the type
@@ -98,7 +117,7 @@ def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None 
     """
     parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
     while True:
-        if row := conn.execute(_SQL["enqueue"], parameters).fetchone():
+        if row := conn.execute(_ENQUEUE.encode(), parameters).fetchone():
             return row[0], row[1]
         # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
         if row := conn.execute(_SQL["find"], parameters).fetchone():
@@ -236,7 +255,7 @@ def _add(
 
     Returns the numbers of those whose key's job was deleted while we looked: the key is free again.
     """
-    statement, new_ids, steps = _in_schema(_SQL["enqueue_many"], schema), _new_ids(len(wanted)), _steps(wanted)
+    statement, new_ids, steps = _in_schema(_ENQUEUE_MANY, schema), _new_ids(len(wanted)), _steps(wanted)
     sent, gone = [], []
     with conn.pipeline() if len(steps) > 1 else nullcontext():
         for step in steps:  # while the server adds one, the next is made ready here

@@ -82,3 +82,4 @@ FIELDS = (
     Field("journaled", "int", "steps that their writer put into the journal", NOWHERE),
 )
 OF_PRODUCER = tuple(field for field in FIELDS if field.by == "producer")
+OF_NEW_JOB = tuple(field for field in FIELDS if field.by in ("producer", "api"))

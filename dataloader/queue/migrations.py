@@ -24,7 +24,7 @@ from typing import LiteralString
 from psycopg import errors, sql
 
 from dataloader.config import ConfigError
-from dataloader.queue import db, drift, probe
+from dataloader.queue import db, drift, fields, probe
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
@@ -107,8 +107,9 @@ def grants(schema: str, roles: Iterable[tuple[str, str]]) -> str:
     Each role is its kind (one of KINDS) and its name. The queue's owner may run the script, and again.
     """
     lines: list[sql.Composable] = [sql.SQL("BEGIN;\nSET LOCAL search_path = {};").format(sql.Identifier(schema))]
+    columns = [sql.Identifier(name) for name in ("job_id", "created_at", *(field.name for field in fields.OF_NEW_JOB))]
     for kind, role in roles:
-        names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role)}
+        names = {"schema": sql.Identifier(schema), "role": sql.Identifier(role), "columns": sql.SQL(", ").join(columns)}
         lines.append(sql.SQL("{};").format(sql.SQL(_rights()[kind]).format(**names)))
     lines.append(sql.SQL(f"{_rights()['spread']};\nCOMMIT;"))
     return sql.SQL("\n").join(lines).as_string()

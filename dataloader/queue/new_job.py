@@ -132,22 +132,8 @@ def enqueue(
     does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
     statement on `conn` does.
     """
-    job = NewJob(
-        queue=queue,
-        task=task,
-        lock_key=lock_key,
-        args={} if args is None else args,
-        idempotency_key=idempotency_key,
-        partition_key=partition_key,
-        priority=priority,
-        available_at=available_at,
-        max_attempts=max_attempts,
-        lease_ttl_sec=lease_ttl_sec,
-        timeout_sec=timeout_sec,
-        producer=producer,
-        consumer_group=consumer_group,
-    )
-    return enqueue_many(conn, [job], schema=schema)[0]
+    given = {name: value for name, value in locals().items() if name in Trigger.model_fields}
+    return enqueue_many(conn, [NewJob(**given | {"args": {} if args is None else args})], schema=schema)[0]
 
 
 def enqueue_many(

@@ -644,7 +644,7 @@ MUTANTS: list[Mutant] = [
     *_in(
         RIGHTS,
         "-- name: producer\n",
-        ("a producer says what runs", "INSERT (job_id,", "INSERT (status, job_id,"),
+        ("a producer says what runs", "INSERT ({columns})", "INSERT (status, {columns})"),
     ),
     *_in(
         RIGHTS,

@@ -45,11 +45,9 @@ def function(name: str) -> str:
 
 def inserted(statement: str) -> list[set[str]]:
     """The columns of each INSERT INTO dl_jobs."""
-    return [names(columns) for columns in re.findall(r"INTO (?:%1\$I\.)?dl_jobs \(([^)]*)\)", statement)]
-
-
-def names(listed: str) -> set[str]:
-    return set(re.findall(r"\w+", listed))
+    return [
+        set(re.findall(r"\w+", columns)) for columns in re.findall(r"INTO (?:%1\$I\.)?dl_jobs \(([^)]*)\)", statement)
+    ]
 
 
 def selected(columns: str) -> set[str]:
@@ -84,19 +82,6 @@ def parameters(of: Callable[..., Any]) -> set[str]:
 # The fields that a place has, and those that it should have.
 PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     "sql/schema.sql": (columns, {field.name for field in FIELDS}),
-    "sql/rights.sql, producer": (
-        lambda: names(re.findall(r"INSERT \((.*?)\)", text("rights.sql"), re.DOTALL)[0]),
-        INSERTED - {"journaled"},
-    ),
-    "sql/queue.sql, enqueue, columns": (lambda: inserted(QUEUE["enqueue"])[0], INSERTED),
-    "sql/queue.sql, enqueue, values": (
-        lambda: set(re.findall(r"%\((\w+)\)", QUEUE["enqueue"])) - {"limited", "by"},
-        TRIGGERED,
-    ),
-    "sql/queue.sql, enqueue_many": (
-        lambda: set(re.findall(r"%\((\w+)\)", QUEUE["enqueue_many"])) - {"job_id", "place", "since", "before"},
-        PRODUCERS,
-    ),
     "sql/queue.sql, status": (
         lambda: selected(QUEUE["status"].split("CASE WHEN why")[0].removeprefix("SELECT ").rstrip(" ,\n")) - BESIDES,
         STATUS,

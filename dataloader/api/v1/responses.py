@@ -76,14 +76,13 @@ class WaitingFor(BaseModel):
     ahead: int | None = None
 
 
-class Status(BaseModel):
-    """A job as its clients see it."""
+class Shown(BaseModel):
+    """The fields of a job that each of its documents has."""
 
     job_id: UUID
     status: JobStatus
     attempt: Count
     max_attempts: Count
-    timeout_sec: int | None
     created_at: datetime
     available_at: datetime
     started_at: datetime | None
@@ -93,7 +92,6 @@ class Status(BaseModel):
     error: str | None
     progress: Progress
     cancel_requested: bool
-    waiting_for: WaitingFor | None
     queue: str
     task: str
     lock_key: str
@@ -101,6 +99,13 @@ class Status(BaseModel):
     priority: int
     producer: str | None
     consumer_group: str | None
+
+
+class Status(Shown):
+    """A job as its clients see it."""
+
+    timeout_sec: int | None
+    waiting_for: WaitingFor | None
 
 
 class Job(Status):
@@ -119,31 +124,11 @@ class Job(Status):
     trace: str | None = Field(description="the W3C traceparent of its trigger")
 
 
-class ListedJob(BaseModel):
+class ListedJob(Shown):
     """A job in a list; `error` is cut to 300 characters."""
 
-    job_id: UUID
-    queue: str
-    task: str
-    status: JobStatus
-    lock_key: str
-    partition_key: str
-    priority: int
-    attempt: Count
-    max_attempts: Count
-    producer: str | None
-    consumer_group: str | None
-    progress: Progress
-    error: str | None
-    created_at: datetime
-    available_at: datetime
-    started_at: datetime | None
-    heartbeat_at: datetime | None
-    finished_at: datetime | None
-    run_sec: RunSec
     changed_at: datetime
     claimed_by: str | None
-    cancel_requested: bool
     blocked_on: str | None
 
 

@@ -1,4 +1,4 @@
-"""Hostile roles on the queue's database: what each tries, and whether the schema refuses it.
+"""Attacks by hostile roles on the queue's database; the schema has to refuse each.
 
     python -m tests.attack 'host=... user=postgres'        # a server on which databases and roles may be made
 
@@ -23,7 +23,7 @@ from dataloader.queue import migrations
 
 Attack = Callable[[psycopg.Connection, str], str]
 
-# Code of the attacker's. It notes as whom it runs; the table is open to all, for it may be the owner who writes to it.
+# The attacker's code. It notes the role that runs it; every role may write to the table, for this may be the owner.
 EVIL = """
 CREATE TEMP TABLE ran_as (who text);
 GRANT INSERT ON ran_as TO PUBLIC;
@@ -34,8 +34,7 @@ BEGIN
 END
 $$;
 """
-# The queue's tables by name, in the schema for temporary tables, which comes first in a search_path that does not say
-# otherwise.
+# Temporary tables with the names of the queue's. Their schema comes first in a search_path that does not name it.
 SHADOWS = """
 CREATE TEMP TABLE dl_jobs (
   job_id uuid DEFAULT gen_random_uuid(), queue text, task text, args jsonb, idempotency_key text UNIQUE, lock_key text,
@@ -52,7 +51,7 @@ CREATE TRIGGER evil BEFORE INSERT OR UPDATE OR DELETE ON dl_job_events
 
 
 def _ran_as(conn: psycopg.Connection) -> str:
-    """As whom the attacker's code ran, where that was another role than the attacker's."""
+    """A text that names the other role that ran the attacker's code; "" if none did."""
     found = conn.execute("SELECT who FROM pg_temp.ran_as WHERE who <> session_user LIMIT 1").fetchone()
     return f"became the owner {found[0]}" if found else ""
 
@@ -62,7 +61,7 @@ def _refused() -> NoReturn:
 
 
 def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
-    """dl_jobs_forget deletes from a table dl_job_events, with the owner's rights: which one?"""
+    """dl_jobs_forget deletes from dl_job_events with the owner's rights: the attack puts a table of that name first."""
     conn.execute(EVIL + SHADOWS)
     conn.execute("CREATE TEMP TABLE bait (job_id uuid)")
     conn.execute(
@@ -75,7 +74,7 @@ def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
 
 
 def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
-    """dl_jobs_journal writes with the owner's rights what its trigger's row says."""
+    """dl_jobs_journal writes its trigger's row with the owner's rights: the attack calls it from a table of its own."""
     conn.execute("CREATE TEMP TABLE bait (job_id uuid, status public.dl_status, attempt int)")
     conn.execute("CREATE TRIGGER bite AFTER INSERT ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_journal()")
     conn.execute("INSERT INTO bait VALUES (%s, 'succeeded', 7)", (job_id,))
@@ -83,7 +82,7 @@ def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
 
 
 def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
-    """Functions that run with the owner's rights may not meet tables of the caller's."""
+    """Functions with the owner's rights must not use tables of the caller."""
     conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
     first, second = (f"'{{00000000-0000-0000-0000-00000000000{n}}}', '{{q}}', '{{t}}', '{{\"{{}}\"}}'" for n in (1, 2))
     rest = "'{k}', '{\"\"}', '{1}', '{null}', '{1}', '{60}', '{null}', '{null}', '{null}', null, null"
@@ -100,7 +99,7 @@ def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
 
 
 def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
-    """For whoever may create in the queue's schema: code that a function of the owner's takes for PostgreSQL's own."""
+    """A role that may create in the queue's schema adds code that an owner's function takes for PostgreSQL's own."""
     conn.execute(EVIL)
     for name, kind in (("evil_eq", "public.dl_status"), ("evil_text_eq", "text")):
         conn.execute(
@@ -119,7 +118,7 @@ OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_ope
 
 
 def tried(attack: Attack, dsn: str, job_id: str) -> tuple[bool, str]:
-    """Whether an attack by the role of `dsn` succeeded, and in words."""
+    """True when an attack by the role of `dsn` succeeded, and the result in words."""
     try:
         with psycopg.connect(dsn, autocommit=True) as conn:
             return True, attack(conn, job_id)
@@ -129,7 +128,7 @@ def tried(attack: Attack, dsn: str, job_id: str) -> tuple[bool, str]:
 
 @contextmanager
 def prey(server: str) -> Iterator[tuple[str, str, str]]:
-    """A database with a queue that the role of `server` owns, a stranger and a producer: their three DSNs."""
+    """A database with a queue of the role of `server`, a stranger and a producer: the three DSNs."""
     mark = f"dl_attack_{os.getpid()}"
     roles = [f"{mark}_stranger", f"{mark}_producer"]
     with psycopg.connect(server, autocommit=True) as admin:
@@ -140,8 +139,8 @@ def prey(server: str) -> Iterator[tuple[str, str, str]]:
                 _run(admin, "CREATE ROLE {} LOGIN PASSWORD 'p'", role)
             migrations.migrate(dsn, "public")
             with psycopg.connect(dsn, autocommit=True) as owner:
-                _run(owner, "GRANT CREATE ON SCHEMA public TO {}", roles[1])  # what an operator should not do
-                if not hasattr(migrations, "grant"):  # an older code, to be compared with
+                _run(owner, "GRANT CREATE ON SCHEMA public TO {}", roles[1])  # an operator should not do this
+                if not hasattr(migrations, "grant"):  # an older version, for comparison
                     _run(owner, "GRANT INSERT, SELECT ON dl_jobs TO {}", roles[1])
             if hasattr(migrations, "grant"):
                 migrations.grant(dsn, "public", [("producer", roles[1])])
@@ -158,7 +157,7 @@ def _run(conn: psycopg.Connection, text: str, *names: str) -> None:
 
 
 def main(server: str) -> int:
-    """Try all, and print what came of each."""
+    """Try all attacks, and print the result of each."""
     succeeded = 0
     with prey(server) as (owner, stranger, producer):
         with psycopg.connect(owner, autocommit=True) as conn:

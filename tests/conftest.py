@@ -1,10 +1,10 @@
-"""The tests' PostgreSQL: one server for a run, a database for each process, more for those that ask.
+"""The tests' PostgreSQL: one server for a run, a database for each process, and more for tests that need them.
 
-The process that starts the run (with xdist: the controller) starts the server and makes the template; the
-workers inherit its address, so there is nothing to race for. TEST_DATABASE_URL names another server to use.
+The process that starts the run (with xdist: the controller) starts the server and makes the template; the workers
+inherit the server's address, so that no two of them race for it. TEST_DATABASE_URL names another server.
 
-The databases belong to an ordinary role, as they mostly do in production: for what only a superuser may do a test asks
-for `server_dsn` or `as_superuser`. Where the named server's role is not a superuser, that role owns them.
+The databases belong to an ordinary role, as in production. A test that needs a superuser takes `server_dsn` or
+`as_superuser`. If the role of TEST_DATABASE_URL is no superuser, it owns the databases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloader import embedded
 from dataloader.queue import db, migrations
 from dataloader.testing.database import sweep
 
-# Rows need not survive the machine here, and many tests at once need many sessions.
+# The tests' rows need not survive a crash of the machine, and many tests at once need many sessions.
 FAST = {
     "fsync": "off",
     "synchronous_commit": "off",
@@ -47,9 +47,9 @@ _count = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Start the server, unless this is an xdist worker or a developer names one; make the template."""
+    """Start the server, unless TEST_DATABASE_URL names one, and make the template; an xdist worker does neither."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A run in the background: its children would ignore SIGINT as well, and some tests send it.
+        # A run in the background ignores SIGINT, and so would its children; but some tests send it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput") or config.option.collectonly:
         return
@@ -73,7 +73,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove what pytest_configure made."""
+    """Remove the server, or the template and the role, of pytest_configure."""
     if server := config.stash.get(_server, None):
         server.stop()
         shutil.rmtree(server.root, ignore_errors=True)
@@ -85,9 +85,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def ordinary_role() -> str:
-    """Make a role that may log in and no more, and return its part of a DSN; nothing where that is not ours to make.
+    """Make a role that may only log in, and return its part of a DSN; "" when our role is no superuser.
 
-    Two parameters that only tests set are let to it: rows without triggers, deadlocks that are found soon.
+    The role may set two parameters for tests: rows without triggers, and a short deadlock_timeout.
     """
     with psycopg.connect(os.environ[URL], autocommit=True) as conn:
         if conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone() != (True,):
@@ -100,7 +100,7 @@ def ordinary_role() -> str:
 
 
 def started() -> embedded.Server:
-    """A new server in a folder of its own; without PostgreSQL the run ends in words, not in a traceback."""
+    """A new server in a folder of its own; without PostgreSQL the run ends with a message, not with a traceback."""
     root = Path(tempfile.mkdtemp(prefix=PREFIX))
     given = os.environ.get("DL_PG_BIN")
     try:
@@ -122,24 +122,24 @@ def create(name: str, template: str | None = None) -> str:
 
 
 def drop(name: str) -> None:
-    """Remove a database of this run, with whoever is still connected to it."""
+    """Drop a database of this run, and end the sessions on it."""
     admin("DROP DATABASE IF EXISTS {} WITH (FORCE)", f"{os.environ[RUN]}_{name}")
 
 
 def admin(text: str, *names: str) -> None:
-    """Run a statement on the server, with `names` as identifiers in it."""
+    """Run a statement on the server; `names` are its identifiers."""
     with psycopg.connect(os.environ[URL], autocommit=True) as conn:
         conn.execute(sql.SQL(text).format(*map(sql.Identifier, names)))
 
 
 def superuser(dsn: str) -> str:
-    """The same database, as the role of the server's own DSN."""
+    """A DSN for the same database, with the role of the server's DSN."""
     return make_conninfo(os.environ[URL], dbname=conninfo_to_dict(dsn)["dbname"])
 
 
 @contextmanager
 def roles() -> Iterator[Callable[..., str]]:
-    """What makes roles that live as long as the block."""
+    """A function that makes roles; the end of the block drops them."""
     made: list[str] = []
 
     def make(dsn: str, more: str = "") -> str:
@@ -157,13 +157,13 @@ def roles() -> Iterator[Callable[..., str]]:
 
 @contextmanager
 def lent(template: str | None = None) -> Iterator[str]:
-    """A database that lives as long as the block."""
+    """A new database, dropped at the end of the block."""
     name = f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}_{next(_count)}"
     yield create(name, template)
     drop(name)
 
 
-# What is cleaned between tests: sessions that a test left behind, every row of the queue, foreign tables.
+# Between tests: end sessions that a test has left, drop other schemas and tables, empty the queue's tables.
 CLEAN = """
 DO $$
 DECLARE
@@ -202,14 +202,14 @@ END $$
 
 @pytest.fixture(scope="session")
 def worker_db() -> Iterator[str]:
-    """The database that the tests of this process share, one after the other."""
+    """The database that the tests of this process use one after the other."""
     with lent() as dsn:
         yield dsn
 
 
 @pytest.fixture
 def dsn(worker_db: str) -> str:
-    """A database with the project's schema and not a row in it: for most tests."""
+    """A database with the project's schema and no row, for most tests."""
     with psycopg.connect(superuser(worker_db), autocommit=True) as conn:
         conn.execute(CLEAN)
     return worker_db
@@ -224,7 +224,7 @@ def own_db() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def module_db() -> Iterator[str]:
-    """A database with the project's schema for the tests of one file: where starting a farm is what takes long."""
+    """A database with the project's schema for the tests of one file, which share a farm because its start is slow."""
     with lent() as dsn:
         yield dsn
 
@@ -238,38 +238,38 @@ def empty_db() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def lend() -> Callable[[], AbstractContextManager[str]]:
-    """Lends a database with the project's schema for as long as a block: for those who share one for longer."""
+    """`lent`, for fixtures of a wider scope that share a database."""
     return lent
 
 
 @pytest.fixture
 def conn(dsn: str) -> Iterator[db.Connection]:
-    """A session, as the project opens them, on the database of `dsn`."""
+    """A session on the database of `dsn`, opened as the project opens them."""
     with db.connect(dsn, name="test", schema="public") as conn:
         yield conn
 
 
 @pytest.fixture(scope="session")
 def server_dsn() -> str:
-    """The server itself (its database `postgres`), as a superuser."""
+    """A superuser's DSN of the server's database `postgres`."""
     return os.environ[URL]
 
 
 @pytest.fixture
 def make_role() -> Iterator[Callable[..., str]]:
-    """Makes a role on the server, with what else CREATE ROLE says, and returns its DSN for the database of a DSN."""
+    """Makes a role, with further options of CREATE ROLE, and returns its DSN for the database of a given DSN."""
     with roles() as make:
         yield make
 
 
 @pytest.fixture(scope="module")
 def make_role_of_module() -> Iterator[Callable[..., str]]:
-    """The same for the tests of one file."""
+    """`make_role` for the tests of one file."""
     with roles() as make:
         yield make
 
 
 @pytest.fixture(scope="session")
 def as_superuser() -> Callable[[str], str]:
-    """The DSN of a superuser's session on the database of another DSN."""
+    """A superuser's DSN for the database of a given DSN."""
     return superuser

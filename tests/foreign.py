@@ -53,7 +53,7 @@ class Foreign:
         return None
 
     def put_back(self, job_id: UUID, in_sec: float, counted: bool = True) -> None:
-        """To be tried again in so many seconds."""
+        """Send the job back to the queue, due in so many seconds."""
         self.conn.execute(
             "UPDATE dl_jobs SET status = 'queued', lease_expires_at = NULL, attempt = attempt - %s,"
             " available_at = now() + make_interval(secs => %s) WHERE job_id = %s",
@@ -61,10 +61,10 @@ class Foreign:
         )
 
     def finish(self, job_id: UUID, lock_key: str) -> None:
-        """Two statements, no guard."""
+        """Finish the job by two statements without a guard."""
         self.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
         self.unlock(lock_key)
 
     def unlock(self, lock_key: str) -> None:
-        """Let go of the key."""
+        """Release the key."""
         self.conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", (lock_key,))

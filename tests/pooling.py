@@ -1,4 +1,4 @@
-"""A PgBouncer in front of the tests' PostgreSQL, for as long as a block."""
+"""A PgBouncer in front of the tests' PostgreSQL, while a block runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKES_OUR_OPTIONS = "ignore_startup_parameters=options,extra_float_digits"
 
 @contextmanager
 def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
-    """PgBouncer in front of the database, and the DSN that leads through it."""
+    """PgBouncer in front of the database; yields the DSN through it."""
     if PGBOUNCER is None:
         pytest.skip("pgbouncer is not installed (Debian: apt-get install pgbouncer)")
     behind = {k: v for k, v in conninfo_to_dict(dsn).items() if k in ("host", "port", "user", "password", "dbname")}
@@ -48,7 +48,7 @@ def pooler(dsn: str, mode: str, *options: str) -> Iterator[str]:
 
 
 def owner(folder: Path, behind: dict[str, Any]) -> dict[str, Any]:
-    """Popen's arguments for a user who is not root, whom PgBouncer refuses, and who reaches the server's socket."""
+    """Popen's arguments for a user that reaches the server's socket and is not root, whom PgBouncer refuses."""
     if os.geteuid() != 0:
         return {}
     host = Path(str(behind.get("host", "")))

@@ -1,6 +1,7 @@
-"""How long the farm takes to recover: `python -m tests.recovery [--rounds 10]` prints a table of medians.
+"""The farm's recovery times: `python -m tests.recovery [--rounds 10]` prints a table of medians.
 
-On a PostgreSQL of its own, with a farm of real processes and the default settings, apart from the two that are shown.
+The program starts a PostgreSQL of its own, and a farm of real processes with the default settings except for two,
+which the table names.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GIL = {"n": 8_000_000_000}  # minutes in one C call
 
 
 class Bench:
-    """A farm of two workers that recovers again and again."""
+    """A farm of two workers for repeated recoveries."""
 
     def __init__(self, server: embedded.Server, folder: Path, rounds: int) -> None:
         self.server, self.rounds = server, rounds
@@ -37,7 +38,7 @@ class Bench:
         self.program = self.farm.ready(workers=2, **SETTINGS)
 
     def run(self) -> None:
-        """Every measurement, a line each as it is done."""
+        """Make every measurement, and print a line for each."""
         self.report("kill -9 of a worker: its job runs again", self.kill)
         self.report("forced cancel of `while True: pass`: slot free", lambda: self.cancel("spins"))
         self.report("forced cancel of a generator that never yields", lambda: self.cancel("deaf"))
@@ -51,18 +52,18 @@ class Bench:
         self.report("TERM with idle workers: exit", self.term)
 
     def report(self, what: str, measure: Callable[[], float]) -> None:
-        """The median, the least and the most of some rounds."""
+        """The median, the least and the most of the rounds."""
         times = [measure() for _ in range(self.rounds)]
         print(f"{what:<58} {statistics.median(times):7.3f} s   {min(times):.3f} to {max(times):.3f}", flush=True)
 
     def begun(self, task: str, args: dict[str, Any]) -> UUID:
-        """A job whose pipeline has begun."""
+        """Trigger a job, and wait until its pipeline has begun."""
         job = self.farm.enqueue(task, args=args)
         until(lambda: self.farm.rows("SELECT FROM runs WHERE job_id = %s", job))
         return job
 
     def kill(self) -> float:
-        """From the kill to the second start."""
+        """The time from the kill to the second start."""
         job = self.begun("recorded", {"sec": 0.5})
         (pid,) = self.farm.rows("SELECT pid FROM runs WHERE job_id = %s", job)[0]
         started = time.monotonic()
@@ -73,7 +74,7 @@ class Bench:
         return passed
 
     def cancel(self, task: str, args: dict[str, Any] | None = None) -> float:
-        """From the request to the end of the job and a worker that is ready in its place."""
+        """The time from the request to the end of the job and a ready worker in its place."""
         job = self.begun(task, args or {})
         started = time.monotonic()
         lifecycle.request_cancel(self.farm.conn, job, force=True)
@@ -82,15 +83,15 @@ class Bench:
         return time.monotonic() - started
 
     def cancel_with_child(self) -> float:
-        """The same for one that waits for a process."""
+        """The same time for a job that waits for a process."""
         return self.cancel("waits_for_a_child", {"mark": 399})
 
     def idle(self) -> int:
-        """How many workers wait for a job."""
+        """The number of workers that wait for a job."""
         return len(self.program.children("idle"))
 
     def restart(self, mode: str) -> float:
-        """From the moment the server accepts connections again to the start of a job that is there."""
+        """The time from the moment the server accepts connections again to the start of a queued job."""
         until(lambda: self.idle() == 2)
         self.farm.conn.close()
         self.restart_server(mode)
@@ -101,13 +102,13 @@ class Bench:
         return time.monotonic() - started
 
     def restart_server(self, mode: str) -> None:
-        """Stop and start it, as an operator does."""
+        """Stop and start the server, as an operator does."""
         self.server.process.send_signal({"fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
         self.server.process.wait()
         self.server.process = cluster.start(self.server.root, {}, None, [], "dataloader")
 
     def term(self) -> float:
-        """From SIGTERM to the exit."""
+        """The time from SIGTERM to the exit."""
         until(lambda: self.idle() == 2)
         started = time.monotonic()
         assert self.program.stop() == 0

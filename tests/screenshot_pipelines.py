@@ -1,4 +1,4 @@
-"""What the farm of `tests.screenshots` runs: loads that take their time, one that fails, one that dies."""
+"""The pipelines of `tests.screenshots`: slow loads, one that fails, and one that kills its worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _load(rows: int, rows_a_second: int, **more: Any) -> Iterator[Progress]:
 
 @register("load.orders")
 def load_orders(args: dict[str, Any]) -> Iterator[Progress]:
-    """So many rows, so many a second."""
+    """Report `rows` rows, at a given rate a second."""
     yield from _load(args["rows"], args.get("rows_a_second", 20_000), step="merge")
 
 
 @register("load.customers")
 def load_customers(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Something kills its first attempt for a region without rates, the next one fails for want of them."""
+    """For a region without rates, the first attempt is killed and the next one fails."""
     yield from _load(args["rows"] // 2, 40_000, step="read")
     if context.attempt == 1 and args["region"] == "south":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -48,7 +48,7 @@ _RATES = {"north": {"EUR": 1.0}, "east": {"EUR": 1.0}, "west": {"EUR": 1.0}}
 
 @register("report.daily")
 def report_daily(args: dict[str, Any]) -> Iterator[Progress]:
-    """A short one, which fails now and then."""
+    """A short job, which fails now and then."""
     yield from _load(2_000, 8_000)
     if args["number"] % 9 == 4:
         raise ConnectionError("the report server at reports.example:443 refused the connection")

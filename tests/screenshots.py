@@ -1,7 +1,7 @@
-"""The pictures in docs/screenshots, of a farm that runs: `python -m tests.screenshots`.
+"""The pictures in docs/screenshots, of a running farm: `python -m tests.screenshots`.
 
-On a PostgreSQL of its own, with workers, reaper and API as real processes; the half hour that the chart shows before
-they started is made up. Needs chromium, playwright and pillow.
+The program starts a PostgreSQL of its own, and workers, reaper and API as real processes. The chart's half hour before
+their start is made up. The program needs chromium, playwright and pillow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "screenshots"
 PORT = 18_099
 ADDRESS = f"http://127.0.0.1:{PORT}"
-LIMIT = 150_000  # octets of a picture
+LIMIT = 150_000  # bytes of a picture
 BEFORE = """
 INSERT INTO dl_pace (at, queue, processed, failed)
 SELECT to_timestamp(floor(extract(epoch FROM now()) / 10) * 10 - n * 10), 'load.orders',
@@ -43,12 +43,12 @@ SELECT to_timestamp(floor(extract(epoch FROM now()) / 10) * 10 - n * 10), 'load.
 
 
 class Show:
-    """A farm with load, and jobs worth a picture."""
+    """A farm with load, and the jobs of the pictures."""
 
     def __init__(self, farm: Farm) -> None:
         self.farm = farm
         farm.conn.execute(BEFORE)
-        # Stacks name the files by these links, and not by where this checkout happens to be.
+        # Stacks show these links in place of the paths of this checkout.
         (farm.folder / "dataloader").symlink_to(ROOT / "dataloader")
         (farm.folder / "etl").symlink_to(ROOT / "tests")
         how: dict[str, Any] = {
@@ -82,12 +82,12 @@ class Show:
         return self.farm.enqueue(task, task, key, args=args, partition_key="2026-11", **more)
 
     def settle(self) -> None:
-        """Wait until some reports have failed and the workers have been shown."""
+        """Wait until some reports have failed and the dashboard shows the workers."""
         until(lambda: self.farm.rows("SELECT FROM dl_jobs WHERE queue = 'report.daily' AND attempt > 0 AND error > ''"))
-        time.sleep(12)  # the pace of these seconds is rolled up
+        time.sleep(12)  # the reaper has aggregated the throughput of these seconds
 
     def _dead(self) -> UUID:
-        """Its first attempt ends by SIGKILL, the second with an error."""
+        """Run a job with a first attempt that ends by SIGKILL, and a second with an error."""
         job_id = self.job("load.customers", "customers/south", attempts=2, rows=60_000, region="south")
         self.farm.wait(job_id, "failed")
         return job_id
@@ -98,7 +98,7 @@ def _in(**time_: float) -> datetime:
 
 
 def take(browser: Browser, show: Show) -> None:
-    """All of them."""
+    """Take all pictures."""
     shots = [
         ("overview", "/", {}),
         ("overview-dark", "/", {"color_scheme": "dark"}),
@@ -129,7 +129,7 @@ def take(browser: Browser, show: Show) -> None:
 
 @contextmanager
 def farm() -> Iterator[Farm]:
-    """A database of its own, and what runs on it."""
+    """A database and the programs on it."""
     with tempfile.TemporaryDirectory(prefix="dl-screenshots-") as place:
         folder = Path(place)
         folder.chmod(0o755)
@@ -143,7 +143,7 @@ def farm() -> Iterator[Farm]:
 
 
 def main() -> None:
-    """Start, wait until there is something to see, take the pictures."""
+    """Start the farm, wait for its jobs, take the pictures."""
     OUT.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or sys.exit("no chromium here: apt-get install chromium")
     with farm() as running, sync_playwright() as driver:

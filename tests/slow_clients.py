@@ -1,7 +1,7 @@
-"""Does the API answer while many clients are slow? `python -m tests.slow_clients` prints how long GET /health takes.
+"""The API's answers beside slow clients: `python -m tests.slow_clients` prints the times of GET /health.
 
-On a PostgreSQL of its own: with nobody else there, with slow clients of every kind and more long polls than the
-service has threads for, and with all of them and PostgreSQL stopped (SIGSTOP).
+The program starts a PostgreSQL of its own. It measures without other clients, then with slow clients of every kind and
+more long polls than the service has threads, then with these and a stopped PostgreSQL (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "max_connections": "100"}
 
 
 class Crowd:
-    """Clients that are slow, each in its way, until the crowd goes."""
+    """Slow clients of every kind, until `go`."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -47,23 +47,23 @@ class Crowd:
         self._threads: list[threading.Thread] = []
 
     def idle(self, count: int) -> None:
-        """Connections that say nothing; who is hung up on comes again."""
+        """Connections that send nothing, opened again after the server closes them."""
         self._each(count, lambda number: b"")
 
     def slow_heads(self, count: int) -> None:
-        """Heads that arrive byte by byte."""
+        """Requests with a head that arrives byte by byte."""
         self._each(count, lambda number: b"GET /health HTTP/1.1\r\nX-Slow: "[: 5 + number % 20])
 
     def slow_bodies(self, count: int) -> None:
-        """Bodies of which the first byte came."""
+        """Requests with a body of which only the first byte arrives."""
         self._each(count, lambda number: f"{POST}{100 + number * 1_000}\r\n\r\n{{".encode())
 
     def deaf(self, count: int, job: str) -> None:
-        """Many requests, and not one answer read."""
+        """Many requests by a client that reads no answer."""
         self._each(count, lambda number: f"GET {job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * 50)
 
     def long_polls(self, count: int, job: str) -> None:
-        """Clients that wait for a job, and do as Retry-After says."""
+        """Clients that wait for a job, and obey Retry-After."""
         for _ in range(count):
             self._start(self._ask_on, "GET", f"{job}?wait=25", None)
 
@@ -73,7 +73,7 @@ class Crowd:
             self._start(self._ask_on, "POST", TRIGGER, BODY)
 
     def go(self) -> None:
-        """Leave, all of them."""
+        """End all clients."""
         self._gone.set()
         for sock in self._sockets:
             with suppress(OSError):
@@ -97,7 +97,7 @@ class Crowd:
         return sock
 
     def _keep(self, opened: list[socket.socket], words: Callable[[int], bytes]) -> None:
-        """A byte more of each now and then; in the place of what the server has closed a new connection."""
+        """Send a further byte on each connection now and then, and replace the connections that the server closes."""
         while not self._gone.wait(1):
             for number, sock in enumerate(opened):
                 if self._gone.is_set():
@@ -138,7 +138,7 @@ class Crowd:
 
 
 def healths(port: int, seconds: float, period: float = 0.01) -> list[float]:
-    """How long GET /health took, each time by a connection of its own, in seconds."""
+    """The times of GET /health, each on a connection of its own, in seconds."""
     took, end = [], time.monotonic() + seconds
     while (began := time.monotonic()) < end:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as sock:
@@ -160,7 +160,7 @@ def figures(took: list[float]) -> str:
 
 
 def job_of(port: int) -> str:
-    """The address of the status of a job that nobody runs."""
+    """The address of the status of a job that no worker runs."""
     http = HTTPConnection("127.0.0.1", port, timeout=10)
     http.request("POST", TRIGGER, BODY, HEADERS)
     made = json.loads(http.getresponse().read())
@@ -169,7 +169,7 @@ def job_of(port: int) -> str:
 
 
 def processes_of(server: embedded.Server) -> list[psutil.Process]:
-    """PostgreSQL, all of it."""
+    """All processes of PostgreSQL."""
     postmaster = psutil.Process(server.process.pid)
     return [postmaster, *postmaster.children(recursive=True)]
 
@@ -205,7 +205,7 @@ def main() -> None:
 
 
 def answered(crowd: Crowd) -> str:
-    """What long polls and triggers were answered meanwhile."""
+    """The answers to long polls and triggers meanwhile."""
     counted = ", ".join(f"{count} x {status}" for status, count in sorted(crowd.statuses.items()))
     crowd.statuses.clear()
     return f"(polls and triggers: {counted})"

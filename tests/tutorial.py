@@ -1,9 +1,10 @@
 """docs/tutorial.md, command by command as it is pasted: `python3 -m tests.tutorial`, in a checkout, on a fresh machine.
 
-Each ```sh block is typed into a terminal (a bash in a pseudo-terminal), and each ```text block after it has to be in
-what that one shows: its lines in their order, with … for anything. A comment before a block says what a reader is told
-in words: `<!-- terminal 2 -->`, `<!-- exit 10 -->`; `<!-- terminal 2: Ctrl-C -->` stands alone. Addresses of this
-machine in the words have to answer 200. Only the standard library, for there is nothing else on a fresh machine.
+The program types each ```sh block into a terminal, a bash in a pseudo-terminal. The terminal's output has to contain
+each ```text block that follows: its lines in their order, with … for any text. A comment before a block repeats an
+instruction of the text: `<!-- terminal 2 -->`, `<!-- exit 10 -->`; `<!-- terminal 2: Ctrl-C -->` stands alone. Every
+address of this machine in the text has to answer 200. The program uses only the standard library, since a fresh
+machine has nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = 300.0  # seconds for each block: one of them installs
+PATIENCE = 300.0  # seconds for each block; one of them installs packages
 SHELL = ["/bin/bash", "--norc", "--noprofile", "--noediting", "-i"]
 _PIECE = re.compile(
     r"^<!-- (?P<mark>[^>]*) -->$|^```(?P<kind>\w*)\n(?P<block>.*?)^```$|<(?P<url>http://127\.0\.0\.1[^>\s]*)>",
@@ -35,12 +36,12 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>()][A-Z0-9]?|\r")
 
 
 class Failed(Exception):
-    """The tutorial promises something else than what has happened."""
+    """The result differs from the tutorial's promise."""
 
 
 @dataclass
 class Step:
-    """A block of commands, or a key, with what it is to come to."""
+    """A block of commands, or a key, with its promised result."""
 
     commands: str
     terminal: str = "1"
@@ -50,7 +51,7 @@ class Step:
 
 
 def steps(text: str) -> Iterator[Step]:
-    """What the tutorial asks its reader to do, in order."""
+    """The tutorial's instructions, in order."""
     marks: list[str] = []
     step: Step | None = None
     for piece in _PIECE.finditer(text):
@@ -72,27 +73,29 @@ def steps(text: str) -> Iterator[Step]:
 
 
 class Terminal:
-    """A bash that believes to have a person before it."""
+    """A bash on a terminal, as for a person."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
             os.chdir(folder)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where this runs in the background, and inherited
+            signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            )  # a program in the background ignores SIGINT, and its children inherit that
             os.execve(SHELL[0], SHELL, environment)
         self._news = threading.Condition()
         self._shown, self._is_closed = "", False
         self._reader = threading.Thread(target=self._show, daemon=True)
         self._reader.start()
         attributes = termios.tcgetattr(self._fd)
-        attributes[3] &= ~termios.ECHO  # what is typed is known
+        attributes[3] &= ~termios.ECHO  # no echo of the typed commands
         termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
         termios.tcsetwinsize(self._fd, (50, 160))
         self._type("PS1= PS2=; set +H")
         self.run("true", 10)
 
     def run(self, commands: str, patience: float) -> tuple[str, int]:
-        """What the commands show, and their exit status."""
+        """The output of the commands, and their exit status."""
         self._type(commands.rstrip("\n"))
         self._type('status=$?; echo; echo "[[ended]] $status"')
         shown = self.read(r"\[\[ended\]\] (\d+)\n", patience)
@@ -100,16 +103,16 @@ class Terminal:
         return shown.partition("[[ended]]")[0], int(status)
 
     def start(self, commands: str) -> None:
-        """Type commands, the last of which goes on."""
+        """Type commands; the last of them keeps running."""
         self._type(commands.rstrip("\n"))
 
     def interrupt(self, patience: float) -> None:
-        """Ctrl-C, and wait until there is a prompt again."""
+        """Send Ctrl-C, and wait for a prompt."""
         os.write(self._fd, b"\x03")
         self.run("true", patience)
 
     def read(self, until: str, patience: float) -> str:
-        """What has been shown since the last time, as soon as that is in it."""
+        """The output since the last call, as soon as it contains the expected text."""
         with self._news:
             if not self._news.wait_for(lambda: re.search(until, self._shown) or self._is_closed, patience):
                 raise Failed(f"waited {patience:g} s for {until!r} after:\n{self._shown}")
@@ -119,7 +122,7 @@ class Terminal:
         return shown
 
     def _show(self) -> None:
-        """Read on and on: one that is not read stops whoever writes to it, and then Ctrl-C is of no use."""
+        """Read without end: a full terminal blocks its writers, and a blocked writer ignores Ctrl-C."""
         rest = b""
         while data := self._received():
             whole, newline, rest = (rest + data).rpartition(b"\n")
@@ -137,7 +140,7 @@ class Terminal:
             return b""
 
     def close(self) -> None:
-        """Ctrl-C for whatever still runs, then no terminal any more."""
+        """Send Ctrl-C to all running commands, then close the terminal."""
         with suppress(OSError, Failed):
             self.interrupt(30)
         with suppress(ProcessLookupError):
@@ -157,7 +160,7 @@ def pattern(block: str) -> str:
 
 
 def do(step: Step, terminals: dict[str, Terminal], open_one: dict[str, str], folder: Path) -> None:
-    """Do what the step says, and see that it comes to what it promises."""
+    """Do the step, and compare its result with its promise."""
     if step.terminal not in terminals:
         terminals[step.terminal] = Terminal(folder, open_one)
     terminal = terminals[step.terminal]
@@ -180,7 +183,7 @@ def do(step: Step, terminals: dict[str, Terminal], open_one: dict[str, str], fol
 
 
 def environment(home: Path | None) -> dict[str, str]:
-    """A person's; with another home where one is given, so that nothing of the real one is touched."""
+    """A person's environment; with another home if one is given, so that the real one stays untouched."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "USER", "LANG", "LOGNAME")}
     kept |= {name: value for name, value in os.environ.items() if name.upper().startswith(("PIP_", "HTTP", "NO_PROXY"))}
     kept |= {name: os.environ[name] for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE") if name in os.environ}
@@ -193,14 +196,14 @@ def environment(home: Path | None) -> dict[str, str]:
 
 
 def main() -> int:
-    """Do the whole tutorial; the exit status tells whether it keeps its promises."""
+    """Do the whole tutorial; the exit status is 0 when it keeps its promises."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.tutorial", description=__doc__)
     parser.add_argument("--at-home", action="store_true", help="in the real home: on a machine that is thrown away")
     parser.add_argument("--until", type=int, help="only so many steps")
     wish = parser.parse_args()
     began, terminals = time.monotonic(), dict[str, Terminal]()
     with tempfile.TemporaryDirectory(prefix="dl-tutorial-", ignore_cleanup_errors=True) as folder:
-        Path(folder).chmod(0o755)  # as root the database runs as another user
+        Path(folder).chmod(0o755)  # for root the database runs as another user
         given = environment(None if wish.at_home else Path(folder))
         all_steps = list(steps((ROOT / "docs/tutorial.md").read_text("utf-8")))[: wish.until]
         try:

@@ -1,6 +1,6 @@
-"""A chaos run: farms under load and faults for so many seconds, then the verdict.
+"""A chaos run: farms under load and faults for some time, then the verdict.
 
-Exit status 0: every promise held; 1: some did not, with the stories of the jobs; 2: the run itself failed.
+Exit status 0: every promise held; 1: a promise was broken, with the stories of the jobs; 2: the run itself failed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .nemesis import Nemesis
 from .world import FARMS, QUEUES, WORKERS, World
 
 READY_SEC = 60.0
-DRAIN_SEC = 120.0  # for all that was triggered to come to an end, once nothing is broken any more
-QUIET_SEC = 5.0  # for what the last runs have left to be gone
+DRAIN_SEC = 120.0  # from the end of the faults to the end of all jobs
+QUIET_SEC = 5.0  # for the remains of the last runs to end
 HURRY_SEC = 2.0
-STORIES = 10  # told in full; of a bad run the rest is the same
+STORIES = 10  # printed in full; further violations of a bad run repeat these
 
-# Time passes: whoever waits for another attempt gets it now, as if the back-off were over.
+# Ends every back-off: a job that waits for another attempt is due now.
 _HURRY = """
 UPDATE dl_jobs SET available_at = now() WHERE status = 'queued' AND claims > 0 AND available_at > now()"""
 _LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%'"
@@ -49,7 +49,7 @@ class Run:
         self._hurried = 0.0
 
     def go(self, seconds: float) -> list[Violation]:
-        """Load and faults for so long, then the drain, the end of all programs, and the verdict."""
+        """Load and faults for `seconds`, then the drain, the end of all programs, and the verdict."""
         workers = WORKERS * len(QUEUES) * len(FARMS)
         if not self._world.wait(READY_SEC, lambda: self._asked(_LISTENING) >= workers):
             raise TimeoutError(f"the farms were not ready within {READY_SEC:g} s")
@@ -90,7 +90,7 @@ class Run:
             return -1
 
     def _look_around(self) -> None:
-        """What an idle farm still holds, and what is left when it has ended."""
+        """Note the locks that an idle farm still holds, and the processes left after its end."""
         left = self.history.left
         if not self._world.wait(QUIET_SEC, lambda: not self._world.query(_LOCKS)):
             left += [f"an idle session {pid} holds the lock {lock}" for pid, lock in self._world.query(_LOCKS)]
@@ -128,7 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through all that cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ctrl-C passes through all cleanups
     with World() as world:
         world.keep = options.keep
         run = Run(world, seed)

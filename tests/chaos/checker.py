@@ -1,4 +1,4 @@
-"""Whether the promises held: from a history to its violations. Pure: no database, no clock."""
+"""A check of the promises: from a history to its violations. Pure: no database, no clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from judge import illegal
 
 from .history import FINAL, Event, History, Row, Sign, Stop, by_job
 
-# After a stopped process goes on, until its run is over: it is ended at its next safe point, or by the supervisor's
-# next look. What it does in between no queue can prevent; that it cannot commit is judged by `written`.
+# From the moment a stopped process goes on to the end of its run, at its next safe point or by the supervisor. No queue
+# can prevent the run's work in this time; the table `written` shows that the run could not commit.
 ZOMBIE_SEC = 1.5
 GIVEN_BACK = (
     "drain",
@@ -19,13 +19,13 @@ GIVEN_BACK = (
     "the lease ran out",
     "the claim",
     "heartbeat failed",
-)  # reasons for which no attempt counts
-WITHOUT_HELP = {"chaos.holds_the_gil"}  # whose fence is the supervisor's alone
+)  # reasons for which a run is no attempt
+WITHOUT_HELP = {"chaos.holds_the_gil"}  # only the supervisor fences these
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that was broken, by which rule, and the jobs whose stories tell of it."""
+    """A broken promise: the rule, the words, and the jobs concerned."""
 
     rule: str
     text: str
@@ -75,7 +75,7 @@ def one_key_one_job(history: History) -> Iterator[Violation]:
 
 
 def finished_twice(history: History) -> Iterator[Violation]:
-    """V3: at most one end, nothing after it, and what the API once called final stays so."""
+    """V3: a job has at most one end, no event after it, and a status that was final in the API stays."""
     rows = {row.job_id: row for row in history.rows}
     for job_id, events in by_job(history.events).items():
         ends = [event.kind for event in events if event.kind in FINAL.values()]
@@ -90,7 +90,7 @@ def finished_twice(history: History) -> Iterator[Violation]:
 
 
 def attempts(history: History) -> Iterator[Violation]:
-    """V4, V6: a start counts one, what is given back counts one less, and none is above max_attempts."""
+    """V4, V6: a start adds one attempt, a hand-back removes one, and no attempt is above max_attempts."""
     events = by_job(history.events)
     for row in history.rows:
         for text in _miscounted(row, events[row.job_id]):
@@ -116,11 +116,11 @@ def _miscounted(row: Row, events: list[Event]) -> Iterator[str]:
 
 
 def journal(history: History) -> Iterator[Violation]:
-    """V9: each journal is a legal story that ends as the row says."""
+    """V9: each journal is a legal story with the row's end."""
     events = by_job(history.events)
     for row in history.rows:
         kinds = [event.kind for event in events[row.job_id]]
-        # Asked to cancel, then forced to: both are told.
+        # A cancellation that is forced later leaves two events.
         told = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if (kind, before) != (_ASKED, _ASKED)]
         if why := illegal(told, row.status):
             yield Violation("V9 journal", why, (row.job_id,))
@@ -160,7 +160,7 @@ def too_early(history: History) -> Iterator[Violation]:
 
 
 def overlaps(history: History) -> Iterator[Violation]:
-    """V5: of two runs of one key, one has shown its last sign of life before the other shows its first."""
+    """V5: of two runs of one key, one leaves its last sign of life before the other leaves its first."""
     rows = {row.job_id: row for row in history.rows}
     by_key = defaultdict(list)
     for sign in history.signs:
@@ -180,7 +180,7 @@ def overlaps(history: History) -> Iterator[Violation]:
 
 
 def _is_a_zombies(sign: Sign, row: Row | None, stops: list[Stop]) -> bool:
-    """Shown in the moment between the end of a stop that was longer than the lease allows, and the run's end."""
+    """True for a sign between the end of a stop longer than the lease and the end of its run."""
     lease = row.lease_ttl_sec if row else 0
     helpless = row is not None and row.task in WITHOUT_HELP
     return any(
@@ -191,7 +191,7 @@ def _is_a_zombies(sign: Sign, row: Row | None, stops: list[Stop]) -> bool:
 
 
 def claims(history: History) -> Iterator[Violation]:
-    """V2: a claim is one run in one process, and no run is without its start in the journal."""
+    """V2: a claim is one run in one process, and every run has its start in the journal."""
     starts = Counter(event.job_id for event in history.events if event.kind == "picked")
     pids = defaultdict(set)
     for sign in history.signs:
@@ -204,7 +204,7 @@ def claims(history: History) -> Iterator[Violation]:
 
 
 def zombies(history: History) -> Iterator[Violation]:
-    """A8: in the target no older run commits once a newer one has begun, and a success has written all its rows."""
+    """A8: no older run commits in the target after a newer run has begun, and a success has written all its rows."""
     written = by_job(history.written)
     expected = {trigger.job_id: trigger.writes for trigger in history.triggers}
     for job_id, rows in written.items():
@@ -223,7 +223,7 @@ def zombies(history: History) -> Iterator[Violation]:
 
 
 def leftovers(history: History) -> Iterator[Violation]:
-    """Nothing is left when all is over, and the API answered only what its document says."""
+    """No process and no lock is left at the end, and the API gave only documented answers."""
     for text in history.left:
         yield Violation("left over", text)
     for text in history.surprises:

@@ -1,4 +1,4 @@
-"""What the database says of a chaos run: its rows, journals, signs of life, and what is written in the target."""
+"""The database's part of a run's history: rows, journals, signs of life, and rows in the target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITTEN = "SELECT job_id::text, claim, older FROM written ORDER BY n"
 
 
 def gather(dsn: str, history: History) -> None:
-    """Add what the database has to the history."""
+    """Add the database's part to the history."""
     with psycopg.connect(dsn) as conn:
 
         def rows(statement: str) -> list[tuple[Any, ...]]:

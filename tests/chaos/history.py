@@ -1,6 +1,6 @@
-"""What is known of a chaos run when it is over: plain values, from the rows, the API's answers and the nemesis.
+"""The facts of a chaos run after its end: plain values, from the rows, the API's answers and the nemesis.
 
-Instants are seconds since 1970 by the machine's one clock.
+Instants are seconds since 1970 by the machine's clock.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ FINAL = {"succeeded": "done", "failed": "failed", "canceled": "canceled", "lost"
 
 @dataclass(frozen=True)
 class Trigger:
-    """One idempotency key that was sent: what may become of it, and the answer; no job_id: none was received."""
+    """One idempotency key of a client: the possible ends of its job, and the answer; job_id is None without one."""
 
     key: str
     kind: str
     may_end: frozenset[str]
-    writes: int = 0  # the rows that a success leaves in `written`
+    writes: int = 0  # the number of rows of a success in `written`
     not_before: float = 0.0
     job_id: str | None = None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the API said of a job, when it had said it; `asked` is `status` or `cancel`."""
+    """An answer of the API about a job, and its time; `asked` is `status` or `cancel`."""
 
     job_id: str
     asked: str
     at: float
-    status: str | None  # None: there is no such job
+    status: str | None  # None: the API knows no such job
     cancel_requested: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of dl_jobs in the end."""
+    """A row of dl_jobs after the run."""
 
     job_id: str
     key: str
@@ -79,7 +79,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Written:
-    """A committed row in the target: by which claim, and how many rows of older claims it found there."""
+    """A committed row in the target: its claim, and the number of rows of older claims at that time."""
 
     job_id: str
     claim: int
@@ -99,7 +99,7 @@ class Stop:
 
 @dataclass
 class History:
-    """All of it; journals and rows in the order of their making."""
+    """All facts; journals and rows in the order of their creation."""
 
     triggers: list[Trigger] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
@@ -108,11 +108,11 @@ class History:
     signs: list[Sign] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     stops: list[Stop] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)  # processes, locks that should be gone, in words
+    left: list[str] = field(default_factory=list)  # remaining processes and locks, in words
     surprises: list[str] = field(default_factory=list)  # answers of the API that no client should get
 
     def story(self, job_id: str) -> list[str]:
-        """Everything about one job in the order of time, for people."""
+        """All facts about one job in the order of time, for people."""
         lines = [(answer.at, f"API    {answer}") for answer in self.answers if answer.job_id == job_id]
         lines += [(event.at, f"event  {event}") for event in self.events if event.job_id == job_id]
         lines += [(sign.at, f"sign   {sign}") for sign in _ends(s for s in self.signs if s.job_id == job_id)]
@@ -124,7 +124,7 @@ class History:
 
 
 def by_job(things: Iterable[T]) -> dict[str, list[T]]:
-    """The things of each job, in their order."""
+    """The items of each job, in their order."""
     found: dict[str, list[T]] = defaultdict(list)
     for thing in things:
         found[thing.job_id].append(thing)  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def by_job(things: Iterable[T]) -> dict[str, list[T]]:
 
 
 def _ends(signs: Iterable[Sign]) -> list[Sign]:
-    """The first, the last and the special signs of each run: the rest say nothing more."""
+    """The first, the last and the special signs of each run; the others add no information."""
     runs: dict[tuple[int, int], list[Sign]] = defaultdict(list)
     for sign in signs:
         runs[sign.claim, sign.pid].append(sign)

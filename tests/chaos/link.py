@@ -1,4 +1,4 @@
-"""The way from a farm to the server, which can be cut: neither side then hears of the other, nor of its end."""
+"""A link between a farm and the server; after a cut neither side receives data of the other, nor its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOCKET = ".s.PGSQL.5432"
 
 
 class Link:
-    """A socket in `folder` that leads to the server's socket in `target`; whole until it is cut."""
+    """A socket in `folder` that forwards to the server's socket in `target`, until it is cut."""
 
     def __init__(self, folder: Path, target: Path) -> None:
         folder.mkdir()
@@ -24,15 +24,15 @@ class Link:
         _run(self._serve)
 
     def cut(self) -> None:
-        """From now on nothing comes through; what is sent waits."""
+        """Hold back all data from now on."""
         self._whole.clear()
 
     def heal(self) -> None:
-        """What has waited goes through, late as it is."""
+        """Forward the held data, and all later data."""
         self._whole.set()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         self.heal()
         self._listener.close()
 
@@ -61,7 +61,7 @@ class Link:
             while data := source.recv(65_536):
                 self._whole.wait()
                 sink.sendall(data)
-        self._whole.wait()  # the end is not heard of either
+        self._whole.wait()  # a cut hides the end of a connection too
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

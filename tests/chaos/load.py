@@ -1,7 +1,7 @@
-"""The jobs of a chaos run, triggered and cancelled over HTTP as clients do, and what the API answered.
+"""The jobs of a chaos run, which clients trigger and cancel over HTTP, and the API's answers.
 
-A client sends a request again, with the same idempotency key, until it is answered 200; nothing but 200, 503 and a lost
-connection may come back. The threads share lists to which they only append.
+A client repeats a request, with the same idempotency key, until the API answers 200. The only other results allowed
+are 503 and a lost connection. The threads share lists, and only append to them.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from .world import QUEUES
 
 CLIENTS = 3
 PAUSE_SEC = (0.05, 0.5)  # between the triggers of one client
-AHEAD = 60  # jobs that are not over yet, at which clients wait: they all have to end in the time to drain
+AHEAD = 60  # unfinished jobs at which clients pause, for all jobs have to end in the time of the drain
 ENDLESS = 600.0
 HOT_KEYS = 6
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job: its pipeline, how long its runs take, and what may become of it."""
+    """A kind of job: its pipeline, the duration of its runs, and its possible ends."""
 
     name: str
     weight: int
     tasks: tuple[str, ...]
     sec: tuple[float, float] = (0.0, 0.4)
     may_end: frozenset[str] = frozenset({"succeeded"})
-    max_attempts: tuple[int, int] = (1000, 1000)  # so many that no nemesis spends them
-    cancel: str = ""  # asked: at a safe point; forced: wherever it is
+    max_attempts: tuple[int, int] = (1000, 1000)  # more than any nemesis can use up
+    cancel: str = ""  # asked: ends at a safe point; forced: ends anywhere
     cancel_after: tuple[float, float] = (0.3, 4.0)
     delay: tuple[float, float] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
@@ -94,11 +94,11 @@ KINDS = (
 
 
 class Unanswered(Exception):
-    """No answer, or one that confirms nothing: the request may be sent again."""
+    """The client got no answer, or one without a confirmation, and may repeat the request."""
 
 
 class Load:
-    """Clients at work in threads of their own until `finish`."""
+    """Clients in threads of their own until `finish`."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.triggers: list[Trigger] = []
@@ -106,9 +106,9 @@ class Load:
         self.surprises: list[str] = []
         self.retries = 0
         self._port = port
-        self._stopping = threading.Event()  # give no new jobs
-        self._over = threading.Event()  # and leave at once
-        self._cancels: list[tuple[float, str, bool]] = []  # when, which, by force
+        self._stopping = threading.Event()  # trigger no more jobs
+        self._over = threading.Event()  # end all threads at once
+        self._cancels: list[tuple[float, str, bool]] = []  # the time, the job, by force or not
         self._unfinished: dict[str, Trigger] = {}
         self._threads = [
             threading.Thread(target=self._trigger_jobs, args=(n, Random(f"{seed}-client-{n}"))) for n in range(CLIENTS)
@@ -121,16 +121,16 @@ class Load:
             thread.daemon = True
 
     def start(self) -> None:
-        """Begin to trigger, to ask and to cancel."""
+        """Begin to trigger, to query and to cancel."""
         for thread in self._threads + self._followers:
             thread.start()
 
     def stop(self) -> None:
-        """Trigger no more; what was sent is sent again until it is acknowledged, and watched until all is over."""
+        """Trigger no more; clients repeat requests without an answer, and watch their jobs until the end."""
         self._stopping.set()
 
     def settled(self) -> bool:
-        """True once the clients have their answers and all their jobs were seen to be over."""
+        """True once the clients have their answers and have seen the end of all their jobs."""
         return not any(thread.is_alive() for thread in self._threads) and not self._unfinished and not self._cancels
 
     def finish(self) -> None:
@@ -208,7 +208,7 @@ class Load:
     # --- HTTP ---
 
     def _patiently(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Until it is answered 200; None when the run is over before."""
+        """Repeat the request until the answer is 200; None when the run ends before."""
         while not self._over.is_set():
             try:
                 status, answer = self._call(method, path, body)

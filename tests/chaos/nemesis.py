@@ -1,6 +1,6 @@
-"""The faults of a chaos run, all chosen by one random generator: the same seed, the same order of faults.
+"""The faults of a chaos run, chosen by one random generator: the same seed gives the same order of faults.
 
-What they hit depends on the moment, so a run with the same seed is alike, not equal.
+Their targets depend on the moment, so two runs with one seed are similar, not equal.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SELECT r.pid, r.farm FROM runs r JOIN dl_jobs j USING (job_id)
 
 @dataclass(frozen=True)
 class Stopped:
-    """A process that is stopped, and when it may go on."""
+    """A stopped process, and the time at which it may go on."""
 
     process: psutil.Process
     farm: str
@@ -47,7 +47,7 @@ class Stopped:
 
 
 class Nemesis:
-    """Strikes at the world; `tend` lets go on what it has stopped."""
+    """Makes faults in the world; `tend` ends those whose time is over."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.count: Counter[str] = Counter()
@@ -55,7 +55,7 @@ class Nemesis:
         self._world = world
         self._random = random
         self._stopped: list[Stopped] = []
-        self._cuts: dict[str, float] = {}  # farms that are cut off, until when
+        self._cuts: dict[str, float] = {}  # the farms that are cut off, and the end of each cut
         world.tenders.append(self.tend)
         self._faults: dict[str, tuple[int, Callable[[], bool]]] = {
             "kill worker": (12, lambda: self._kill("worker")),
@@ -91,39 +91,39 @@ class Nemesis:
         return self._random.uniform(*PAUSE_SEC)
 
     def strike(self) -> None:
-        """One fault of a random kind; counted when it hit something."""
+        """Make a fault of a random kind, and count it if it had a target."""
         (name,) = self._random.choices(list(self._faults), [weight for weight, _ in self._faults.values()])
         with suppress(psutil.Error, psycopg.Error, ProcessLookupError):
             if self._faults[name][1]():
                 self.count[name] += 1
 
     def tend(self) -> None:
-        """Let those go on whose time has come."""
+        """End the stops and cuts whose time is over."""
         for stopped in [stopped for stopped in self._stopped if stopped.until <= time.time()]:
             self._resume(stopped)
         for farm in [farm for farm, until in self._cuts.items() if until <= time.time()]:
             self._heal_link(farm)
 
     def heal(self) -> None:
-        """Let all go on."""
+        """End all stops and cuts."""
         for stopped in list(self._stopped):
             self._resume(stopped)
         for farm in list(self._cuts):
             self._heal_link(farm)
 
-    # --- whom ---
+    # --- targets ---
 
     def _victims(self, role: str) -> list[tuple[str, psutil.Process]]:
         """The processes of a role, with their farm."""
         return [(p.farm, process) for p in self._world.programs for process in _processes(p, role)]
 
     def _victim(self, role: str) -> tuple[str, psutil.Process] | None:
-        # Drawn first, so that the generator's state does not depend on who is there.
+        # Drawn first, so that the generator's state does not depend on the present processes.
         chance = self._random.random()
         victims = self._victims(role)
         return victims[int(chance * len(victims))] if victims else None
 
-    # --- what ---
+    # --- faults ---
 
     def _signal(self, role: str, number: signal.Signals) -> bool:
         victim = self._victim(role)
@@ -151,7 +151,7 @@ class Nemesis:
         return bool(victims)
 
     def _stop_writer(self) -> bool:
-        """Stop a worker in the middle of a transaction in the target, for longer than its claim lasts."""
+        """Stop a worker during a transaction in the target, for longer than its lease."""
         until = time.time() + self._random.uniform(*LONG_SEC)
         for pid, farm in self._world.query(_WRITER):
             process = psutil.Process(pid)
@@ -174,7 +174,7 @@ class Nemesis:
         self.stops.append(Stop(stopped.farm, stopped.role, stopped.process.pid, stopped.since, time.time()))
 
     def _cut(self, sec: tuple[float, float]) -> bool:
-        """A farm and the server do not hear each other; its pipelines still reach their target."""
+        """Cut a farm off from the server; the farm's pipelines still reach their target."""
         until = time.time() + self._random.uniform(*sec)
         farm = self._random.choice(FARMS)
         self._cuts[farm] = max(until, self._cuts.get(farm, 0.0))
@@ -195,7 +195,7 @@ class Nemesis:
         return rows[0][0] if rows else None
 
     def _stop_backend(self) -> bool:
-        """A server that is silent to one client; what holds a lock in it holds it up for the others too."""
+        """Stop one backend: the server is silent to one client, and the backend's locks hold up the others."""
         until = time.time() + self._random.uniform(1, 6)
         pid = self._backend()
         if pid is not None:
@@ -210,16 +210,16 @@ class Nemesis:
         return pid is not None
 
     def _restart(self, number: signal.Signals) -> bool:
-        """Stop and start the server; now and then it is away for longer than the leases."""
+        """Stop and start the server; sometimes it is away for longer than the leases."""
         away = self._random.choice([0.0, 0.0, 1.0, 3.0, 8.0])
         for stopped in [stopped for stopped in self._stopped if stopped.role == "backend"]:
-            self._resume(stopped)  # or a fast stop waits for it
+            self._resume(stopped)  # a fast stop would wait for it
         self._world.restart_server(number, away)
         return True
 
 
 def _processes(program: Program, role: str) -> list[psutil.Process]:
-    """Those processes of a program that have this role."""
+    """The processes of a program with this role."""
     if role in ("worker", "keeper"):
         return program.children(f"dataloader: {role}")
     names = {"supervisor": "workers", "reaper": "reaper", "api": "api"}

@@ -1,8 +1,8 @@
-"""What the jobs of a chaos run do. Each run leaves signs of life, by which overlaps are seen.
+"""The pipelines of a chaos run. Each run leaves signs of life, which show overlaps.
 
-A sign carries the instant at which this process ran, by the machine's clock, which all farms of the run share. It is
-kept until the database takes it: a run goes on, and may be a zombie, while the database is away. Signs, and what is
-written in the target, do not go by the farm's link, so that a farm which is cut off is seen to go on.
+A sign has the instant at which its process ran, by the machine's clock, which all farms share. The process keeps a
+sign until the database takes it, since a run goes on, perhaps as a zombie, while the database is away. Signs and rows
+of the target do not pass the farm's link, so that they show the work of a farm that is cut off.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CREATE TABLE written (
 CREATE INDEX ON written (job_id);
 """
 SIGN_SEC = 0.1
-AGAIN_SEC = 0.3  # after a failure, until the database is asked again
+AGAIN_SEC = 0.3  # from a failure to the next try to reach the database
 
 _NOTE = (
     "INSERT INTO runs (job_id, claim, attempt, lock_key, pid, farm, what, at) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
@@ -62,7 +62,7 @@ class Diary:
 
     def _write(self) -> None:
         if self._conn is None:
-            # A lost sign is lost evidence and no more: not worth a flush to the disk.
+            # A lost sign is only lost evidence, and not worth a flush to the disk.
             self._conn = psycopg.connect(
                 os.environ["CHAOS_DSN"], autocommit=True, connect_timeout=2, options="-c synchronous_commit=off"
             )
@@ -71,14 +71,14 @@ class Diary:
             self._unwritten.pop(0)
 
     def close(self) -> None:
-        """Let the connection go; a later note opens another."""
+        """Close the connection; a later note opens another."""
         conn, self._conn = self._conn, None
         if conn is not None:
             conn.close()
 
 
 def _steps(diary: Diary, sec: float) -> Iterator[Progress]:
-    """Sleep so long, with a sign and a safe point after each slice."""
+    """Sleep `sec` seconds, with a sign and a safe point after each slice."""
     diary.note("start")
     began = time.monotonic()
     while (passed := time.monotonic() - began) < sec:
@@ -90,14 +90,14 @@ def _steps(diary: Diary, sec: float) -> Iterator[Progress]:
 
 @register("chaos.steps")
 def steps(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """A generator: `sec` seconds of small steps."""
+    """Take `sec` seconds of small steps, as a generator."""
     with closing(Diary(context)) as diary:
         yield from _steps(diary, args["sec"])
 
 
 @register("chaos.plain")
 def plain(args: dict[str, Any], context: Context) -> None:
-    """The same without any safe point."""
+    """Take `sec` seconds without a safe point, as a plain function."""
     with closing(Diary(context)) as diary:
         for _ in _steps(diary, args["sec"]):
             pass
@@ -105,7 +105,7 @@ def plain(args: dict[str, Any], context: Context) -> None:
 
 @register("chaos.awaits")
 async def awaits(args: dict[str, Any], context: Context) -> None:
-    """The same as a coroutine."""
+    """Take `sec` seconds, as a coroutine."""
     import asyncio
 
     with closing(Diary(context)) as diary:
@@ -119,7 +119,7 @@ async def awaits(args: dict[str, Any], context: Context) -> None:
 
 @register("chaos.holds_the_gil")
 def holds_the_gil(args: dict[str, Any], context: Context) -> None:
-    """One C call that lets no other thread run, and no signal handler either; it costs no CPU."""
+    """Sleep in one C call that lets no other thread and no signal handler run."""
     with closing(Diary(context)) as diary:
         diary.note("start")
         poll = ctypes.PyDLL(None).poll
@@ -131,7 +131,7 @@ def holds_the_gil(args: dict[str, Any], context: Context) -> None:
 
 @register("chaos.errs")
 def errs(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Fail after `sec` seconds, for good where `permanent`."""
+    """Fail after `sec` seconds, with a permanent error if `permanent`."""
     with closing(Diary(context)) as diary:
         yield from _steps(diary, args["sec"])
     raise PermanentError("no use") if args.get("permanent") else ValueError("bad luck")
@@ -139,7 +139,7 @@ def errs(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 
 @register("chaos.dies")
 def dies(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Take the worker along, by the signal `by`, or by an exit where that is 0."""
+    """Kill the worker by the signal `by`, or, where `by` is 0, by an exit."""
     with closing(Diary(context)) as diary:
         yield from _steps(diary, args["sec"])
     if args["by"] == 0:
@@ -150,7 +150,7 @@ def dies(args: dict[str, Any], context: Context) -> Iterator[Progress]:
 
 @register("chaos.writes")
 def writes(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Write a row into the target that says how many rows of older runs were there, and commit `sec` seconds later."""
+    """Write a row with the number of rows of older runs into the target, and commit `sec` seconds later."""
     with closing(Diary(context)) as diary:
         with context.transaction() as conn:
             conn.execute(_WRITE, {"job_id": context.job_id, "claim": context.claim})
@@ -167,13 +167,13 @@ def writes_often(args: dict[str, Any], context: Context) -> None:
             with context.transaction() as conn:
                 conn.execute(_WRITE, {"job_id": context.job_id, "claim": context.claim})
                 diary.note()
-                time.sleep(SIGN_SEC)  # before the commit: with that a process begins which was stopped here
+                time.sleep(SIGN_SEC)  # before the commit: a process that was stopped here goes on with the commit
         diary.note("end")
 
 
 @register("chaos.parent")
 def parent(args: dict[str, Any], context: Context) -> Iterator[Progress]:
-    """Leave a child behind that would outlive the job; out of its group where `daemon`."""
+    """Leave a child that would outlive the job, outside the job's process group if `daemon`."""
     mark = os.environ["CHAOS_MARK"]
     if args.get("daemon"):
         subprocess.run(["/bin/sh", "-c", f"setsid /bin/sleep {mark} &"], check=True)

@@ -1,7 +1,7 @@
-"""The server and the programs of a chaos run, as real processes; whatever dies is started again.
+"""The server and the programs of a chaos run, as real processes; a process that dies is started again.
 
-All processes of the run are our descendants, also those whose parents were killed (we are their subreaper), so that
-nothing can be left behind. Not for threads: a child of a thread would end with it.
+All processes of the run are our descendants, also orphans, for we are their subreaper; so none can be left behind. Only
+the main thread may start them, since a child ends with the thread that started it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SETTINGS = {
     "DL_CLAIM_BACKOFF_SEC": "2",
 }
 RESTART_SEC = 1.0  # between two starts of a program
-STOP_SEC = 25.0  # a drain, the grace, the keeper's settling, and a slow machine
+STOP_SEC = 25.0  # a drain, the grace, the keeper's recovery, and a slow machine
 
 
 class Program:
@@ -71,33 +71,35 @@ class Program:
                 stderr=out,
                 stdin=subprocess.DEVNULL,
                 cwd=self.log.parent,
-                start_new_session=True,  # Ctrl-C is ours
+                start_new_session=True,  # Ctrl-C reaches only us
                 preexec_fn=embedded.dies_with_us(signal.SIGTERM),
             )
 
     def tend(self) -> None:
-        """Start it again if it has ended, as supervisord would."""
+        """Start the program again if it has ended, as supervisord does."""
         if self.process.poll() is not None and time.monotonic() > self._started + RESTART_SEC:
             self.process = self._start()
 
     def children(self, title: str) -> list[psutil.Process]:
-        """Its children whose process title contains `title`."""
+        """The program's children whose process title contains `title`."""
         with suppress(psutil.Error):
             return [child for child in psutil.Process(self.process.pid).children() if title in title_of(child)]
         return []
 
 
 class World:
-    """A server, two farms, one API; as a context manager it leaves nothing behind."""
+    """A server, two farms, one API; a context manager, whose end removes all of them."""
 
     def __init__(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="dl-chaos-"))
-        self.root.chmod(0o711)  # as root the server runs as another user, who has to get through
-        self.mark = f"{100_000 + os.getpid()}"  # the seconds that pipelines' children sleep: by these they are known
+        self.root.chmod(0o711)  # for root the server runs as another user, which has to enter this folder
+        self.mark = (
+            f"{100_000 + os.getpid()}"  # pipelines' children sleep for this number of seconds, which identifies them
+        )
         self.programs: list[Program] = []
         self.links: dict[str, Link] = {}  # by farm
-        self.tenders: list[Callable[[], None]] = []  # what else is to be seen to while time passes
-        self.keep = False  # the files
+        self.tenders: list[Callable[[], None]] = []  # called while time passes
+        self.keep = False  # the files, after the end
         self._logs = self.root / "logs"
         self._logs.mkdir()
         self.server: embedded.Server | None = None
@@ -143,7 +145,7 @@ class World:
         self.programs.append(Program(farm, name, env, self._logs / f"{farm}-{name}.log"))
 
     def tend(self) -> None:
-        """Start what has ended, bury what was left to us, and see to the rest."""
+        """Call the tenders, start programs that have ended, and reap orphans."""
         for tend in self.tenders:
             tend()
         for program in self.programs:
@@ -155,13 +157,13 @@ class World:
 
     def query(self, statement: str, *parameters: Any) -> list[Any]:
         """The rows of a statement, over a connection of its own; psycopg.Error while the server is away or silent."""
-        # It may wait for a backend that we have stopped, and that only we let go on.
+        # The statement may wait for a backend that we stopped, so the wait has a limit.
         with db.connect(self.dsn, name="chaos", schema="public", connect_timeout=3, answer_within=3) as conn:
             cursor = conn.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
 
     def restart_server(self, number: signal.Signals, away_sec: float) -> None:
-        """Stop the server by SIGINT (fast) or SIGQUIT (immediate), and start it again after so long."""
+        """Stop the server by SIGINT (fast) or SIGQUIT (immediate), and start it again after `away_sec` seconds."""
         self.server.process.send_signal(number)
         self.wait(20, lambda: self.server.process.poll() is not None)
         self.server.stop()
@@ -169,7 +171,7 @@ class World:
         self.server = self._serve()
 
     def wait(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Let time pass, with all programs kept up, until it is `enough`; whether it was."""
+        """Keep all programs running until `enough` is true or the time is over; the last value of `enough`."""
         until = time.monotonic() + seconds
         while not enough():
             if (left := until - time.monotonic()) <= 0:
@@ -179,12 +181,12 @@ class World:
         return True
 
     def marked(self) -> list[int]:
-        """The children of pipelines that live."""
+        """The living children of pipelines."""
         found = psutil.process_iter(["cmdline", "status"])
         return [p.pid for p in found if (p.info["cmdline"] or [""])[-1] == self.mark and p.info["status"] != "zombie"]
 
     def stop_programs(self) -> list[str]:
-        """End all programs as an operator would; what of them does not end well or at all, in words."""
+        """End all programs by SIGTERM; a text for each that exits wrongly or not at all."""
         for program in self.programs:
             program.process.send_signal(signal.SIGTERM)
         wrong = [text for program in self.programs for text in _ended(program)]
@@ -199,9 +201,9 @@ class World:
         return []
 
     def _others(self) -> list[tuple[int, str]]:
-        """Our descendants that live, without the server's."""
+        """Our living descendants, without the server's."""
         servers = self._servers()
-        return [(p.pid, title_of(p)) for p in psutil.Process().children(True) if p.pid not in servers and not _bury(p)]
+        return [(p.pid, title_of(p)) for p in psutil.Process().children(True) if p.pid not in servers and not _reap(p)]
 
     def _servers(self) -> set[int]:
         pid = self.server.process.pid if self.server else None
@@ -216,7 +218,7 @@ class World:
         return found
 
     def close(self) -> None:
-        """Kill what is left of everything, and remove its files."""
+        """Kill all remaining processes, and remove the files."""
         for pid, _ in self._others():
             _send(pid, signal.SIGKILL)
         for program in self.programs:
@@ -232,7 +234,7 @@ class World:
 
 
 def title_of(process: psutil.Process) -> str:
-    """The title of a process, empty when it is gone."""
+    """The title of a process; "" after its end."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -252,8 +254,8 @@ def _ended(program: Program) -> list[str]:
     return [f"{program.farm} {program.name} exited with {status} after SIGTERM"] if status else []
 
 
-def _bury(process: psutil.Process) -> bool:
-    """Take leave of a process that has ended; False when it lives."""
+def _reap(process: psutil.Process) -> bool:
+    """Reap a process that has ended; False when it lives."""
     try:
         if process.status() != psutil.STATUS_ZOMBIE:
             return False

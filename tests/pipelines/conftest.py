@@ -1,4 +1,4 @@
-"""What the pipelines' tests share: a context on a real database, and a pipeline run to its end."""
+"""Fixtures of the pipelines' tests: a context on a real database, and a pipeline run to its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Run = Callable[..., list[Any]]
 
 @pytest.fixture
 def context(dsn: str, tmp_path: Path) -> Context:
-    """A job's context: its transactions are in the test's database, its data folder is the test's own."""
+    """A job's context with transactions in the test's database and a data folder of the test."""
     pipelines.load([])
 
     @contextmanager
@@ -59,13 +59,13 @@ def run(context: Context) -> Run:
 
 @pytest.fixture
 def job(dsn: str, tmp_path: Path) -> Callable[..., Result]:
-    """Run a job as a worker would, until its status is final."""
+    """Run a job as a worker does, until its status is final."""
     return partial(testing.run, dsn=dsn, data_dir=tmp_path)
 
 
 @pytest.fixture
 def rows(dsn: str) -> Callable[[str], list[Any]]:
-    """Ask the test's database."""
+    """Query the test's database."""
 
     def rows(query: str) -> list[Any]:
         with psycopg.connect(dsn, autocommit=True) as conn:

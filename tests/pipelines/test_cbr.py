@@ -1,4 +1,4 @@
-"""What `load.cbr.rates` promises, against a server that answers as the Bank of Russia does."""
+"""The promises of `load.cbr.rates`, against a server with answers of the Bank of Russia."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Rows = Callable[[str], list[Any]]
 
 @dataclass
 class Bank:
-    """What the server answers, and what it was asked."""
+    """The server's answers and the received requests."""
 
     base: str = ""
     status: int = 200
-    body: bytes | None = None  # instead of the file for the day asked for
+    body: bytes | None = None  # replaces the file of the requested day
     headers: dict[str, str] = field(default_factory=dict)
-    moved: str = ""  # where an address with /moved in it leads
+    moved: str = ""  # the target of a redirect from an address with /moved
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
     def answer(self, path: str) -> bytes:
@@ -46,7 +46,7 @@ class Bank:
 
 @pytest.fixture
 def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
-    """A server on a port of its own, named by CBR_BASE_URL."""
+    """A server on a free port, with CBR_BASE_URL set to it."""
     bank = Bank()
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,7 +77,7 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bank]:
 
 @pytest.fixture
 def permanent(run: Run, bank: Bank) -> Callable[..., str]:
-    """Run the pipeline, see a permanent error, and return its text."""
+    """Run the pipeline, which has to raise PermanentError, and return the error's text."""
 
     def permanent(**args: Any) -> str:
         with pytest.raises(PermanentError) as caught:

@@ -1,4 +1,4 @@
-"""What `load.csv` promises: the file's rows, all or nothing, and where a bad one is."""
+"""The promises of `load.csv`: the file's rows, all or nothing, and the place of a bad row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(run: Run, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def refused(load: Run, rows: Rows) -> Refused:
-    """Load these bytes, see a permanent error and an unchanged database, and return the error's text."""
+    """Load these bytes, which has to raise PermanentError and change no row, and return the error's text."""
 
     def refused(content: bytes, **args: Any) -> str:
         before = _tables(rows)
@@ -193,7 +193,7 @@ def test_a_lone_backslash_dot_is_data(load: Run, rows: Rows) -> None:
     assert [value for (value,) in rows('SELECT id FROM t ORDER BY id COLLATE "C"')] == ["1", "2", "\\.", "a\n\\.\nb"]
 
 
-# What is wrong with a file, and where
+# Faults in a file, and their places
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_links_and_absolute_paths_within_the_folder(run: Run, tmp_path: Path, ro
 
 
 def test_ended_at_any_safe_point(job: Callable[..., Result], rows: Rows, tmp_path: Path) -> None:
-    """Cancelled it leaves nothing; killed and run again, the rows of the file."""
+    """A canceled run leaves no row; after a killed run, the next one loads the file's rows."""
     (tmp_path / "f.csv").write_text("id\n1\n2\n3\n")
     load = partial(job, "load.csv", LOAD | {"path": "f.csv", "batch_rows": 1})
     points = range(1, load().steps + 1)

@@ -1,4 +1,4 @@
-"""The README's pipeline, as it is printed."""
+"""The README's pipeline, with the README's text."""
 
 from __future__ import annotations
 

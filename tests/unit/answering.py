@@ -1,4 +1,4 @@
-"""A service for the tests of those who ask one: it answers as it is told, and remembers what it was asked."""
+"""An HTTP service for tests of clients: it gives the answers of a list, and keeps the requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STARTED = {"job_id": ID, "status": "queued"}
 
 
 class Asked(NamedTuple):
-    """A request as it came."""
+    """A request as received."""
 
     method: str
     path: str
@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is answered to one request; `raw` instead of a document, `close` ends the connection without an answer."""
+    """The answer to one request; `raw` replaces the document, `close` ends the connection without an answer."""
 
     status: int = 200
     document: Any = None
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 
 class Service:
-    """Answers the answers of its list in their order, the last one for ever."""
+    """Gives the answers of its list in their order, and repeats the last one."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []

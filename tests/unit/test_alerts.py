@@ -1,4 +1,4 @@
-"""The alert rules of docs/operating.md, evaluated by promtool: each fires when it should and is silent when not."""
+"""The alert rules of docs/operating.md, evaluated by promtool: each fires in its case, and in no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED = 'dl_job_steps_total{queue="q",task="t",step="failed"}'
 OK_200 = 'dl_http_requests_total{instance="farm1:8081",pid="1",method="GET",route="/",status="200"}'
 ERROR_503 = 'dl_http_requests_total{instance="farm1:8081",pid="1",method="GET",route="/",status="503"}'
 Q, QT = {"queue": "q"}, {"queue": "q", "task": "t"}
-# A farm on which all is well, a sample a minute for six hours.
+# A healthy farm: a sample a minute for six hours.
 WELL = {
     'up{job="dataloader",instance="farm1:8081"}': "1x360",
     "dl_scrape_error": "0x360",
@@ -45,7 +45,7 @@ WELL = {
     OK_200: "0+100x360",
     ERROR_503: "0+1x360",
 }
-# Per alert: what is other than WELL from the second hour on, when the alert has to fire, and with which labels.
+# Per alert: the differences to WELL from the second hour on, the time when the alert has to fire, and its labels.
 ILL: dict[str, tuple[dict[str, str], str, dict[str, str]]] = {
     "ApiDown": ({'up{job="dataloader",instance="farm1:8081"}': "1x60 0x60"}, "65m",
                 {"job": "dataloader", "instance": "farm1:8081"}),
@@ -70,7 +70,7 @@ pytestmark = pytest.mark.skipif(not PROMTOOL, reason="promtool (Debian package p
 
 @pytest.fixture
 def rules(tmp_path: Path) -> Path:
-    """The rules of the page, in a file of their own."""
+    """The page's rules in a file."""
     (block,) = re.findall(r"```yaml\n(# dataloader\.rules\.yml\n.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "rules.yml").write_text(block)
     return tmp_path / "rules.yml"
@@ -101,7 +101,7 @@ def test_the_rules_are_rules(rules: Path) -> None:
 
 
 def test_each_alert_fires_when_it_should_and_no_other_does(rules: Path, tmp_path: Path) -> None:
-    """And none on a farm where all is well; an alert without a case here fails the test."""
+    """No alert fires on a healthy farm. An alert without a case here fails the test."""
     assert sorted(names(rules)) == sorted(ILL)
     well = _case(WELL, "120m", {name: [] for name in ILL})
     ill = [

@@ -1,4 +1,4 @@
-"""The bench's arithmetic, and what it draws."""
+"""The bench's arithmetic, and its drawings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_percentile_is_within_a_hundred(percent: float) -> None:
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
-    """A machine that is ten times slower for one round changes neither."""
+    """A round in which the machine is ten times slower leaves the ratio unchanged."""
     assert paired_ratio([100, 10, 110], [200, 20, 200]) == 0.5
 
 
@@ -163,7 +163,7 @@ def test_marks_come_through_a_pipe_one_by_one(tmp_path: Path, monkeypatch: pytes
 
 
 def results(*lines: Line) -> dict[str, Any]:
-    """A document as the bench writes it."""
+    """A document of the bench."""
     server = {"server_version": "15.1", "fsync": "on", "synchronous_commit": "on", "shared_buffers": "163848kB"}
     machine = {"cores": 2, "cpu": "CPU", "python": "3.11", "postgresql": server}
     document = {"machine": machine, "rounds": 5, "measured_at": "2026-01-31T00:00:00+00:00"}
@@ -192,7 +192,7 @@ def test_the_page_gets_the_table_between_its_marks(tmp_path: Path) -> None:
         Line.skipped("enqueue", "bulk", "why"),
     ]
     file.write_text(json.dumps(results(*lines)))
-    for _ in range(2):  # again changes nothing
+    for _ in range(2):  # a second run changes nothing
         assert plot.main([str(file), str(tmp_path)]) == 0
         text = page.read_text()
     assert text.startswith("before\n<!-- results -->\n")

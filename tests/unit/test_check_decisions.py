@@ -1,4 +1,4 @@
-"""check: what follows from the facts, without a database."""
+"""check: the findings from given facts, without a database."""
 
 from __future__ import annotations
 

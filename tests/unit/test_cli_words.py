@@ -1,4 +1,4 @@
-"""The command line without a farm: what is shown, what is said of errors, what doctor finds."""
+"""The command line without a farm: its output, its errors, doctor's findings."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_each_end_has_its_exit_status(service: Service, status: str, code: int) 
     done = run("trigger", "noop", "--wait", "--timeout", "0")
     assert done.exit_code == code
     assert "\x1b" not in done.output
-    if code != 13:  # a state that a newer service may know is no end
+    if code != 13:  # an unknown state, of a newer service, is no end
         assert json.loads(done.stdout)["status"] == status
 
 
 def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) -> None:
-    """A job that waits 30 s for its second attempt would otherwise look as if it waited for its turn."""
+    """Without the sentence, a job that waits 30 s for its second attempt would seem to wait for its turn."""
     due = (datetime.now(UTC) + timedelta(seconds=30)).isoformat()
     waits = {"waiting_for": {"reason": "time", "until": due}, "max_attempts": 5}
     first = state("queued", attempt=1, error="no pipeline 'nop'\x1b[2J\n\nTraceback", **waits)
@@ -114,7 +114,7 @@ def test_the_token_comes_from_the_environment_or_a_file_and_is_not_shown(
     results.append(run("status", ID))
     monkeypatch.setenv("WORKERS_JSON", "broken")
     monkeypatch.setenv("DL_TOKEN", TOKEN)
-    results.append(run("status", ID, "--url", service.url))  # for which this machine's settings need not be right
+    results.append(run("status", ID, "--url", service.url))  # this way ignores wrong settings of this machine
     assert {asked.headers["authorization"] for asked in service.asked} == {f"Bearer {TOKEN}"}
     assert len(service.asked) == 4
     for result in results:
@@ -237,7 +237,7 @@ def test_what_a_job_is_at() -> None:
 def test_all_dead_jobs_of_a_queue_that_nobody_has_counted(
     service: Service, counted_at: str | None, steps: int, changed: int
 ) -> None:
-    """An answer counts the first thousand: where no reaper has counted the rest, the steps go on until none is left."""
+    """An answer counts up to a thousand jobs. Until a reaper counts the rest, the steps go on until none is left."""
     queue = {"queue": "q", "dead": 1_000, "counted_at": counted_at}
     overview = {"at": NOW.isoformat(), "total": queue | {"queue": None}, "queues": [queue]}
     some = [Answer(document={"queue": "q", "changed": number}) for number in (1_000, 500, 0)]
@@ -255,7 +255,7 @@ def test_how_long_a_job_took_is_said_of_its_last_run() -> None:
 
 
 def test_doctor_names_workers_that_show_themselves_no_more() -> None:
-    """Their rows are not renewed: the machine is gone, or supervisor and keeper are stopped as well."""
+    """No process renews the rows of the workers: the machine is gone, or supervisor and keeper are stopped too."""
     job = a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"})
     silent = [Worker("w", host="vm-1", queue="q", state="idle", is_live=False, seen_at=NOW - timedelta(seconds=45))]
     (finding, *_) = doctor.diagnose(case(job, silent=silent))
@@ -397,7 +397,7 @@ def test_a_stream_that_is_no_terminal_gets_whole_lines() -> None:
 def test_following_a_quiet_queue_begins_at_the_end_of_the_journal(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its last event may be millions of rows back, which no request can read through."""
+    """The last event of the queue may be millions of rows back, more than a request can read."""
     now = {"ts": NOW.isoformat(), "kind": "queued", "payload": {}, "job_id": ID, "queue": "quiet"}
     answers = [[], [now | {"event_id": 7_000_000}], [now | {"event_id": 7_000_001}]]
     service.answers = [Answer(document={"events": events}) for events in answers]

@@ -1,4 +1,4 @@
-"""The client against a service that answers as it is told: retries, time limits, long polls, what never leaves."""
+"""The client against a service with given answers: retries, time limits, long polls, and secrets, which stay here."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_every_wait_ends(service: Service) -> None:
     begun = time.monotonic()
     with pytest.raises(Unavailable, match="timed out"):
         Client(service.url, timeout=0.2, patience=0).status(ID)
-    silent = socket.create_server(("127.0.0.1", 0))  # accepts and says nothing
+    silent = socket.create_server(("127.0.0.1", 0))  # the service accepts the connection and does not answer
     with silent, pytest.raises(Unavailable, match="timed out"):
         Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2, patience=0).status(ID)
     assert time.monotonic() - begun < 1
@@ -188,7 +188,7 @@ def test_an_answer_that_ends_early_is_none(service: Service) -> None:
 def test_a_wait_polls_with_what_it_knows_and_tells_of_changes(service: Service, client: Client) -> None:
     service.answers = [
         Answer(document=state("queued"), headers={"ETag": 'W/"1"'}),
-        Answer(304, headers={"ETag": 'W/"1"', "Retry-After": "1"}),  # too many wait already
+        Answer(304, headers={"ETag": 'W/"1"', "Retry-After": "1"}),  # the service has too many long polls
         problem(503, "unavailable"),
         Answer(close=True),
         Answer(document=state("running", progress={"processed": 1, "total": 4}), headers={"ETag": 'W/"2"'}),
@@ -206,7 +206,7 @@ def test_a_wait_polls_with_what_it_knows_and_tells_of_changes(service: Service, 
 
 
 def test_a_wait_ends_in_time_whatever_the_service_does(service: Service, client: Client) -> None:
-    service.answers = [Answer(document=state("running"))]  # an older one, which waits for nothing
+    service.answers = [Answer(document=state("running"))]  # an older service, without long polls
     with pytest.raises(WaitTimeout) as caught:
         client.wait(ID, 1)
     assert caught.value.job
@@ -248,7 +248,7 @@ def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Clien
     service.answers = [Answer(document={"queue": "a/b ?", "paused_at": None})]
     assert client.pause("a/b ?").queue == "a/b ?"
     assert service.asked[-1].path == "/api/v1/queues/a%2Fb%20%3F/pause"
-    client.pause("..")  # which proxies would take out of the path
+    client.pause("..")  # proxies would remove these from the path
     assert service.asked[-1].path == "/api/v1/queues/-/pause?name=.."
     client.limit(".", None)
     assert service.asked[-1].path == "/api/v1/queues/-/limit?name=."

@@ -1,4 +1,4 @@
-"""config: what is read, what is refused, and that a refusal never shows a value."""
+"""config: its sources, its refusals, which never show a value."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_dotenv_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / ".env").write_text("APP_PORT=1\n")
-    monkeypatch.setattr(Path, "read_text", refused)  # root may read everything
+    monkeypatch.setattr(Path, "read_text", refused)  # root may read any file, so the error is simulated
     with pytest.raises(ConfigError, match=r"^\.env cannot be read: Permission denied$"):
         load()
 

@@ -1,4 +1,4 @@
-"""The dashboard's pure parts: how values are shown, what is wrong, which buttons there are; and what is vendored."""
+"""The dashboard's pure parts: the forms of values, the alerts, the buttons; and its vendored files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
     assert moment(NOW) == (
         '<time datetime="2026-11-21T12:00:00Z" title="2026-11-21 12:00:00.000000 UTC">15:00:00</time>'
     )
-    assert ">00:30:00<" in moment(NOW.replace(day=20, hour=21, minute=30))  # today, there
+    assert ">00:30:00<" in moment(NOW.replace(day=20, hour=21, minute=30))  # today in that zone
     assert ">20 Nov 15:00:00<" in moment(NOW - timedelta(days=1))
     assert ">21 Nov 2025 15:00<" in moment(NOW - timedelta(days=365))
     assert moment("2026-11-21T12:00:00+00:00") == moment(NOW)
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]
     assert of([silent | {"state": "dead"}]) == []
     held = {"kind": "session", "pid": 7, "user": "bi", "application": "report", "age_sec": 4_000.0, "xids": 5}
-    assert of(postgres={"held_by": held}) == []  # an old transaction beside an idle queue does no harm
+    assert of(postgres={"held_by": held}) == []  # beside an idle queue an old transaction does no harm
     assert of(postgres={"held_by": held, "jobs_dead_tuples": 50_000}) == [
         "The database session of bi (report), backend 7, has held back vacuum for 1 h 6 min:"
         " 50,000 dead rows of dl_jobs cannot be removed."
@@ -135,7 +135,7 @@ def test_viewers_share_an_answer_but_not_a_failure() -> None:
         asked.append(1)
         if len(asked) == 1:
             raise ConnectionError
-        return shared.ask(question) if len(asked) == 2 else len(asked)  # somebody else asks meanwhile: for himself
+        return shared.ask(question) if len(asked) == 2 else len(asked)  # a second caller asks meanwhile
 
     with pytest.raises(ConnectionError):
         shared.ask(question)
@@ -146,7 +146,7 @@ def test_viewers_share_an_answer_but_not_a_failure() -> None:
 
 @pytest.mark.parametrize("folder", VENDOR, ids=("shipped", "tests"))
 def test_what_is_vendored_is_what_was_published(folder: Path) -> None:
-    """Every file is in the list of checksums, has its own, and brings its licence."""
+    """Every file is in the list of checksums, matches its checksum, and has its licence."""
     listed = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text("utf-8").splitlines())
     files = {path.name for path in folder.iterdir()} - {"SHA256SUMS"}
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files} == listed

@@ -1,4 +1,4 @@
-"""The documents: each is on the map, and no link in them leads nowhere."""
+"""The documents: the README names each, and every link has a target."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 
 
 def text_of(page: Path) -> str:
-    """The page without its blocks of code."""
+    """The page without its code blocks."""
     return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub makes of the headings."""
+    """The anchors that GitHub makes of the headings."""
     titles = re.findall(r"^#+ (.*)$", text_of(page), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -53,7 +53,7 @@ def test_the_index_of_decisions_names_every_page_and_every_old_number() -> None:
 
 
 def test_long_pages_name_their_sections() -> None:
-    """A page that begins with a list of its sections names all of them."""
+    """A list of sections at the begin of a page names all sections."""
     for name in ("operating.md", "troubleshooting.md"):
         page = ROOT / "docs" / name
         sections = {f"(#{anchor})" for anchor in anchors(page)}
@@ -72,7 +72,7 @@ OTHERS_NAME = re.compile(
 
 
 def published_texts() -> list[Path]:
-    """Every file of the checkout that git knows and that is text, but for this one."""
+    """Every text file of the checkout that git tracks, except this one."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
     names = listed.stdout.decode().split("\0") if listed.returncode == 0 else []
     files = [ROOT / name for name in names if name] or [path for path in ROOT.rglob("*") if ".venv" not in path.parts]

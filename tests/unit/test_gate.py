@@ -1,4 +1,4 @@
-"""gate: which requests may go to the database, decided by a clock that the test holds."""
+"""gate: requests that may go to the database, by a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_a_database_that_is_away_closes_the_gate(error: Exception, closes: 
     gate = Gate(2)
     with pytest.raises(type(error)), gate.passed(monotonic() + 1):
         raise error
-    with gate.passed(monotonic() + 1):  # the first that comes afterwards, or one that tries
+    with gate.passed(monotonic() + 1):  # the first request afterwards, or a request that tries
         if closes:
             with pytest.raises(Busy), gate.passed(monotonic() + 1):
                 pass

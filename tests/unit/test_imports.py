@@ -19,7 +19,7 @@ PROCESSES = {"worker", "keeper", "reaper", "supervisor"}
 
 
 def rule() -> dict[str, set[str]]:
-    """The table in the docstring: module -> what it may import."""
+    """The table in the docstring: each room with the rooms that it may import."""
     allowed = {}
     for line in (dataloader.__doc__ or "").splitlines():
         if row := re.match(r"    (\w+) +\S.*?  +(\S.*)$", line):
@@ -36,7 +36,7 @@ def modules() -> list[str]:
 
 @cache
 def imported(path: Path) -> set[str]:
-    """Everything that a file imports, dotted."""
+    """The dotted names of all imports in a file."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -79,7 +79,7 @@ def test_only_api_knows_flask(module: str) -> None:
 
 @pytest.mark.parametrize("module", modules())
 def test_only_bench_and_what_people_ask_know_rich(module: str) -> None:
-    """It costs each worker some MB, and draws for people."""
+    """rich costs each worker some MB, and only people read its output."""
     names = {name.split(".")[0] for name in imported(ROOT / module)}
     assert "rich" not in names or (module.startswith(("bench/", "cli/")) and module != "cli/main.py")
 
@@ -93,7 +93,7 @@ def test_a_program_of_a_farm_holds_nothing_of_what_people_ask() -> None:
 
 @pytest.mark.parametrize("module", [module for module in modules() if not module.startswith("bench/")])
 def test_nobody_imports_bench_at_the_top(module: str) -> None:
-    """The command line does when the command is given."""
+    """The command line imports it for the command `bench`."""
     tree = ast.parse((ROOT / module).read_text("utf-8"))
     top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
     assert "dataloader.bench" not in ast.unparse(top)

@@ -1,4 +1,4 @@
-"""log: one valid line per event, whatever is in it; no secrets; nothing waits, and what is lost is counted."""
+"""log: one valid line per event, whatever its fields hold; no secrets; no caller waits; lost lines are counted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ZONE = UTC
 
 
 def settings(**given: Any) -> Any:
-    """What `configure` reads."""
+    """The settings that `configure` reads."""
     return SimpleNamespace(
         **{
             "local": False,
@@ -51,7 +51,7 @@ def settings(**given: Any) -> Any:
 
 
 def parsed(data: bytes) -> list[dict[str, Any]]:
-    """The documents of lines that are whole, each in one line for every reader."""
+    """The documents in `data`; each has to be whole, and one line for every reader."""
     assert data.endswith(b"\n") or not data
     lines = data.decode().splitlines()
     assert len(lines) == data.count(b"\n")
@@ -60,7 +60,7 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """The process's logging is as before afterwards, and no secret is known any more."""
+    """After each test, reset the process's logging and forget all secrets."""
     root = logging.getLogger()
     level = root.level
     yield
@@ -74,7 +74,7 @@ def _as_before() -> Iterator[None]:
 
 @pytest.fixture
 def output(tmp_path: Path) -> Iterator[int]:
-    """A file in the place of stdout."""
+    """A file in place of stdout."""
     fd = os.open(tmp_path / "stdout", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     yield fd
     os.close(fd)
@@ -82,13 +82,13 @@ def output(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def lines(output: int) -> Lines:
-    """What was logged, a document a line."""
+    """The logged lines as documents."""
     log.configure(settings(), output=output)
     return lambda: parsed(os.pread(output, 10_000_000, 0))
 
 
 class Stuck:
-    """A sink whose reader stands still, until it is let go."""
+    """A sink that takes no line until `ready` is set."""
 
     batch = 4_096
     may_stall = False
@@ -116,7 +116,7 @@ class Stuck:
 
 
 class Hostile:
-    """An object that cannot be written."""
+    """An object whose `str` fails."""
 
     def __str__(self) -> str:
         raise RuntimeError("no")
@@ -246,7 +246,7 @@ def test_people_read_texts_of_several_lines_as_lines_that_no_other_line_can_be_t
 
 
 class Told:
-    """A logger that remembers."""
+    """A logger that keeps its events."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, dict[str, Any]]] = []
@@ -291,7 +291,7 @@ def test_a_crash_of_a_process_or_thread_is_a_line(output: int) -> None:
 
 
 def test_a_logged_line_costs_the_caller_little(output: int) -> None:
-    """Generous, for machines that are busy: it is some 20 µs."""
+    """A line costs some 20 µs; the bound is generous, for busy machines."""
     log.configure(settings(), threaded=True, output=output)
     logger = structlog.get_logger("worker").bind(worker="host:1:abc", queue="q")
     best = min(_seconds(lambda: logger.info("worker.job.finished", verb="succeed", error=None)) for _ in range(5))
@@ -354,7 +354,7 @@ def test_each_kind_of_key_is_masked(key: str, joint: str) -> None:
      "credential", "\u017fecret", "to\u212aen"],
 )  # fmt: skip
 def test_each_name_of_a_secret_is_masked(name: str) -> None:
-    """Also in letters that are equal to these but for their case."""
+    """Case does not matter, also for letters that only `re.IGNORECASE` equates with ours."""
     assert log.masked(f"{name}=canary") == f"{name}=***"
 
 
@@ -529,14 +529,14 @@ def test_what_stands_beside_a_secret_is_shown() -> None:
     ],
 )
 def test_no_text_takes_much_longer_than_others_of_its_length(piece: str) -> None:
-    """Compared with what a log line is made of, in CPU time: a bound that holds on any machine."""
+    """The bound compares CPU times with those of a usual log line, so that it holds on any machine."""
     line = "2026-01-31 GET https://host/path?x=1 key: value, took=3 ms -- it's fine, the password was left out "
     hostile = "password= :// bearer -- PRIVATE KEY " + piece * (100_000 // len(piece))
     assert took(hostile) < 8 * took(line * (100_000 // len(line)))
 
 
 def took(text: str) -> float:
-    """CPU seconds of masking it, the least of some: others use the machine too."""
+    """The least CPU seconds of several maskings of the text, since other programs use the machine too."""
 
     def once() -> float:
         before = time.thread_time()
@@ -570,7 +570,7 @@ def test_what_is_nested_without_end_is_masked_unseen() -> None:
     assert "s3cret" not in repr(log.masked(deep))
 
 
-# --- nobody waits ---
+# --- no caller waits ---
 
 
 def test_i11_a_stopped_reader_costs_lines_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -615,7 +615,7 @@ def test_i12_lines_that_cannot_be_written_are_counted_and_the_first_failure_is_t
 
 
 def test_a_full_pipe_is_not_waited_for_and_later_read_whole() -> None:
-    """As the supervisor writes: without a thread, to a pipe that others share."""
+    """The supervisor writes so: without a thread, to a shared pipe."""
     reading, writing = os.pipe()
     log.configure(settings(), output=writing)
     for number in range(1_000):
@@ -728,13 +728,13 @@ def test_a_file_moved_by_another_program_is_left_to_it(tmp_path: Path) -> None:
 
 
 def test_nobody_holds_a_file_that_is_not_written(tmp_path: Path) -> None:
-    """Else the room of a deleted one is not free before every process of the machine has logged something."""
+    """Otherwise a deleted file keeps its space until every process of the machine has logged a line."""
     sinks.File(tmp_path / "app.log", sinks.rule("1 MB", ZONE)).write([b"line\n"])
     assert not [file for file in psutil.Process().open_files() if "app.log" in file.path]
 
 
 def test_a_lock_that_is_held_delays_a_line_but_loses_none(tmp_path: Path) -> None:
-    """A process was stopped (SIGSTOP) while it rotated."""
+    """The case of a process that was stopped (SIGSTOP) during a rotation."""
     import fcntl
 
     path = tmp_path / "app.log"

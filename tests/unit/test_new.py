@@ -1,4 +1,4 @@
-"""`dataloader new`: what it writes passes its own test, and what it refuses."""
+"""`dataloader new`: the new pipeline passes the new test; wrong names are refused."""
 
 from __future__ import annotations
 

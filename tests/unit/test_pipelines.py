@@ -1,4 +1,4 @@
-"""pipelines: the registry, and all kinds of function stepped the same way."""
+"""pipelines: the registry, and the steps of each form of function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def context(stop: Callable[[], bool] = lambda: False, report: Callable[[Any], No
 
 
 def run(function: Callable[..., Any], args: dict[str, Any] | None = None) -> tuple[list[Any], Any]:
-    """Every step that is not None, and the return value."""
+    """All steps that are not None, and the return value."""
     register("t")(function)
     running, seen = steps(resolve("t"), args or {}, context()), []
     while True:

@@ -1,4 +1,4 @@
-"""producer and queue: what is pure in adding many jobs at once."""
+"""producer and queue: the pure parts of adding many jobs at once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dataloader.queue.new_job import columns_of, is_deep
         (["a", "a"], True),
         ([None, None], True),
         (["a", None], False),
-        ([1, True], False),  # equal in Python, but no integer in JSON
+        ([1, True], False),  # Python equates it with an integer, JSON does not
         ([1, 1.0], False),
     ],
 )

@@ -1,14 +1,14 @@
-"""For how long a reaper takes the database to have been there."""
+"""The time since when, for a reaper, the database has been up."""
 
 from __future__ import annotations
 
 from dataloader.farm.reaper import JUMP_SEC, SILENCE_SEC, Uptime
 
-CLOCK = 1_900_000_000.0  # the database's, when ours says 0
+CLOCK = 1_900_000_000.0  # the database's clock, when ours shows 0
 
 
 def asked(uptime: Uptime, at: float, ahead: float = CLOCK, age: float = 1e6, took: float = 0.0) -> float:
-    """What it says when the database answers at this instant of ours, its clock being so far ahead."""
+    """The result when the database answers at the instant `at` of our clock, with a clock `ahead` of ours."""
     return uptime.answered(at - took, at, at + ahead, age)
 
 
@@ -48,7 +48,7 @@ def test_neither_a_clock_that_is_set_back_nor_an_answer_that_was_late_looks_like
     uptime = Uptime()
     asked(uptime, 100)
     assert asked(uptime, 110, ahead=CLOCK - 3_600, age=-5) > 1_000, "it was not started in the future"
-    uptime.answered(130, 134, 134 + CLOCK - 3_600, 1e6)  # it had waited before it looked at its clock
+    uptime.answered(130, 134, 134 + CLOCK - 3_600, 1e6)  # the database had waited before it read its clock
     assert asked(uptime, 140, ahead=CLOCK - 3_600) > 1_000
-    uptime.answered(150, 154, 150 + CLOCK - 3_600, 1e6)  # or its answer had
+    uptime.answered(150, 154, 150 + CLOCK - 3_600, 1e6)  # or its answer was late
     assert asked(uptime, 160, ahead=CLOCK - 3_600) > 1_000

@@ -1,4 +1,4 @@
-"""dataloader.testing: a job's runs as in a farm, at the safe points that a test names."""
+"""dataloader.testing: a job's runs as on a farm, with events at the safe points that a test names."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_transactions_need_a_database(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("fate", [{"cancel_at": 2}, {"cancel_at": 3}, {"crash_at": [1, 2, 3], "max_attempts": 3}])
 def test_what_stops_a_run_leaves_nothing(fate: Any, run_pipeline: RunPipeline, dataloader_db: str) -> None:
-    """Step 3 is the commit."""
+    """Safe point 3 is the commit."""
     register("t")(insert)
     assert run_pipeline("t", **fate).status in ("canceled", "lost")
     assert rows(dataloader_db) is None

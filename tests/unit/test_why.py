@@ -1,4 +1,4 @@
-"""Why a job waits, in words that people would use."""
+"""The reasons for which a job waits, in words for people."""
 
 from __future__ import annotations
 

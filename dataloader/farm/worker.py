@@ -133,7 +133,7 @@ class Worker:
         if not step.jobs:
             self._due_in = step.due_in
             if most and not step.look_again:
-                self.slot.left_empty_handed(sent, step.due_in)
+                self.slot.found_no_job(sent, step.due_in)
             return step.look_again
         self.batch.claimed(step.jobs)
         if self.traces.is_on:

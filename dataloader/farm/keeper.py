@@ -41,10 +41,10 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 ORPHAN_RECOVERY_SEC = 60.0  # the same without a supervisor; then the reaper recovers them
 
 
-def main(settings: Settings, dsn: str, shared: SharedSlots, life: int) -> int:
+def main(settings: Settings, dsn: str, shared: SharedSlots) -> int:
     """Keep until an order to stop; returns the process's exit status."""
     log.configure(settings, threaded=True)
-    keeper = Keeper(settings, dsn, shared, life)
+    keeper = Keeper(settings, dsn, shared)
     unblock_signals()
     try:
         return keeper.keep()
@@ -56,14 +56,13 @@ def main(settings: Settings, dsn: str, shared: SharedSlots, life: int) -> int:
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
-    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots, life: int) -> None:
+    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots) -> None:
         self.settings = settings
         self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._outage = log.Outage(self.log, "keeper.session.back")
         self._dsn = dsn
         self._conn: db.Connection | None = None
-        self._life: int | None = life
         self._supervisor = os.getppid()
         self._retry_at = 0.0
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
@@ -200,12 +199,8 @@ class Keeper:
         self._retry_at = now() + 1.0
 
     def _sleep(self) -> None:
-        others = [] if self._life is None else [self._life]
-        if self._conn is not None and not self._conn.closed:
-            others.append(self._conn.fileno())
-        readable = self.signals.wait(TICK_SEC, *others)
-        if self._life in readable:
-            self._life = None  # a pipe without a writer is readable for ever
+        conn = self._conn
+        self.signals.wait(TICK_SEC, *([conn.fileno()] if conn and not conn.closed else []))
 
     def _may_leave(self) -> bool:
         """After an order, once no dead worker is left; without a supervisor, once no worker is left at all."""

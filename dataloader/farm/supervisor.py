@@ -46,7 +46,7 @@ MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more w
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
 WorkerMain = Callable[[Settings, str, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
-KeeperMain = Callable[[Settings, SharedSlots, int], int]
+KeeperMain = Callable[[Settings, SharedSlots], int]
 
 
 @dataclass
@@ -267,7 +267,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
             self._keeper_started = now()
-            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared, self._life))
+            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
         if self._draining:
             return
         running = Counter(child.queue for child in self._workers.values())

@@ -139,28 +139,22 @@ class Keeper:
 
     def _recover(self, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; then the slot is free."""
-        jobs = []
-        if slot.fields.worker:
-            if slot.session:
-                # First of all: a claim under way would commit after the look, and no worker would run its job.
-                lifecycle.end_session(self._connection(), *slot.session)
-            end = _ENDS.get(why_of_death(slot), "crash")
-            jobs = lifecycle.settle(
-                self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot), slot.begun_last
-            )
+        jobs = self._take_jobs(slot) if slot.fields.worker else []
         for job in jobs:
-            if job.status is None:
-                continue  # another session has locked its row: the next tick tries again
-            log.metric("job.run", job_id=str(job.job_id), outcome="died", status=job.status)
-            self.log.warning(
-                "keeper.settled",
-                job_id=str(job.job_id),
-                status=job.status,
-                reason=reason_of_death(slot),
-                worker=slot.worker,
-            )
-        if all(job.status for job in jobs):
+            if job.status:
+                facts = {"job_id": str(job.job_id), "status": job.status}
+                log.metric("job.run", outcome="died", **facts)
+                self.log.warning("keeper.settled", reason=reason_of_death(slot), worker=slot.worker, **facts)
+        if all(job.status for job in jobs):  # else a row is locked, and the next tick tries again
             slot.state = State.FREE
+
+    def _take_jobs(self, slot: Slot) -> list[lifecycle.Settled]:
+        conn, reason, facts = self._connection(), reason_of_death(slot), facts_of_death(slot)
+        if slot.session:
+            # First of all: a claim under way would commit after the look, and no worker would run its job.
+            lifecycle.end_session(conn, *slot.session)
+        end = _ENDS.get(why_of_death(slot), "crash")
+        return lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
 
     def _is_silent(self, held: Held) -> bool:
         """Whether the worker has missed a beat."""
@@ -169,9 +163,8 @@ class Keeper:
         return silence > 1.5 * interval
 
     def _renew(self, slot: Slot, held: Held) -> None:
-        """Renew for a worker that is alive, not stopped, and not stuck; the supervisor kills a stuck one."""
-        is_stuck = now() - slot.fields.renewed > self.settings.dl_stall_sec
-        if is_stuck or slot.fields.fence_by or not is_running(slot.fields.pid):
+        """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
+        if kill_reason(slot, self.settings) or slot.fields.fence_by or not is_running(slot.fields.pid):
             return
         sent = now()
         if lifecycle.keep(self._connection(), held.job_id, held.attempt, slot.worker) and slot.held() is not None:

@@ -82,7 +82,6 @@ def main(settings: Settings, dsn: str) -> int:
     outage = logs.Outage(log, "reaper.session.back")
     conn: db.Connection | None = None
     uptime = Uptime()
-    patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
     memory = Memory()
     while not signals.received:
         try:
@@ -91,12 +90,7 @@ def main(settings: Settings, dsn: str) -> int:
                 log.info("reaper.started")
                 tell_ready()
             started = now()
-            reap(conn, log, uptime, patience_sec)
-            aggregate(conn, log, started + AGGREGATE_SHARE * settings.dl_reaper_period_sec)
-            watch(conn, log, memory, settings.dl_reaper_period_sec)
-            if settings.dl_retention_days is not None:
-                until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
-                prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
+            _round(conn, log, settings, uptime, memory, signals)
             outage.ended()
             signals.wait(settings.dl_reaper_period_sec - (now() - started))
         except migrations.SchemaError as e:
@@ -112,6 +106,22 @@ def main(settings: Settings, dsn: str) -> int:
             signals.wait(1.0)
     log.info("reaper.stopped")
     return EXIT_OK
+
+
+def _round(
+    conn: db.Connection,
+    log: structlog.stdlib.BoundLogger,
+    settings: Settings,
+    uptime: Uptime,
+    memory: Memory,
+    signals: Signals,
+) -> None:
+    started, period_sec = now(), settings.dl_reaper_period_sec
+    reap(conn, log, uptime, PATIENCE_SEC + settings.pg_connect_timeout)
+    aggregate(conn, log, started + AGGREGATE_SHARE * period_sec)
+    watch(conn, log, memory, period_sec)
+    if settings.dl_retention_days is not None:
+        prune(conn, log, settings.dl_retention_days * DAY_SEC, started + PRUNE_SHARE * period_sec, signals)
 
 
 def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:

@@ -130,21 +130,13 @@ class Worker:
         sent = now()
         most = self.batch.size_next()
         step = self.batch.step(most)
-        if not step.jobs:
-            self._due_in = step.due_in
-            if most and not step.look_again:
-                self.slot.found_no_job(sent, step.due_in)
-            return step.look_again
-        self.batch.claimed(step.jobs)
-        if self.traces.is_on:
-            self._learn_traces(step.jobs)
-        with self.heartbeat.holding():
-            while self._sound and not self.orders.stopping and (job := self.batch.next()):
-                self._run(job, sent)
-        self.batch.hand_back("drain" if self.orders.stopping else "not started: the worker is replaced")
-        self.batch.took(now() - sent, len(step.jobs))
-        self._title("idle")
-        return True
+        if step.jobs:
+            self._run_batch(step.jobs, sent)
+            return True
+        self._due_in = step.due_in
+        if most and not step.look_again:
+            self.slot.found_no_job(sent, step.due_in)
+        return step.look_again
 
     def _connect(self) -> None:
         self.session.connect()
@@ -161,6 +153,18 @@ class Worker:
         setproctitle(f"dataloader: worker {self.queue}#{self.slot.index} {doing}")
 
     # --- one run ---
+
+    def _run_batch(self, jobs: Sequence[Job], sent: float) -> None:
+        """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
+        self.batch.claimed(jobs)
+        if self.traces.is_on:
+            self._learn_traces(jobs)
+        with self.heartbeat.holding():
+            while self._sound and not self.orders.stopping and (job := self.batch.next()):
+                self._run(job, sent)
+        self.batch.hand_back("drain" if self.orders.stopping else "not started: the worker is replaced")
+        self.batch.took(now() - sent, len(jobs))
+        self._title("idle")
 
     def _run(self, job: Job, sent: float) -> None:
         """Run a job whose claim was sent at that instant; the batch keeps its end."""

@@ -119,8 +119,8 @@ def workers() -> None:
     def worker_main(settings: Settings, queue: str, shared: SharedSlots, slot: Slot, life: int) -> int:
         return worker.main(settings, settings.queue_dsn or dsn, queue, shared, slot, life)
 
-    def keeper_main(settings: Settings, shared: SharedSlots, life: int) -> int:
-        return keeper.main(settings, settings.queue_dsn or dsn, shared, life)
+    def keeper_main(settings: Settings, shared: SharedSlots) -> int:
+        return keeper.main(settings, settings.queue_dsn or dsn, shared)
 
     sys.exit(supervisor.Supervisor(config.load, settings, worker_main, keeper_main).run())
 

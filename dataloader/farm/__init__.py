@@ -1,1 +1,1 @@
-"""The processes of one machine: supervisor, workers, keeper, reaper, and what they share."""
+"""The processes of one machine: supervisor, workers, keeper, reaper, and the modules that they share."""

@@ -6,6 +6,7 @@ thread that has the session (`Heartbeat.holding`) writes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -39,7 +40,6 @@ class Batch:
     def __init__(self, settings: Settings, queue: str, session: WorkerSession, orders: Orders, logger: Any) -> None:
         self.prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue), default=1)
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
-        self.retry_at = 0.0  # when the ends of locked rows are due again
         self._settings = settings
         self._queue = queue
         self._session = session
@@ -51,6 +51,7 @@ class Batch:
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
+        self._retry_at = 0.0  # when these are due again
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
 
     # --- jobs ---
@@ -120,19 +121,19 @@ class Batch:
         return bool(self._ends)
 
     @property
-    def has_locked(self) -> bool:
-        """True while ends wait for locked rows."""
-        return bool(self._locked)
+    def retry_at(self) -> float:
+        """When the ends of locked rows are due again (monotonic seconds); infinity without such ends."""
+        return self._retry_at if self._locked else math.inf
 
     def is_due(self, began: float) -> bool:
         """Whether the heartbeat should write: ends, or a run that `began` then, have lasted TICK_SEC."""
         late = now() - TICK_SEC
-        return bool(self._ends and min(self._ended_at, began) <= late) or (self.has_locked and now() >= self.retry_at)
+        return bool(self._ends and min(self._ended_at, began) <= late) or now() >= self.retry_at
 
     def _take(self) -> list[Ended]:
         """Take the ends to be written now; those of locked rows once their LOCKED_SEC are over."""
         ends: list[Ended] = []
-        if now() >= self.retry_at:
+        if now() >= self._retry_at:
             ends, self._locked = self._locked, []
         return ends + [self._ends.popleft() for _ in range(len(self._ends))]
 
@@ -184,38 +185,38 @@ class Batch:
                     raise Unwritten(f"the ends of {left} jobs could not be written: their rows are locked")
                 self._orders.pause(LOCKED_SEC)
 
-    def recover(self, lost: lifecycle.Session) -> None:
-        """Hand back the jobs of a claim whose answer was lost with its session; no run of theirs has begun.
+    def recover(self) -> None:
+        """Hand back the jobs of claims whose answers were lost with their sessions; no run of these jobs has begun.
 
-        The lost session's backend may still be at the claim, so the worker ends that backend first. Jobs of locked ends
+        A lost session's backend may still be at its claim, so the worker ends that backend first. Jobs of locked ends
         have run: the worker writes these ends before. A job whose row is still locked is left as it is.
         """
         session = self._session.current
-        lifecycle.end_session(session.conn, lost.backend_pid, lost.backend_start)
-        if ends := self._locked:
-            written = lifecycle.finish_some(session.conn, session.worker, ends)
-            self._locked = []
-            self._written(ends, *written)
+        for lost in self._session.unrecovered:
+            lifecycle.end_session(session.conn, lost.backend_pid, lost.backend_start)
+        if self._locked:
+            self._retry_at = 0.0
+            self.write()
         for job in lifecycle.settle(session.conn, session.worker, "drain", "the claim's answer was lost"):
             if job.status:
                 self._log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
+        self._session.unrecovered.clear()
 
     def _write_one_by_one(self, ends: Sequence[Ended], error: psycopg.Error) -> None:
         """Write ends that failed together: a job that is done must not be done again."""
         if not isinstance(error, psycopg.DataError):
             self._failed(error)
-        before = self._session.current
         locked = [ended for ended in ends if not self._write_one(ended)]
         self._written(locked, {}, {ended.job.job_id for ended in locked})
-        if self._session.current is not before:
-            self.recover(before)
+        if self._session.unrecovered:
+            self.recover()
 
     def _write_one(self, ended: Ended) -> bool:
         """Write one end, over as many reconnects as the write takes; False when its row is locked."""
         try:
             written = db.patiently(
                 lambda: self._try_one(ended),
-                sleep=self._orders.sleep,
+                sleep=self._orders.pause,
                 give_up=lambda: self._orders.is_overdue,
                 on_error=self._failed,
             )
@@ -229,7 +230,7 @@ class Batch:
         """None when an earlier try has committed and only its answer, with the status, was lost."""
         again = not self._session.is_open
         if again:
-            self._session.open(self._settings.pg_connect_timeout)
+            self._session.reopen()
         written = lifecycle.finish_some(self._session.conn, ended.job.claimed_by, [ended])
         is_unknown = again and not written.ended and not written.locked
         return None if is_unknown and lifecycle.has_ended(self._session.conn, ended.job) else written
@@ -254,7 +255,7 @@ class Batch:
 
     def _keep_locked(self, ends: Sequence[Ended], locked: set[UUID]) -> None:
         if not self._locked:
-            self.retry_at = now() + LOCKED_SEC
+            self._retry_at = now() + LOCKED_SEC
         self._locked += [end for end in ends if end.job.job_id in locked]
         if new := locked - self._reported:
             self._log.warning("worker.ends.locked", jobs=[str(job_id) for job_id in new])

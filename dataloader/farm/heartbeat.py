@@ -1,11 +1,11 @@
-"""The heartbeat: a thread that has the worker's connection while pipelines run.
+"""The heartbeat: a thread that has the worker's session while pipelines run.
 
-It renews the lease, writes progress, hears cancellations, and survives the loss of the session; when the claim
-cannot be held it stops the run. A beat goes over the session that holds the key's advisory lock, so it proves
-both. Of jobs that were claimed ahead it sees to it that none waits behind a long run, and no end for its batch.
+The thread renews the lease, writes progress, hears cancellations and replaces a lost session; where the claim is lost,
+the thread stops the run. A beat uses the session with the key's advisory lock, so a beat proves the lease and the lock.
+The thread also hands back jobs that wait behind a long run, and writes ends that have waited for their batch.
 
-Nobody tells the thread of a run that is over in less than TICK_SEC: it looks that often while there are runs, so that a
-short job costs no switch between threads. May import `db`, `queue`, `job`, `process`.
+The worker does not wake the thread for a run shorter than TICK_SEC: the thread looks that often while there are runs.
+So a short job costs no switch between threads.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dataloader.queue.job import End, Job, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
-RETAKE_SEC = 5.0  # how long taking the key again may last: the old session is given 2 s to end
-LOST_SEC = 1.0  # how long a run may go on whose key somebody else may have
+RETAKE_SEC = 5.0  # for taking the key again: the former session has 2 s to end
+LOST_SEC = 1.0  # until a run stops whose key another worker may have
 
 
 class Heartbeat(threading.Thread):
@@ -48,8 +48,8 @@ class Heartbeat(threading.Thread):
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
-        self._has_key = True  # else a former session has it, which cannot end
-        self._is_ours = False  # the connection: runs are under way
+        self._has_key = True  # False: a former session that cannot end has the key
+        self._is_ours = False  # True: the thread may use the session
         self._busy = threading.Lock()  # held while the thread uses the connection
         self._sleeps_until = math.inf
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -57,10 +57,10 @@ class Heartbeat(threading.Thread):
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Lend `session` to the thread while the block runs, and look after `run` and `hold`.
+        """Lend the session to the thread while the block runs; the thread looks after the batch and `run_of`.
 
-        Afterwards it is the caller's again, perhaps another one, or closed. When it is not `is_sound` any more, there
-        should be no other such block.
+        Afterwards the caller has the session again, which may be a new one, or closed. Unless `is_sound`, the caller
+        enters no other such block.
         """
         patience = self._session.conn.answer_within
         self._is_ours = True
@@ -75,7 +75,7 @@ class Heartbeat(threading.Thread):
 
     @contextmanager
     def run_of(self, job: Job, slot: Slot) -> Iterator[Lease]:
-        """Hold `job`, which the worker's slot shows, while the block runs; within `holding`."""
+        """Keep the lease of `job`, which the worker's slot shows, while the block runs; within `holding`."""
         lease = Lease(job, slot, self._settings, self._hurry, self.is_alive)
         self._lease = lease
         if self._sleeps_until > lease.began + TICK_SEC:
@@ -88,7 +88,7 @@ class Heartbeat(threading.Thread):
             self._hurry()
 
     def _take_back(self) -> None:
-        """Wait until the thread does not use the connection, nor will."""
+        """Wait until the thread has stopped to use the session."""
         while not self._busy.acquire(timeout=1.0):
             if not self.is_alive():
                 return
@@ -96,11 +96,11 @@ class Heartbeat(threading.Thread):
 
     @property
     def is_sound(self) -> bool:
-        """False once something has failed that nobody had thought of."""
+        """False once the thread has ended or met an error that is not the database's absence."""
         return self.is_alive() and not self._failed
 
     def run(self) -> None:
-        """Look after one run after the other, for the life of the worker."""
+        """Look after each run, for the life of the worker."""
         seen = now()
         while True:
             self._rest(now() - seen > REST_SEC)
@@ -111,15 +111,15 @@ class Heartbeat(threading.Thread):
                     seen = now()
 
     def _rest(self, is_idle: bool) -> None:
-        """Until the next look at the runs, or until called."""
+        """Wait until the next look at the runs, or until another thread wakes this one."""
         self._sleeps_until = math.inf if is_idle else now() + TICK_SEC
-        if self._lease is None or not is_idle:  # else it has just begun, and its thread saw us awake
+        if self._lease is None or not is_idle:  # a run that has just begun: its thread saw this one awake
             self._pause(self._sleeps_until - now())
 
     def _look_after(self, lease: Lease) -> None:
         try:
             self._keep(lease)
-        except BaseException as e:  # the run must not go on unwatched, whatever happened here
+        except BaseException as e:  # after any error the run must not go on without a heartbeat
             self._failed = True
             self._log.exception("heartbeat.failed")
             lease.give_up(End.HANDED_BACK, f"heartbeat failed: {type(e).__name__}")
@@ -129,7 +129,7 @@ class Heartbeat(threading.Thread):
         os.write(self._write, b".")
 
     def _hurry(self) -> None:
-        """Wake the thread where it looks after this run; else it looks soon enough."""
+        """Wake the thread while it looks after this run; otherwise its next look is soon enough."""
         if self._busy.locked():
             self._wake()
 
@@ -138,14 +138,14 @@ class Heartbeat(threading.Thread):
         interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
         self._session.conn.answer_within = max(1.0, interval)
         self._has_key = True
-        # What was claimed ahead says by a beat that it was begun, unless it is over sooner: see dl_reap.
+        # A beat marks a job that was claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun
         self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
         while not lease.released:
             try:
                 busy = self._beat_where_due(lease, interval)
             except errors.LockNotAvailable:
-                self._next_beat, busy = now() + 1.0, False  # somebody has the row locked; the session is sound
+                self._next_beat, busy = now() + 1.0, False  # another session has locked the row; ours is sound
             except psycopg.Error as e:
                 if not db.is_passing(e):
                     raise
@@ -157,10 +157,10 @@ class Heartbeat(threading.Thread):
                 self._sleep(lease)
 
     def _beat_where_due(self, lease: Lease, interval: float) -> bool:
-        """Hear, and say what is to be said; False when there was nothing, so that one may sleep.
+        """Read notifications and write what is due; False when nothing was due, so that the thread may sleep.
 
         A notification that came during a statement is in psycopg's backlog, not on the socket: after each statement
-        there is another look before the sleep.
+        the thread looks again before it sleeps.
         """
         asked = self._heard_cancel(lease.job)
         due = now() >= self._next_beat
@@ -184,7 +184,7 @@ class Heartbeat(threading.Thread):
         return True
 
     def _sleep(self, lease: Lease) -> None:
-        """Until something is to be done: a beat, progress, a word from the server or from the pipeline's thread."""
+        """Wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
         until = self._next_beat if lease.progress is None else min(self._next_beat, lease.progress_at)
         if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
@@ -195,7 +195,7 @@ class Heartbeat(threading.Thread):
             drain_pipe(self._read)
 
     def _progress_to_write(self, lease: Lease) -> dict[str, Any] | None:
-        """The first report is written at once, later ones at most every PROGRESS_SEC."""
+        """The progress that is due: the first at once, later ones at most every PROGRESS_SEC."""
         if lease.progress is None or now() < lease.progress_at:
             return None
         lease.progress_at = now() + PROGRESS_SEC
@@ -203,7 +203,7 @@ class Heartbeat(threading.Thread):
         return progress
 
     def _heard_cancel(self, job: Job) -> bool:
-        """Read what the server sent. Job notifications may be dropped: the worker claims again after this job."""
+        """Read the server's notifications. Those of jobs may be dropped: the worker claims again after this job."""
         heard = [note for note in self._session.conn.notifies(timeout=0) if note.channel == lifecycle.CANCEL_CHANNEL]
         return any(note.payload == str(job.job_id) for note in heard)
 
@@ -214,14 +214,14 @@ class Heartbeat(threading.Thread):
         sent = now()
         answer = lifecycle.beat(self._session.conn, lease.job, document, journal)
         if answer is None:
-            lease.give_up(End.GONE, "the claim is somebody else's", within=LOST_SEC)
+            lease.give_up(End.GONE, "the claim belongs to another worker", within=LOST_SEC)
             return
         lease.renewed(sent)
         if answer:
             lease.end(End.CANCELED, None)
 
     def _recover(self, lease: Lease, error: BaseException) -> None:
-        """The session is lost: open another, take the key again, renew; stop the run when that fails in time."""
+        """Replace the lost session, take the key again, renew; stop the run when the lease ends before."""
         self._log.warning("session.lost", job_id=str(lease.job.job_id), error=str(error).strip())
         self._session.conn.close()
         while not self._retake(lease):
@@ -232,7 +232,7 @@ class Heartbeat(threading.Thread):
                 return
             self._pause(0.2)
             if lease.released:
-                return  # the run is over; the worker itself reconnects to write its end
+                return  # the run is over; the worker reconnects to write its end
 
     def _retake(self, lease: Lease) -> bool:
         try:
@@ -247,9 +247,9 @@ class Heartbeat(threading.Thread):
             return False
 
     def _regain(self, lease: Lease) -> bool:
-        """Renew, and take the key for this session, or leave it with our former one if that cannot end.
+        """Renew, and take the key for this session; a former session that cannot end keeps the key.
 
-        False: claim or key are lost, and the run has to end.
+        False: the claim or the key is lost, and the run has to stop.
         """
         interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
         self._session.conn.answer_within = max(RETAKE_SEC, interval)
@@ -264,7 +264,7 @@ class Heartbeat(threading.Thread):
         return True
 
     def _wait_for_release(self, lease: Lease) -> None:
-        """The run has to be over before somebody else may start, so otherwise the process leaves."""
+        """Wait for the run's end; at its last instant end the process, for another worker may start the job then."""
         deadline = lease.slot.ends_by
         while not lease.released:
             self._pause(deadline - now())

@@ -1,8 +1,7 @@
 """PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
 
-It renews the lease of a worker that is alive but silent (a C call holds its GIL), settles at once what a dead worker
-held, shows the workers to people, and sees to the end of the workers when the supervisor is gone. May import `db`,
-`queue`, `process`, `census`.
+The keeper renews the lease of a worker that is alive but silent (a C call holds its GIL), recovers a dead worker's jobs
+at once, shows the workers to people, and ends the workers of a supervisor that was killed.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
 
 TICK_SEC = 0.25
-HEARD_SEC = 5.0  # how long a cancellation is kept in mind for a worker that does not show the job yet
-LAST_SETTLING_SEC = 5.0  # how long a keeper that was told to stop tries to settle what is left
+HEARD_SEC = 5.0  # how long the keeper looks for the worker of a cancelled job: its slot may not show the job yet
+LAST_RECOVERY_SEC = 5.0  # how long a keeper in a drain tries to recover the last jobs
 _STOP = (signal.SIGTERM, signal.SIGINT)
-ORPHAN_SETTLING_SEC = 60.0  # the same for one whose supervisor was killed; then it is the reaper's
+ORPHAN_RECOVERY_SEC = 60.0  # the same without a supervisor; then the reaper recovers them
 
 
-def main(settings: Settings, dsn: str, shared: SharedSlots, life: int) -> int:
-    """Keep until told to stop; the process's exit status."""
+def main(settings: Settings, dsn: str, shared: SharedSlots) -> int:
+    """Keep until an order to stop; returns the process's exit status."""
     log.configure(settings, threaded=True)
-    keeper = Keeper(settings, dsn, shared, life)
+    keeper = Keeper(settings, dsn, shared)
     unblock_signals()
     try:
         return keeper.keep()
@@ -57,25 +56,24 @@ def main(settings: Settings, dsn: str, shared: SharedSlots, life: int) -> int:
 class Keeper:
     """The state of the keeper: its connection, and whether the supervisor is still there."""
 
-    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots, life: int) -> None:
+    def __init__(self, settings: Settings, dsn: str, shared: SharedSlots) -> None:
         self.settings = settings
         self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._outage = log.Outage(self.log, "keeper.session.back")
         self._dsn = dsn
         self._conn: db.Connection | None = None
-        self._life: int | None = life
         self._supervisor = os.getppid()
         self._retry_at = 0.0
-        self._asked: dict[str, float] = {}  # the jobs that we were told should stop, and until when we look for them
-        self._ask_all = True  # we may have missed it
+        self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
+        self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
         self._registry = WorkerRegistry()
         self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
     def keep(self) -> int:
-        """One tick after the other: notice the supervisor's end, settle, renew."""
+        """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
             self._look_after_orphans()
             if now() >= self._retry_at:
@@ -91,24 +89,24 @@ class Keeper:
         return EXIT_OK
 
     def _close_registry(self) -> None:
-        """As far as the database is there: nobody else needs to know."""
+        """Show that the farm has no workers any more, if the database is there."""
         if self._conn is not None and not self._conn.closed:
             with suppress(psycopg.Error):
                 self._registry.close(self._conn)
 
     def _tick(self) -> None:
-        # Renewals first: settling may have to wait for a session to end.
+        # Renewals first: recovery may have to wait for a session's end.
         for slot in self.shared.slots:
             if (held := slot.held()) and self._is_silent(held):
                 self._renew(slot, held)
         self._enforce_cancellations()
         for slot in self.shared.slots:
             if slot.state is State.DEAD:
-                self._settle(slot)
+                self._recover(slot)
         self._show_workers()
 
     def _show_workers(self) -> None:
-        """For people only: no lease is worth less because this fails, nor is the session given up."""
+        """For people only: a failure here changes no lease and closes no session."""
         conn = self._connection()
         try:
             self._registry.show(conn, self.shared.slots)
@@ -118,13 +116,13 @@ class Keeper:
             self.log.warning("keeper.census.failed", error=str(e).strip())
 
     def _enforce_cancellations(self) -> None:
-        """A cancellation that is forced, or has waited for DL_CANCEL_GRACE_SEC, does not wait for a safe point.
+        """Let the supervisor interrupt cancelled runs: forced ones at once, others after DL_CANCEL_GRACE_SEC.
 
-        Here and not in the worker, which may not hear of it: a C call holds its GIL.
+        The keeper does it because a worker cannot hear of a cancellation while a C call holds its GIL.
         """
         conn = self._connection()
         for note in conn.notifies(timeout=0):
-            self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to show that it runs this job
+            self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to begin this job
         holders = {held.job_id: (slot, held) for slot in self.shared.slots if (held := slot.held())}
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
@@ -139,41 +137,34 @@ class Keeper:
             slot.cancel(held, now() + grace)
             call_parent(self._supervisor)  # it interrupts and ends runs
 
-    def _settle(self, slot: Slot) -> None:
-        """Return what the dead worker of this slot held; then the slot is free for another."""
-        settled = []
-        if slot.fields.worker:
-            if slot.session:
-                # First of all: a claim under way would commit after we have looked, and nobody would run it.
-                lifecycle.end_session(self._connection(), *slot.session)
-            end = _ENDS.get(why_of_death(slot), "crash")
-            settled = lifecycle.settle(
-                self._connection(), slot.worker, end, reason_of_death(slot), facts_of_death(slot), slot.begun_last
-            )
-        for job in settled:
-            if job.status is None:
-                continue  # somebody has it locked: at the next tick
-            log.metric("job.run", job_id=str(job.job_id), outcome="died", status=job.status)
-            self.log.warning(
-                "keeper.settled",
-                job_id=str(job.job_id),
-                status=job.status,
-                reason=reason_of_death(slot),
-                worker=slot.worker,
-            )
-        if all(job.status for job in settled):
+    def _recover(self, slot: Slot) -> None:
+        """Recover the jobs of this slot's dead worker; then the slot is free."""
+        jobs = self._take_jobs(slot) if slot.fields.worker else []
+        for job in jobs:
+            if job.status:
+                facts = {"job_id": str(job.job_id), "status": job.status}
+                log.metric("job.run", outcome="died", **facts)
+                self.log.warning("keeper.settled", reason=reason_of_death(slot), worker=slot.worker, **facts)
+        if all(job.status for job in jobs):  # else a row is locked, and the next tick tries again
             slot.state = State.FREE
 
+    def _take_jobs(self, slot: Slot) -> list[lifecycle.Settled]:
+        conn, reason, facts = self._connection(), reason_of_death(slot), facts_of_death(slot)
+        if slot.session:
+            # First of all: a claim under way would commit after the look, and no worker would run its job.
+            lifecycle.end_session(conn, *slot.session)
+        end = _ENDS.get(why_of_death(slot), "crash")
+        return lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
+
     def _is_silent(self, held: Held) -> bool:
-        """The worker has missed a beat, but not for so long that it counts as stuck."""
+        """Whether the worker has missed a beat."""
         silence = now() - held.renewed
         interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
         return silence > 1.5 * interval
 
     def _renew(self, slot: Slot, held: Held) -> None:
-        """Renew for a worker that is alive, not stopped, and not stuck: the supervisor ends those that are."""
-        is_stuck = now() - slot.fields.renewed > self.settings.dl_stall_sec
-        if is_stuck or slot.fields.fence_by or not is_running(slot.fields.pid):
+        """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
+        if kill_reason(slot, self.settings) or slot.fields.fence_by or not is_running(slot.fields.pid):
             return
         sent = now()
         if lifecycle.keep(self._connection(), held.job_id, held.attempt, slot.worker) and slot.held() is not None:
@@ -201,31 +192,26 @@ class Keeper:
         self._retry_at = now() + 1.0
 
     def _sleep(self) -> None:
-        others = [] if self._life is None else [self._life]
-        if self._conn is not None and not self._conn.closed:
-            others.append(self._conn.fileno())
-        readable = self.signals.wait(TICK_SEC, *others)
-        if self._life in readable:
-            self._life = None  # at its end it would be readable for ever
+        conn = self._conn
+        self.signals.wait(TICK_SEC, *([conn.fileno()] if conn and not conn.closed else []))
 
     def _may_leave(self) -> bool:
-        """When told to, once nothing is left to settle; when orphaned, once the workers are gone as well."""
+        """After an order, once no dead worker is left; without a supervisor, once no worker is left at all."""
         left = {slot.state for slot in self.shared.slots} - {State.FREE}
         if not (self._is_orphaned() or self.signals.received & set(_STOP)):
             return False
         if self._is_orphaned() and left - {State.DEAD}:
             return False
         if self._leave_at is None:
-            self._leave_at = now() + (ORPHAN_SETTLING_SEC if self._is_orphaned() else LAST_SETTLING_SEC)
+            self._leave_at = now() + (ORPHAN_RECOVERY_SEC if self._is_orphaned() else LAST_RECOVERY_SEC)
         return State.DEAD not in left or now() > self._leave_at
 
     def _is_orphaned(self) -> bool:
-        # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may be seen first and is then no order
-        # to leave.
+        # Not by the pipe's end: the supervisor's death also sends SIGTERM, which may come first and orders nothing.
         return os.getppid() != self._supervisor
 
     def _look_after_orphans(self) -> None:
-        """Do the supervisor's duties to the workers of a supervisor that was killed: they drain, or are ended."""
+        """After the supervisor was killed: its workers drain, and the keeper kills overdue ones."""
         if not self._is_orphaned():
             return
         patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
@@ -237,7 +223,7 @@ class Keeper:
                 slot.fields.why = why
                 kill_group(slot.fields.pid)
             if not _exists(slot.fields.pid):
-                kill_group(slot.fields.pid)  # what its job has started, of which nobody else is the parent now
+                kill_group(slot.fields.pid)  # the processes that its job has started
                 slot.fields.exit_status = -signal.SIGKILL
                 slot.state = State.DEAD
 
@@ -253,13 +239,13 @@ _REASONS = {
 
 
 def why_of_death(slot: Slot) -> Reason:
-    """Why the slot's worker ended; one that gave its claim up and left by itself was fenced as well."""
+    """Why the slot's worker ended; a worker that has left by itself after the loss of its claim was fenced as well."""
     has_left = slot.fields.exit_status == EXIT_FENCED and slot.fields.fence_by
     return Reason.FENCED if has_left else Reason(slot.fields.why)
 
 
 def reason_of_death(slot: Slot) -> str:
-    """What a person should know of how the slot's worker ended."""
+    """How the slot's worker ended, for people."""
     fields = slot.fields
     if fields.why == Reason.MEMORY:
         used, limit = fields.memory_used >> 20, fields.memory_limit >> 20
@@ -269,7 +255,7 @@ def reason_of_death(slot: Slot) -> str:
 
 
 def facts_of_death(slot: Slot) -> dict[str, float]:
-    """How the process ended and what its last run had cost, for the journal; the cost only if the supervisor saw it."""
+    """The process's exit status for the journal, and its last run's cost where the supervisor has buried it."""
     status = slot.fields.exit_status
     facts: dict[str, float] = {"signal": -status} if status < 0 else {"exit_status": status}
     if slot.fields.peak_memory:

@@ -55,21 +55,12 @@ class Orders:
         """True once a draining worker has used up DL_DRAIN_SEC and DL_KILL_GRACE_SEC."""
         return self.stopping and now() > self.drain_by
 
-    def pause(self, seconds: float, *others: int) -> list[int]:
-        """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`.
-
-        Returns those of `others` that can be read.
-        """
+    def pause(self, seconds: float, *others: int) -> None:
+        """Wait for `seconds`, a signal, the supervisor's death, or one of the file descriptors `others`."""
         life = [] if self._orphaned else [self._life]  # a pipe without a writer is readable for ever
-        readable = self.signals.wait(seconds, *others, *life)
-        if self._life in readable:
+        if self._life in self.signals.wait(seconds, *others, *life):
             self._orphaned = True
             self.drain()
-        return readable
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for `seconds`, or until an order comes."""
-        self.pause(seconds)
 
     def call_supervisor(self) -> None:
         """Let the supervisor look at the slot now; otherwise its next tick does."""

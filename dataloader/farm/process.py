@@ -1,11 +1,8 @@
-"""What the farm's processes share: signals, exit codes, children, the tie to a parent. No SQL.
-
-May import `log`.
-"""
+"""Signals, exit codes, children, resources and the tie to a parent, for the farm's processes. No SQL."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums of the answers: fifty times as dear
+import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, at fifty times the cost
 import ctypes
 import gc
 import os
@@ -30,7 +27,7 @@ EXIT_FENCED = 70  # a worker left because its lease ran out and its pipeline wou
 EXIT_RECYCLE = 75  # a worker asks to be replaced
 EXIT_CANNOT_START = 78  # configuration, schema or pipelines are wrong: trying again does not help
 
-# What a pipeline may come to handle itself. SIGTTIN's handler is faulthandler's, which cannot be put back.
+# Signals that a pipeline may set handlers for. SIGTTIN's handler is faulthandler's, which cannot be put back.
 _TAKEN = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1),
     *(signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM, signal.SIGTTIN),
@@ -44,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Signals:
-    """Signals as data: handlers only record, and a pipe wakes whoever waits.
+    """Signals as data: handlers only record, and a pipe ends the wait.
 
     Anything more in a handler (a log line, SQL, an exception) can dead-lock or break a connection half-way.
     """
@@ -68,9 +65,9 @@ class Signals:
         self._kept = {number: _signal.getsignal(number) for number in _TAKEN}
 
     def put_back(self) -> list[str]:
-        """Handle signals as at `keep` again, whatever other code has made of that; what it had changed, by name.
+        """Handle signals as at `keep` again; returns the names of the handlers that other code has changed.
 
-        Where that is anything, signals that were sent meanwhile may have been missed.
+        Signals of these names may have been missed meanwhile.
         """
         changed = [number for number, handler in self._kept.items() if _signal.getsignal(number) is not handler]
         found = [number.name for number in changed]
@@ -115,7 +112,7 @@ def drain_pipe(fd: int) -> bool:
 
 
 def tell_ready() -> None:
-    """Tell whoever has started this process that it is ready, where that was asked for: NOTIFY_SOCKET, sd_notify(3)."""
+    """Report to the service manager that this process is ready, where NOTIFY_SOCKET is set: sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
@@ -151,10 +148,10 @@ def readable(fds: Iterable[int], timeout: float) -> list[int]:
 
 
 def share_memory() -> None:
-    """Before the first fork: what is in memory by now stays one copy, shared with the children.
+    """Before the first fork: keep the present objects in pages that the children share.
 
-    A garbage collection writes into every object that it looks at, and what a child writes to becomes its own page: so
-    collectors pass over all that is here.
+    A garbage collection writes to every object that it visits, and a write makes the page the child's own. So the
+    collectors skip the present objects.
     """
     gc.collect()
     gc.freeze()
@@ -203,9 +200,9 @@ def cpu_used() -> float:
 
 
 class Peak:
-    """The most memory that this process has used, counted anew for each run; also what wait4 tells of it."""
+    """The most memory that this process has used, counted anew for each run; wait4 reports the same figure."""
 
-    SLACK = 2**20  # bytes; to count anew costs as much as a short run, so not for less
+    SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored
 
     def __init__(self) -> None:
         self._before: int | None = None
@@ -215,7 +212,7 @@ class Peak:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def forget(self) -> None:
-        """Count from now on (Linux: proc(5), clear_refs), unless nothing worth it has happened since the last time."""
+        """Count from now on (Linux: proc(5), clear_refs), unless the peak has grown by less than SLACK."""
         if self._before is None or self.bytes() > self._before + self.SLACK:
             with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
@@ -223,7 +220,7 @@ class Peak:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever this process's descendants leave behind (Linux: prctl(2))."""
+    """Become the parent of descendants whose own parent has ended (Linux: prctl(2))."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -243,21 +240,21 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_used(pid: int) -> int:
-    """Resident memory (bytes) of a process and its descendants; what they share is counted for each."""
+    """Resident memory (bytes) of a process and its descendants; shared pages count for each."""
     return sum(map(_resident, [pid, *descendants(pid)]))
 
 
 def cpu_used_by(pid: int) -> float:
-    """CPU seconds of a process and its descendants, with those children of theirs that are gone."""
+    """CPU seconds of a process and its descendants, including their children that have ended."""
     return sum(map(_cpu_seconds, [pid, *descendants(pid)]))
 
 
 def end_children(within: float) -> bool:
-    """SIGKILL and bury all descendants of this process, which `adopt_orphans`; False when some are left (seconds)."""
+    """SIGKILL and bury all descendants of this subreaper; False when some are left after `within` seconds."""
     deadline = now() + within
     try:
         while now() < deadline:
-            # Without any child this says so at once, in one system call.
+            # Without a child, this one system call raises ChildProcessError.
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
                 for pid in descendants(os.getpid()):
                     with suppress(ProcessLookupError):
@@ -271,7 +268,7 @@ def end_children(within: float) -> bool:
 def _cpu_seconds(pid: int) -> float:
     try:
         with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()  # the name before may hold anything
+            fields = file.read().rpartition(")")[2].split()  # the name before may hold any character
             return sum(map(int, fields[11:15])) / _TICKS
     except OSError:
         return 0.0
@@ -293,7 +290,7 @@ def _listed(folder: str) -> list[str]:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL the process group that a child of `fork` leads, with whatever its job has started."""
+    """SIGKILL the process group of a child of `fork`: the child and the processes that its job has started."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -314,7 +311,7 @@ def _become(main: Callable[[], int]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            os._exit(code)  # whatever happens, never up the stack of the parent that this process is a copy of
+            os._exit(code)  # in every case: never up the stack that this process has inherited from its parent
 
 
 def now() -> float:

@@ -1,8 +1,8 @@
-"""PROCESS: the reaper, for all that is due, lost or old in the cluster. Any number may run, none leads.
+"""PROCESS: the reaper recovers lost jobs, wakes due ones and deletes old ones. Any number may run, none leads.
 
-Returns jobs whose lease has run out (their whole VM is gone), wakes due rows of queues that nobody claims from, and
-deletes what has been finished for DL_RETENTION_DAYS; sums up the journal, counts the queues, and says who holds back
-vacuum. May import `db`, `queue`, `stats`, `process`.
+The reaper returns jobs whose lease has run out (their machine is gone), wakes due rows of queues without a worker, and
+deletes jobs that ended DL_RETENTION_DAYS ago. It aggregates the journal, counts the queues, and names the sessions that
+hold back vacuum.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from dataloader.queue import db, lifecycle, migrations, stats
 
 WAKE_BATCH = 1_000
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
-PRUNE_SEC = 0.02  # how long it should take: a job of hours has thousands of heartbeats in its journal
-PRUNE_PAUSE = 4  # times that after each; what is written first has to reach the disk before any claim's commit
-PRUNE_SHARE = 0.8  # of a round: its longest pruning
-ROLL_SHARE = 0.3  # of a round: the longest summing up of the journal
-NOTE_SELDOM = 20  # times as long as it took: what the notes may cost
-HELD_AGAIN_SEC = 300.0  # how often somebody who holds back vacuum is named
+PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of heartbeats in its journal
+PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
+PRUNE_SHARE = 0.8  # of a round, for deleting
+AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
+NOTE_SELDOM = 20  # times as long as a count took: until the next count
+HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
-JUMP_SEC = 1.0  # of the database's clock against ours, between two rounds
+JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
 
 
 class Uptime:
-    """For how long the database has been there, as far as a reaper can tell, by a clock that did not jump."""
+    """For how long the database has been available to this reaper, with a clock that did not jump."""
 
     def __init__(self) -> None:
         self._back: float | None = -math.inf  # since when (monotonic seconds); None: it is away
         self._ahead = math.inf  # how far its clock is ahead of ours, at most
 
     def lost(self) -> None:
-        """The database is away, or refuses what we want."""
+        """The database is away, or refuses the reaper's statements."""
         self._back = None
 
     def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
-        """It answered between these monotonic instants, with its clock and its age; for how long it has been there.
+        """The database answered between these monotonic instants, with its clock and its age (seconds).
 
-        0.0: it has just come back, or its clock has just jumped forwards.
+        Returns for how many seconds it has been available; 0.0 when it has just come back, or its clock has just jumped
+        forwards.
         """
         jumped = clock - got > self._ahead + JUMP_SEC
         self._ahead = clock - sent
@@ -64,7 +65,7 @@ class Uptime:
 
 @dataclass
 class Memory:
-    """What is remembered from round to round: when to count the queues again, and who was said to hold back vacuum."""
+    """The reaper's notes from round to round: the next count of the queues, and the session that holds back vacuum."""
 
     note_at: float = 0.0
     lag_sec: float = 0.0
@@ -73,7 +74,7 @@ class Memory:
 
 
 def main(settings: Settings, dsn: str) -> int:
-    """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; the process's exit status."""
+    """Reap every DL_REAPER_PERIOD_SEC until SIGTERM or SIGINT; returns the process's exit status."""
     logs.configure(settings, threaded=True)
     signals = Signals((signal.SIGTERM, signal.SIGINT))
     setproctitle("dataloader: reaper")
@@ -81,7 +82,6 @@ def main(settings: Settings, dsn: str) -> int:
     outage = logs.Outage(log, "reaper.session.back")
     conn: db.Connection | None = None
     uptime = Uptime()
-    patience_sec = PATIENCE_SEC + settings.pg_connect_timeout
     memory = Memory()
     while not signals.received:
         try:
@@ -90,12 +90,7 @@ def main(settings: Settings, dsn: str) -> int:
                 log.info("reaper.started")
                 tell_ready()
             started = now()
-            reap(conn, log, uptime, patience_sec)
-            roll(conn, log, started + ROLL_SHARE * settings.dl_reaper_period_sec)
-            watch(conn, log, memory, settings.dl_reaper_period_sec)
-            if settings.dl_retention_days is not None:
-                until = started + PRUNE_SHARE * settings.dl_reaper_period_sec
-                prune(conn, log, settings.dl_retention_days * DAY_SEC, until, signals)
+            _round(conn, log, settings, uptime, memory, signals)
             outage.ended()
             signals.wait(settings.dl_reaper_period_sec - (now() - started))
         except migrations.SchemaError as e:
@@ -113,8 +108,24 @@ def main(settings: Settings, dsn: str) -> int:
     return EXIT_OK
 
 
+def _round(
+    conn: db.Connection,
+    log: structlog.stdlib.BoundLogger,
+    settings: Settings,
+    uptime: Uptime,
+    memory: Memory,
+    signals: Signals,
+) -> None:
+    started, period_sec = now(), settings.dl_reaper_period_sec
+    reap(conn, log, uptime, PATIENCE_SEC + settings.pg_connect_timeout)
+    aggregate(conn, log, started + AGGREGATE_SHARE * period_sec)
+    watch(conn, log, memory, period_sec)
+    if settings.dl_retention_days is not None:
+        prune(conn, log, settings.dl_retention_days * DAY_SEC, started + PRUNE_SHARE * period_sec, signals)
+
+
 def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:
-    """One round: every expired lease, one short transaction each, then all rows whose time has come."""
+    """One round: recover every expired lease in a transaction of its own, then wake all due rows."""
     sent = now()
     clock = lifecycle.clock(conn)
     up_sec = uptime.answered(sent, now(), *clock)
@@ -131,10 +142,10 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime,
         pass
 
 
-def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
-    """Sum up what is new in the journal, until a monotonic instant at most; the rest is the next round's.
+def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
+    """Aggregate new rows of the journal until a monotonic instant; the next round goes on with the rest.
 
-    For people only: when it fails, the rounds go on without it.
+    For people only: after a failure the rounds go on.
     """
     try:
         while (rolled := stats.roll(conn)) >= stats.ROLLED and now() < until:
@@ -148,9 +159,9 @@ def roll(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -
 
 
 def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
-    """Count the queues for pages and metrics, and name who holds back vacuum while claims fall behind for it.
+    """Count the queues for pages and metrics, and name the session that holds back vacuum while it slows claims.
 
-    For people only: when it fails, the rounds go on without it.
+    For people only: after a failure the rounds go on.
     """
     try:
         if now() >= memory.note_at:
@@ -165,10 +176,10 @@ def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory
         memory.note_at = now() + NOTE_SELDOM * stats.NOTING_SEC
         log.warning("reaper.watch.failed", error=str(e).strip())
         return
-    _tell_of_vacuum(vacuum, log, memory)
+    _report_vacuum(vacuum, log, memory)
 
 
-def _tell_of_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:
+def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:
     held = stats.slows_claims(vacuum, memory.lag_sec)
     who = (held["kind"], held["pid"], held["application"]) if held else None
     if held and (who != memory.held or now() >= memory.held_again_at):
@@ -184,9 +195,9 @@ def _tell_of_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, m
 def prune(
     conn: db.Connection, log: structlog.stdlib.BoundLogger, older_than_sec: float, until: float, signals: Signals
 ) -> None:
-    """Delete jobs that ended so long ago: batch by batch until a monotonic instant, or a signal.
+    """Delete jobs that ended so many seconds ago, batch by batch until a monotonic instant or a signal.
 
-    The pauses between are longer than the batches, so that most of the time is everybody else's.
+    The pauses are longer than the batches, so other sessions have most of the time.
     """
     started, pruned = now(), 0
     since, size = "-infinity", PRUNE_BATCH[1]
@@ -205,7 +216,7 @@ def prune(
 
 
 def fitting(size: int, took: float) -> int:
-    """How many jobs to delete at once, when so many took so long (seconds)."""
+    """How many jobs to delete at once, after `size` jobs took `took` seconds."""
     least, most = PRUNE_BATCH
     return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
 

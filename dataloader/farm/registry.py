@@ -1,7 +1,4 @@
-"""What a farm's keeper shows of the workers, for people on any host: who they are, what they run, what it costs.
-
-May import `process`, `slots`, `stats` and `db`.
-"""
+"""The registry of a farm's workers in the database, for people on any host: identity, job, cost."""
 
 from __future__ import annotations
 
@@ -20,11 +17,11 @@ from dataloader.farm.slots import Slot, State
 from dataloader.queue import db, stats
 
 CHANGED_SEC = 2.0  # how soon a change is shown
-UNCHANGED_SEC = 10.0  # how often all the same: who was not shown for 30 s counts as gone
+UNCHANGED_SEC = 10.0  # how often without a change: a worker that was not shown for 30 s counts as gone
 
 
 class WorkerRegistry:
-    """When the workers are to be shown again, and what was measured of them the last time."""
+    """When the workers are to be shown again, and their CPU seconds at the last time."""
 
     def __init__(self) -> None:
         self.host = socket.gethostname()[:100]
@@ -34,10 +31,10 @@ class WorkerRegistry:
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
 
     def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
-        """Show the workers in these slots, if anything has changed or it is time.
+        """Show the workers in these slots, after a change or every UNCHANGED_SEC.
 
-        Soon over, whatever the database does (see `briefly` in stats.sql). Raises psycopg.Error; then it is tried again
-        as if they had been shown.
+        The statements have a short limit (see `briefly` in stats.sql). Raises psycopg.Error; the next try is due
+        as after a success.
         """
         if now() < self._looked + CHANGED_SEC:
             return
@@ -52,7 +49,7 @@ class WorkerRegistry:
         stats.show_workers(conn, self.farm, self.host, rows)
 
     def close(self, conn: db.Connection) -> None:
-        """The farm is over: it has no workers any more."""
+        """Show that the farm has no workers any more."""
         stats.show_workers(conn, self.farm, self.host, [])
 
     def _row(self, slot: Slot, state: str) -> dict[str, Any]:
@@ -70,7 +67,7 @@ class WorkerRegistry:
         }
 
     def _cpu_percent(self, slot: Slot) -> float:
-        """Of one core, since it was read before; the processes that a job has started count too."""
+        """Percent of one core since the last reading; the processes that a job has started count too."""
         at, used = now(), cpu_used_by(slot.fields.pid)
         before, had_used = self._cpu.get(slot.worker, (at, used))
         self._cpu[slot.worker] = at, used
@@ -78,7 +75,7 @@ class WorkerRegistry:
 
 
 def _state(slot: Slot) -> str:
-    """What people see: a stopped process cannot show its state itself, and a resting one has yet to start to work."""
+    """The state for people: a stopped process cannot show it itself; a resting one has yet to start to work."""
     if slot.state is not State.DEAD and process.is_stopped(slot.fields.pid):
         return "stopped"
     return "starting" if slot.state is State.RESTING else slot.state.name.lower()

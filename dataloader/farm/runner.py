@@ -1,7 +1,4 @@
-"""One run after the other: steps a job's pipeline until it ends or has to stop, and says what it came to.
-
-No SQL but the pipeline's own transactions. May import `job`, `pipelines`, `heartbeat`, `slots`, `target`, `process`.
-"""
+"""The runner steps a job's pipeline until it ends or has to stop. No SQL but the pipeline's own transactions."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from dataloader.queue.job import End, Job, Outcome
 
 
 class Runner:
-    """Runs jobs in a worker's main thread, one at a time."""
+    """Runs one job at a time, in the worker's main thread."""
 
     def __init__(
         self,
@@ -31,7 +28,7 @@ class Runner:
         dsn: str,
         leap: Callable[[Job, int], int | None] = lambda job, fence: None,
     ) -> None:
-        """`dsn` is the queue's; `leap` asks the queue for a fencing token above a fence, None: the job is another's."""
+        """`dsn` is the queue's; `leap` returns a fencing token above a fence, or None when the claim is lost."""
         self._settings = settings
         self._target_dsn = settings.target_dsn or dsn
         self._leap = leap
@@ -39,7 +36,7 @@ class Runner:
         self._interruptible: Lease | None = None  # the run of a plain function
 
     def run(self, job: Job, lease: Lease) -> Outcome:
-        """Resolve and step the pipeline; whatever it raises is an outcome."""
+        """Resolve and step the pipeline; every exception becomes an outcome."""
         progress: dict[str, Any] | None = None
         self._fence_token = job.claim
         try:
@@ -63,7 +60,7 @@ class Runner:
             return _failed(e, progress)
 
     def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
-        """The next step; where `interruptible`, Stopped may be raised into it at any time."""
+        """The pipeline's next step; the signal handler may raise Stopped into a step with an `interruptible` lease."""
         self._interruptible = interruptible
         try:
             return next(steps)
@@ -71,7 +68,7 @@ class Runner:
             self._interruptible = None
 
     def interrupt(self) -> None:
-        """In a signal handler: the one place that raises, into a plain function, for it has no safe point."""
+        """In the signal handler of SIGUSR1: raise Stopped into a plain function, which has no safe point."""
         lease = self._interruptible
         if lease is not None and lease.must_stop_now():
             self._interruptible = None
@@ -94,14 +91,14 @@ class Runner:
 
     @contextmanager
     def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction in the target database, not committed once the run should end."""
+        """A transaction in the target database; it rolls back when the run has to stop before the commit."""
         where = dsn or self._target_dsn
 
         def leap(fence: int) -> int | None:
             try:
                 claim = self._leap(job, fence)
             except psycopg.Error:
-                if lease.must_stop_now():  # the queue was away for too long
+                if lease.must_stop_now():  # the queue's database was away for too long
                     raise Stopped from None
                 raise
             self._fence_token = claim or self._fence_token
@@ -128,7 +125,7 @@ def _args_of(job: Job) -> dict[str, Any]:
 
 
 def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
-    assert lease.stop is not None  # noqa: S101  the caller has seen it
+    assert lease.stop is not None  # noqa: S101  the caller has checked it
     return Outcome(lease.stop, lease.reason, progress)
 
 
@@ -141,7 +138,7 @@ def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
 
 
 def described(error: BaseException) -> str:
-    """Type, message and stack, whatever the exception's own methods do."""
+    """Type, message and stack; the exception's own methods may fail."""
     try:
         return headline(error) + "\n\n" + "".join(traceback.format_exception(error))
     except Exception:
@@ -149,7 +146,7 @@ def described(error: BaseException) -> str:
 
 
 def headline(error: BaseException) -> str:
-    """Type and message, whatever the exception's own methods do."""
+    """Type and message; the exception's own methods may fail."""
     try:
         return traceback.format_exception_only(error)[-1].strip()
     except Exception:

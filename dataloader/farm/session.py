@@ -30,6 +30,7 @@ class WorkerSession:
         self._slot = slot
         self._log = logger
         self._current: lifecycle.Session | None = None
+        self.unrecovered: list[lifecycle.Session] = []  # lost sessions, each perhaps with a claim (`Batch.recover`)
 
     @property
     def current(self) -> lifecycle.Session:
@@ -47,23 +48,28 @@ class WorkerSession:
         """False before the first `connect` and after a loss."""
         return self._current is not None and not self.conn.closed
 
-    def connect(self) -> lifecycle.Session | None:
-        """Open a session over as many tries as the session takes; returns the former session, if there was one.
+    def connect(self) -> None:
+        """Reopen the session over as many tries as it takes.
 
         Raises psycopg.Error when the worker drains, or for an error that a new try does not heal; SchemaError when the
         schema is not this code's.
         """
-        former = self._current
         db.patiently(
-            lambda: self.open(self._settings.pg_connect_timeout),
-            sleep=self._orders.sleep,
+            self.reopen,
+            sleep=self._orders.pause,
             give_up=lambda: self._orders.stopping,
             on_error=lambda e: self.outage.failed("worker.connect.failed", e),
         )
-        return former
+
+    def reopen(self) -> None:
+        """Open a session between two runs; a claim of the former session is to be recovered. Raises as `connect`."""
+        former = self._current
+        self.open(self._settings.pg_connect_timeout)
+        if former is not None:
+            self.unrecovered.append(former)
 
     def open(self, within: float) -> None:
-        """Open a session within so many seconds, check the schema, LISTEN. Raises as `connect` does, at once."""
+        """Open a session within so many seconds, check the schema, LISTEN. Raises as `connect`."""
         conn = db.connect(
             self._dsn,
             name=f"dl-worker:{self._queue}:{self._slot.worker}",
@@ -85,10 +91,6 @@ class WorkerSession:
             self.conn.close()
         if not self._orders.stopping:
             self._orders.pause(random.uniform(0.1, 1.0))  # noqa: S311  jitter; the error may last
-
-    def most_at_once(self) -> int:
-        """How many jobs the server's lock table lets this worker claim at once."""
-        return probe.most_at_once(probe.lock_table(self.conn), self._settings.workers)
 
     def leap(self, job: Job, fence: int) -> int | None:
         """A fencing token for this claim above the target's `fence`; None when the job is another worker's.

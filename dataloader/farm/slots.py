@@ -1,7 +1,7 @@
 """The shared memory between a supervisor, its workers and its keeper: a slot for each worker.
 
-The worker shows there what it runs and until when its claim is confirmed; the keeper when it renewed or cancelled for
-it; the supervisor how it died. Each field has one writer. No SQL. May import `process`.
+The worker writes its run and the last confirmed renewal; the keeper writes renewals and cancellations for the worker;
+the supervisor writes orders and the process's death. No SQL.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ class _Fields(ctypes.Structure):
         ("renewed", ctypes.c_double),  # when the last confirmed renewal was sent, by the worker
         ("kept", ctypes.c_double),  # the same, by the keeper
         ("drain_by", ctypes.c_double),  # when a draining process must be over; 0: it does not drain
-        ("fence_by", ctypes.c_double),  # when a run that gave its claim up must be over; 0: it did not
-        ("timeout_at", ctypes.c_double),  # when the run has lasted long enough; 0: it may last
-        ("cancel_at", ctypes.c_double),  # when it has to stop because it was cancelled, by the keeper; 0: not yet
-        ("canceled", ctypes.c_uint64),  # the generation that cancel_at is for
-        ("memory_limit", ctypes.c_uint64),  # bytes that its processes may use together; 0: no limit
-        ("memory_used", ctypes.c_uint64),  # what they used when they were ended for it
+        ("fence_by", ctypes.c_double),  # when a run that has lost its claim must be over; 0: it has its claim
+        ("timeout_at", ctypes.c_double),  # when the run has to stop for its timeout; 0: no timeout
+        ("cancel_at", ctypes.c_double),  # when the run has to stop for a cancellation, by the keeper; 0: none
+        ("canceled", ctypes.c_uint64),  # the generation of the run that cancel_at is for
+        ("memory_limit", ctypes.c_uint64),  # bytes that the run's processes may use together; 0: no limit
+        ("memory_used", ctypes.c_uint64),  # bytes that they used at the latest look
         ("cpu_before", ctypes.c_double),  # CPU seconds that the worker had used when the run began
-        ("cpu", ctypes.c_double),  # the same when it was dead
-        ("peak_memory", ctypes.c_uint64),  # and the most memory it ever used, in bytes
+        ("cpu", ctypes.c_double),  # the same at its death
+        ("peak_memory", ctypes.c_uint64),  # the most memory that it ever used, in bytes
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
-        ("queue", ctypes.c_int32),  # the number that the supervisor gives the queue
-        ("reload", ctypes.c_int32),  # and the settings that the process was started with
+        ("queue", ctypes.c_int32),  # the supervisor's number of the queue
+        ("reload", ctypes.c_int32),  # the generation of settings that the process was started with
         ("order", ctypes.c_int32),  # by the supervisor
         ("explains", ctypes.c_bool),  # whether the process logs the stack of a failed import
-        ("looked_at", ctypes.c_double),  # when the worker's last claim that found nothing was sent
-        ("due_at", ctypes.c_double),  # when the next row is due, as it was told by that; written before looked_at
+        ("looked_at", ctypes.c_double),  # when the worker sent its last claim that found no job
+        ("due_at", ctypes.c_double),  # when the next row is due, by that claim's answer; written before looked_at
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
         ("queue_name", ctypes.c_char * 520),  # 128 characters
-        ("session", ctypes.c_char * 64),  # its backend in PostgreSQL: pid and start
+        ("session", ctypes.c_char * 64),  # the pid and the start of its backend in PostgreSQL
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The claim that a slot shows: whose job, and when its lease was last renewed (monotonic seconds)."""
+    """The claim that a slot shows, and when its lease was last renewed (monotonic seconds)."""
 
     job_id: UUID
     attempt: int
@@ -86,7 +86,7 @@ class Held:
 
 
 class Slot:
-    """One worker's place in the shared memory. The worker writes its claim, the supervisor life and death."""
+    """One worker's part of the shared memory."""
 
     def __init__(self, index: int, fields: _Fields) -> None:
         self.index = index
@@ -139,7 +139,7 @@ class Slot:
 
     @property
     def session(self) -> tuple[int, datetime] | None:
-        """Pid and start of the worker's latest backend, which may be at work on a claim after the worker is dead."""
+        """Pid and start of the worker's latest backend, which may go on with a claim after the worker's death."""
         pid, _, start = bytes(self.fields.session).decode().partition(" ")
         return (int(pid), datetime.fromisoformat(start)) if start else None
 
@@ -148,13 +148,13 @@ class Slot:
         self.fields.session = f"{backend_pid} {backend_start.isoformat()}".encode()
 
     def occupy(self, worker: str, queue: str = "") -> None:
-        """By the worker: who and where it is, and whom it serves."""
+        """By the worker: its identity and its queue."""
         self.fields.worker = worker.encode()
         self.fields.queue_name = queue.encode()
         self.fields.pid = os.getpid()
 
     def begin(self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float) -> None:
-        """By the worker: it holds this job."""
+        """By the worker: it begins to run this job, whose claim was sent at `renewed`."""
         self.fields.generation += 1
         self.fields.job[:] = job_id.bytes
         self.fields.attempt = attempt
@@ -177,17 +177,17 @@ class Slot:
         self.fields.canceled = held.generation
 
     def died_of(self, exit_status: int, usage: resource.struct_rusage) -> None:
-        """By the supervisor, which has buried the process: how it ended and what it had used."""
+        """By the supervisor, at the process's death: its exit status and its cost."""
         self.fields.exit_status = exit_status
         self.fields.cpu = usage.ru_utime + usage.ru_stime
         self.fields.peak_memory = usage.ru_maxrss * 1024
 
     def cost(self, cpu: float, peak_memory: int) -> dict[str, float]:
-        """What the run has cost, for the journal, when its process has used so much (seconds, bytes)."""
+        """The run's cost for the journal, from the process's CPU seconds and its most memory (bytes)."""
         return {"cpu_sec": round(cpu - self.fields.cpu_before, 3), "peak_mb": round(peak_memory / 2**20, 1)}
 
-    def left_empty_handed(self, sent: float, due_in: float | None) -> None:
-        """By the worker: a claim that was sent then found nothing; the next row is due in so many seconds, if any."""
+    def found_no_job(self, sent: float, due_in: float | None) -> None:
+        """By the worker: the claim sent at that instant found no job; the next row is due in so many seconds."""
         self.fields.due_at = math.inf if due_in is None else now() + due_in
         self.fields.looked_at = sent
 
@@ -202,17 +202,17 @@ class Slot:
 
     @property
     def jobs(self) -> int:
-        """How many jobs the worker has begun to run."""
+        """How many runs the worker has begun."""
         return int(self.fields.generation // 2)
 
     @property
     def begun_last(self) -> UUID | None:
-        """The last job that the worker began to run, whether that is over or not; None while there was none."""
+        """The job of the worker's latest run, over or not; None before the first run."""
         job = bytes(self.fields.job)
         return UUID(bytes=job) if any(job) else None
 
     def held(self) -> Held | None:
-        """The claim as a whole, or None when there is none or it is being changed."""
+        """The whole claim; None while there is none, or while the worker changes it."""
         before = self.fields.generation
         held = Held(
             UUID(bytes=bytes(self.fields.job)),
@@ -225,27 +225,27 @@ class Slot:
         return held if whole else None
 
     def drain_until(self, deadline: float) -> None:
-        """The process must be over by this monotonic instant, or is ended; the earliest counts."""
+        """The process drains, and is killed at this monotonic instant; of several instants the earliest counts."""
         self.fields.drain_by = min(self.fields.drain_by or deadline, deadline)
 
     def give_up(self, deadline: float) -> None:
-        """By the worker: its claim is over, nobody should renew it, and the run must be by this monotonic instant."""
+        """By the worker: the claim is lost, the keeper renews it no more, and the run must be over by this instant."""
         self.fields.fence_by = min(self.fields.fence_by or deadline, deadline)
 
     @property
     def renewed(self) -> float:
-        """When the last confirmed renewal of the claim's lease was *sent*, by the worker or the keeper."""
+        """When the last confirmed renewal of the lease was *sent*, by the worker or by the keeper."""
         return max(float(self.fields.renewed), float(self.fields.kept))
 
     @property
     def fence_at(self) -> float:
-        """When the worker itself stops a run whose lease is not renewed, so that nobody else can start before."""
+        """When the worker itself stops a run whose lease is not renewed: before another worker can start the job."""
         ttl = float(self.fields.lease_ttl)
         return self.renewed + ttl - fence_margin(ttl)
 
     @property
     def ends_by(self) -> float:
-        """When a busy worker's job must be over unless its lease is renewed: half the margin after `fence_at`."""
+        """When the supervisor kills a run whose lease is not renewed: half the margin after `fence_at`."""
         unrenewed = self.fence_at + fence_margin(self.fields.lease_ttl) / 2
         return float(min(self.fields.fence_by or unrenewed, unrenewed))
 
@@ -259,20 +259,20 @@ class SharedSlots:
         self.slots = [Slot(index, fields[index]) for index in range(size)]
 
     def free(self) -> Slot | None:
-        """A slot for a new process."""
+        """A slot for a new process; None while every slot is in use."""
         return next((slot for slot in self.slots if slot.state is State.FREE), None)
 
     def idle_before(self, slot: Slot) -> int:
-        """How many idle workers of the same queue stand before `slot`: the first answers a notification at once."""
+        """How many idle workers of the same queue have a slot before this one: their turn to claim comes first."""
         return sum(
             other.state is State.IDLE and other.fields.queue == slot.fields.queue for other in self.slots[: slot.index]
         )
 
     def looked_for(self, slot: Slot, since: float) -> float | None:
-        """When the next row of the slot's queue is due, if a claim of a sibling since then has found nothing.
+        """When the next row of the slot's queue is due, if a sibling's claim since then has found no job; else None.
 
-        Such a claim has seen all that a notification heard at `since` may have been about, so it need not be repeated.
-        Siblings have the same settings: others may look into another database. None: nobody has left empty-handed.
+        Such a claim has seen every row that a notification heard at `since` may stand for. Siblings have the same queue
+        and settings: other workers may claim from another database.
         """
         kin = (slot.fields.queue, slot.fields.reload)
         for other in self.slots:
@@ -282,5 +282,5 @@ class SharedSlots:
 
 
 def fence_margin(lease_ttl_sec: float) -> float:
-    """Seconds before the end of an unrenewed lease at which its run should stop by itself."""
+    """Seconds from the instant at which a run stops by itself to the end of its unrenewed lease."""
     return min(5.0, lease_ttl_sec / 4)

@@ -1,8 +1,7 @@
-"""PROCESS: the supervisor of one machine's farm: forks workers and the keeper, and compares them with the wish.
+"""PROCESS: the supervisor of one machine's farm forks the workers and the keeper, and compares them with the wish.
 
-No SQL, no thread, no connection: a child is forked from a process that has nothing to inherit. One tick takes the
-queued signals, reaps the dead, ends what is over its time and starts what is missing; a missed signal costs a tick.
-May import `process` (the cli hands it the children's main functions).
+No SQL, no thread, no connection: a forked child inherits none. One tick takes the queued signals, reaps dead children,
+kills overdue ones, starts missing ones and gives orders; a missed signal costs a tick.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from dataloader.farm.slots import Order, SharedSlots, Slot, State
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
-BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is ready
+BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is ready: the first and the longest pause
 KEEPER_STOP_SEC = 10.0
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
 MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more workers
@@ -47,7 +46,7 @@ MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more w
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
 WorkerMain = Callable[[Settings, str, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
-KeeperMain = Callable[[Settings, SharedSlots, int], int]
+KeeperMain = Callable[[Settings, SharedSlots], int]
 
 
 @dataclass
@@ -61,7 +60,7 @@ class Backoff:
     def failed(self, by_itself: bool) -> float:
         """A start has failed; returns the pause (seconds) until the next.
 
-        It grows only over failures of the child's own: what was killed from outside would have started well.
+        The pause grows only over failures of the child itself: a child that was killed would have started well.
         """
         self.failed_at = now()
         shortest, longest = BACKOFF_SEC
@@ -74,7 +73,7 @@ class Backoff:
         return pause
 
     def succeeded(self, started: float) -> None:
-        """A child that was started at this instant is ready; that says nothing of what failed since."""
+        """A child that was started at this instant is ready; a later failure still counts."""
         if started > self.failed_at:
             self.failures = 0
             self.not_before = 0.0
@@ -87,28 +86,28 @@ class Backoff:
 
 @dataclass
 class Child:
-    """A worker process: its place, its queue, and which settings and code it was started with."""
+    """A worker process, its slot, and its generation: the number of the reload whose settings and code it has."""
 
     pid: int
     slot: Slot
     queue: str
     generation: int
     started: float
-    stacks: int  # a memory file that it dumps its threads' stacks into at SIGTTIN
-    told: int = 0  # the claim (its generation in the slot) whose run was told to stop
+    stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
+    interrupted: int = 0  # the latest run that was interrupted, by its generation in the slot
 
-    def has_to_be_told(self, settings: Settings) -> bool:
-        """True once for each run that has to stop now."""
+    def has_to_be_interrupted(self, settings: Settings) -> bool:
+        """True once for each run that has to stop and may have no safe point."""
         generation = self.slot.fields.generation
         passed = [each.reason for each in deadlines(self.slot, settings) if each.stop_at < now()]
-        if self.told == generation or not set(passed) & set(INTERRUPTS):
+        if self.interrupted == generation or not set(passed) & set(INTERRUPTS):
             return False
-        self.told = generation
+        self.interrupted = generation
         return True
 
 
 class Supervisor:
-    """The children of this machine and the wish that they are compared with."""
+    """The children of this machine, and how many of each queue are wished for."""
 
     def __init__(
         self, load: Callable[[], Settings], settings: Settings, worker_main: WorkerMain, keeper_main: KeeperMain
@@ -122,7 +121,7 @@ class Supervisor:
         self._wish = wished(settings)
         self._generation = 0
         self._explained = -1  # the latest generation in which a worker was to log the stack of a failed import
-        # More slots than workers: a dead worker's slot stays until the keeper has settled it.
+        # More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs.
         self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
         self._queue_numbers: dict[str, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
@@ -138,7 +137,7 @@ class Supervisor:
         self._log = structlog.get_logger("supervisor").bind(pid=os.getpid())
 
     def run(self) -> int:
-        """Keep the farm as wished until it is told to drain; the process's exit status.
+        """Keep the farm as wished for until a drain is over; returns the process's exit status.
 
         SIGTERM and SIGINT drain, SIGQUIT drains without waiting, SIGHUP reloads, SIGTTIN logs every worker's stacks.
         """
@@ -156,7 +155,7 @@ class Supervisor:
         return self.exit_status
 
     def _tick(self) -> bool:
-        """Compare once; True when all is over."""
+        """Compare once; True when the drain is over."""
         self._obey()
         self._reap()
         self._note_readiness()
@@ -185,7 +184,7 @@ class Supervisor:
     # --- death ---
 
     def _reap(self) -> None:
-        """Collect the dead; children that we do not know (we may be process 1) are only collected."""
+        """Bury dead children; unknown ones, which process 1 inherits, are only buried."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -210,13 +209,13 @@ class Supervisor:
             os.kill(self._keeper, signal.SIGCHLD)  # wakes the keeper, which recovers the worker's jobs
         log = self._log.info if exit_status in (EXIT_OK, EXIT_RECYCLE) else self._log.warning
         log("supervisor.worker.exited", worker=child.slot.worker, worker_pid=pid, exit_status=exit_status)
-        # An error while it held no job is no job's fault, and would happen again at once.
+        # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
         if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
             self._start_failed("worker", self._backoffs[child.queue], exit_status)
 
     def _end_what_is_left(self, pid: int) -> None:
-        """What a dead worker's job had started does not outlive it; what has left its group is our child by now."""
+        """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
         kill_group(pid)
         for orphan in set(children(os.getpid())) - self._workers.keys() - {self._keeper, pid}:
             os.kill(orphan, signal.SIGKILL)
@@ -247,17 +246,17 @@ class Supervisor:
             tell_ready()
 
     def _enforce(self) -> None:
-        """End what is over its time; a stuck process cannot do that itself."""
+        """Kill overdue processes, which may be stuck, and interrupt runs that have to stop."""
         for pid, child in self._workers.items():
             if why := kill_reason(child.slot, self.settings):
                 child.slot.fields.why = why
                 self._log.warning("supervisor.worker.killed", worker=child.slot.worker, why=why.name.lower())
                 kill_group(pid)
-            elif child.has_to_be_told(self.settings):
+            elif child.has_to_be_interrupted(self.settings):
                 os.kill(pid, signal.SIGUSR1)
 
     def _pause(self) -> float:
-        """Seconds until the next tick: no later than the next lease must be over."""
+        """Seconds until the next tick: no later than the next deadline."""
         busy = [child.slot for child in self._workers.values() if child.slot.state is State.BUSY]
         ends = [at for slot in busy for deadline in deadlines(slot, self.settings) for at in deadline[:2] if at > now()]
         tick = MEMORY_TICK_SEC if any(slot.fields.memory_limit for slot in busy) else TICK_SEC
@@ -268,7 +267,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         if self._keeper is None and self._keeper_stop_at is None and self._keeper_backoff.passed:
             self._keeper_started = now()
-            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared, self._life))
+            self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
         if self._draining:
             return
         running = Counter(child.queue for child in self._workers.values())
@@ -280,8 +279,8 @@ class Supervisor:
     def _wanted(self) -> Counter[str]:
         """The wish, and one more in each queue that still has a worker of an older generation.
 
-        It imports the new code and connects before one of them may leave. So a slow import leaves no gap, and code
-        that cannot be imported costs no worker.
+        The successor imports the new code and connects before an older worker may leave. So a slow import leaves no
+        gap, and a reload with broken code keeps the old workers.
         """
         older = {child.queue for child in self._workers.values() if child.generation != self._generation}
         return self._wish + Counter(older & self._wish.keys())
@@ -289,7 +288,7 @@ class Supervisor:
     def _start_worker(self, queue: str) -> None:
         slot = self._shared.free()
         if slot is None:
-            return  # all wait to be settled; the database is away
+            return  # every dead worker's jobs wait for the keeper: the database is away
         number = self._queue_numbers.setdefault(queue, len(self._queue_numbers))
         slot.take(number, self._generation, explains=self._explained != self._generation)
         self._explained = self._generation
@@ -314,7 +313,7 @@ class Supervisor:
     # --- orders ---
 
     def _reload(self) -> None:
-        """Take new settings; workers of before leave one by one, as they finish, each once its successor is ready."""
+        """Take new settings; older workers leave one by one after their runs, each for a successor that is ready."""
         try:
             self.settings = self._load()
         except ConfigError as e:
@@ -323,7 +322,7 @@ class Supervisor:
         log.configure(self.settings)
         self._wish = wished(self.settings)
         self._generation += 1
-        self._backoffs.clear()  # what kept dying had the code of before
+        self._backoffs.clear()  # the failures were the former code's
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
         self._log.info("supervisor.reloaded", workers=dict(self._wish), generation=self._generation)
@@ -383,14 +382,14 @@ class Supervisor:
         self._read_stacks_at = None
         for child in self._workers.values():
             dump = os.pread(child.stacks, 1 << 20, 0).decode("utf-8", "replace")
-            # A line for each thread, for a line's length is bounded; the main thread, the pipeline's, is dumped last.
+            # A line for each thread, because a line's length is bounded; faulthandler dumps the pipeline's thread last.
             for stack in reversed(dump.strip().split("\n\n")):
                 self._log.warning("supervisor.worker.stacks", worker=child.slot.worker, stacks=stack)
 
     # --- the end ---
 
     def _drain(self, within: float) -> None:
-        """Tell every worker once; each has `within` seconds to finish its job, or to hand it back."""
+        """Drain every worker; each has `within` seconds to finish its job, or to hand it back."""
         deadline = now() + within
         for pid, child in self._workers.items():
             child.slot.drain_until(deadline)
@@ -401,11 +400,11 @@ class Supervisor:
             self._log.info("supervisor.draining", workers=len(self._workers), within_sec=within)
 
     def _is_over(self) -> bool:
-        """The keeper stops last: it settles what the last workers left."""
+        """Whether the drain is over; the keeper stops last, because it recovers the last workers' jobs."""
         if not self._draining or self._workers:
             return False
         if self._keeper is None:
-            return self._keeper_stop_at is not None or not self._unsettled()
+            return self._keeper_stop_at is not None or not self._has_dead()
         if self._keeper_stop_at is None:
             self._keeper_stop_at = now() + KEEPER_STOP_SEC
             os.kill(self._keeper, signal.SIGTERM)
@@ -413,12 +412,12 @@ class Supervisor:
             kill_group(self._keeper)
         return False
 
-    def _unsettled(self) -> bool:
+    def _has_dead(self) -> bool:
         return any(slot.state is State.DEAD for slot in self._shared.slots)
 
 
 def wished(settings: Settings) -> Counter[str]:
-    """How many workers each queue should have; entries of one queue add up."""
+    """How many workers each queue should have; several entries for one queue add up."""
     wish: Counter[str] = Counter()
     for spec in settings.workers:
         wish[spec.queue] += spec.concurrency

@@ -1,8 +1,8 @@
 """Traces (OpenTelemetry): each run is a span, linked to the request that triggered its job. The extra `otel`.
 
-Off unless the environment names an exporter or where one should send to; then nothing of OpenTelemetry is imported and
-nothing is asked of the database. The SDK has a thread, so it is set up in the worker, after the fork. Clients import
-this module for `current`: by itself it imports nothing large. May import `job`.
+Off unless the environment names an exporter or its address; while traces are off, the farm imports nothing of
+OpenTelemetry and asks the database for no traceparent. The SDK has a thread, so the worker sets it up after the fork.
+Clients import this module for `current`, so the module itself imports nothing large.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLUSH_SEC = 2.0  # for the last spans of a worker; less than DL_KILL_GRACE_SEC b
 MESSAGE_LIMIT = 500  # characters of a span's status
 _WHERE = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
 _HTTP = "otlp_proto_http"
-Tell = Callable[[Outcome], None]
+Report = Callable[[Outcome], None]
 
 
 def are_wanted() -> bool:
@@ -40,7 +40,7 @@ def are_wanted() -> bool:
 
 def current() -> str | None:
     """The W3C traceparent of the span under way here, for a request that triggers a job; None where there is none."""
-    opentelemetry = sys.modules.get("opentelemetry.trace")  # who has not imported it has no span
+    opentelemetry = sys.modules.get("opentelemetry.trace")  # a program without this import has no span
     if opentelemetry is None:
         return None
     span = opentelemetry.get_current_span().get_span_context()
@@ -48,20 +48,20 @@ def current() -> str | None:
 
 
 class Untraced:
-    """No traces: what costs nothing."""
+    """Traces are off."""
 
     is_on = False
-    _run: AbstractContextManager[Tell] = nullcontext(lambda outcome: None)
+    _run: AbstractContextManager[Report] = nullcontext(lambda outcome: None)
 
     def learn(self, parents: Mapping[UUID, str]) -> None:
-        """The traceparents of the jobs that are about to run, where they have one."""
+        """Keep the traceparents of the jobs that are about to run."""
 
-    def run(self, job: Job) -> AbstractContextManager[Tell]:
-        """A span for the run in the block; to be told what the run came to."""
+    def run(self, job: Job) -> AbstractContextManager[Report]:
+        """A span for the run in the block; the block reports the run's outcome to it."""
         return self._run
 
     def close(self) -> None:
-        """Send what is left, for FLUSH_SEC at most."""
+        """Send the last spans, for FLUSH_SEC at most."""
 
 
 class Traced(Untraced):
@@ -92,8 +92,8 @@ class Traced(Untraced):
         self._parents = parents
 
     @contextmanager
-    def run(self, job: Job) -> Iterator[Tell]:
-        """A trace of its own, linked: a job may run long after its trigger, and again."""
+    def run(self, job: Job) -> Iterator[Report]:
+        """A trace of its own, linked to the trigger's: a job may run long after its trigger, and again."""
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
 
@@ -112,7 +112,7 @@ class Traced(Untraced):
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
-            yield lambda outcome: _tell(span, outcome)
+            yield lambda outcome: _report(span, outcome)
 
     def close(self) -> None:
         ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
@@ -121,7 +121,7 @@ class Traced(Untraced):
 
 
 def start(worker: str) -> Untraced:
-    """The traces of a worker process, if they are wanted and can be had; what is in the way is logged."""
+    """The traces of a worker process, if the environment asks for them; a log line says what prevents them."""
     if not are_wanted():
         return Untraced()
     import structlog
@@ -130,7 +130,7 @@ def start(worker: str) -> Untraced:
         return Traced(worker)
     except ImportError as e:
         why = f"{e}: install 'dataloader-farm[otel]'"
-    except Exception as e:  # whatever the SDK says of its variables
+    except Exception as e:  # the SDK's complaint about a variable
         why = str(e)
     structlog.get_logger("traces").warning("traces.off", error=why)
     return Untraced()
@@ -146,7 +146,7 @@ def _processor() -> SpanProcessor:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     class Masking(SpanProcessor):
-        """Hides secrets while those of the job are known: a batch is sent when another job runs."""
+        """Masks secrets while the job runs: the SDK may send its batch during another job, with other secrets."""
 
         def __init__(self, inner: SpanProcessor) -> None:
             self._inner = inner
@@ -179,8 +179,8 @@ def _links(parent: str | None) -> list[Link]:
     return [Link(span)] if span.is_valid else []
 
 
-def _tell(span: Span, outcome: Outcome) -> None:
-    """How the run ended. Its error is masked already."""
+def _report(span: Span, outcome: Outcome) -> None:
+    """Set the run's outcome. Its error is masked already."""
     from opentelemetry.trace import StatusCode
 
     span.set_attribute("dataloader.outcome", str(outcome.end))
@@ -200,7 +200,7 @@ def _kind(outcome: Outcome, head: str) -> str:
 
 
 def _masked(span: ReadableSpan) -> ReadableSpan:
-    """A copy without secrets; pipelines' own spans record exceptions as they are."""
+    """A copy without secrets; pipelines' own spans record exceptions unmasked."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import Status
 

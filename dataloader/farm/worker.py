@@ -40,7 +40,7 @@ from dataloader.farm.process import (
 from dataloader.farm.runner import Runner, headline
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import Order, SharedSlots, Slot, State
-from dataloader.queue import db, lifecycle, migrations
+from dataloader.queue import db, lifecycle, migrations, probe
 from dataloader.queue.job import End, Finish, Job, Outcome, decide
 from dataloader.queue.lifecycle import Ended
 
@@ -130,38 +130,41 @@ class Worker:
         sent = now()
         most = self.batch.size_next()
         step = self.batch.step(most)
-        if not step.jobs:
-            self._due_in = step.due_in
-            if most and not step.look_again:
-                self.slot.left_empty_handed(sent, step.due_in)
-            return step.look_again
-        self.batch.claimed(step.jobs)
-        if self.traces.is_on:
-            self._learn_traces(step.jobs)
-        with self.heartbeat.holding():
-            while self._sound and not self.orders.stopping and (job := self.batch.next()):
-                self._run(job, sent)
-        self.batch.hand_back("drain" if self.orders.stopping else "not started: the worker is replaced")
-        self.batch.took(now() - sent, len(step.jobs))
-        self._title("idle")
-        return True
+        if step.jobs:
+            self._run_batch(step.jobs, sent)
+            return True
+        self._due_in = step.due_in
+        if most and not step.look_again:
+            self.slot.found_no_job(sent, step.due_in)
+        return step.look_again
 
     def _connect(self) -> None:
-        former = self.session.connect()
-        if former is None:
+        self.session.connect()
+        if not self.heartbeat.ident:
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
-        else:
-            self.batch.recover(former)
+        elif self.session.unrecovered:
+            self.batch.recover()
         self._due_in = None
-        self.batch.limit(
-            self.session.most_at_once(), "the keys of this machine's jobs would fill the server's lock table"
-        )
+        most = probe.most_at_once(probe.lock_table(self.session.conn), self.settings.workers)
+        self.batch.limit(most, "the keys of this machine's jobs would fill the server's lock table")
 
     def _title(self, doing: str) -> None:
         setproctitle(f"dataloader: worker {self.queue}#{self.slot.index} {doing}")
 
     # --- one run ---
+
+    def _run_batch(self, jobs: Sequence[Job], sent: float) -> None:
+        """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
+        self.batch.claimed(jobs)
+        if self.traces.is_on:
+            self._learn_traces(jobs)
+        with self.heartbeat.holding():
+            while self._sound and not self.orders.stopping and (job := self.batch.next()):
+                self._run(job, sent)
+        self.batch.hand_back("drain" if self.orders.stopping else "not started: the worker is replaced")
+        self.batch.took(now() - sent, len(jobs))
+        self._title("idle")
 
     def _run(self, job: Job, sent: float) -> None:
         """Run a job whose claim was sent at that instant; the batch keeps its end."""
@@ -245,10 +248,9 @@ class Worker:
     def _wait(self) -> None:
         """Until a job may be claimable for which no sibling has looked, the idle poll, or an order."""
         self.slot.state = State.IDLE
-        poll_at = now() + self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
+        poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
+        poll_at = min(now() + poll_sec, self.batch.retry_at)
         due_at = math.inf if self._due_in is None else now() + self._due_in
-        if self.batch.has_locked:
-            poll_at = min(poll_at, self.batch.retry_at)
         # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
         while now() < poll_at and self.orders.may_claim:
             if self._notified() or now() > due_at:

@@ -123,7 +123,7 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
     slot = SharedSlots(1).slots[0]
     slot.occupy("host:1:a")
     slot.drain_until(10.0)
-    slot.left_empty_handed(5.0, None)
+    slot.found_no_job(5.0, None)
     slot.take(2)
     assert (slot.worker, slot.fields.drain_by, slot.state, slot.fields.queue) == ("", 0, State.STARTING, 2)
     assert slot.fields.looked_at == 0
@@ -154,14 +154,14 @@ def test_d6_a_siblings_empty_look_counts_when_it_began_after_the_call(
     shared = SharedSlots(2)
     shared.slots[0].take(*kin)
     shared.slots[1].take(1, 2)
-    shared.slots[0].left_empty_handed(sent, due_in)
+    shared.slots[0].found_no_job(sent, due_in)
     assert shared.looked_for(shared.slots[1], 5.0) == answer
 
 
 def test_d7_a_siblings_empty_look_tells_when_the_next_row_is_due() -> None:
     shared = SharedSlots(2)
     before = now()
-    shared.slots[0].left_empty_handed(before, 3.0)
+    shared.slots[0].found_no_job(before, 3.0)
     due = shared.looked_for(shared.slots[1], before)
     assert due is not None
     assert before + 3 <= due <= now() + 3

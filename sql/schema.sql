@@ -19,7 +19,7 @@
 --   blocked   blocked_on = 'time'            its time has not come       ix_dl_jobs_due
 --   cold      blocked_on null, not hot       the normal case             ix_dl_jobs_cold
 --   hot       blocked_on null, hot           its key was once busy       ix_dl_jobs_hot
--- A key is held twice: by a session advisory lock on its slot, hashtext(lock_key), and by the running row with a live
+-- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a live
 -- lease, which ix_dl_jobs_running finds.
 
 
@@ -86,7 +86,7 @@ COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggere
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
--- Our claim: cold rows in its order; hot rows by slot, so that the first of each slot is one probe.
+-- Our claim: cold rows in its order; hot rows by key_hash, so that the first of each key_hash is one probe.
 CREATE INDEX ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
   WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;
 CREATE INDEX ix_dl_jobs_hot ON dl_jobs (queue, hashtext(lock_key), priority, created_at)

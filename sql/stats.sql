@@ -179,7 +179,7 @@ SELECT bucket AS at, coalesce(sum(processed), 0)::bigint AS processed, coalesce(
 -- name: totals
 SELECT queue, task, kind, count, seconds, buckets FROM dl_totals ORDER BY queue, task, kind;
 
--- name: roll
+-- name: aggregate
 SELECT dl_roll(%(limit)s);
 
 -- name: job

@@ -1,8 +1,8 @@
 """Questions about many jobs, for people and monitoring: how a farm stands, lists of jobs, the journal.
 
 A function per statement of `sql/stats.sql`; none changes a job. Besides: the notes that some answers come from, which
-keepers (`show_workers`) and the reaper (`roll`) write. Rows are dicts, instants datetimes. Every function may raise
-psycopg.Error. May import `db`, `queue` and `job`.
+keepers (`show_workers`) and the reaper (`aggregate`, `note_lengths`) write. Rows are dicts, instants datetimes. Every
+function may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = 60.0
 SCAN = 20_000  # jobs that one page of a list looks at
-ROLLED = 20_000  # rows of the journal that one call of roll takes
-ROLLING_SEC = 3.0  # in which it should
-ANEW = -1  # what roll returns when the journal's sequence has been set back
+AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
+AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
+ANEW = -1  # what aggregate returns when the journal's sequence has been set back
+ROLLED = AGGREGATED
 SORTS = ("changed", "key")
 
 _SQL = db.statements("stats.sql")
@@ -250,24 +251,27 @@ def totals(conn: Conn) -> list[Row]:
     return _rows(conn, "totals")
 
 
-def roll(conn: Conn) -> int:
-    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED.
+def aggregate(conn: Conn) -> int:
+    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most AGGREGATED.
 
     ANEW: the journal's sequence has been set back; the next call goes on behind the rows that are there. Takes few rows
     where many take too long, and raises rather than wait for a lock.
     """
     try:
-        return _roll(conn, ROLLED)
+        return _aggregate(conn, AGGREGATED)
     except psycopg.errors.QueryCanceled:
-        return _roll(conn, ROLLED // 20)
+        return _aggregate(conn, AGGREGATED // 20)
 
 
-def _roll(conn: Conn, limit: int) -> int:
+def _aggregate(conn: Conn, limit: int) -> int:
     with conn.transaction():
         conn.execute(_SQL["briefly"])
-        conn.execute(_SQL["give_up_after"], {"time": f"{ROLLING_SEC * 1_000:.0f}ms"})
-        row = conn.execute(_SQL["roll"], {"limit": limit}).fetchone()
+        conn.execute(_SQL["give_up_after"], {"time": f"{AGGREGATING_SEC * 1_000:.0f}ms"})
+        row = conn.execute(_SQL["aggregate"], {"limit": limit}).fetchone()
     return row[0] if row else 0
+
+
+roll = aggregate
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:

@@ -1,7 +1,7 @@
 -- running -> its end, or queued again: what a worker writes of its own runs.
 
 
--- The keys of these slots became free: tell the queues in which hot rows of them wait. Rows that are not hot need no
+-- The keys of these key_hashes became free: tell the queues in which hot rows of them wait. Rows that are not hot need no
 -- word: the claim that leaves empty-handed past one marks it first (dl_claim).
 CREATE OR REPLACE FUNCTION dl_tell_waiters(p_slots int[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
@@ -41,7 +41,7 @@ CREATE OR REPLACE FUNCTION dl_finish(
   OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
-  slots int[] := '{}';
+  key_hashes int[] := '{}';
   ended uuid[] := '{}';
   wrote record;
   pause float8;
@@ -88,11 +88,11 @@ BEGIN
                'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
                'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
                'delay_sec', CASE verb WHEN 'retry' THEN delay_sec END)) || coalesce(facts, '{}') FROM ended)
-    SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS slots,
+    SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS key_hashes,
            array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel') AS canceled
       INTO wrote FROM ended;
     ended := ended || wrote.job_ids;
-    slots := slots || wrote.slots;
+    key_hashes := key_hashes || wrote.key_hashes;
     canceled := canceled || wrote.canceled;
     locked := NULL;
     EXIT WHEN cardinality(ended) = json_array_length(p_ends);
@@ -110,11 +110,11 @@ BEGIN
     PERFORM pg_advisory_unlock_all();
   ELSE
     -- Where an end comes late, for its row was locked, the key may be that of the next run by now.
-    PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot
-      WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = slot
+    PERFORM pg_advisory_unlock(key_hash) FROM unnest(key_hashes) key_hash
+      WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                            AND claimed_by = p_worker);
   END IF;
-  PERFORM dl_tell_waiters(slots);
+  PERFORM dl_tell_waiters(key_hashes);
 END
 $$;
 

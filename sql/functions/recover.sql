@@ -22,6 +22,7 @@ CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE
 $$;
 
 
+DROP FUNCTION IF EXISTS dl_lose(uuid, text, text, jsonb);  -- the former name of the next
 -- Put a running job whose worker is gone where it belongs: 'canceled' when that was asked for, 'queued' again while it
 -- has attempts left, and then, by how the run ended (p_end):
 --   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
@@ -29,7 +30,7 @@ $$;
 --   'drain'    it does not count: again at once, without an error, its attempt given back
 -- p_facts joins the journal's row: what is known of the process that ran it. The row must be locked by the caller, the
 -- session of its claim ended. Returns the new status. Called by dl_settle and dl_reap.
-CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
+CREATE OR REPLACE FUNCTION dl_give_back(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
 LANGUAGE plpgsql AS $$
 DECLARE
   job dl_jobs;
@@ -63,7 +64,7 @@ $$;
 
 
 -- Settle what a dead worker held, at once: called by the keeper, which saw it die; p_end, p_reason and p_facts as for
--- dl_lose. They are for p_running, the last job that it had begun to run; whatever else it had claimed is handed back
+-- dl_give_back. They are for p_running, the last job that it had begun to run; whatever else it had claimed is handed back
 -- uncounted. Null: it is not known, so all count. The worker's session is ended first, so that its advisory locks are
 -- gone when the jobs are claimed again. Returns each job settled and its new status; a null status for one that somebody
 -- has locked, to be tried again.
@@ -82,9 +83,9 @@ BEGIN
     IF FOUND THEN
       PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
       IF claimed <> p_running THEN
-        status := dl_lose(claimed, 'drain', 'not started: ' || p_reason, '{}');
+        status := dl_give_back(claimed, 'drain', 'not started: ' || p_reason, '{}');
       ELSE
-        status := dl_lose(
+        status := dl_give_back(
           claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END,
           p_facts);
       END IF;
@@ -102,7 +103,7 @@ RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
 $$;
 
 
--- Return one job whose lease has run out to where it belongs (dl_lose). One call, one job, one short transaction;
+-- Return one job whose lease has run out to where it belongs (dl_give_back). One call, one job, one short transaction;
 -- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
 -- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
 -- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
@@ -141,10 +142,10 @@ BEGIN
   IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL AND held.attempt > (
        SELECT count(*) FROM dl_job_events e
         WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
-    status := dl_lose(held.job_id, 'drain', not_begun, '{}');
+    status := dl_give_back(held.job_id, 'drain', not_begun, '{}');
     RETURN;
   END IF;
-  status := dl_lose(
+  status := dl_give_back(
     held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
     || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
 END
@@ -186,7 +187,7 @@ END
 $$;
 
 
--- Does this session hold the slot's advisory lock? A lock by one bigint stands in pg_locks as two halves.
+-- Does this session hold the key_hash's advisory lock? A lock by one bigint stands in pg_locks as two halves.
 CREATE OR REPLACE FUNCTION dl_session_has_slot(p_pid int, p_backend_start timestamptz, p_slot bigint) RETURNS boolean
 LANGUAGE sql AS $$
   SELECT EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start)

@@ -43,7 +43,7 @@ END
 $$;
 
 
--- A key became free: tell the queues in which hot rows of its slot wait. Bound to this schema, because a foreign
+-- A key became free: tell the queues in which hot rows of its key_hash wait. Bound to this schema, because a foreign
 -- worker may finish a job from another search_path.
 CREATE OR REPLACE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN

@@ -1,13 +1,14 @@
--- queued -> running. The steps in a job's life that need several statements are functions, for READ COMMITTED gives each
--- statement of a PL/pgSQL function a fresh snapshot. `dataloader migrate` applies the files of this folder again whenever
--- one has changed, so farms of two versions share them: a function whose signature or promise changes gets a new name.
+-- queued -> running. The steps in a job's life that need several statements are functions, for READ COMMITTED gives
+-- each statement of a PL/pgSQL function a fresh snapshot. `dataloader migrate` applies the files of this folder again
+-- whenever one has changed, so farms of two versions share them: a function whose signature or promise changes gets a
+-- new name.
 --
 -- Words. The *key_hash* of a job is hashtext(lock_key): two keys may share one, they then exclude each other and
 -- nothing worse follows. A key_hash is *busy* while a running row with a live lease has it. A queued row is
 -- in exactly one of three places: blocked (blocked_on says why), cold, or hot (a claim once found its key busy).
 
 
--- Has somebody paused the queue? Then no claim starts a job of it. VOLATILE: each call sees what is committed by now.
+-- Is the queue paused? Then no claim starts a job of the queue. VOLATILE: each call sees every commit of before.
 CREATE OR REPLACE FUNCTION dl_is_paused(p_queue text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   RETURN (SELECT paused_at FROM dl_queues WHERE queue = p_queue) IS NOT NULL;
@@ -15,7 +16,7 @@ END
 $$;
 
 
--- Is the key_hash busy? Served by ix_dl_jobs_running. VOLATILE on purpose: each call sees what is committed by now.
+-- Is the key_hash busy? Served by ix_dl_jobs_running. VOLATILE: each call sees every commit of before.
 CREATE OR REPLACE FUNCTION dl_slot_is_busy(p_slot int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   RETURN EXISTS (SELECT FROM dl_jobs
@@ -24,8 +25,8 @@ END
 $$;
 
 
--- Take the key_hash for this session: 'taken', 'busy' (a running job has it) or 'refused' (a session has it and no
--- running job says why).
+-- Take the key_hash for this session. Returns 'taken', 'busy' (a running job holds the key) or 'refused' (a session
+-- holds the key, and no running job is visible).
 --
 -- Advisory locks do not obey MVCC, so the order is: lock, then look at the running rows again. The other
 -- way round a job that started in between would be missed (Que, lib/que/worker.rb:72-82). A refusal without a
@@ -39,7 +40,7 @@ BEGIN
       IF NOT dl_slot_is_busy(p_slot) THEN
         RETURN 'taken';
       END IF;
-      -- Its holder lost the session but not the lease: the work goes on, the row speaks for it.
+      -- The holder lost its session but not its lease: the work goes on, and the running row keeps the key.
       PERFORM pg_advisory_unlock(p_slot);
       RETURN 'busy';
     END IF;
@@ -53,8 +54,8 @@ END
 $$;
 
 
--- Make up to p_limit rows of the queue claimable whose time has come, and tell its sleepers. Returns their number.
--- Called by dl_claim, and by the reaper for queues that nobody claims from. Served by ix_dl_jobs_due.
+-- Make up to p_limit due rows of the queue claimable, and notify the queue's workers. Returns the number of rows.
+-- Called by dl_claim, and by the reaper for queues without a worker. Served by ix_dl_jobs_due.
 CREATE OR REPLACE FUNCTION dl_wake(p_queue text, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   woken int;
@@ -89,7 +90,8 @@ END
 $$;
 
 
--- The nearest claimable rows of one key_hash, locked: all that a refusal of its key concerns. At most 1,000 of each place.
+-- The nearest claimable rows of one key_hash, locked: all that a refusal of its key concerns. At most 1,000 of each
+-- place.
 CREATE OR REPLACE FUNCTION dl_near_of_slot(p_queue text, p_slot int) RETURNS uuid[] LANGUAGE sql AS $$
   SELECT ARRAY(
     SELECT job_id FROM dl_jobs WHERE job_id = ANY (ARRAY(
@@ -107,9 +109,9 @@ CREATE OR REPLACE FUNCTION dl_near_of_slot(p_queue text, p_slot int) RETURNS uui
 $$;
 
 
--- Start those of these queued jobs that may still run and that nobody is at; this session holds their keys. Returns
--- what a worker needs to know of them, the best first. The worker begins that one at once; the others are claimed ahead,
--- and their heartbeat_at stays null until a beat says that they run (dl_reap).
+-- Start those of these queued jobs that may still run and whose rows are not locked; this session holds their keys.
+-- Returns the jobs for their worker, the best first. The worker begins the best job at once; the others are claimed
+-- ahead, and their heartbeat_at stays null until their run's first heartbeat (dl_reap).
 CREATE OR REPLACE FUNCTION dl_start(p_job_ids uuid[], p_worker text, p_backend_start timestamptz)
 RETURNS TABLE (
   job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
@@ -144,12 +146,12 @@ END
 $$;
 
 
--- Try to start one candidate of a claim: null when another session is at it, else what became of it:
--- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy' (its key
--- is, or an older job has the first claim to it: marked hot) or 'refused' (blocked on time, longer with every refusal in
--- a row).
+-- Try to start one candidate of a claim. The outcome is null when another session has the row locked, else
+-- 'started', 'ended' (cancelled by a plain producer, or out of attempts), 'early' (blocked on its time), 'busy' (its
+-- key is, or an older job has the first claim to it: marked hot) or 'refused' (blocked on time, longer with every
+-- refusal in a row).
 --
--- Whoever locks a queued row here also changes it, so a claim that skips a locked row loses nothing by it.
+-- A claim that locks a queued row here also changes it, so a claim that skips a locked row loses nothing.
 CREATE OR REPLACE FUNCTION dl_try(
   p_job_id uuid, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, OUT outcome text, OUT job dl_jobs)
 LANGUAGE plpgsql AS $$
@@ -215,8 +217,8 @@ END
 $$;
 
 
--- The key hashes in which hot rows of the queue wait: a loose scan of ix_dl_jobs_hot, one probe a key_hash. Called by dl_claim,
--- under its settings. VOLATILE on purpose, as dl_slot_is_busy.
+-- The key hashes in which hot rows of the queue wait: a loose scan of ix_dl_jobs_hot, one probe a key_hash. Called by
+-- dl_claim, under its settings. VOLATILE on purpose, as dl_slot_is_busy.
 CREATE OR REPLACE FUNCTION dl_hot_slots(p_queue text) RETURNS int[] LANGUAGE plpgsql AS $$
 BEGIN
   RETURN ARRAY(
@@ -234,8 +236,8 @@ END
 $$;
 
 
--- How many of the queue's cold rows stand before the first one that nobody has locked, and the key hashes of these rows: they
--- stay the first of their keys. One pass over the index; what it finds free is locked.
+-- The number of the queue's cold rows before the first unlocked one, and the key hashes of these rows, which stay the
+-- first of their keys. One pass over the index; the function locks the first unlocked row.
 CREATE OR REPLACE FUNCTION dl_locked_ahead(p_queue text, OUT rows int, OUT slots int[]) LANGUAGE plpgsql AS $$
 DECLARE
   first_free uuid := (
@@ -272,7 +274,8 @@ $$;
 -- due_in            nothing claimed: seconds until the queue's next row is due, null when there is none
 --
 -- The settings keep its plans what they should be whatever the statistics say (jit: a forbidden sort costs so much on
--- PostgreSQL before 18 that every plan would be compiled). A claim that has spent a second returns and asks for another.
+-- PostgreSQL before 18 that every plan would be compiled). A claim that has spent a second returns and asks for
+-- another.
 --
 -- Cost: O(log N) in the length of the queue. Cold rows come from ix_dl_jobs_cold in the order of the claim,
 -- one after the other, each with one probe of ix_dl_jobs_running; when the nearest 1,000 are all busy they are marked
@@ -362,7 +365,7 @@ BEGIN
         job := tried.job;
         look_again := false;
         IF marks THEN
-          PERFORM pg_notify('dl_jobs', p_queue);  -- whoever left before these marks may have the rest
+          PERFORM pg_notify('dl_jobs', p_queue);  -- claims that ended before these marks may take the rest
         END IF;
         RETURN;
       END IF;
@@ -374,7 +377,7 @@ BEGIN
         marks := true;
         passed := passed || candidate_key_hash;
       ELSIF tried.outcome IS NULL THEN
-        passed := passed || candidate_key_hash;  -- who is at it may be marking it: it stays the first of its key
+        passed := passed || candidate_key_hash;  -- its locker may be marking it: it stays the first of its key
       END IF;
       EXIT WHEN clock_timestamp() > now() + interval '1 s';
     END LOOP;
@@ -387,8 +390,9 @@ BEGIN
     END IF;
     CONTINUE WHEN changed;
 
-    -- Empty-handed. What was passed over is marked hot, so that the next look sees past it and the finish of its
-    -- key's job knows whom to tell. In bunches: no claim takes long. (status::text: see dl_try.)
+    -- This look started no job. The claim marks the rows that it passed over as hot: the next look skips them, and the
+    -- finish of their key's job finds the queues to notify. In bunches, so that no claim takes long. (status::text: see
+    -- dl_try.)
     near := ARRAY(
       SELECT job_id FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND NOT hot
@@ -417,7 +421,8 @@ BEGIN
     END IF;
     marks := marks OR marked > 0;
     IF cardinality(near) >= 1000 AND near_unlocked = '{}' THEN
-      -- Others have all of them locked. Nobody will tell us when they let go: come back, but look behind them now.
+      -- Other sessions have all of these rows locked, and no notification follows their release: the caller comes back,
+      -- and this claim looks behind them now.
       SELECT ahead.rows, ahead.slots INTO found_past, past_key_hashes FROM dl_locked_ahead(p_queue) ahead;
       contended := found_past <= past;
       past := found_past;
@@ -429,10 +434,10 @@ BEGIN
     END IF;
 
     -- A finish that runs beside us must not slip between its look for waiters and our marks. So hold the running
-    -- rows of the hot key hashes FOR SHARE: a later finish waits for our commit, sees the marks and notifies. When these
-    -- rows account for every hot key_hash, and all is marked, nothing is claimable and nobody will be forgotten; otherwise
-    -- something is becoming free, or is held by a finish, a beat or a claim under way: look again. Nothing is waited
-    -- for (SKIP LOCKED), so this cannot deadlock, nor hang on a transaction that somebody left open.
+    -- rows of the hot key hashes FOR SHARE: a later finish waits for our commit, sees the marks and notifies. When
+    -- these rows account for every hot key_hash, and all is marked, nothing is claimable and nobody will be forgotten;
+    -- otherwise something is becoming free, or is held by a finish, a beat or a claim under way: look again. Nothing is
+    -- waited for (SKIP LOCKED), so this cannot deadlock, nor hang on a transaction that somebody left open.
     waiting := dl_hot_slots(p_queue);
     held := '{}';
     IF waiting <> '{}' THEN
@@ -445,15 +450,15 @@ BEGIN
       marks := false;
       EXIT;
     END IF;
-    -- Somebody is at these rows and has not committed yet. If that goes on, come back later; where the rows are many,
-    -- without another look, for each look tries them all.
+    -- Other transactions hold these rows and have not committed yet. If they go on, the caller comes back later; with
+    -- many such rows at once, for each look tries all of them.
     contended := look = 10 OR past + cardinality(near) - cardinality(near_unlocked) > 100;
     EXIT WHEN contended AND look < 10;
     PERFORM pg_sleep(0.0005 * look);
   END LOOP;
 
   IF marks THEN
-    PERFORM pg_notify('dl_jobs', p_queue);  -- not proven, see above: whoever trusted these marks has to look as well
+    PERFORM pg_notify('dl_jobs', p_queue);  -- not proven, see above: claims that trusted these marks look again
   END IF;
   look_again := look_again OR woken = 100;
   retry_in := CASE WHEN contended THEN
@@ -470,10 +475,9 @@ $$;
 
 
 -- Take for this session the keys of up to p_most jobs of the queue that may run now, the best first, one job of each
--- key, and of few keys not all; returns the jobs and the key hashes taken. For the normal case, in which some of the first
--- thousand rows of the queue may start: no row is locked or marked, and a key that is not free at once is passed over,
--- as are the first p_past cold rows and the keys of p_passed. Nothing taken says nothing: then dl_claim looks more
--- closely.
+-- key, and of few keys not all; returns the jobs and the key hashes taken. For the normal case, in which some of the
+-- first thousand rows of the queue may start: no row is locked or marked, and a key that is not free at once is passed
+-- over, as are the first p_past cold rows and the keys of p_passed. Taking no key proves nothing; dl_claim decides.
 CREATE OR REPLACE FUNCTION dl_take_keys(
   p_queue text, p_most int, p_past int, p_passed int[], OUT job_ids uuid[], OUT slots int[])
 LANGUAGE plpgsql AS $$
@@ -544,9 +548,10 @@ BEGIN
     slots := trim_array(slots, spared);
   END IF;
 
-  -- The look behind the lock, with a fresh snapshot: see dl_take_slot. The hot rows are looked at again as well, for the
-  -- candidates are older than the locks: a job that was running then and came back, or was marked in between, stands
-  -- there now and goes before a later one of its key. (What our statements make claimable again at once comes back hot.)
+  -- The look behind the lock, with a fresh snapshot: see dl_take_slot. The hot rows are looked at again as well, for
+  -- the candidates are older than the locks: a job that was running then and came back, or was marked in between,
+  -- stands there now and goes before a later one of its key. (What our statements make claimable again at once comes
+  -- back hot.)
   SELECT ARRAY(SELECT hashtext(lock_key) FROM dl_jobs
                 WHERE status = 'running' AND hashtext(lock_key) = ANY (slots) AND lease_expires_at > now()),
          (SELECT true FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND hot
@@ -570,14 +575,14 @@ $$;
 
 -- Finish what has ended and claim the next, in one round trip.
 --
--- p_ends   as for dl_finish; all keys that the session still holds are let go, even with an empty list, but not with null
--- p_most   how many jobs to claim at most
+-- p_ends   as for dl_finish; releases all keys that the session still holds, also with an empty list, but not with null
+-- p_most   the largest number of jobs to claim
 -- p_waits  as for dl_finish; the other parameters as for dl_claim
 --
 -- Returns a row for each claimed job, as dl_start does, then one without a job, with what dl_finish and dl_claim say
 -- besides.
 --
--- The caller's session has the settings of dl_claim: to set them at each call would cost as much as a statement.
+-- The caller's session has the settings of dl_claim: setting them at each call would cost as much as a statement.
 CREATE OR REPLACE FUNCTION dl_step(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json,
   p_waits boolean)
@@ -620,7 +625,7 @@ BEGIN
                                AND claimed_by = p_worker);
       END IF;
       EXIT WHEN started > 0 OR past > 0;
-      -- Others have these rows locked: once more, behind them.
+      -- Other sessions have these rows locked: look once more, behind them.
       SELECT ahead.rows, ahead.slots INTO past, past_key_hashes FROM dl_locked_ahead(p_queue) ahead;
       EXIT WHEN past = 0;
     END LOOP;

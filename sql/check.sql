@@ -24,8 +24,8 @@ WHERE n.nspname = %(schema)s AND c.relname LIKE 'dl\_%%' AND c.relkind IN ('r', 
 ORDER BY c.relname;
 
 -- name: function_rights
--- The queue's functions, as far as its owner has made them, that this role may not call, and those that lend everybody the
--- owner's rights. Those of triggers are not called.
+-- The queue's functions, as far as its owner has made them, that this role may not call, and those that lend everybody
+-- the owner's rights. Those of triggers are not called.
 SELECT p.proname AS name, bool_or(p.prorettype <> 'trigger'::regtype AND NOT has_function_privilege(p.oid, 'EXECUTE')) AS lacking,
        bool_or(p.prosecdef AND has_function_privilege('public', p.oid, 'EXECUTE')) AS open_to_all
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'dl_jobs'

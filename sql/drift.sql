@@ -1,4 +1,5 @@
--- What there is of the objects that migrations make; dataloader/drift.py compares it to the shipped texts. Catalogs only.
+-- The present state of the objects that migrations make, from the catalogs; dataloader/queue/drift.py compares it to the
+-- shipped texts.
 
 -- name: triggers
 -- Each trigger of dl_jobs: whether it fires in ordinary sessions, and the function of this schema that it calls.

@@ -1,5 +1,6 @@
--- What people do to jobs and queues; called by the functions of the same name in dataloader/operate.py. Each writes its
--- own journal rows, with who asked for it. Rows are locked in the order of job_id, as by `request_cancel`.
+-- Operators' changes to jobs and queues; called by the functions of the same name in dataloader/queue/operations.py.
+-- Each writes its own journal rows, with the name of the asker. Rows are locked in the order of job_id, as by
+-- `request_cancel`.
 
 -- name: pause
 -- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author.
@@ -9,7 +10,7 @@ ON CONFLICT (queue) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.pau
 RETURNING queue, paused_at, paused_by, max_length;
 
 -- name: resume
--- The queue's workers are woken by the commit. A row that says nothing any more is left to be read as that.
+-- The commit wakes the queue's workers. A row without any setting stays.
 WITH resumed AS (
   UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_at IS NOT NULL
   RETURNING queue)
@@ -24,8 +25,8 @@ RETURNING queue, paused_at, paused_by, max_length;
 SELECT queue, paused_at, paused_by, max_length FROM dl_queues WHERE queue = %(queue)s;
 
 -- name: queue_names
--- The queues that workers serve, operators have said something of, or the journal's sums name; and this one, when it has
--- jobs that wait, run or are dead. Served by the keys of the small tables, and for the last by ix_dl_jobs_claim,
+-- The queues that workers serve, that have settings, or that the journal's sums name; and this one, when it has jobs
+-- that wait, run or are dead. Served by the keys of the small tables, and for the last by ix_dl_jobs_claim,
 -- ix_dl_jobs_running and ix_dl_jobs_dead.
 (SELECT queue FROM dl_workers UNION SELECT queue FROM dl_totals
  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL LIMIT %(most)s)
@@ -35,7 +36,7 @@ UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status IN ('failed'
         ORDER BY queue, finished_at LIMIT 1);
 
 -- name: statuses
--- What these jobs are, after a statement that has left some of them alone.
+-- The statuses of these jobs, after a statement that has left some of them alone.
 SELECT job_id, status::text FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
 -- name: cancellations
@@ -79,7 +80,7 @@ DELETE FROM dl_jobs
 RETURNING job_id;
 
 -- name: dead
--- The next of a queue's dead jobs, the oldest end first. Served by ix_dl_jobs_dead; those at which somebody is are left.
+-- The next of a queue's dead jobs, the oldest end first. Served by ix_dl_jobs_dead; skips locked rows.
 SELECT job_id FROM dl_jobs WHERE queue = %(queue)s AND status IN ('failed', 'lost')
  ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 

@@ -1,7 +1,7 @@
--- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue.py.
+-- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue/.
 -- What needs several snapshots is in functions/. Every statement writes its own journal row; one that changes the
 -- status says so by `journaled`, else the trigger for other services' steps would write another. A write to a running
--- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means "not mine any more".
+-- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means that the claim is over.
 
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
@@ -21,8 +21,8 @@ journal AS (
 SELECT job_id, status::text FROM added;
 
 -- name: enqueue_many
--- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many). {arrays}: a list for
--- each field of a producer.
+-- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many). {arrays}: a list
+-- for each field of a producer.
 SELECT place, job_id::text, status FROM dl_enqueue_many(
   p_job_id => %(job_id)b::uuid[], {arrays},
   p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s * interval '1 microsecond');
@@ -32,19 +32,19 @@ SELECT place, job_id::text, status FROM dl_enqueue_many(
 SELECT FROM dl_set_trace(%(trace)s, %(job_ids)s);
 
 -- name: sign
--- Who has added these jobs, for the journal.
+-- Keep the name of the adder of these jobs in their journal.
 UPDATE dl_job_events SET payload = coalesce(payload, '{}') || jsonb_build_object('by', %(by)s::text)
  WHERE job_id = ANY (%(job_ids)s) AND kind = 'queued';
 
 -- name: not_added_by
--- Those of these jobs that this one has not added, from whatever address. The journal of a job begins with who has.
+-- Those of these jobs that this asker has not added, from any address. The journal of a job begins with its adder.
 SELECT job_id FROM unnest(%(job_ids)s::uuid[]) job_id
  WHERE (SELECT split_part(payload ->> 'by', ' from ', 1) FROM dl_job_events e
          WHERE e.job_id = job_id.job_id AND kind = 'queued' ORDER BY event_id LIMIT 1)
        IS DISTINCT FROM split_part(%(by)s, ' from ', 1);
 
 -- name: limit
--- The most jobs that may be queued in a queue, if that is limited, and whether it is full.
+-- The limit of a queue's length, if it has one, and whether the queue is full.
 SELECT max_length, dl_is_full(queue) FROM dl_queues WHERE queue = %(queue)s AND max_length IS NOT NULL;
 
 -- name: known
@@ -56,11 +56,11 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job that
--- holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers, which
--- may all be stopped. Far-off dates that Python cannot read are cut to the year 9999. `version` is a short text that
--- changes with all that is shown, but for what cannot change and for the figures: how many workers there are, how many
--- jobs go before.
+-- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job
+-- that holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers,
+-- which may all be stopped. Far-off dates that Python cannot read are cut to the year 9999. `version` is a short text
+-- that changes with all that is shown, but for what cannot change and for the figures: how many workers there are, how
+-- many jobs go before.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
@@ -107,8 +107,8 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
 
 -- name: request_cancel
 -- queued -> canceled at once; a running job is told, by its row and by a notification; once more when it is to be
--- forced now. Final states stay. The rows are locked in the order of job_id, as by all that wait for many rows: two such
--- statements never wait for each other.
+-- forced now. Final states stay. The rows are locked in the order of job_id, as by all that wait for many rows: two
+-- such statements never wait for each other.
 WITH asked AS (
   UPDATE dl_jobs SET cancel_requested = true, cancel_forced = cancel_forced OR %(force)s, journaled = journaled + 1,
          status = CASE status WHEN 'queued' THEN 'canceled' ELSE status END,
@@ -152,8 +152,8 @@ SELECT cancel_requested FROM renewed;
 SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
 
 -- name: leap
--- running -> running: a new number for this claim, above that of a fence in its target. The queue has been set back, so
--- somebody had the number before, or a higher one. No row: the job is somebody else's by now.
+-- running -> running: a new number for this claim, above that of a fence in its target. The queue was restored from an
+-- older state, so another run had this number or a higher one. No row: the claim is over.
 UPDATE dl_jobs SET claims = greatest(claims, %(fence)s) + 1
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
 RETURNING claims;
@@ -163,25 +163,25 @@ RETURNING claims;
 SELECT * FROM dl_finish(%(worker)s, %(ends)s::json, %(let_go)s, false);
 
 -- name: ended
--- Has this claim's end been committed, though its answer was lost? The worker's last word on the job says so.
+-- Has this claim's end been committed, though its answer was lost? The worker's last row in the job's journal tells.
 SELECT kind <> 'picked' FROM dl_job_events
  WHERE job_id = %(job_id)s AND kind IN ('picked', 'done', 'requeue', 'failed', 'canceled')
    AND payload ->> 'worker' = %(claimed_by)s ORDER BY event_id DESC LIMIT 1;
 
 -- name: keep
 -- running -> running: the keeper renews the lease of a worker that is alive but silent (a C call holds its GIL).
--- Not once the lease is over: by then the key may be another job's. It says that the job was begun, as a beat would.
+-- Not once the lease is over: by then another job may have the key. It marks the job as begun, as a heartbeat would.
 UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
        heartbeat_at = coalesce(heartbeat_at, now())
  WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
    AND lease_expires_at > now();
 
 -- name: end_session
--- A session of ours that may still be at work on the server; see dl_end_session.
+-- End a session of ours that may still be at work on the server; see dl_end_session.
 SELECT dl_end_session(%(backend_pid)s, %(backend_start)s);
 
 -- name: cancellations
--- Which of these running jobs should stop, and whether at once: what the keeper enforces.
+-- Those of these running jobs that should stop, and whether at once: the keeper enforces it.
 SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND status = 'running' AND cancel_requested;
 
 -- name: settle
@@ -202,6 +202,6 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 SELECT dl_wake_all(%(limit)s);
 
 -- name: prune
--- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python does
--- not know all of them.
+-- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python
+-- does not know all of them.
 SELECT pruned, reached::text FROM dl_prune(%(older_than_sec)s, %(since)s::timestamptz, %(limit)s);

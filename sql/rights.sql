@@ -1,6 +1,7 @@
--- Who may do what with the queue. `farm`, `producer` and `reader` are granted by `dataloader migrate --roles`, and `spread`
--- after them. `spread` also follows the functions whenever either of the two changes: it finds the roles by the rights that
--- they have, so that new functions and tables reach them. docs/operating.md has the outcome as a table; a test compares.
+-- The rights of each role on the queue. `farm`, `producer` and `reader` are granted by `dataloader migrate --roles`,
+-- and `spread` after them. `spread` also follows the functions whenever either of the two changes: it finds the roles
+-- by the rights that they have, so that new functions and tables reach them. docs/operating.md has the outcome as a
+-- table; a test compares.
 
 -- name: farm
 GRANT USAGE ON SCHEMA {schema} TO {role};
@@ -8,7 +9,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events TO {role};
 GRANT SELECT ON dl_migrations TO {role};
 
 -- name: producer
--- By column (the fields of a new job, see queue/fields.py): a producer says what is to be done. That a job runs, who runs it and until when is the farm's to say.
+-- By column (the fields of a new job, see queue/fields.py): a producer says what is to be done. The farm alone says
+-- whether a job runs, by which worker and until when.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ({columns}) ON dl_jobs TO {role};
 
@@ -21,7 +23,7 @@ DO $rights$
 DECLARE
   new_tables text := 'dl_queues, dl_workers, dl_totals, dl_pace, dl_rolled, dl_lengths';
   all_functions text;
-  called text;        -- by somebody; the others are triggers'
+  called text;        -- by a role; the others are triggers'
   harmless text;      -- their effect is any role's: they compute, or NOTIFY. Triggers call the last as whoever fired them.
   of_producers text;  -- with the owner's rights
   role record;
@@ -38,7 +40,8 @@ BEGIN
   EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', all_functions);
   EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', harmless);
 
-  -- Who may read dl_migrations is one of ours; other services, which only know dl_jobs and dl_job_events, need no new tables.
+  -- A role that may read dl_migrations is a farm's; other services, which only know dl_jobs and dl_job_events, need no
+  -- new tables.
   FOR role IN
     SELECT CASE WHEN grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS name,
            bool_or(privilege_type = 'INSERT') AS adds,

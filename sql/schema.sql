@@ -2,7 +2,7 @@
 -- `dataloader migrate`). A test compares it, with the functions, to what the migrations make.
 --
 -- The story. A producer inserts a row into dl_jobs: `queued`. A worker claims it: `running`, with a lease that its
--- heartbeats renew. It ends `succeeded`, `failed`, `canceled`, or comes back to `queued`; what nobody renews any more
+-- heartbeats renew. It ends `succeeded`, `failed`, `canceled`, or comes back to `queued`; a job whose lease runs out
 -- comes back too, or ends `lost` when its attempts are spent. Every step writes a line into dl_job_events.
 -- Other services insert rows, and run jobs, knowing only the contract's columns; triggers keep the rest true for
 -- them. The steps themselves are in queue.sql (one statement each) and functions/ (several snapshots).
@@ -19,8 +19,8 @@
 --   blocked   blocked_on = 'time'            its time has not come       ix_dl_jobs_due
 --   cold      blocked_on null, not hot       the normal case             ix_dl_jobs_cold
 --   hot       blocked_on null, hot           its key was once busy       ix_dl_jobs_hot
--- A key is held twice: by a session advisory lock on its slot, hashtext(lock_key), and by the running row with a live
--- lease, which ix_dl_jobs_running finds.
+-- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
+-- live lease, which ix_dl_jobs_running finds.
 
 
 -- The last four are final: no statement leaves them, only an operator's plain UPDATE.
@@ -29,7 +29,7 @@ CREATE TYPE dl_status AS ENUM ('queued', 'running', 'succeeded', 'failed', 'canc
 CREATE TABLE dl_jobs (
   -- The contract: what every service may read and write.
   job_id uuid PRIMARY KEY,
-  queue text NOT NULL,                               -- who serves it; the payload of its notifications
+  queue text NOT NULL,                               -- whose workers run it; payload of its notifications
   task text NOT NULL,                                -- the pipeline's name
   args jsonb NOT NULL DEFAULT '{}'::jsonb,
   idempotency_key text UNIQUE,                       -- one key, one job
@@ -86,7 +86,7 @@ COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggere
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
--- Our claim: cold rows in its order; hot rows by slot, so that the first of each slot is one probe.
+-- Our claim: cold rows in its order; hot rows by key_hash, so that the first of each key_hash is one probe.
 CREATE INDEX ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
   WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;
 CREATE INDEX ix_dl_jobs_hot ON dl_jobs (queue, hashtext(lock_key), priority, created_at)
@@ -98,8 +98,8 @@ CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
 -- Retention: finished jobs, the oldest end first.
 CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
--- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by enum_eq
--- and not by `=`, so that no claim's plan, made on an empty table, can take it for its own.
+-- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by
+-- enum_eq and not by `=`, so that no claim's plan, made on an empty table, can take it for its own.
 CREATE INDEX ix_dl_jobs_queued ON dl_jobs (created_at) WHERE enum_eq(status, 'queued');
 CREATE INDEX ix_dl_jobs_retried ON dl_jobs (queue, created_at) WHERE status = 'queued' AND attempt > 0;
 CREATE INDEX ix_dl_jobs_dead ON dl_jobs (queue, finished_at) WHERE status IN ('failed', 'lost');
@@ -115,7 +115,7 @@ CREATE TABLE dl_job_events (
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 
--- What people have said of a queue.
+-- Operators' settings of a queue.
 CREATE TABLE dl_queues (
   queue text PRIMARY KEY,
   paused_at timestamptz,                             -- since when no claim starts a job of it
@@ -126,7 +126,7 @@ CREATE TABLE dl_queues (
 COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
 COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
 
--- What each farm's keeper last showed of its workers. For people only: no claim and no recovery reads it.
+-- The workers as each farm's keeper last showed them. For people only: no claim and no recovery reads it.
 CREATE TABLE dl_workers (
   worker text PRIMARY KEY,                           -- as in dl_jobs.claimed_by
   farm text NOT NULL,                                -- the same for all children of one supervisor
@@ -165,7 +165,7 @@ COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two da
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
 COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
 
--- What the reaper has counted of each queue: a page counts the first thousand jobs itself and takes the rest from here.
+-- The reaper's counts of each queue: a page counts the first thousand jobs itself and takes the rest from here.
 CREATE TABLE dl_lengths (
   queue text PRIMARY KEY,
   length bigint NOT NULL,
@@ -200,7 +200,7 @@ CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
 CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
   FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
--- Not for our own steps, which tell the waiters themselves: dl_finish of all its ends at once.
+-- Not for our own steps, which notify the waiting queues themselves: dl_finish for all its ends at once.
 CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
   FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running' AND NEW.journaled = OLD.journaled)
   EXECUTE FUNCTION dl_jobs_notify_key();

@@ -1,16 +1,16 @@
--- Questions about many jobs, for people; called by the functions of the same name in dataloader/stats.py. None of them
--- changes a job. Besides: the notes that some answers come from (workers shown by keepers, sums of the journal).
+-- Reports for people; called by the functions of the same name in dataloader/queue/stats.py. None of them changes a
+-- job. Besides: the notes that some reports read (workers shown by keepers, sums of the journal).
 
 -- name: give_up_after
 SELECT set_config('statement_timeout', %(time)s, true);
 
 -- name: queues
--- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. What this reads does not
--- grow with what is queued: the queues are found by loose scans, each count is of one index and ends at `most`, and beyond
--- that counts what the reaper has noted within ten minutes (`counted_at` says when). All scans but the one for the lag come
--- from an index's end, where a queue that is being worked off has its living jobs: at its begin are those that were taken
--- and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_due, ix_dl_jobs_retried,
--- ix_dl_jobs_dead, ix_dl_jobs_running.
+-- A row for each queue that has queued, running or dead jobs, a pause, a limit or a live worker. What this reads does
+-- not grow with what is queued: the queues are found by loose scans, each count is of one index and ends at `most`, and
+-- beyond that counts what the reaper has noted within ten minutes (`counted_at` says when). All scans but the one for
+-- the lag come from an index's end, where a queue that is being worked off has its living jobs: at its begin are those
+-- that were taken and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_due,
+-- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running.
 WITH RECURSIVE
 waiting (queue) AS (
   (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
@@ -59,8 +59,8 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
  WHERE queue IS NOT NULL;
 
 -- name: queues_as_noted
--- The same without a look at any queue: for when even the first jobs of each take too long to count, because a transaction
--- holds back vacuum or the server has too much to do.
+-- The same without a look at any queue: for when even the first jobs of each take too long to count, because a
+-- transaction holds back vacuum or the server has too much to do.
 WITH running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
   SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
@@ -76,7 +76,7 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
   LEFT JOIN dl_lengths USING (queue);
 
 -- name: may_note
--- One at a time, and not what another reaper has just counted.
+-- One reaper at a time, and not again after another reaper's fresh count.
 SELECT pg_try_advisory_xact_lock(%(lock)s)
    AND NOT EXISTS (SELECT FROM dl_lengths WHERE counted_at > clock_timestamp() - make_interval(secs => %(since_sec)s));
 
@@ -92,7 +92,7 @@ ON CONFLICT (queue) DO UPDATE SET
    lag_sec = excluded.lag_sec, counted_at = now();
 
 -- name: workers
--- What the keepers of all hosts have shown within ten minutes, with the jobs that run there.
+-- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
 SELECT w.worker, w.farm, w.host, w.pid, w.queue, w.state, w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
        w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
        j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
@@ -104,12 +104,13 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, w.state, w.memory_bytes, w.cpu_
  ORDER BY w.host, w.queue, w.worker;
 
 -- name: briefly
--- For the rest of the transaction: keeper and reaper have one session for this and for leases, which must not wait for it.
+-- For the rest of the transaction: keeper and reaper have one session for this and for leases, which must not wait for
+-- it.
 SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout', '500ms', true);
 
 -- name: show_workers
--- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go after
--- a day. Not waited for: after a crash of the server the next one comes in seconds.
+-- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go
+-- after a day. Not waited for: after a crash of the server the next one comes in seconds.
 WITH shown AS (
   INSERT INTO dl_workers AS w (worker, farm, host, pid, queue, state, job_id, memory_bytes, cpu_percent, jobs, started_at)
   SELECT worker, %(farm)s, %(host)s, pid, queue, state, job_id, memory_bytes, cpu_percent, jobs, started_at
@@ -125,7 +126,8 @@ DELETE FROM dl_workers
     OR seen_at < now() - interval '1 day';
 
 -- name: postgres
--- The server as an operator needs to know it. The oldest transaction is that which holds back vacuum, or the oldest of all.
+-- The server as an operator needs to know it. The oldest transaction is that which holds back vacuum, or the oldest of
+-- all.
 SELECT current_setting('server_version') AS version, current_database() AS database,
        pg_database_size(current_database()) AS size_bytes,
        (SELECT sum(numbackends)::int FROM pg_stat_database) AS connections,
@@ -146,8 +148,8 @@ SELECT current_setting('server_version') AS version, current_database() AS datab
      ORDER BY (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) DESC, xact_start LIMIT 1) o ON true;
 
 -- name: vacuum
--- The dead and living rows of dl_jobs, and who holds back vacuum there: whose snapshot or transaction is the oldest. Other
--- roles' sessions say who they are; since when, and what they ask, only to a member of pg_read_all_stats.
+-- The dead and living rows of dl_jobs, and the holder of vacuum there: the oldest snapshot or transaction. The server
+-- shows the names of other roles' sessions, but their age and query only to a member of pg_read_all_stats.
 SELECT n_dead_tup AS jobs_dead_tuples, n_live_tup AS jobs_live_tuples, to_jsonb(h) AS held_by
   FROM pg_stat_user_tables
   LEFT JOIN LATERAL (
@@ -179,11 +181,11 @@ SELECT bucket AS at, coalesce(sum(processed), 0)::bigint AS processed, coalesce(
 -- name: totals
 SELECT queue, task, kind, count, seconds, buckets FROM dl_totals ORDER BY queue, task, kind;
 
--- name: roll
+-- name: aggregate
 SELECT dl_roll(%(limit)s);
 
 -- name: job
--- What only a job's own page needs, besides `status` in queue.sql.
+-- The fields that only a job's own page shows, besides `status` in queue.sql.
 SELECT args::text AS args, idempotency_key, lease_ttl_sec, dl_readable(lease_expires_at) AS lease_expires_at, claimed_by,
        claims, blocked_on, hot, backoffs, cancel_forced, trace
   FROM dl_jobs WHERE job_id = %(job_id)s;
@@ -202,10 +204,10 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
 SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
--- A page of jobs, the last change first, is merged of `finished`, `dead`, `running`, `queued`, `retries`: each reads its
--- own jobs in that order, from an index, and stands in `listed` in the place of {branch}. A job has changed when it ended;
--- while it runs, when it started first; while it is queued, when it was added. No statement looks at more than `scan`
--- jobs: a filter that hardly anything passes ends too, with a row that says up to where it came (is_edge).
+-- A page of jobs, the last change first, is merged of `finished`, `dead`, `running`, `queued`, `retries`: each reads
+-- its own jobs in that order, from an index, and stands in `listed` in the place of {branch}. A job has changed when it
+-- ended; while it runs, when it started first; while it is queued, when it was added. No statement looks at more than
+-- `scan` jobs: a filter that hardly anything passes ends too, with a row that says up to where it came (is_edge).
 
 -- name: plans
 -- For these: what they should be, whatever the statistics say. Only `dead` and `retries` may sort.
@@ -215,7 +217,7 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
 
 -- name: shown
--- What a list shows of a job `j`, in the place of {shown}.
+-- The fields of a job `j` in a list, in the place of {shown}.
 job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
 (j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
 (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
@@ -223,7 +225,7 @@ dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS st
 dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;
 
 -- name: matches
--- Whether the list is to have it, in the place of {matches}.
+-- Whether the list has the job, in the place of {matches}.
 dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s);
 
 -- name: listed
@@ -275,7 +277,8 @@ SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
 SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (%(job_ids)s);
 
 -- name: by_key
--- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave little.
+-- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave
+-- little.
 SELECT false AS is_edge, true AS is_wanted, {shown},
        dl_readable(coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at)) AS changed_at
   FROM dl_jobs j

@@ -1,8 +1,8 @@
 -- What a run says to its target database, the queue's or another: a fence against runs that have lost their claim.
--- `claim` grows with each start of the job, also over those that are given back, so the newest run has the highest. But a
--- queue that was set back (an asynchronous failover, a backup) gives the same numbers out again. So the fence has an owner;
--- a run that finds the fence at its own number or above, and not its own, asks the queue whose the job is (`leap` in
--- queue.sql). Never do two runs hold one number: the second to raise it finds the first one's.
+-- `claim` grows with each start of the job, also over those that are given back, so the newest run has the highest. But
+-- a queue that was set back (an asynchronous failover, a backup) gives the same numbers out again. So the fence has an
+-- owner; a run that finds the fence at its own number or above, and not its own, asks the queue whose the job is
+-- (`leap` in queue.sql). Never do two runs hold one number: the second to raise it finds the first one's.
 
 -- name: create
 -- On first use, in the first schema of the search_path (PG_SCHEMA).
@@ -44,8 +44,8 @@ DELETE FROM dl_fence WHERE job_id IN (
   SELECT job_id FROM dl_fence WHERE raised_at < now() - interval '30 days' LIMIT 100 FOR UPDATE SKIP LOCKED);
 
 -- name: unlimited
--- The first statement of the transaction: it may last, whatever the role's default says (PostgreSQL 17 and later), unless
--- the DSN's own options say it. Not in the session's options, which a server that does not know it would refuse.
+-- The first statement of the transaction: it may last, whatever the role's default says (PostgreSQL 17 and later),
+-- unless the DSN's own options say it. Not in the session's options, which a server that does not know it would refuse.
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout' AND source <> 'client';
 
 -- name: hold

@@ -1,7 +1,7 @@
-"""PostgreSQL connections: how they are opened, how long they may stay silent, which errors pass.
+"""PostgreSQL connections: how to open one, how long a server may stay silent, which errors pass.
 
-Only this module opens connections to the queue and reads the named statements of `sql/`; no other module of
-the package may import psycopg's connection machinery. May import nothing of the package.
+Only this module opens connections to the queue, reads the named statements of `sql/`, and imports psycopg's connection
+machinery.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Conn = psycopg.Connection[Any]  # one of ours, or a caller's
 Row = dict[str, Any]
 T = TypeVar("T")
 
-CANCEL_SEC = 2.0  # for asking the server to cancel a statement that nobody waits for any more
+CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 
-# What the queue's statements rely on, whatever an administrator made the default of the server, database or role: each
-# statement of a function sees what was committed by then, and psycopg reads times in no other style.
+# The queue's statements rely on these settings, whatever the defaults of the server, database or role are: each
+# statement of a function has its own snapshot, and psycopg reads times in this style only.
 _RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
 
 PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most
@@ -100,7 +100,7 @@ class Connection(psycopg.Connection[Any]):
             raise
 
     def _abandon(self) -> None:
-        """Something from outside was raised in the middle of an exchange: nobody will read the rest of it."""
+        """Close the connection after an exception from outside, which left an answer unread."""
         with suppress(Error):
             self.cancel_safe(timeout=CANCEL_SEC)
         self.pgconn.finish()
@@ -302,7 +302,7 @@ def patiently(
 
 
 def sql_folder() -> Traversable:
-    """The folder of .sql files: part of the package where it is installed, beside it in a bare checkout."""
+    """The folder of .sql files: part of an installed package, beside the package in a bare checkout."""
     try:
         return files("dataloader.sql")
     except ModuleNotFoundError:

@@ -21,7 +21,7 @@ _TRIGGER = re.compile(
     r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
 )
 _INDEX = re.compile(r"^CREATE INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
-# A function, and where it is bound to its schema by its text, the DO block around it.
+# A function; _BLOCK is the DO block around a function whose text names its schema.
 _FUNCTION = re.compile(
     r"CREATE OR REPLACE FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
 )
@@ -70,7 +70,7 @@ class Function:
 
 
 def found(conn: db.Connection, functions: str) -> list[Drift]:
-    """What is missing, switched off or changed in the schema that `conn` sees.
+    """The objects that are missing, switched off or changed in the schema that `conn` sees.
 
     `functions` is the text of functions/. To be asked only of a schema that this code's migrations
     have made. May raise psycopg.Error.

@@ -59,9 +59,9 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What a producer says of a job; `available_at` None means now, `timeout_sec` None what its pipeline says.
+    """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
-    `trace` is the W3C traceparent of the request that asks for it.
+    `available_at` None means now; `timeout_sec` None leaves the limit to the pipeline.
     """
 
     queue: str
@@ -81,7 +81,7 @@ class NewJob:
 
 
 class QueueFull(Exception):
-    """As many jobs are queued as the queue may hold (`operate.limit_length`)."""
+    """The queue holds as many jobs as it may (`operations.limit_length`)."""
 
     def __init__(self, queue: str, max_length: int) -> None:
         super().__init__(f"the queue {queue} is full: {max_length} jobs are queued, which is its limit")
@@ -184,11 +184,11 @@ def as_texts(objects: list[Mapping[str, Any]]) -> list[str]:
 def enqueue_columns(
     conn: Conn, columns: Columns, schema: str | None = None, asker: Asker | None = None
 ) -> list[tuple[UUID, str]]:
-    """What enqueue_many does, for jobs whose fields are in lists.
+    """Add jobs as enqueue_many does, from a list for each field.
 
     `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them. Raises
-    KeyTaken, having added nothing, for a key whose job the `asker` may not see; the journal of jobs with keys says who
-    has asked for them.
+    KeyTaken, having added nothing, for a key whose job the `asker` may not see. The journal of jobs with keys names the
+    asker.
     """
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
@@ -274,7 +274,7 @@ def _add(
 
 
 def _steps(wanted: Sequence[int]) -> list[Sequence[int]]:
-    """What goes into each statement. The first of several is small: the server is to begin soon."""
+    """The jobs of each statement, by number. The first of several statements is small: the server begins sooner."""
     if len(wanted) <= AT_ONCE:
         return [wanted]
     starts = [0, *range(1 + AT_ONCE // 4, len(wanted), AT_ONCE)]

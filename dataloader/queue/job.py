@@ -104,7 +104,7 @@ SETTLED: dict[str, str] = {End.CRASH: "crash", End.TIMEOUT: "timeout", End.HANDE
 
 
 class Verb(StrEnum):
-    """What becomes of a job at the end of its run: the word of dl_finish."""
+    """The next step of a job at the end of its run: the word of dl_finish."""
 
     SUCCEED = "succeed"
     RETRY = "retry"
@@ -128,7 +128,7 @@ _LEADS_TO = {
 
 
 class Outcome(NamedTuple):
-    """What a run came to: its end, the last progress, the error's text, and whether the worker is still sound."""
+    """The result of a run: its end, the last progress, the error's text, and whether the worker is still sound."""
 
     end: End
     error: str | None = None
@@ -137,7 +137,7 @@ class Outcome(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """What is written at the end of a run: one of Verb, and the parameters of dl_finish."""
+    """The write at the end of a run: one of Verb, and the parameters of dl_finish."""
 
     verb: str
     error: str | None = None
@@ -188,7 +188,8 @@ def clip(text: str) -> str:
 def to_json(value: dict[str, Any]) -> str | None:
     """`value` as JSON that jsonb accepts, or None when that cannot be made of it.
 
-    What JSON does not know is written as text; NaN and infinities become null; PROGRESS_LIMIT bounds it.
+    Values that JSON lacks become text; NaN and infinities become null. A result above PROGRESS_LIMIT characters is
+    None.
     """
     try:
         text = json.dumps(_plain(value), default=_text, allow_nan=False, ensure_ascii=False)

@@ -67,7 +67,7 @@ class Ended(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a look into the queue came to: jobs, the best first, or for how long (seconds) nothing will be due.
+    """The result of a claim: jobs, the best first, or the seconds until the queue's next job is due.
 
     `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
     those whose rows somebody has `locked`, whose ends are to be written again a little later.
@@ -87,7 +87,7 @@ class Step(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What became of runs that were to be ended: `ended` and `locked` as in Step."""
+    """The result of writing ends: `ended` and `locked` as in Step."""
 
     ended: Mapping[UUID, Status]
     locked: Collection[UUID]
@@ -95,7 +95,7 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A job that was taken from a dead or silent worker, and what became of it; None: it is locked, try again."""
+    """A job taken from a dead or silent worker, and its new status; None: the row is locked, try again."""
 
     job_id: UUID
     status: Status | None
@@ -146,8 +146,8 @@ def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:
     """Cancel a queued job at once, ask a running one to stop; then its status, or None when there is no such job.
 
-    With `force` a running one need not reach a safe point: it is interrupted, and killed after DL_KILL_GRACE_SEC.
-    `by` is who asks, for the journal.
+    With `force` the worker interrupts the run at once, and kills it after DL_KILL_GRACE_SEC. The journal keeps `by`,
+    the name of the asker.
     """
     request_cancels(conn, [job_id], force, by)
     return status(conn, job_id)
@@ -192,7 +192,10 @@ def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
 
 
 def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
-    """Renew the lease, with progress where given; True when the job should stop, None when it is no longer ours."""
+    """Renew the lease, with progress where given.
+
+    Returns True when the job should stop, None when the claim is over.
+    """
     row = conn.execute(_SQL["beat"], _claim_of(job) | {"progress": progress, "journal": journal}).fetchone()
     return row[0] if row else None
 
@@ -209,7 +212,7 @@ def retake(session: Session, job: Job) -> bool | None:
 
 
 def leap(conn: Conn, job: Job, fence: int) -> int | None:
-    """A new number for this claim, above a fence in the target that is ahead of the queue; None when it is not ours."""
+    """Give this claim a number above a fence in the target that is ahead of the queue; None when the claim is over."""
     row = conn.execute(_SQL["leap"], _claim_of(job) | {"fence": fence}).fetchone()
     return row[0] if row else None
 
@@ -217,10 +220,10 @@ def leap(conn: Conn, job: Job, fence: int) -> int | None:
 def finish(
     conn: Conn, job: Job, end: Finish, facts: Mapping[str, Any] | None = None, let_go: bool = True
 ) -> Status | None:
-    """Write how a run has ended and let go of its key, or of all of the session's; None when it is no longer ours.
+    """Write the end of a run and release its key, or with `let_go` all keys of the session.
 
-    What PostgreSQL cannot store of it is left out rather than keep the job from ending. Raises LockNotAvailable at
-    once, having written nothing, when somebody has the job's row locked.
+    Returns the new status, None when the claim is over. Leaves out text and progress that PostgreSQL cannot store.
+    Raises LockNotAvailable at once, having written nothing, while another session has the job's row locked.
     """
     try:
         written = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
@@ -229,12 +232,12 @@ def finish(
         bare = end._replace(error=plain.replace("\x00", "") or None, progress=None)
         written = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
     if written.locked:
-        raise errors.LockNotAvailable(f"somebody has the row of job {job.job_id} locked")
+        raise errors.LockNotAvailable(f"another session has the row of job {job.job_id} locked")
     return written.ended.get(job.job_id)
 
 
 def finish_some(conn: Conn, worker: str, ends: Collection[Ended]) -> Written:
-    """Write how runs of `worker` ended, let go of their keys; what became of those still its own."""
+    """Write the ends of runs of `worker` and release their keys; returns the new statuses of the runs still its own."""
     try:
         return _finish(conn, worker, ends, let_go=False)
     except psycopg.DataError:
@@ -295,7 +298,7 @@ def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
 
 
 def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
-    """End a lost session's backend, which may still be at work, and wait up to 2 s until it is gone."""
+    """End the backend of a lost session, and wait up to 2 s for its exit."""
     conn.execute(_SQL["end_session"], {"backend_pid": backend_pid, "backend_start": backend_start})
 
 

@@ -28,10 +28,10 @@ from dataloader.queue import db, drift, fields, probe
 
 # Outside the int4 range, in which the keys' advisory locks are (hashtext). One lock for a whole database.
 ADVISORY_LOCK = 0x646C_6D69_6772_6174
-LOCK_TIMEOUT = "200ms"  # what a producer may have to wait behind us
-VACUUM_TIMEOUT = "30s"  # longer than anybody's deadlock_timeout, after which an autovacuum is called off
+LOCK_TIMEOUT = "200ms"  # the longest that a producer waits behind a migration
+VACUUM_TIMEOUT = "30s"  # longer than any usual deadlock_timeout, after which the server cancels an autovacuum
 PAUSE_SEC = 1.0
-IDLE_SEC = 5.0  # of a migration that was stopped or cut off while it held the tables
+IDLE_SEC = 5.0  # then the server ends a migration that was stopped or cut off while it held the tables
 WAIT_SEC = 600.0
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
@@ -84,9 +84,9 @@ def functions() -> Migration:
 def migrate(dsn: str, schema: str) -> list[str]:
     """Bring the queue in `schema` up to date and return the names of the files applied.
 
-    What is not as shipped (`drifted`) is put back, and named beside them. Safe to run from several places at once and
-    beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file that was applied has
-    been changed since, or the DSN leads through a pooler.
+    Puts back every object that is not as shipped (`drifted`), and returns its name as well. Safe to run from several
+    places at once and beside a working farm. Raises SchemaError when the schema belongs to a newer dataloader, a file
+    that was applied has been changed since, or the DSN leads through a pooler.
     """
     with _session(dsn, schema) as conn, _alone(conn):
         if conn.execute("SELECT current_schema()").fetchone() == (None,):
@@ -136,7 +136,7 @@ def missing(conn: db.Connection) -> list[str]:
 
 
 def drifted(conn: db.Connection) -> list[str]:
-    """What `migrate` would put back, in words: triggers, indexes, functions that are missing, switched off or changed.
+    """The objects that `migrate` would put back: triggers, indexes, functions that are missing, disabled or changed.
 
     Empty for a schema that other migrations or functions have made than this code's.
     """
@@ -289,9 +289,9 @@ def _patiently(conn: db.Connection, name: str, text: bytes, record: Migration | 
 
 
 def _see_off_vacuum(conn: db.Connection) -> None:
-    """Take the tables from an autovacuum, which gives way only to those who wait longer than deadlock_timeout.
+    """Take the tables from an autovacuum, which gives way only to a lock request older than deadlock_timeout.
 
-    Whoever reads or writes does not conflict with this lock, so nobody waits behind us, however long it takes.
+    This lock conflicts neither with reads nor with writes, so no statement of the farm waits behind the request.
     """
     conn.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(VACUUM_TIMEOUT))
     for table in ("dl_jobs", "dl_job_events"):

@@ -1,4 +1,4 @@
-"""For producers in Python: jobs added inside a transaction of their own; and the rules that every new job meets.
+"""The rules of a new job, and the functions by which producers in Python add jobs in their own transactions.
 
 `dataloader.enqueue` and `dataloader.enqueue_many` are this module's. It needs pydantic, so no worker imports it.
 """
@@ -125,7 +125,7 @@ def enqueue(
     consumer_group: str | None = None,
     schema: str | None = None,
 ) -> tuple[UUID, str]:
-    """Add one job on `conn`, in its transaction where it is in one; its id and status.
+    """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
     The fields are the API's (docs/api.md); `available_at` needs a time zone. For an idempotency key seen before, the id
     and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
@@ -139,7 +139,7 @@ def enqueue(
 def enqueue_many(
     conn: psycopg.Connection[Any], jobs: Sequence[NewJob], *, schema: str | None = None
 ) -> list[tuple[UUID, str]]:
-    """Add jobs on `conn`, all or none, in its transaction where it is in one; for each its id and status, in order.
+    """Add jobs on `conn`, all or none, in the transaction that it is in, if any; returns ids and statuses, in order.
 
     Jobs of equal priority run in the order of the list. A key may stand in it twice. Otherwise as `enqueue`; an error
     in a list of several says `jobs[3].queue`.
@@ -181,7 +181,7 @@ def _checked(columns: Columns) -> Columns:
 
 
 def _are_objects(values: list[Any]) -> bool:
-    """True when it is plain to see that these are objects of JSON; unlike their rule it makes no copies of them."""
+    """Whether these are plainly JSON objects; unlike the rule of `args` this look copies nothing."""
     return set(map(type, values)) <= {dict} and set(map(type, chain.from_iterable(values))) <= {str}
 
 
@@ -219,7 +219,7 @@ def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
 
 
 def _complaints(jobs: Sequence[NewJob]) -> list[str]:
-    """What is wrong with them, as `jobs[3].queue: what would be right`."""
+    """The faults of these jobs, as `jobs[3].queue: the rule`."""
     found: list[str] = []
     for number, job in enumerate(jobs):
         where = f"jobs[{number}]." if len(jobs) > 1 else ""

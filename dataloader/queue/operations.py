@@ -1,7 +1,7 @@
-"""What people do to jobs and queues: pause, resume, limit; requeue, run now, delete, cancel, one or many.
+"""Operators' changes to jobs and queues: pause, resume, limit; requeue, run now, delete, cancel, one or many.
 
-Every function takes `by`, who asks and from where, which the journal keeps. A function per statement of
-`sql/operate.sql`. May raise psycopg.Error. May import `db` and `queue`.
+Every function takes `by`, the name and address of the asker, which the journal keeps. Each calls its statement of
+`sql/operate.sql`, and may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Outcomes = dict[UUID, str]
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """No claim that begins from now on starts a job of this queue, on any host; what runs goes on.
+    """Keep every claim that begins from now on, on any host, from starting a job of this queue; running jobs go on.
 
     Returns queue, paused_at, paused_by and max_length. Services with the plain protocol know nothing of it.
     """
@@ -58,7 +58,7 @@ def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 
 
 def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dict[str, Any]:
-    """From so many queued jobs on the API refuses more for this queue (QueueFull); None: no limit."""
+    """Let the API refuse jobs for this queue (QueueFull) once it holds `max_length` queued ones; None: no limit."""
     return _one(conn, "limit_length", queue=queue, max_length=max_length)
 
 
@@ -83,7 +83,7 @@ def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
 
 
 def run_now(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
-    """Let queued jobs wait for their time no longer; those that are due already count as done."""
+    """Make queued jobs due now; a job that is due already counts as done."""
     return _change(conn, "run_now", job_ids, by)
 
 

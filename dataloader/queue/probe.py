@@ -1,7 +1,6 @@
-"""What a worker needs of its session: that it is one session, which keeps a lock and hears a NOTIFY.
+"""Whether a connection is one session, which keeps a lock and hears a NOTIFY: every worker needs that.
 
-A pooler in transaction mode lends a different one for each transaction: locks leak into it and LISTEN stays behind.
-May import `db`.
+A pooler in transaction mode lends another session for each transaction: locks leak into it and LISTEN stays behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Questions about many jobs, for people and monitoring: how a farm stands, lists of jobs, the journal.
+"""Reports for people and monitoring: the farm in figures, lists of jobs, the journal.
 
 A function per statement of `sql/stats.sql`; none changes a job. Besides: the notes that some answers come from, which
-keepers (`show_workers`) and the reaper (`roll`) write. Rows are dicts, instants datetimes. Every function may raise
-psycopg.Error. May import `db`, `queue` and `job`.
+keepers (`show_workers`) and the reaper (`aggregate`, `note_lengths`) write. Rows are dicts, instants datetimes. Every
+function may raise psycopg.Error.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = 60.0
 SCAN = 20_000  # jobs that one page of a list looks at
-ROLLED = 20_000  # rows of the journal that one call of roll takes
-ROLLING_SEC = 3.0  # in which it should
-ANEW = -1  # what roll returns when the journal's sequence has been set back
+AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
+AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
+ANEW = -1  # what aggregate returns when the journal's sequence has been set back
+ROLLED = AGGREGATED
 SORTS = ("changed", "key")
 
 _SQL = db.statements("stats.sql")
@@ -95,8 +96,8 @@ class Page:
 class Attempt(NamedTuple):
     """One run of a job, as the journal tells of it; `ended_at` None while it runs.
 
-    `run` counts all runs from 1. `attempt` begins at 1 again when a finished job is put back; `requeued_by`
-    says who did that before this run, None where nobody did.
+    `run` counts all runs from 1. `attempt` begins at 1 again when a finished job is put back; `requeued_by` names the
+    person or program that did so before this run, else None.
     """
 
     run: int
@@ -116,7 +117,7 @@ class Attempt(NamedTuple):
 
 
 def overview(conn: Conn) -> Row:
-    """How the farm stands: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
+    """The farm in figures: `at`, `total` and `queues`, each with length, fresh, retries, busy, dead, lag_sec and more.
 
     Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
     `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
@@ -158,7 +159,7 @@ def figures(row: Row, most: int) -> Row:
 
 
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
-    """By the reaper: count every queue, for those who ask `overview`; returns the longest lag (seconds).
+    """Called by the reaper: count every queue, for `overview`; returns the longest lag (seconds).
 
     None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind, few where many take too long;
     raises rather than wait for a lock.
@@ -200,7 +201,7 @@ def workers(conn: Conn) -> list[Row]:
 
 
 def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]]) -> None:
-    """By a farm's keeper: these are the farm's workers now, and no others. Gives up rather than keep it waiting."""
+    """Called by a farm's keeper: store the farm's present workers. Raises rather than wait for a lock."""
     shown = {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)}
     with conn.transaction():
         conn.execute(_SQL["briefly"])
@@ -213,7 +214,7 @@ def postgres(conn: Conn) -> Row:
 
 
 def vacuum(conn: Conn) -> Row:
-    """`jobs_dead_tuples` and `jobs_live_tuples` of dl_jobs, and `held_by`: who holds back its vacuum, None for nobody.
+    """`jobs_dead_tuples` and `jobs_live_tuples` of dl_jobs, and `held_by`, the holder of its vacuum, or None.
 
     `held_by` has kind (session, standby, prepared transaction, replication slot), pid, user, application, state,
     age_sec, xids (transactions since), query; what this role may not see is None, and the query says so.
@@ -222,10 +223,10 @@ def vacuum(conn: Conn) -> Row:
 
 
 def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
-    """PURE: who holds back vacuum so that claims fall behind; None while nobody does, or it does not matter yet.
+    """PURE: the holder of vacuum that slows claims down; None without a holder, or while the harm is small.
 
-    By what a claim has to pass: rows that were taken and cannot be removed. Not by age alone: beside an idle queue a
-    transaction of a day does no harm, at 200 jobs/s one of some minutes does.
+    Decided by the rows that a claim has to pass: dead rows that vacuum cannot remove. Age alone does not decide: beside
+    an idle queue a transaction of a day does no harm, at 200 jobs/s a transaction of some minutes does.
     """
     held, dead = vacuum["held_by"], vacuum["jobs_dead_tuples"]
     if held is None or (held["xids"] < HELD_XIDS if held["age_sec"] is None else held["age_sec"] < HELD_SEC):
@@ -241,7 +242,7 @@ def pace(conn: Conn, minutes: int) -> list[Row]:
 
 
 def totals(conn: Conn) -> list[Row]:
-    """What the journal has counted since it was first summed up, by queue, task and kind of step.
+    """The journal's sums since its first aggregation, by queue, task and kind of step.
 
     Kinds are queued, picked, done, failed, canceled, lost, cancel_requested and, for a requeue, its cause: retry,
     crash, lease, backoff, handed_back, requeue. `seconds` and `buckets` (see BUCKETS_SEC) are of the runs that it
@@ -250,28 +251,31 @@ def totals(conn: Conn) -> list[Row]:
     return _rows(conn, "totals")
 
 
-def roll(conn: Conn) -> int:
-    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most ROLLED.
+def aggregate(conn: Conn) -> int:
+    """Add what is new in the journal to the sums behind `pace` and `totals`; returns how many rows, at most AGGREGATED.
 
     ANEW: the journal's sequence has been set back; the next call goes on behind the rows that are there. Takes few rows
     where many take too long, and raises rather than wait for a lock.
     """
     try:
-        return _roll(conn, ROLLED)
+        return _aggregate(conn, AGGREGATED)
     except psycopg.errors.QueryCanceled:
-        return _roll(conn, ROLLED // 20)
+        return _aggregate(conn, AGGREGATED // 20)
 
 
-def _roll(conn: Conn, limit: int) -> int:
+def _aggregate(conn: Conn, limit: int) -> int:
     with conn.transaction():
         conn.execute(_SQL["briefly"])
-        conn.execute(_SQL["give_up_after"], {"time": f"{ROLLING_SEC * 1_000:.0f}ms"})
-        row = conn.execute(_SQL["roll"], {"limit": limit}).fetchone()
+        conn.execute(_SQL["give_up_after"], {"time": f"{AGGREGATING_SEC * 1_000:.0f}ms"})
+        row = conn.execute(_SQL["aggregate"], {"limit": limit}).fetchone()
     return row[0] if row else 0
 
 
+roll = aggregate
+
+
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """All that is known of one job, its arguments included; None when there is none."""
+    """Every field of one job, its arguments included; None for an unknown id."""
     shown = lifecycle.status(conn, job_id)
     rest = _rows(conn, "job", job_id=job_id)
     return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"])} if shown and rest else None

@@ -19,7 +19,7 @@ def words(waiting_for: dict[str, Any] | None, now: datetime) -> str:
 
 
 def holder(held: dict[str, Any]) -> str:
-    """Who holds back vacuum (see stats.vacuum), as the subject of a sentence."""
+    """The holder of vacuum (see stats.vacuum), as the subject of a sentence."""
     if held["kind"] in ("session", "standby"):
         name = f" ({held['application']})" if held.get("application") else ""
         who = "The standby" if held["kind"] == "standby" else "The database session"
@@ -28,7 +28,7 @@ def holder(held: dict[str, Any]) -> str:
 
 
 def release(held: dict[str, Any]) -> str:
-    """What ends it."""
+    """The step that ends the hold."""
     ends = {
         "session": f"SELECT pg_terminate_backend({held['pid']})",
         "standby": "hot_standby_feedback there sends the oldest snapshot of its queries: end those",

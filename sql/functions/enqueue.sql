@@ -1,7 +1,8 @@
--- none -> queued: what producers call, and what the API adds many jobs by.
+-- none -> queued: functions of producers, and of the API for many jobs.
 
 
--- Are as many jobs queued as the queue may hold? Two that ask at once may both be let in. Served by ix_dl_jobs_claim.
+-- Does the queue hold as many jobs as it may? Two producers that ask at once may both get a place. Served by
+-- ix_dl_jobs_claim.
 CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
   most int := (SELECT max_length FROM dl_queues WHERE queue = p_queue);
@@ -27,8 +28,8 @@ $$;
 -- microsecond after the one before it in the list, counted from p_since, or from the clock: an insert takes longer than
 -- that, so the next batch of the session comes later still. p_place are the jobs' places in a list of several batches.
 -- Keys are inserted in the order of their bytes: two batches that share keys wait for each other and never in a circle.
--- With the owner's rights, for a producer has none on the tables; so it trusts no search_path, nor pg_temp, and is bound to
--- this schema by its text. The journal says which role added the jobs: see dl_job_status.
+-- With the owner's rights, for a producer has none on the tables; so it trusts no search_path, nor pg_temp, and is
+-- bound to this schema by its text. The journal says which role added the jobs: see dl_job_status.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
@@ -128,7 +129,7 @@ DECLARE
   wrong text;
   found uuid;
 BEGIN
-  -- The rules of dataloader/producer.py.
+  -- The bounds of dataloader/queue/fields.py.
   wrong := CASE
     WHEN coalesce(length(dl_enqueue.queue), 0) NOT BETWEEN 1 AND 128 OR dl_enqueue.queue ~ '[\u0001-\u001f\u007f-\u009f]'
       THEN 'queue should be a text of 1 to 128 characters without control characters'
@@ -174,8 +175,8 @@ $$
 $function$, current_schema()); END $bound$;
 
 
--- Note where the trigger of these jobs stands in a trace: of those that dl_enqueue_many has added for this role in this
--- transaction. One that was found by its key keeps that of its first trigger.
+-- Store the trace of these jobs' trigger, for those that dl_enqueue_many has added for this role in this transaction. A
+-- job found by its idempotency key keeps the trace of its first trigger.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_set_trace(p_trace text, p_job_ids uuid[]) RETURNS void
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

@@ -1,8 +1,8 @@
--- running -> its end, or queued again: what a worker writes of its own runs.
+-- running -> final, or queued again: the ends of a worker's own runs.
 
 
--- The keys of these slots became free: tell the queues in which hot rows of them wait. Rows that are not hot need no
--- word: the claim that leaves empty-handed past one marks it first (dl_claim).
+-- These keys became free: notify the queues in which hot rows of them wait. Cold rows need no notification: a claim
+-- that returns no job has marked them hot first (dl_claim).
 CREATE OR REPLACE FUNCTION dl_tell_waiters(p_slots int[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   waiting text;
@@ -22,26 +22,26 @@ $$;
 
 -- Write how runs of this worker have ended. p_ends is a list of objects:
 --   job_id, attempt   the claim
---   verb              succeed; retry (again after delay_sec); fail; cancel (the run stopped for it); hand_back (again at
---                     once, uncounted)
+--   verb              succeed; retry (again after delay_sec); fail; cancel (the run stopped for it);
+--                     hand_back (again at once, uncounted)
 --   error             the error's text; for hand_back the reason
 --   progress, facts   the last progress; what joins the journal's row; may be missing
--- A job that was asked to cancel ends canceled, whatever came of its run: that is never tried again.
+-- A job with a requested cancellation ends canceled, whatever the end of its run is: it is never tried again.
 --
--- `unfinished` are those that are not this worker's any more, `canceled` those that ended so unasked by their verb,
--- `locked` those that somebody has locked: their ends are to be written again a little later. Null when there are none.
--- A claim holds running rows for a moment, so a locked row is tried again after 1, 5, 25 ms. With p_waits a locked row is
--- waited for, many in the order of job_id. The keys of the ended jobs are let go, and with p_let_go all that the session
--- holds: the row of a locked job still runs, and so speaks for its key.
+-- `unfinished` are the jobs that are no longer this worker's, `canceled` those that ended canceled by another verb,
+-- `locked` those whose rows another session has locked: their worker writes these ends again a little later. Null:
+-- none. A claim holds running rows for a moment, so the function tries a locked row again after 1, 5, 25 ms. With
+-- p_waits it waits for locked rows, in the order of job_id. It releases the keys of the ended jobs, and with p_let_go
+-- all keys of the session: a locked job's row is still running, and so keeps its key.
 --
--- Each row is found by its job_id, locked, and changed where it was found (ctid). Were it looked for by job_id once more,
--- a plan that was made on a short table would read all of a long one.
+-- Each row is found by its job_id, locked, and changed where it was found (ctid). Were it looked for by job_id once
+-- more, a plan that was made on a short table would read all of a long one.
 CREATE OR REPLACE FUNCTION dl_finish(
   p_worker text, p_ends json, p_let_go boolean, p_waits boolean,
   OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
-  slots int[] := '{}';
+  key_hashes int[] := '{}';
   ended uuid[] := '{}';
   wrote record;
   pause float8;
@@ -88,11 +88,11 @@ BEGIN
                'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
                'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
                'delay_sec', CASE verb WHEN 'retry' THEN delay_sec END)) || coalesce(facts, '{}') FROM ended)
-    SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS slots,
+    SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS key_hashes,
            array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel') AS canceled
       INTO wrote FROM ended;
     ended := ended || wrote.job_ids;
-    slots := slots || wrote.slots;
+    key_hashes := key_hashes || wrote.key_hashes;
     canceled := canceled || wrote.canceled;
     locked := NULL;
     EXIT WHEN cardinality(ended) = json_array_length(p_ends);
@@ -110,16 +110,17 @@ BEGIN
     PERFORM pg_advisory_unlock_all();
   ELSE
     -- Where an end comes late, for its row was locked, the key may be that of the next run by now.
-    PERFORM pg_advisory_unlock(slot) FROM unnest(slots) slot
-      WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = slot
+    PERFORM pg_advisory_unlock(key_hash) FROM unnest(key_hashes) key_hash
+      WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                            AND claimed_by = p_worker);
   END IF;
-  PERFORM dl_tell_waiters(slots);
+  PERFORM dl_tell_waiters(key_hashes);
 END
 $$;
 
 
--- The same for farms of older code, which do not know `locked`: it waits instead. Kept until a migration says `oldest code: 18` or more.
+-- The same for farms of older code, which do not know `locked`: it waits instead.
+-- Kept until a migration says `oldest code: 18` or more.
 CREATE OR REPLACE FUNCTION dl_finish(
   p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[]) LANGUAGE sql AS $$
   SELECT unfinished, canceled FROM dl_finish(p_worker, p_ends, p_let_go, true)

@@ -1,9 +1,9 @@
--- running -> queued, lost, failed or canceled: what keeper and reaper do for workers that are gone; and retention.
+-- running -> queued, lost, failed or canceled: keeper and reaper recover the jobs of lost workers. Then retention.
 
 
--- End a session that outlived its worker's right to a job, and wait up to 2 s until it is gone. The start is
--- compared because pids are used again. Not allowed for another role's session: then its lock stays, and
--- with it the key, until the server notices that its client is gone.
+-- End a session that outlived its worker's right to a job, and wait up to 2 s for its exit. The start of the backend is
+-- compared because the system uses pids again. The server may forbid to end another role's session: then the session
+-- keeps the key until the server notices that its client is gone.
 CREATE OR REPLACE FUNCTION dl_end_session(p_pid int, p_backend_start timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   IF p_pid <> pg_backend_pid()
@@ -22,14 +22,15 @@ CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE
 $$;
 
 
--- Put a running job whose worker is gone where it belongs: 'canceled' when that was asked for, 'queued' again while it
--- has attempts left, and then, by how the run ended (p_end):
+DROP FUNCTION IF EXISTS dl_lose(uuid, text, text, jsonb);  -- the former name of the next
+-- Give back a running job whose worker is gone: 'canceled' when that was requested, 'queued' again while it has
+-- attempts left. The end of the run (p_end) decides the delay and the last status:
 --   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
---   'timeout'  it was ended for taking too long, an error of the job: again after 30 s an attempt, in the end 'failed'
---   'drain'    it does not count: again at once, without an error, its attempt given back
+--   'timeout'  the run took too long, an error of the job: again after 30 s an attempt, in the end 'failed'
+--   'drain'    the run does not count: again at once, without an error, its attempt given back
 -- p_facts joins the journal's row: what is known of the process that ran it. The row must be locked by the caller, the
 -- session of its claim ended. Returns the new status. Called by dl_settle and dl_reap.
-CREATE OR REPLACE FUNCTION dl_lose(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
+CREATE OR REPLACE FUNCTION dl_give_back(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
 LANGUAGE plpgsql AS $$
 DECLARE
   job dl_jobs;
@@ -62,11 +63,11 @@ END
 $$;
 
 
--- Settle what a dead worker held, at once: called by the keeper, which saw it die; p_end, p_reason and p_facts as for
--- dl_lose. They are for p_running, the last job that it had begun to run; whatever else it had claimed is handed back
--- uncounted. Null: it is not known, so all count. The worker's session is ended first, so that its advisory locks are
--- gone when the jobs are claimed again. Returns each job settled and its new status; a null status for one that somebody
--- has locked, to be tried again.
+-- Settle the jobs of a dead worker at once: called by the keeper, which saw the worker die; p_end, p_reason and p_facts
+-- as for dl_give_back. They are for p_running, the last job that it had begun to run; whatever else it had claimed is
+-- handed back uncounted. Null: the running job is unknown, so all count. The worker's session is ended first, so that
+-- its advisory locks are gone when the jobs are claimed again. Returns each job and its new status; a null status for a
+-- locked row, which the keeper tries again.
 CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid, p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -82,9 +83,9 @@ BEGIN
     IF FOUND THEN
       PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
       IF claimed <> p_running THEN
-        status := dl_lose(claimed, 'drain', 'not started: ' || p_reason, '{}');
+        status := dl_give_back(claimed, 'drain', 'not started: ' || p_reason, '{}');
       ELSE
-        status := dl_lose(
+        status := dl_give_back(
           claimed, p_end, p_reason || CASE WHEN p_end = 'drain' THEN '' ELSE ' on attempt ' || held.attempt END,
           p_facts);
       END IF;
@@ -102,20 +103,21 @@ RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
 $$;
 
 
--- Return one job whose lease has run out to where it belongs (dl_lose). One call, one job, one short transaction;
+-- Give back one job whose lease has run out (dl_give_back). One call, one job, one short transaction;
 -- called by the reaper until it returns no row. Checked and changed under one row lock, never selected first and
--- updated later (river#1373); rows that somebody holds are skipped. Served by ix_dl_jobs_running. A running row
+-- updated later (river#1373); locked rows are skipped. Served by ix_dl_jobs_running. A running row
 -- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
 --
--- A job that was claimed ahead and never beat was not begun (a worker beats for such a job when it has run for 50 ms), so
--- it goes back uncounted. But once for each attempt only: a job that ends its machine within these 50 ms looks the same.
+-- A job that was claimed ahead and never beat was not begun (a worker beats for such a job when it has run for 50 ms),
+-- so it goes back uncounted. But once for each attempt only: a job that ends its machine within these 50 ms looks the
+-- same.
 --
 -- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
 -- p_patience_sec  as long as a living worker may need to reach the database again and to write what it has to
 --
--- While the database was away nobody could renew. So a lease that was last renewed before the database came back is over
--- only when its worker has had that time, and a third of the lease besides: the longest pause between two heartbeats.
--- After a jump of the database's clock the same holds for all leases of before.
+-- While the database was away no worker could renew a lease. So a lease that was last renewed before the database came
+-- back is over only when its worker has had that time, and a third of the lease besides: the longest pause between two
+-- heartbeats. After a jump of the database's clock the same holds for all leases of before.
 CREATE OR REPLACE FUNCTION dl_reap(
   p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
 LANGUAGE plpgsql SET enable_seqscan = off AS $$
@@ -141,10 +143,10 @@ BEGIN
   IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL AND held.attempt > (
        SELECT count(*) FROM dl_job_events e
         WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
-    status := dl_lose(held.job_id, 'drain', not_begun, '{}');
+    status := dl_give_back(held.job_id, 'drain', not_begun, '{}');
     RETURN;
   END IF;
-  status := dl_lose(
+  status := dl_give_back(
     held.job_id, 'crash', 'lease expired on attempt ' || held.attempt || ': no heartbeat since '
     || coalesce(to_char(held.heartbeat_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 'the start'), '{}');
 END
@@ -164,9 +166,9 @@ $$;
 -- reached   the latest end among them: where the next call goes on, p_since when there was none. So no call reads again
 --           what those before it deleted, which stays in the index while any old transaction may see it
 --
--- Rows that somebody holds are skipped: they are being put back, or get a word in the journal. FOR UPDATE looks at the
--- newest version, so a job that came back to life is left alone. The arrays, like the settings, keep the plans what they
--- should be whatever the statistics say: each row is found by an index. Served by ix_dl_jobs_finished.
+-- Locked rows are skipped: another session puts them back, or writes to their journal. FOR UPDATE looks at the
+-- newest version, so a job that came back to life is left alone. The arrays, like the settings, keep the plans what
+-- they should be whatever the statistics say: each row is found by an index. Served by ix_dl_jobs_finished.
 CREATE OR REPLACE FUNCTION dl_prune(
   p_older_than_sec float8, p_since timestamptz, p_limit int, OUT pruned int, OUT reached timestamptz)
 LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET jit = off AS $$
@@ -186,7 +188,7 @@ END
 $$;
 
 
--- Does this session hold the slot's advisory lock? A lock by one bigint stands in pg_locks as two halves.
+-- Does this session hold the key_hash's advisory lock? A lock by one bigint stands in pg_locks as two halves.
 CREATE OR REPLACE FUNCTION dl_session_has_slot(p_pid int, p_backend_start timestamptz, p_slot bigint) RETURNS boolean
 LANGUAGE sql AS $$
   SELECT EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start)
@@ -198,8 +200,9 @@ $$;
 
 
 -- After a reconnect: take the key again for this session and renew the claim. True when the run may go on; false
--- when the claim or the key is somebody else's by now, and then nothing is held. Null when the run may go on, but its
--- former session still has the key: it cannot end (its process is stopped, its disk hangs). Then try again later.
+-- when another session has the claim or the key by now, and then this one holds nothing. Null when the run may go on,
+-- but its former session still has the key: it cannot end (its process is stopped, its disk hangs). Then try again
+-- later.
 CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid, p_attempt int, p_worker text, p_backend_start timestamptz)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE

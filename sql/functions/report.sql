@@ -1,4 +1,4 @@
--- What lists, sums and producers read.
+-- Reports: lists, sums, the status for producers.
 
 
 -- A time as clients can read it: Python knows the years 1 to 9999, PostgreSQL more, and infinity.
@@ -8,8 +8,9 @@ $$;
 
 
 -- The status of a job that the calling role has added, for producers, who may not read the tables; no row for any other
--- job. Whose it is says the first row of its journal: session_user, whom SET ROLE does not change. That row is written at
--- the commit of a plain INSERT and of dl_enqueue. A job that was added over HTTP is no producer's.
+-- job. The first row of the job's journal names the role that added it: session_user, which SET ROLE does not change.
+-- That row is written at the commit of a plain INSERT and of dl_enqueue. A job that was added over HTTP is no
+-- producer's.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_job_status(p_job_id uuid)
 RETURNS TABLE (job_id uuid, status text, attempt int, started_at timestamptz, finished_at timestamptz,
@@ -24,9 +25,9 @@ $$
 $function$, current_schema()); END $bound$;
 
 
--- What a row of the journal says for the sums: its kind, but for a requeue why: 'retry' (the run failed), 'crash' (its
--- worker died), 'lease' (nobody renewed it), 'backoff' (another session holds its key), 'handed_back' (a drain and the
--- like, uncounted), 'requeue' (by a person or another service).
+-- The step that a row of the journal counts as: its kind, but for a requeue its cause: 'retry' (the run failed),
+-- 'crash' (its worker died), 'lease' (no worker renewed it), 'backoff' (another session holds its key), 'handed_back'
+-- (a drain and the like, uncounted), 'requeue' (by a person or another service).
 CREATE OR REPLACE FUNCTION dl_step_of(p_kind text, p_payload jsonb) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN p_kind <> 'requeue' THEN p_kind
               WHEN p_payload ? 'backoffs' THEN 'backoff'
@@ -47,19 +48,19 @@ CREATE OR REPLACE FUNCTION dl_journal_begins_anew(p_last_event bigint) RETURNS b
 $$;
 
 
--- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns how many. One at a time: who finds another at
--- it returns 0. Called by the reaper each round.
+-- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns their number. One call at a time: beside
+-- another one a call returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
 -- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
--- transaction of such a length that its row is not counted. A row from ten seconds ahead counts as old as well: the clock
--- was set back, and may need hours to get there.
+-- transaction of such a length that its row is not counted. A row from ten seconds ahead counts as old as well: the
+-- clock was set back, and may need hours to get there.
 --
--- Returns -1 when the journal is numbered anew: then the sums go on behind the rows that are there, for nobody knows
--- which of them they have.
+-- Returns -1 when the journal is numbered anew: then the sums go on behind the rows that are there, for no
+-- number tells which of them the sums hold.
 --
--- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper bounds
--- of the buckets, in seconds, are those of dataloader.stats.BUCKETS_SEC; the last bucket has no end.
+-- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper
+-- bounds of the buckets, in seconds, are those of stats.BUCKETS_SEC; the last bucket has no end.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -129,9 +130,9 @@ END
 $$;
 
 
--- For how many seconds the last run of a job went on: from its last 'picked' to what ended that run, as dl_roll counts it.
--- Null while the job runs, before its first run, and where the journal does not tell. A job that started once and ended by
--- itself needs no journal. Served by ix_dl_job_events_job.
+-- For how many seconds the last run of a job went on: from its last 'picked' to what ended that run, as dl_roll counts
+-- it. Null while the job runs, before its first run, and where the journal does not tell. A job that started once and
+-- ended by itself needs no journal. Served by ix_dl_job_events_job.
 CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAGE sql STABLE AS $$
   SELECT CASE
     WHEN p_job.status = 'running' OR p_job.started_at IS NULL THEN NULL

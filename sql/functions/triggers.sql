@@ -1,6 +1,6 @@
--- What the triggers do. The migrations create the triggers, and schema.sql shows them: the rows that each one fires for.
--- A migration is applied together with the functions that its header names: a body here may use only the columns that
--- exist after the first migration that names it.
+-- What the triggers do. The migrations create the triggers, and schema.sql shows them: the rows that each one fires
+-- for. A migration is applied together with the functions that its header names: a body here may use only the columns
+-- that exist after the first migration that names it.
 
 
 -- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
@@ -29,8 +29,8 @@ END
 $$;
 
 
--- Something may be claimable now or will be at a known time: tell the sleepers of its queue. Future rows are
--- told as well, so that whoever sleeps learns of an earlier due time. Inserts once a statement, updates once a row.
+-- A row may be claimable now or will be at a known time: notify the workers of its queue, also of a future row, for an
+-- idle worker sleeps until the due time that it knows. Inserts notify once a statement, updates once a row.
 CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF TG_LEVEL = 'STATEMENT' THEN
@@ -43,8 +43,8 @@ END
 $$;
 
 
--- A key became free: tell the queues in which hot rows of its slot wait. Bound to this schema, because a foreign
--- worker may finish a job from another search_path.
+-- A key became free: notify the queues in which hot rows of its key_hash wait. Bound to this schema, because a foreign
+-- worker may finish a job with another search_path.
 CREATE OR REPLACE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
   PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)]);
@@ -53,12 +53,12 @@ END
 $$;
 
 
--- The journal of what others do: our statements write their own rows and say so by `journaled`.
--- Deferred to the commit, for a service may write its own journal row after its step: then there is nothing to add.
--- With the owner's rights, for a producer may have none on the journal; so it trusts no search_path, nor pg_temp.
--- Bound to this schema by its text, so that it is planned once a session, and to its table: on another, the table's owner
--- would write what he liked. Without sequential scans, for the plan of a
--- short journal would be kept while it grows. The error stays out of it: only our workers' texts have their secrets masked.
+-- The journal of other services' steps: our statements write their own rows and count them in `journaled`.
+-- Deferred to the commit, for a service may write its own journal row after its step: then the trigger adds none.
+-- With the owner's rights, for a producer may have none on the journal; so the function trusts no search_path, nor
+-- pg_temp. Bound to this schema by its text, so that each session plans it once, and to dl_jobs: the owner of another
+-- table could write any row by it. Without sequential scans, for a session keeps the plan of a short journal while the
+-- journal grows. The row leaves the error out: only our workers mask secrets in their texts.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
@@ -84,8 +84,8 @@ $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
 
--- What a deleted job's journal rows would be to a foreign key, without its cost for each row of the journal: with the
--- owner's rights, as a cascade has them; bound as dl_jobs_journal.
+-- Delete the journal of deleted jobs, as a foreign key would, but without its cost for each row of the journal: with
+-- the owner's rights, as a cascade has them; bound as dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$

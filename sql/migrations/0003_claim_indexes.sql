@@ -36,7 +36,7 @@ DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_cold;
 CREATE INDEX CONCURRENTLY ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
   WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;
 
--- Claimable rows whose key was once busy, by slot: the first of each slot is found by a loose index scan.
+-- Claimable rows whose key was once busy, by key_hash: the first of each key_hash is found by a loose index scan.
 DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_hot;
 CREATE INDEX CONCURRENTLY ix_dl_jobs_hot ON dl_jobs (queue, hashtext(lock_key), priority, created_at)
   WHERE status = 'queued' AND blocked_on IS NULL AND hot;

@@ -39,7 +39,7 @@ FIRST = {
     "keep": "reap lease",
     "dl_tell_waiters": "notify guards",
     "dl_step": "step wake guards locked_rows",
-    "dl_lose": "settle reap order rights",
+    "dl_give_back": "settle reap order rights",
     "dl_jobs_forget": "rights operate",
     "dl_enqueue": "rights",
     "dl_job_status": "rights",

@@ -43,7 +43,7 @@ def test_a_queue_is_known_by_its_jobs_workers_settings_or_journal(conn: db.Conne
     enqueue(conn, queue="ended")
     worker.finish(worker.take("ended"))
     assert known("ended") == (False, [])  # until the reaper has summed up its journal
-    stats.roll(conn)
+    stats.aggregate(conn)
     assert known("ended") == (True, [])
     conn.execute(
         "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('a', 'f', 'h', 1, 'etl', 'idle')"

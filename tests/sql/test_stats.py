@@ -325,7 +325,7 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
     assert found[3].reason is not None
     assert found[3].reason.startswith("lease expired")
     assert all(a.seconds is not None and a.seconds >= 0 for a in found)
-    assert stats.roll(conn) > 0
+    assert stats.aggregate(conn) > 0
     counted = {each["kind"]: each["count"] for each in stats.totals(conn)}
     assert counted == {
         "queued": 1,
@@ -399,7 +399,7 @@ def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Wo
         enqueue(conn)
     for verb in ("succeed", "succeed", "fail", "retry"):
         worker.finish(worker.take(), verb)
-    assert [stats.roll(conn) > 0, stats.roll(conn)] == [True, 0]
+    assert [stats.aggregate(conn) > 0, stats.aggregate(conn)] == [True, 0]
     totals = {each["kind"]: each for each in stats.totals(conn)}
     assert {kind: each["count"] for kind, each in totals.items()} == {
         "queued": 5,
@@ -414,7 +414,7 @@ def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Wo
     assert (sum(each["processed"] for each in pace), sum(each["failed"] for each in pace)) == (4, 2)
     assert len(pace) == 7
     worker.finish(worker.take())
-    stats.roll(conn)
+    stats.aggregate(conn)
     assert {each["kind"]: each["count"] for each in stats.totals(conn)}["done"] == 3
 
 
@@ -427,7 +427,7 @@ def test_how_long_a_run_took_falls_into_one_bucket(conn: db.Connection, worker: 
         (seconds, job_id),
     )
     worker.finish(job)
-    stats.roll(conn)
+    stats.aggregate(conn)
     (done,) = [each for each in stats.totals(conn) if each["kind"] == "done"]
     bounds = [*stats.BUCKETS_SEC, float("inf")]
     assert done["buckets"].index(1) == next(number for number, bound in enumerate(bounds) if seconds < bound)
@@ -441,7 +441,7 @@ def test_a_cancellation_between_two_runs_is_the_end_of_none(conn: db.Connection,
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '1 day' WHERE kind = 'picked'")
     lifecycle.request_cancel(conn, job_id)
     lifecycle.request_cancel(conn, enqueue(conn))
-    stats.roll(conn)
+    stats.aggregate(conn)
     totals = {each["kind"]: each for each in stats.totals(conn)}
     assert (totals["canceled"]["count"], totals["canceled"]["seconds"]) == (2, 0)
     assert sum(totals["canceled"]["buckets"]) == 0
@@ -456,9 +456,9 @@ def test_a_row_that_is_committed_late_is_counted_too(conn: db.Connection, dsn: s
         plain(slow)
         slow.execute("SET CONSTRAINTS ALL IMMEDIATE")  # the journal's row is there, and only this session sees it
         enqueue(conn)
-        assert stats.roll(conn) == 1
-        assert stats.roll(conn) == 0
-    assert stats.roll(conn) == 2
+        assert stats.aggregate(conn) == 1
+        assert stats.aggregate(conn) == 0
+    assert stats.aggregate(conn) == 2
     assert stats.totals(conn)[0]["count"] == 3
 
 
@@ -466,9 +466,9 @@ def test_a_number_that_never_comes_is_passed_after_a_while(conn: db.Connection) 
     enqueue(conn)
     value(conn, "SELECT nextval('dl_job_events_event_id_seq')")
     enqueue(conn)
-    assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
     conn.execute("UPDATE dl_job_events SET ts = ts - interval '11 s'")
-    assert [stats.roll(conn), stats.roll(conn)] == [1, 0]
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [1, 0]
 
 
 def test_rows_of_the_future_hold_up_no_sums(conn: db.Connection) -> None:
@@ -477,31 +477,31 @@ def test_rows_of_the_future_hold_up_no_sums(conn: db.Connection) -> None:
     value(conn, "SELECT nextval('dl_job_events_event_id_seq')")
     enqueue(conn)
     conn.execute("UPDATE dl_job_events SET ts = ts + interval '1 hour'")
-    assert [stats.roll(conn), stats.roll(conn)] == [2, 0]
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [2, 0]
 
 
 def test_sums_go_on_when_the_journal_is_numbered_anew(conn: db.Connection) -> None:
     for _ in range(3):
         enqueue(conn)
-    assert stats.roll(conn) == 3
+    assert stats.aggregate(conn) == 3
     conn.execute("TRUNCATE dl_job_events RESTART IDENTITY")
-    assert [stats.roll(conn), stats.roll(conn)] == [stats.ANEW, 0]
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [stats.ANEW, 0]
     enqueue(conn)
     enqueue(conn)
-    assert [stats.roll(conn), stats.roll(conn)] == [2, 0]
+    assert [stats.aggregate(conn), stats.aggregate(conn)] == [2, 0]
 
 
 def test_a_journal_that_was_emptied_is_not_taken_for_one_that_is_numbered_anew(conn: db.Connection) -> None:
     """Nor does it count a row twice."""
     kept = enqueue(conn)
     enqueue(conn)
-    assert stats.roll(conn) == 2
+    assert stats.aggregate(conn) == 2
     conn.execute("DELETE FROM dl_jobs WHERE job_id <> %s", (kept,))
-    assert stats.roll(conn) == 0
+    assert stats.aggregate(conn) == 0
     conn.execute("DELETE FROM dl_jobs")
-    assert stats.roll(conn) == 0
+    assert stats.aggregate(conn) == 0
     enqueue(conn)
-    assert stats.roll(conn) == 1
+    assert stats.aggregate(conn) == 1
 
 
 def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,25 +510,25 @@ def test_a_part_is_summed_up_where_all_takes_too_long(conn: db.Connection, monke
     before = value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals")
     conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'queued' FROM dl_jobs")
     taken = []
-    rolled = stats._roll
+    rolled = stats._aggregate
 
     def slow(conn: db.Connection, limit: int) -> int:
         taken.append(limit)
-        monkeypatch.setattr(stats, "ROLLING_SEC", 0.001 if limit == stats.ROLLED else 30)
+        monkeypatch.setattr(stats, "AGGREGATING_SEC", 0.001 if limit == stats.AGGREGATED else 30)
         return rolled(conn, limit)
 
-    monkeypatch.setattr(stats, "_roll", slow)
-    assert stats.roll(conn) == stats.ROLLED // 20
-    assert taken == [stats.ROLLED, stats.ROLLED // 20]
-    assert value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals") - before == stats.ROLLED // 20
+    monkeypatch.setattr(stats, "_aggregate", slow)
+    assert stats.aggregate(conn) == stats.AGGREGATED // 20
+    assert taken == [stats.AGGREGATED, stats.AGGREGATED // 20]
+    assert value(conn, "SELECT coalesce(sum(count), 0) FROM dl_totals") - before == stats.AGGREGATED // 20
 
 
 def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: str) -> None:
     enqueue(conn)
     with db.connect(dsn, name="other", schema="public") as other, other.transaction():
-        assert stats.roll(other) == 1
-        assert stats.roll(conn) == 0
-    assert stats.roll(conn) == 0
+        assert stats.aggregate(other) == 1
+        assert stats.aggregate(conn) == 0
+    assert stats.aggregate(conn) == 0
     assert Counter(each["kind"] for each in stats.totals(conn)) == {"queued": 1}
 
 

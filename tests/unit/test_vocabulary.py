@@ -79,7 +79,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
         {*re.findall(r"(?:THEN|ELSE) '(\w+)'", body("dl_step_of")), *KINDS.values(), "queued", "cancel_requested"},
     ),
     "the verbs of dl_finish": (lambda: re.findall(r"'(succeed|retry|fail|cancel|hand_back)'", body("dl_finish")), Verb),
-    "the ends of dl_lose": (lambda: re.findall(r"^--   '(\w+)'", lose_comment(), re.MULTILINE), SETTLED.values()),
+    "the ends of dl_give_back": (lambda: re.findall(r"^--   '(\w+)'", comment(), re.MULTILINE), SETTLED.values()),
     "the reasons of the statement status": (
         lambda: re.findall(r"'reason', '(\w+)'", status_statement()),
         waiting.REASONS,
@@ -91,10 +91,10 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
 }  # fmt: skip
 
 
-def lose_comment() -> str:
-    return re.findall(r"((?:^--.*\n)+)CREATE OR REPLACE FUNCTION dl_lose", text("functions.recover.sql"), re.MULTILINE)[
-        0
-    ]
+def comment() -> str:
+    """That of dl_give_back."""
+    before = text("functions.recover.sql").split("CREATE OR REPLACE FUNCTION dl_give_back")[0]
+    return before.rsplit("\n\n", 1)[1]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -110,6 +110,6 @@ def test_the_bounds_of_the_histogram_are_those_of_stats() -> None:
 
 
 def test_a_run_that_took_too_long_waits_as_one_that_failed() -> None:
-    """dl_lose, of a run that its keeper has ended, and job.retry_delay, of one that its worker has."""
-    step, most = re.findall(r"'timeout' THEN least\(([\d.]+) \* job.attempt, (\d+)\)", body("dl_lose"))[0]
+    """dl_give_back, of a run that its keeper has ended, and job.retry_delay, of one that its worker has."""
+    step, most = re.findall(r"'timeout' THEN least\(([\d.]+) \* job.attempt, (\d+)\)", body("dl_give_back"))[0]
     assert (float(step), float(most)) == (RETRY_STEP_SEC, RETRY_MAX_SEC)

@@ -10,11 +10,10 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import tzinfo
-from typing import IO, Any, Protocol
-from uuid import UUID
+from typing import IO, Any
 from zoneinfo import ZoneInfo
 
 import click
@@ -22,58 +21,18 @@ import click
 from dataloader import config
 from dataloader.cli import base
 from dataloader.cli.screen import as_json, plain
-from dataloader.client import (
-    Client,
-    ClientError,
-    Database,
-    Event,
-    Forbidden,
-    Job,
-    Overview,
-    Queue,
-    Started,
-    Unauthorized,
-    Unavailable,
-    Worker,
-)
-from dataloader.client.watch import Looking
+from dataloader.client import Client, ClientError, Forbidden, Unauthorized, Unavailable
+from dataloader.client.farm import Farm
 from dataloader.config import Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.log import masking
-
-
-class Way(Protocol):
-    """What commands ask of a farm; see Client, whose methods these are."""
-
-    @property
-    def url(self) -> str: ...
-    def trigger(self, task: str, /, *args: Any, **fields: Any) -> Started: ...
-    def status(self, job_id: UUID | str) -> Job: ...
-    def job(self, job_id: UUID | str) -> Job: ...
-    def watch(self, job_id: UUID | str) -> Looking: ...
-    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job: ...
-    def jobs(self, *args: Any, **wanted: Any) -> Iterator[Job]: ...
-    def events(
-        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = 200
-    ) -> list[Event]: ...
-    def overview(self) -> Overview: ...
-    def workers(self) -> list[Worker]: ...
-    def database(self) -> Database: ...
-    def pause(self, queue: str) -> Queue: ...
-    def resume(self, queue: str) -> Queue: ...
-    def limit(self, queue: str, max_length: int | None) -> Queue: ...
-    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]: ...
-    def requeue_dead(self, queue: str) -> int: ...
-    def delete_dead(self, queue: str) -> int: ...
-    def run_all(self, queue: str) -> int: ...
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class Reached:
     """The farm that a command is for. `flags` is what another command needs to reach the same one."""
 
-    way: Way
+    farm: Farm
     is_direct: bool
     as_json: bool
     zone: tzinfo
@@ -119,7 +78,7 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
         except ClientError as e:
             base.refuse(in_words(e, reached), EXIT_FAILED)
         finally:
-            reached.way.close()
+            reached.farm.close()
 
     return called
 
@@ -154,9 +113,9 @@ def _direct(dsn: str | None, as_json: bool) -> Reached:
     masking.learn_configured(settings)
     from dataloader.cli.direct import Direct  # whoever asks the API needs no driver
 
-    way = Direct(base.dsn(settings), settings)
+    farm = Direct(base.dsn(settings), settings)
     # Not the DSN, which may hold a password.
-    return Reached(way, True, as_json, ZoneInfo(settings.people_zone), ' --dsn "$DSN"' if dsn else " --direct")
+    return Reached(farm, True, as_json, ZoneInfo(settings.people_zone), ' --dsn "$DSN"' if dsn else " --direct")
 
 
 def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reached:
@@ -169,11 +128,11 @@ def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reach
     if token_file:
         token = token_file.read(10_000).strip()
     try:
-        way = Client(url, token, timeout=30, patience=0)
+        farm = Client(url, token, timeout=30, patience=0)
     except ValueError as e:
         raise click.BadParameter(str(e), param_hint="--url, DL_URL or DL_TOKEN") from None
     zone = ZoneInfo(settings.people_zone if settings else config.machine_zone())
-    return Reached(way, False, as_json, zone, f" --url {shlex.quote(given)}" if given else "")
+    return Reached(farm, False, as_json, zone, f" --url {shlex.quote(given)}" if given else "")
 
 
 def _settings(url: str | None) -> Settings | None:

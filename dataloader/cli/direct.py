@@ -10,10 +10,10 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 from pydantic import ValidationError
@@ -35,8 +35,9 @@ from dataloader.client import (
     Unexpected,
     Worker,
 )
+from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import read
-from dataloader.client.watch import Looking
+from dataloader.client.watch import Watched
 from dataloader.config import Settings
 from dataloader.queue import db, lifecycle, migrations, operations, stats
 
@@ -54,7 +55,7 @@ VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
 }
 
 
-class Direct:
+class Direct(Farm):
     """A farm by its database. The session is opened when it is needed first, and again when it was lost."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
@@ -64,18 +65,14 @@ class Direct:
 
     @property
     def url(self) -> str:
-        """The DSN without its password."""
         return db.shown(self._dsn)
 
     def close(self) -> None:
-        """End the session."""
         if self._conn:
             self._conn.close()
 
-    def trigger(self, task: str, /, *args: Any, **fields: Any) -> Started:
-        given = {name: value for name, value in fields.items() if value is not None}
-        given = {"lock_key": task, "idempotency_key": f"client-{uuid4()}", **given}
-        new = _checked(given | {"task": task}, self._settings.dl_default_lease_ttl_sec)
+    def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
+        new = _checked(fields, self._settings.dl_default_lease_ttl_sec, trace)
         job_id, status = self._ask(lifecycle.enqueue, new, limited=True)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
 
@@ -85,24 +82,18 @@ class Direct:
     def job(self, job_id: UUID | str) -> Job:
         return _one(Job, self._ask(stats.job, UUID(str(job_id))))
 
-    def watch(self, job_id: UUID | str) -> Looking:
+    def watch(self, job_id: UUID | str) -> Watched:
         return _Watch(self, job_id)
 
     def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
         return _one(Job, self._ask(lifecycle.request_cancel, UUID(str(job_id)), force, by=self._by))
 
-    def jobs(self, *args: Any, **wanted: Any) -> Iterator[Job]:
-        left, after = wanted.pop("limit", None), None
-        sought = stats.Wanted(**{name: value for name, value in wanted.items() if value is not None})
-        while left is None or left > 0:
-            page = self._ask(stats.jobs, sought, min(200, left or 200), after)
-            yield from (_one(Job, row) for row in page.jobs)
-            left, after = left and left - len(page.jobs), page.next
-            if after is None:
-                return
+    def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
+        page = self._ask(stats.jobs, stats.Wanted(**filters), limit, after)
+        return [_one(Job, row) for row in page.jobs], page.next
 
     def events(
-        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = 200
+        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
     ) -> list[Event]:
         if job_id is None:
             rows = self._ask(stats.latest_events, after, limit, queue)
@@ -122,17 +113,17 @@ class Direct:
         return _one(Database, self._ask(stats.postgres))
 
     def pause(self, queue: str) -> Queue:
-        return self._told(queue, operations.pause, self._by)
+        return self._set(queue, operations.pause, self._by)
 
     def resume(self, queue: str) -> Queue:
-        return self._told(queue, operations.resume, self._by)
+        return self._set(queue, operations.resume, self._by)
 
     def limit(self, queue: str, max_length: int | None) -> Queue:
-        return self._told(queue, operations.limit_length, max_length, self._by)
+        return self._set(queue, operations.limit_length, max_length, self._by)
 
-    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
-        more = {"force": True} if force else {}
-        return self._ask(VERBS[verb], [UUID(str(job_id)) for job_id in job_ids], self._by, **more)
+    def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
+        ids = [UUID(str(job_id)) for job_id in job_ids]
+        return self._ask(VERBS[verb], ids, self._by, **({"force": True} if force else {}))
 
     def requeue_dead(self, queue: str) -> int:
         return self._ask(operations.requeue_dead, queue, self._by)
@@ -143,9 +134,9 @@ class Direct:
     def run_all(self, queue: str) -> int:
         return self._ask(operations.run_all, queue, self._by)
 
-    def _told(self, queue: str, tell: Callable[..., dict[str, Any]], *what: Any) -> Queue:
+    def _set(self, queue: str, change: Callable[..., dict[str, Any]], *what: Any) -> Queue:
         known = self._ask(operations.known, queue)
-        return _one(Queue, self._ask(tell, queue, *what) | known)
+        return _one(Queue, self._ask(change, queue, *what) | known)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
         """Ask on our session; whatever goes wrong is one of the client's errors."""
@@ -192,14 +183,14 @@ class _Watch:
 
     pause = POLL_SEC
 
-    def __init__(self, way: Direct, job_id: UUID | str) -> None:
-        self._way, self._job_id = way, job_id
+    def __init__(self, farm: Direct, job_id: UUID | str) -> None:
+        self._farm, self._job_id = farm, job_id
 
     def look(self, within: float, patience: float) -> Job:
         until = time.monotonic() + patience
         while True:
             try:
-                return self._way.status(self._job_id)
+                return self._farm.status(self._job_id)
             except Unavailable:
                 if time.monotonic() + 1 > until:
                     raise
@@ -211,7 +202,7 @@ def as_document(row: Any) -> Any:
     return json.loads(as_json(log.masked(row), None))
 
 
-def _checked(fields: dict[str, Any], lease_ttl_sec: int) -> lifecycle.NewJob:
+def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> lifecycle.NewJob:
     """A job by the rules that the API has for one."""
     from dataloader.queue import new_job  # pydantic takes its time
 
@@ -221,7 +212,7 @@ def _checked(fields: dict[str, Any], lease_ttl_sec: int) -> lifecycle.NewJob:
         faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
         raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
     given = {name: getattr(valid, name) for name in valid.model_fields_set}
-    return lifecycle.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given})
+    return lifecycle.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace})
 
 
 def _words(error: psycopg.Error) -> str:

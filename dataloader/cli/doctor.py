@@ -79,9 +79,9 @@ def diagnose(case: Case) -> Iterator[Finding]:
 
 
 def _case(reached: Reached, job_id: UUID) -> Case:
-    way = reached.way
-    job, events = way.job(job_id), journal.whole(way, job_id)
-    overview, workers, database = way.overview(), way.workers(), way.database()
+    farm = reached.farm
+    job, events = farm.job(job_id), journal.whole(farm, job_id)
+    overview, workers, database = farm.overview(), farm.workers(), farm.database()
     return Case(
         job,
         journal.attempts(events),

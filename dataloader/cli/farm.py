@@ -29,7 +29,7 @@ def commands() -> None:
 @reaching
 def queues(reached: Reached) -> None:
     """List the queues: what waits, runs and has failed, and for how long the oldest due job has waited."""
-    overview = reached.way.overview()
+    overview = reached.farm.overview()
     if reached.as_json:
         reached.print_json(overview.document)
     else:
@@ -40,7 +40,7 @@ def queues(reached: Reached) -> None:
 @reaching
 def ps(reached: Reached) -> None:
     """List the workers of all hosts, and what they run."""
-    found = reached.way.workers()
+    found = reached.farm.workers()
     if reached.as_json:
         reached.print_json({"workers": [worker.document for worker in found]})
     else:
@@ -54,15 +54,15 @@ def ps(reached: Reached) -> None:
 def top(reached: Reached, every: float, once: bool) -> None:
     """Watch the farm: queues, and workers with what they run; q leaves."""
     if reached.as_json:
-        overview, workers = reached.way.overview(), reached.way.workers()
+        overview, workers = reached.farm.overview(), reached.farm.workers()
         reached.print_json({"overview": overview.document, "workers": [worker.document for worker in workers]})
         return
     from dataloader.cli import top as program
 
     if once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        screen.show(program.picture(reached.way))
+        screen.show(program.picture(reached.farm))
     else:
-        program.run(reached.way, every)
+        program.run(reached.farm, every)
 
 
 @commands.command()

@@ -88,7 +88,7 @@ def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
 @reaching
 def status(reached: Reached, job_id: UUID) -> None:
     """Print a job's status."""
-    reached.print_json(reached.way.status(job_id).document)
+    reached.print_json(reached.farm.status(job_id).document)
 
 
 @commands.command()
@@ -97,7 +97,7 @@ def status(reached: Reached, job_id: UUID) -> None:
 @reaching
 def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
     """Cancel a job: a queued one at once, a running one at its next safe point."""
-    reached.print_json(reached.way.cancel(job_id, force=force).document)
+    reached.print_json(reached.farm.cancel(job_id, force=force).document)
 
 
 @commands.command()
@@ -119,7 +119,7 @@ def jobs(
 ) -> None:
     """List jobs, the newest change first."""
     filters |= {"since": _instant("--since", since, reached.zone), "until": _instant("--until", until, reached.zone)}
-    found = list(reached.way.jobs(limit=None if has_no_limit else limit, **filters))
+    found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **filters))
     if reached.as_json:
         reached.print_json({"jobs": [job.document for job in found]})
         return
@@ -133,7 +133,7 @@ def jobs(
 @reaching
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
-    found, events = reached.way.job(job_id), journal.whole(reached.way, job_id)
+    found, events = reached.farm.job(job_id), journal.whole(reached.farm, job_id)
     if reached.as_json:
         runs = [attempt._asdict() for attempt in journal.attempts(events)]
         reached.print_json({"job": found.document, "attempts": runs, "events": [e.document for e in events]})
@@ -151,12 +151,12 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     """Show the journal of a job, or of the farm; with --json and --follow a line for each event."""
     if job_id and queue:
         raise click.UsageError("a job's journal is of one queue: leave --queue out")
-    found = journal.whole(reached.way, job_id)[-limit:] if job_id else reached.way.events(queue=queue, limit=limit)
+    found = journal.whole(reached.farm, job_id)[-limit:] if job_id else reached.farm.events(queue=queue, limit=limit)
     if reached.as_json and not follow:
         reached.print_json({"events": [event.document for event in found]})
         return
     try:
-        for event in journal.followed(reached.way, job_id, queue, found) if follow else iter(found):
+        for event in journal.followed(reached.farm, job_id, queue, found) if follow else iter(found):
             if reached.as_json:
                 reached.print_json(event.document, None)
             else:
@@ -167,7 +167,7 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
 
 def _triggered(reached: Reached, task: str, args: Any, fields: dict[str, Any]) -> Started:
     try:
-        return reached.way.trigger(task, args=args, **fields)
+        return reached.farm.trigger(task, args=args, **fields)
     except Unavailable as e:
         if e.is_open:
             again = shlex.join(["--idempotency-key", fields["idempotency_key"]])

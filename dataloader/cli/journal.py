@@ -9,8 +9,8 @@ from uuid import UUID
 import click
 
 from dataloader.cli import screen
-from dataloader.cli.connection import Way
 from dataloader.client import Event, Unavailable
+from dataloader.client.farm import Farm
 from dataloader.queue import stats
 
 PAGE = 200  # events of one answer
@@ -19,11 +19,11 @@ FOLLOW_SEC = 1.0
 LATE_SEC = 3.0  # an event may be committed so much later than one with a greater id
 
 
-def whole(way: Way, job_id: UUID) -> list[Event]:
+def whole(farm: Farm, job_id: UUID) -> list[Event]:
     """The job's whole journal."""
     found: list[Event] = []
     while len(found) < MOST:
-        page = way.events(job_id, after=found[-1].event_id if found else 0, limit=PAGE)
+        page = farm.events(job_id, after=found[-1].event_id if found else 0, limit=PAGE)
         found += page
         if len(page) < PAGE:
             break
@@ -36,20 +36,20 @@ def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
     return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
 
 
-def followed(way: Way, job_id: UUID | None, queue: str | None, first: list[Event]) -> Iterator[Event]:
+def followed(farm: Farm, job_id: UUID | None, queue: str | None, first: list[Event]) -> Iterator[Event]:
     """The events so far and then those that come; of one job until its end.
 
     Ids are given before the commit, so a smaller one may come later: each look begins where all was seen LATE_SEC ago.
     """
     yield from first
     seen = {event.event_id: time.monotonic() for event in first}
-    after = first[0].event_id - 1 if first else _newest(way, job_id)
+    after = first[0].event_id - 1 if first else _newest(farm, job_id)
     is_over = False
     while not is_over:
-        is_over = job_id is not None and _has_ended(way, job_id)
+        is_over = job_id is not None and _has_ended(farm, job_id)
         after = max([after, *(number for number, at in seen.items() if time.monotonic() - at > LATE_SEC)])
         seen = {number: at for number, at in seen.items() if number > after}
-        for event in _news(way, job_id, queue, after):
+        for event in _news(farm, job_id, queue, after):
             if event.event_id not in seen:
                 seen[event.event_id] = time.monotonic()
                 yield event
@@ -57,23 +57,23 @@ def followed(way: Way, job_id: UUID | None, queue: str | None, first: list[Event
             time.sleep(FOLLOW_SEC)
 
 
-def _newest(way: Way, job_id: UUID | None) -> int:
+def _newest(farm: Farm, job_id: UUID | None) -> int:
     """Where a farm's journal ends, for a queue of which nothing was found: its history is not news."""
-    newest = way.events(limit=1) if job_id is None else []
+    newest = farm.events(limit=1) if job_id is None else []
     return newest[-1].event_id if newest else 0
 
 
-def _has_ended(way: Way, job_id: UUID) -> bool:
+def _has_ended(farm: Farm, job_id: UUID) -> bool:
     try:
-        return way.status(job_id).is_final
+        return farm.status(job_id).is_final
     except Unavailable:
         return False
 
 
-def _news(way: Way, job_id: UUID | None, queue: str | None, after: int) -> Iterator[Event]:
+def _news(farm: Farm, job_id: UUID | None, queue: str | None, after: int) -> Iterator[Event]:
     """What the journal has behind `after`, as far as it goes; nothing while the farm cannot be asked."""
     try:
-        while page := way.events(job_id, after=after, queue=queue, limit=PAGE):
+        while page := farm.events(job_id, after=after, queue=queue, limit=PAGE):
             yield from page
             after = page[-1].event_id
             if len(page) < PAGE:

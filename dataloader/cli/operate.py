@@ -9,8 +9,9 @@ from uuid import UUID
 import click
 
 from dataloader.cli import screen
-from dataloader.cli.connection import Reached, Way, reaching
+from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Queue
+from dataloader.client.farm import Farm
 from dataloader.farm.process import EXIT_FAILED
 
 LONG = 1_000  # jobs of a kind, from which on an answer does not count them itself
@@ -28,7 +29,7 @@ def commands() -> None:
 @reaching
 def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None) -> None:
     """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
-    _change(reached, "requeue", job_ids, dead, "dead", reached.way.requeue_dead)
+    _change(reached, "requeue", job_ids, dead, "dead", reached.farm.requeue_dead)
 
 
 @commands.command(name="run-now")
@@ -37,7 +38,7 @@ def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None) -> Non
 @reaching
 def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None) -> None:
     """Make jobs due that wait for their time; - reads their ids from stdin."""
-    _change(reached, "run-now", job_ids, scheduled, "scheduled", reached.way.run_all)
+    _change(reached, "run-now", job_ids, scheduled, "scheduled", reached.farm.run_all)
 
 
 @commands.command()
@@ -52,7 +53,7 @@ def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bo
     if not yes and (job_ids or dead):
         what = f"all failed and lost jobs of {screen.plain(dead)}" if dead else f"{len(job_ids)} jobs"
         click.confirm(f"Delete {what}, with their journal, for good?", abort=True, err=True)
-    _change(reached, "delete", job_ids, dead, "dead", reached.way.delete_dead)
+    _change(reached, "delete", job_ids, dead, "dead", reached.farm.delete_dead)
 
 
 @commands.command()
@@ -60,7 +61,7 @@ def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bo
 @reaching
 def pause(reached: Reached, queue: str) -> None:
     """Start no job of a queue any more, on any host; what runs goes on."""
-    found = reached.way.pause(queue)
+    found = reached.farm.pause(queue)
     resume = reached.command("resume", queue)
     _tell(reached, found, f"{screen.plain(queue)} is paused; what runs goes on. To go on: {screen.plain(resume)}")
 
@@ -70,7 +71,7 @@ def pause(reached: Reached, queue: str) -> None:
 @reaching
 def resume(reached: Reached, queue: str) -> None:
     """Start jobs of a paused queue again."""
-    _tell(reached, reached.way.resume(queue), f"{screen.plain(queue)} goes on")
+    _tell(reached, reached.farm.resume(queue), f"{screen.plain(queue)} goes on")
 
 
 @commands.command()
@@ -81,7 +82,7 @@ def limit(reached: Reached, queue: str, max_length: str) -> None:
     """Refuse to trigger jobs while so many of a queue wait; none takes the limit away."""
     if max_length != "none" and not (max_length.isascii() and max_length.isdigit()):
         raise click.BadParameter("should be a number or none", param_hint="NUMBER")
-    found = reached.way.limit(queue, None if max_length == "none" else int(max_length))
+    found = reached.farm.limit(queue, None if max_length == "none" else int(max_length))
     _tell(
         reached,
         found,
@@ -102,7 +103,7 @@ def _change(
     if queue is None:
         _change_these(reached, verb, _ids(job_ids))
         return
-    changed = _change_all(reached.way, queue, group, change_some)
+    changed = _change_all(reached.farm, queue, group, change_some)
     if reached.as_json:
         reached.print_json({"queue": queue, "changed": changed})
     else:
@@ -110,7 +111,7 @@ def _change(
 
 
 def _change_these(reached: Reached, verb: str, job_ids: list[UUID]) -> None:
-    outcomes = reached.way.change(verb, job_ids) if job_ids else {}
+    outcomes = reached.farm.change(verb, job_ids) if job_ids else {}
     if reached.as_json:
         reached.print_json({"jobs": [{"job_id": job_id, "outcome": what} for job_id, what in outcomes.items()]})
     else:
@@ -133,9 +134,9 @@ def _outcome(verb: str, what: str) -> str:
     return f"is {screen.plain(what)}: {rule[verb]}"
 
 
-def _change_all(way: Way, queue: str, group: str, change_some: Callable[[str], int]) -> int:
+def _change_all(farm: Farm, queue: str, group: str, change_some: Callable[[str], int]) -> int:
     """By steps; no more than there were at the start, for what was changed may come back."""
-    found = next((found for found in way.overview().queues if found.queue == queue), None)
+    found = next((found for found in farm.overview().queues if found.queue == queue), None)
     there = getattr(found, group) if found else 0
     if there >= LONG and found and found.counted_at is None:
         there = sys.maxsize  # at least so many: nobody has counted them

@@ -17,19 +17,20 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from dataloader.cli import farm, screen
-from dataloader.cli.connection import Way
+from dataloader.cli import screen
+from dataloader.cli.farm import length, queue_table, worker_table
 from dataloader.client import Overview, Unavailable
+from dataloader.client.farm import Farm
 
 
-def run(way: Way, every: float) -> None:
+def run(farm: Farm, every: float) -> None:
     """Draw until somebody leaves. A farm that is away is said to be, and asked again."""
     out = screen.console()
-    drawn: Any = Text(f"asking {way.url}")
+    drawn: Any = Text(f"asking {farm.url}")
     with _keys() as pressed, Live(drawn, console=out, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                drawn = _picture_or_words(way, drawn)
+                drawn = _picture_or_words(farm, drawn)
                 live.update(drawn, refresh=True)
                 if pressed(every) in ("q", "Q", "\x03", "\x04"):
                     return
@@ -37,22 +38,22 @@ def run(way: Way, every: float) -> None:
             return
 
 
-def picture(way: Way) -> Any:
+def picture(farm: Farm) -> Any:
     """The farm now: a line of totals, the queues, the workers."""
-    overview, workers = way.overview(), way.workers()
+    overview, workers = farm.overview(), farm.workers()
     blank = Text("")
     return Group(
         _totals(overview),
         blank,
-        farm.queue_table(overview),
+        queue_table(overview),
         blank,
-        farm.worker_table([worker for worker in workers if worker.state != "dead"], overview.at),
+        worker_table([worker for worker in workers if worker.state != "dead"], overview.at),
     )
 
 
-def _picture_or_words(way: Way, last: Any) -> Any:
+def _picture_or_words(farm: Farm, last: Any) -> Any:
     try:
-        return picture(way)
+        return picture(farm)
     except Unavailable as e:
         words = Text(f"{datetime.now(UTC):%H:%M:%S}Z {screen.plain(str(e))}; trying again", style="red")
         return Group(words, *(last.renderables[1:] if isinstance(last, Group) else ()))
@@ -62,7 +63,7 @@ def _totals(overview: Overview) -> Text:
     total = overview.total
     parts = (
         f"{total.busy:,} busy",
-        f"{farm.length(total)} queued",
+        f"{length(total)} queued",
         f"{total.scheduled:,} scheduled",
         f"{total.retries:,} retries",
         f"{total.dead:,} dead",

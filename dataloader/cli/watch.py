@@ -34,7 +34,7 @@ def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
     watching: AbstractContextManager[Callable[[Job], None]] = _as_bar(err) if err.is_terminal else _in_lines()
     try:
         with watching as show:
-            job = wait_for(reached.way.watch(job_id), timeout, show)
+            job = wait_for(reached.farm.watch(job_id), timeout, show)
     except WaitTimeout as e:
         click.echo(f"dataloader: {screen.plain(e)}; the job goes on. To go on watching: {again}", err=True)
         return EXIT_TIMEOUT

@@ -54,7 +54,7 @@ class Watch:
         return min(2.0, max(0.1, 1.5 * self.pause))
 
 
-class Looking(Protocol):
+class Watched(Protocol):
     """What `wait_for` needs of a Watch."""
 
     pause: float
@@ -63,7 +63,7 @@ class Looking(Protocol):
 
 
 def wait_for(
-    watch: Looking,
+    watch: Watched,
     timeout: float | None = None,
     on_progress: Callable[[Job], object] | None = None,
     *,

@@ -1,0 +1,238 @@
+"""`Farm`: what programs and people ask of a job farm, declared once.
+
+`Client` implements it over HTTP, the command line's `Direct` on the queue's database.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from math import inf
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID, uuid4
+
+from dataloader.client.errors import JobFailed
+from dataloader.client.results import Database, Event, Job, Overview, Queue, Started, Worker
+from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
+from dataloader.farm import traces
+
+PAGE = 200  # jobs or events of one answer
+BATCH = 1_000  # jobs of one change
+
+
+class Farm(ABC):
+    """A job farm. Every method may raise ClientError."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The address of the service or database, without secrets."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connections."""
+
+    def trigger(
+        self,
+        task: str,
+        *,
+        queue: str = "etl.default",
+        lock_key: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        partition_key: str = "",
+        priority: int | None = None,
+        available_at: datetime | str | None = None,
+        max_attempts: int | None = None,
+        lease_ttl_sec: int | None = None,
+        timeout_sec: int | None = None,
+        producer: str | None = None,
+        consumer_group: str | None = None,
+        trace: str | None = None,
+    ) -> Started:
+        """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
+
+        Jobs of one `lock_key` never run at the same time; the default is the task's name. `trace` is a W3C traceparent;
+        the default is the current OpenTelemetry span's. The fields and their bounds are the API's (docs/api.md).
+        """
+        fields = given(
+            task=task,
+            queue=queue,
+            lock_key=lock_key or task,
+            args=None if args is None else dict(args),
+            idempotency_key=idempotency_key or new_key(),
+            partition_key=partition_key or None,
+            priority=priority,
+            available_at=available_at,
+            max_attempts=max_attempts,
+            lease_ttl_sec=lease_ttl_sec,
+            timeout_sec=timeout_sec,
+            producer=producer,
+            consumer_group=consumer_group,
+        )
+        return self._add(fields, trace or traces.current())
+
+    @abstractmethod
+    def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
+
+    def run(self, task: str, *, timeout: float | None = None, **fields: Any) -> Job:
+        """Trigger a job, wait until it ends, and return it. Raises JobFailed where the end is not `succeeded`."""
+        job = self.wait(self.trigger(task, **fields).job_id, timeout)
+        if job.status != "succeeded":
+            raise JobFailed(job)
+        return job
+
+    @abstractmethod
+    def status(self, job_id: UUID | str) -> Job:
+        """The job's present status, without its args and keys."""
+
+    @abstractmethod
+    def job(self, job_id: UUID | str) -> Job:
+        """All fields of the job; secrets in its args are masked."""
+
+    def wait(
+        self,
+        job_id: UUID | str,
+        timeout: float | None = None,
+        on_progress: Callable[[Job], object] | None = None,
+        *,
+        patience: float = OUTAGE_SEC,
+    ) -> Job:
+        """Wait until the job has ended, and return it, whatever its end.
+
+        `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
+        the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.
+        """
+        return wait_for(self.watch(job_id), timeout, on_progress, patience=patience)
+
+    @abstractmethod
+    def watch(self, job_id: UUID | str) -> Watched:
+        """The job, to be looked at again and again."""
+
+    @abstractmethod
+    def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
+        """Cancel a queued job at once. A running job stops at its next safe point, with `force` wherever it is.
+
+        A job that has ended stays as it is.
+        """
+
+    def jobs(
+        self,
+        *,
+        queue: str | None = None,
+        task: str | None = None,
+        status: str | None = None,
+        lock_key: str | None = None,
+        partition_key: str | None = None,
+        producer: str | None = None,
+        consumer_group: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Job]:
+        """The jobs that pass all filters, the newest change first; pages are fetched as the jobs are taken.
+
+        `status` is a job's status, or `scheduled`, `fresh`, `retries` or `dead`; `since` and `until` bound the last
+        change; `sort` is `changed` or `key`; `limit` is the largest number of jobs, None: all.
+        """
+        filters = given(
+            queue=queue,
+            task=task,
+            status=status,
+            lock_key=lock_key,
+            partition_key=partition_key,
+            producer=producer,
+            consumer_group=consumer_group,
+            since=since,
+            until=until,
+            sort=sort,
+        )
+        left, after = inf if limit is None else limit, None
+        while left > 0:
+            found, after = self._page(filters, int(min(PAGE, left)), after)
+            yield from found
+            left -= len(found)
+            if after is None:
+                return
+
+    @abstractmethod
+    def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]: ...
+
+    @abstractmethod
+    def events(
+        self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
+    ) -> list[Event]:
+        """The journal, the oldest event first: of one job, of a queue, or of the farm.
+
+        At most `limit` events, those after the id `after`; without a job and `after` the newest events.
+        """
+
+    @abstractmethod
+    def overview(self) -> Overview:
+        """The figures of each queue and their totals."""
+
+    @abstractmethod
+    def workers(self) -> list[Worker]:
+        """The workers of all hosts that their keepers have reported in the last ten minutes."""
+
+    @abstractmethod
+    def database(self) -> Database:
+        """The queue's database, and the session that holds back its vacuum."""
+
+    @abstractmethod
+    def pause(self, queue: str) -> Queue:
+        """Start no job of the queue any more, on any host; running jobs go on."""
+
+    @abstractmethod
+    def resume(self, queue: str) -> Queue:
+        """End the queue's pause."""
+
+    @abstractmethod
+    def limit(self, queue: str, max_length: int | None) -> Queue:
+        """Refuse new jobs while the queue has `max_length` queued jobs; None removes the limit."""
+
+    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
+        """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.
+
+        The outcome of each is `done`, `unknown` or the status that forbids the change.
+        """
+        found: dict[UUID, str] = {}
+        for start in range(0, len(job_ids), BATCH):
+            found |= self._change(verb, job_ids[start : start + BATCH], force)
+        return found
+
+    @abstractmethod
+    def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]: ...
+
+    @abstractmethod
+    def requeue_dead(self, queue: str) -> int:
+        """Requeue some failed and lost jobs of the queue; their number, 0 when none is left."""
+
+    @abstractmethod
+    def delete_dead(self, queue: str) -> int:
+        """Delete some failed and lost jobs of the queue; their number, 0 when none is left."""
+
+    @abstractmethod
+    def run_all(self, queue: str) -> int:
+        """Make some scheduled jobs of the queue due; their number, 0 when none is left."""
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def new_key() -> str:
+    """An idempotency key for a request that has none."""
+    return f"client-{uuid4()}"

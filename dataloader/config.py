@@ -265,7 +265,9 @@ class Settings(BaseSettings):
     )
     pg_use_pool: bool = Field(default=True, description="Pool the API's sessions; `false`: a session per request.")
     pg_pool_size: int = Field(default=5, ge=1, le=1000, description="Sessions that each API process keeps open.")
-    pg_max_overflow: int = Field(default=10, ge=0, le=1000, description="Sessions that the pool may open beyond that.")
+    pg_max_overflow: int = Field(
+        default=10, ge=0, le=1000, description="Further sessions that each API process may open."
+    )
     pg_pool_recycle: Seconds = Field(default=1800, description="Longest life of a pooled session, in seconds.")
     pg_connect_timeout: Seconds = Field(default=5, description="Longest time to connect to one host, in seconds.")
     pg_command_timeout: Seconds = Field(default=2, description="Longest statement of the API, in seconds.")
@@ -283,20 +285,20 @@ class Settings(BaseSettings):
     dl_reaper_period_sec: Seconds = Field(default=10, description="Seconds between rounds of the reaper.")
     dl_retention_days: Days | None = Field(
         default=None,
-        description="Days after its end when the reaper deletes a job with its journal; `0.5` is twelve hours. By "
-        "default the reaper deletes no job.",
+        description="Days from a job's end until the reaper deletes the job with its journal; `0.5` is twelve hours. "
+        "By default the reaper deletes no job.",
     )
     dl_claim_backoff_sec: Seconds = Field(
         default=15, description="Longest back-off of a busy key, and the poll interval of an idle worker, in seconds."
     )
     dl_drain_sec: Patience = Field(default=30, description="Seconds that running jobs have to finish after SIGTERM.")
     dl_kill_grace_sec: Patience = Field(
-        default=5, description="Seconds from the end of DL_DRAIN_SEC to the kill of a worker."
+        default=5, description="Seconds that a run has to stop after a timeout or a drain, until its worker is killed."
     )
     dl_cancel_grace_sec: Patience | None = Field(
         default=None,
         description="Seconds that a canceled job has to reach a safe point; then the farm forces the cancellation. By "
-        "default the farm does not.",
+        "default the farm never does.",
     )
     dl_stall_sec: Stall = Field(
         default=900,

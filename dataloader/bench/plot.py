@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from dataloader.bench.report import number
+from dataloader.bench.line import Line, Must, median
+from dataloader.bench.report import cells, conditions, number
 
 BEGIN, END = "<!-- results -->\n", "<!-- /results -->"
 # The file's name: the figure, the prefix of the lines' names, the title, the labels of ours and of bare.
@@ -53,15 +55,8 @@ def bars(title: str, series: Sequence[str], groups: Sequence[tuple[str, Sequence
 
 def table(results: Doc) -> str:
     """The lines as Markdown."""
-    facts, server = results["machine"], results["machine"]["postgresql"]
-    head = (
-        f"{facts['cores']} cores of {facts['cpu']}, PostgreSQL {server['server_version'].split()[0]} (fsync "
-        f"{server['fsync']}, synchronous_commit {server['synchronous_commit']}, shared_buffers "
-        f"{server['shared_buffers']}), Python {facts['python']}; medians of {results['rounds']} rounds, "
-        f"{results['measured_at'][:10]}."
-    )
     rows = ["| figure | what | ours | bare | unit | ratio | must | |", "|---|---|---:|---:|---|---:|---:|---|"]
-    return "\n".join([head, "", *rows, *(_row(line) for line in results["lines"]), ""])
+    return "\n".join([f"{conditions(results)}.", "", *rows, *map(_row, _lines(results)), ""])
 
 
 def filled(page: str, text: str) -> str:
@@ -79,12 +74,11 @@ def plot(results: Doc, folder: Path) -> list[Path]:
     page.write_text(filled(page.read_text("utf-8"), table(results)), "utf-8")
     written = [page]
     for name, (figure, beginning, title, *series) in PLOTS.items():
-        lines = [line for line in results["lines"] if line["figure"] == figure and line["bare_median"]]
-        lines = [line for line in lines if line["name"].startswith(beginning)]
-        if lines:
-            groups = [(line["name"], (line["ours_median"], line["bare_median"])) for line in lines]
+        lines = [line for line in _lines(results) if line.figure == figure and line.name.startswith(beginning)]
+        groups = [(line.name, (median(line.ours), median(line.bare))) for line in lines if line.ours and line.bare]
+        if groups:
             written.append(folder / f"performance-{name}.svg")
-            written[-1].write_text(bars(title, series, groups, lines[0]["unit"]), "utf-8")
+            written[-1].write_text(bars(title, series, groups, lines[0].unit), "utf-8")
     return written
 
 
@@ -112,14 +106,16 @@ def _read(path: Path) -> Doc:
     return found
 
 
-def _row(line: Doc) -> str:
-    must = line["must"] or {}
-    bound = f"≥ {must['least']:g}" if must.get("least") is not None else f"≤ {must['most']:g}" if must else ""
-    verdict = {True: " ✓", False: " ✗", None: ""}[line["is_met"]]
-    ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f}"
-    shown = ["" if line[side] is None else number(line[side]) for side in ("ours_median", "bare_median")]
-    cells = [line["figure"], line["name"], *shown, line["unit"], ratio, bound + verdict, line["note"]]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _lines(results: Doc) -> list[Line]:
+    names = [field.name for field in fields(Line)]
+    given = [{name: line[name] for name in names} for line in results["lines"]]
+    return [Line(**line | {"must": Must(**line["must"]) if line["must"] else None}) for line in given]
+
+
+def _row(line: Line) -> str:
+    *texts, must, note = cells(line)
+    verdict = {True: " ✓", False: " ✗", None: ""}[line.is_met]
+    return "| " + " | ".join(text.replace("|", "\\|") for text in [*texts, must + verdict, note]) + " |"
 
 
 def _legend(series: Sequence[str]) -> list[str]:

@@ -52,7 +52,7 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str |
     signal.signal(signal.SIGTERM, _interrupted)
     status = _measure(settings, figures or list(FIGURES), wish, err, lines, about)
     if lines:
-        (err if json_path == "-" else out).print(report.table(lines, _title(about)))
+        (err if json_path == "-" else out).print(report.table(lines, report.conditions(about)))
     if lines and json_path:
         document = report.document(lines, about)
         _ = out.file.write(document) if json_path == "-" else Path(json_path).write_text(document, "utf-8")
@@ -119,15 +119,6 @@ def _about(place: Place) -> dict[str, Any]:
         "pgbench": str(place.pgbench) if place.pgbench else None,
         "machine": facts,
     }
-
-
-def _title(about: dict[str, Any]) -> str:
-    facts = about["machine"]
-    server = facts["postgresql"]
-    return (
-        f"{facts['cores']} cores, {facts['cpu']}; PostgreSQL {server['server_version']}, fsync {server['fsync']}, "
-        f"synchronous_commit {server['synchronous_commit']}; medians of {about['rounds']}"
-    )
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:

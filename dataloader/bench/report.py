@@ -29,26 +29,32 @@ def table(lines: Iterable[Line], title: str) -> Table:
     for line in lines:
         if last and line.figure != last:
             made.add_section()
-        figure = line.figure if line.figure != last else ""
-        ratio = "" if line.ratio is None else f"{line.ratio:.2f}"
-        made.add_row(
-            figure, line.name, _shown(line.ours), _shown(line.bare), line.unit, ratio, _judged(line), line.note
-        )
-        last = line.figure
+        figure, *rest, must, note = cells(line)
+        style = {True: "green", False: "red", None: ""}[line.is_met]
+        made.add_row(figure if figure != last else "", *rest, Text(must, style=style), note)
+        last = figure
     return made
+
+
+def cells(line: Line) -> list[str]:
+    """The line's texts: figure, name, the medians of ours and of bare, unit, ratio, bound, note."""
+    medians = [number(median(sample)) if sample else "" for sample in (line.ours, line.bare)]
+    ratio = "" if line.ratio is None else f"{line.ratio:.2f}"
+    must = "" if line.must is None else str(line.must)
+    return [line.figure, line.name, *medians, line.unit, ratio, must, line.note]
+
+
+def conditions(about: dict[str, Any]) -> str:
+    """The machine, the server and the rounds of a bench, in one line."""
+    facts, server = about["machine"], about["machine"]["postgresql"]
+    return (
+        f"{facts['cores']} cores of {facts['cpu']}, PostgreSQL {server['server_version'].split()[0]} (fsync "
+        f"{server['fsync']}, synchronous_commit {server['synchronous_commit']}, shared_buffers "
+        f"{server['shared_buffers']}), Python {facts['python']}; medians of {about['rounds']} rounds, "
+        f"{about['measured_at'][:10]}"
+    )
 
 
 def number(value: float) -> str:
     """A number with three significant digits, from 100 on as a whole number."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _shown(sample: Any) -> str:
-    return number(median(sample)) if sample else "-"
-
-
-def _judged(line: Line) -> Text:
-    if line.must is None:
-        return Text("")
-    style = {True: "green", False: "red", None: ""}[line.is_met]
-    return Text(str(line.must), style=style)

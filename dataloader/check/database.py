@@ -118,7 +118,7 @@ def version(number: int) -> Finding:
         return Finding(Level.OK, "version", name)
     if major < VERSIONS[0]:
         return Finding(Level.ERROR, "version", f"{name} is too old", f"use {between}")
-    return Finding(Level.WARNING, "version", f"{name} is newer than what was tested", between)
+    return Finding(Level.WARNING, "version", f"{name} is newer than the tested versions", between)
 
 
 def _session(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
@@ -207,7 +207,7 @@ def exposure(name: str, may_create: bool, functions: Iterable[Mapping[str, Any]]
     """Findings on rights that every role has by the schema, and on a role with more rights than needed."""
     findings = []
     if may_create:
-        what = f"every role may create in the schema {name}: what one puts there may run with this role's rights"
+        what = f"every role may create in the schema {name}: their functions there may run with this role's rights"
         findings.append(Finding(Level.WARNING, "privileges", what, f"REVOKE CREATE ON SCHEMA {name} FROM PUBLIC"))
     if names := ", ".join(function["name"] for function in functions if function["open_to_all"]):
         what = f"every role may call {names}, with the rights of the queue's owner"

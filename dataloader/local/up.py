@@ -178,7 +178,7 @@ def _print_findings(output: bytes | None, status: int) -> str:
             advice = f"; {finding['advice']}" if finding["advice"] else ""
             warn(f"{finding['level']}: {finding['about']}: {finding['what']}{advice}")
     if any(finding["level"] == "error" for finding in findings):
-        raise Unfit("nothing was started; `dataloader check` shows all that it has found")
+        raise Unfit("nothing was started; `dataloader check` shows all findings")
     known = [what for finding in findings if (what := finding["what"].removeprefix(check.TASKS)) != finding["what"]]
     return "".join(known)
 
@@ -193,7 +193,7 @@ def _watch(parts: list[Part], announcement: Announcement, signals: Signals) -> i
             part.tick()
         _reap_orphans({part.process.pid for part in parts if part.process})
         if refused := [part.name for part in parts if part.exit_code == EXIT_CANNOT_START]:
-            warn(f"{refused[0]} cannot start with these settings, as it says above")
+            warn(f"{refused[0]} cannot start with these settings; its message above names the reason")
             return EXIT_CANNOT_START
         announcement.look(all(part.is_ready for part in parts))
         signals.wait(5 if announcement.is_made and not any(part.due for part in parts) else 0.1)

@@ -112,7 +112,7 @@ def _unopenable(error: OSError, path: str) -> Exception:
         errno.ENOENT: "there is no such file below the data folder",
         errno.ENOTDIR: "there is no such file below the data folder",
         errno.EACCES: "the worker may not read this file",
-        errno.ELOOP: "its symbolic links lead in a circle",
+        errno.ELOOP: "its symbolic links form a loop",
         errno.ENAMETOOLONG: "the name is too long",
         errno.ENXIO: "should be a regular file",
     }

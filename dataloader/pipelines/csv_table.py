@@ -100,7 +100,7 @@ class Load:
                 raise self._located(e, source, done) from None
             yield {"processed": min(done + size, total), "total": total}
         if not source.unchanged():
-            raise RuntimeError(f"{self._wanted.path} was written to while it was read")
+            raise RuntimeError(f"a program wrote to {self._wanted.path} during the load")
 
     def merge(self) -> Iterator[None]:
         """Insert the new rows and update those that differ; the last record of each key counts."""

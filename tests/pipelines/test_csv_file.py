@@ -297,7 +297,7 @@ def test_a_file_that_grows_while_it_is_read_is_tried_again(context: Context, row
     next(running)
     with path.open("ab") as file:
         file.write(b"3\n")
-    with pytest.raises(RuntimeError, match="written to"):
+    with pytest.raises(RuntimeError, match="wrote to"):
         list(running)
     assert not rows("SELECT to_regclass('t')")[0][0]
 

@@ -206,6 +206,17 @@ def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tm
     assert farm.job(long)["attempt"] == 1
 
 
+def test_a_drain_during_a_reload_ends_the_waiting_successor_too(farm: Farm, tmp_path: Path) -> None:
+    program, code = reloadable(farm, tmp_path, workers=1, dl_drain_sec=1)
+    job = farm.enqueue("recorded", args={"sec": 600})
+    farm.begun(job)
+    code.change()
+    program.signal(signal.SIGHUP)
+    until(lambda: program.children("waits to claim"))
+    assert program.stop() == 0
+    assert (farm.job(job)["status"], farm.job(job)["attempt"]) == ("queued", 0)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("text", ["import no_such_module", "def broken(:"])
 def test_hup_with_broken_code_leaves_the_workers_of_before(farm: Farm, tmp_path: Path, text: str, workers: int) -> None:

@@ -1,8 +1,4 @@
-"""The HTTP API, one Flask application: `create_app`, and what every answer carries.
-
-Holds the application factory only. The package may import `db`, `queue`, `stats`, `job`, `migrations`,
-`config` and `log`; nothing else may import flask.
-"""
+"""The HTTP API, one Flask application: the factory `create_app`, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -24,11 +20,10 @@ from dataloader.queue import lifecycle
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
-    """The application, by default with the environment's settings.
+    """The application; without `settings` it reads the environment's and configures this process's logs by them.
 
-    With those it also sends the logs of this process where they say. It opens no connection before the first
-    request that needs one, so it may be made before a fork and while the database is away. Raises
-    config.ConfigError when a setting is wrong or no database is configured.
+    It opens no connection before a request needs one: it may be created before a fork and while the database is away.
+    Raises config.ConfigError when a setting is wrong or no database is configured.
     """
     if settings is None:
         settings = config.load()
@@ -37,7 +32,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app = Flask("dataloader", static_folder=None)
     app.json = _Masked(app)
     app.config["MAX_CONTENT_LENGTH"] = BODY_LIMIT
-    # An empty or odd job_id is to be refused, not redirected to another address.
+    # The API refuses an empty or malformed job_id; werkzeug would redirect to another address.
     app.url_map.merge_slashes = False
     app.url_map.converters.update(endpoint.CONVERTERS)
     app.extensions["settings"] = settings
@@ -45,7 +40,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     polls = app.extensions["long_polls"] = LongPolls(_versions(sessions))
     app.extensions["probe"] = health.Probe(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
-    # What server.py and patient.py call: the number of threads at the start, and when no more requests will come.
+    # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
     for module in (health, contract, jobs, queues, farm, openapi, metrics, login, render, pages, actions):
@@ -59,7 +54,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
 
 
 def _share(threads: int, sessions: Sessions, polls: LongPolls) -> None:
-    """Half of a process's threads may wait for jobs, the others be at the database; two are left for all else."""
+    """Half of the threads may hold long polls, two stay free, the others may use the database."""
     polls.allow(threads // 2)
     sessions.allow(threads - threads // 2 - 2)
 
@@ -73,13 +68,13 @@ def _versions(sessions: Sessions) -> Versions:
 
 
 def _refuse_chunks() -> None:
-    """A chunked body would be cut at MAX_CONTENT_LENGTH without a word; so only a declared length is taken."""
+    """Refuse a chunked body: werkzeug would cut it silently at MAX_CONTENT_LENGTH."""
     if "Transfer-Encoding" in request.headers:
         abort(411, "the request should have a Content-Length and no Transfer-Encoding")
 
 
 class _Masked(Json):
-    """The JSON of every answer: what pipelines and foreign workers have written leaves without secrets."""
+    """The JSON of every answer, with the secrets masked that pipelines and foreign workers wrote."""
 
     def dumps(self, obj: Any, **kwargs: Any) -> str:
         return super().dumps(log.masked(obj), **kwargs)

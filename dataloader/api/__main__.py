@@ -1,4 +1,4 @@
-"""`python -m dataloader.api` prints the OpenAPI document, as docs/openapi.json has it. May import `config`."""
+"""`python -m dataloader.api` prints the OpenAPI document, as docs/openapi.json has it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from dataloader import config
 from dataloader.api import create_app
 from dataloader.api.v1 import openapi
 
-with redirect_stdout(sys.stderr):  # where log lines go that the making of an application is worth
+with redirect_stdout(sys.stderr):  # creating an application may log
     app = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://localhost/none"))
 sys.stdout.write(openapi.text(openapi.document(app)))

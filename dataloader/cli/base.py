@@ -1,4 +1,4 @@
-"""What every command says the same way: a refusal, and where the queue is. May import anything below cli."""
+"""Shared by all commands: the refusal, and the DSN of the queue."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dataloader.farm.process import EXIT_CANNOT_START
 
 
 def refuse(message: str, status: int) -> NoReturn:
-    """Say what is wrong, line by line and without secrets, and leave with this exit status."""
+    """Print `message` to stderr, each line with the program's name and masked secrets, and exit with `status`."""
     for line in message.splitlines():
         click.echo(f"dataloader: {log.masked(line)}", err=True)
     sys.exit(status)
 
 
 def dsn(settings: Settings) -> str:
-    """The queue's DSN: the configured one, or that of an embedded server that is running."""
+    """The queue's DSN: the configured one, or that of a running embedded server; refuses without either."""
     found = settings.queue_dsn or embedded.running(settings.dl_home / "postgres")
     if found is None:
         refuse(

@@ -1,6 +1,6 @@
-"""The two ways to a farm, with the same methods: the client over HTTP, or `Direct` on the queue's database.
+"""The farm of a command: `reaching` adds the options that choose one, and prints errors in words.
 
-Commands know only `Way`; `reaching` gives each of them the options that choose one, and says in words what went wrong.
+Commands know only `Farm`: the client over HTTP, or `Direct` on the queue's database.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataloader.log import masking
 
 @dataclass(frozen=True)
 class Reached:
-    """The farm that a command is for. `flags` is what another command needs to reach the same one."""
+    """A command's farm and output. `flags` are the options with which another command reaches the same farm."""
 
     farm: Farm
     is_direct: bool
@@ -39,11 +39,11 @@ class Reached:
     flags: str
 
     def command(self, *words: object) -> str:
-        """A command for this farm, to be pasted into a shell."""
+        """A shell command for this farm."""
         return shlex.join(["dataloader", *map(str, words)]) + self.flags
 
     def print_json(self, value: Any, indent: int | None = 2) -> None:
-        """One document on stdout, for terminals that have not all letters with their numbers."""
+        """Print one JSON document to stdout; letters that the terminal lacks become escapes."""
         text = as_json(value, indent)
         try:
             text.encode(sys.stdout.encoding or "utf-8")
@@ -53,7 +53,7 @@ class Reached:
 
 
 def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that choose a farm; its first argument is what they came to, a Reached."""
+    """Give a command the options that choose a farm; its first argument is a Reached."""
 
     @click.option("--url", help="the API; default: DL_URL, else http://127.0.0.1:APP_PORT")
     @click.option(
@@ -84,7 +84,7 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_words(error: ClientError, reached: Reached) -> str:
-    """What went wrong, for people, and what may help."""
+    """The error as text, with advice."""
     text = plain(str(error), lines=True)
     if isinstance(error, Unavailable) and error.status is None and not reached.is_direct:
         return f"{text}; is the API running?"
@@ -111,7 +111,7 @@ def _direct(dsn: str | None, as_json: bool) -> Reached:
     except config.ConfigError as e:
         base.refuse(str(e).replace("DL_DB_DSN:", "--dsn:") if dsn else str(e), EXIT_CANNOT_START)
     masking.learn_configured(settings)
-    from dataloader.cli.direct import Direct  # whoever asks the API needs no driver
+    from dataloader.cli.direct import Direct  # a command for the API needs no driver
 
     farm = Direct(base.dsn(settings), settings)
     # Not the DSN, which may hold a password.
@@ -136,7 +136,7 @@ def _remote(url: str | None, token_file: IO[str] | None, as_json: bool) -> Reach
 
 
 def _settings(url: str | None) -> Settings | None:
-    """Those of this machine; where a URL is given they need not be right."""
+    """This machine's settings; None where they are wrong and a URL is given."""
     try:
         return config.load()
     except config.ConfigError as e:
@@ -146,7 +146,7 @@ def _settings(url: str | None) -> Settings | None:
 
 
 def _hide_arguments() -> None:
-    """A DSN on the command line may hold a password, and everybody may read a process's arguments."""
+    """Hide the arguments: a DSN may hold a password, and every user can read a process's arguments."""
     import setproctitle
 
     setproctitle.setproctitle(" ".join(["dataloader", *sys.argv[1:2]]))

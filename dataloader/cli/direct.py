@@ -1,7 +1,4 @@
-"""`Direct`: a farm by its queue's database, with the methods of the client and its results and errors.
-
-May import anything below cli.
-"""
+"""`Direct`: a `Farm` on the queue's database, with the client's results and errors."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-STATEMENT_SEC = 30.0  # people wait longer than programs
+STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
@@ -56,7 +53,7 @@ VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
 
 
 class Direct(Farm):
-    """A farm by its database. The session is opened when it is needed first, and again when it was lost."""
+    """A farm on its database. The session opens at the first call, and again after it was lost."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._dsn, self._settings = dsn, settings
@@ -100,7 +97,7 @@ class Direct(Farm):
         else:
             rows = self._ask(stats.events, UUID(str(job_id)), after or 0, limit)
             if not rows:
-                self.status(job_id)  # that there is none is another answer than that there is nothing new
+                self.status(job_id)  # raises NotFound for an unknown job
         return [_one(Event, row) for row in rows]
 
     def overview(self) -> Overview:
@@ -139,7 +136,7 @@ class Direct(Farm):
         return _one(Queue, self._ask(change, queue, *what) | known)
 
     def _ask(self, question: Callable[Concatenate[db.Connection, P], R], *args: P.args, **fields: P.kwargs) -> R:
-        """Ask on our session; whatever goes wrong is one of the client's errors."""
+        """Call `question` on the session; each failure becomes one of the client's errors."""
         try:
             with db.in_force(conn := self._session()):
                 return question(conn, *args, **fields)
@@ -179,7 +176,7 @@ class Direct(Farm):
 
 
 class _Watch:
-    """One job, looked at every moment: the database's answer to Client's Watch."""
+    """One job, read every POLL_SEC."""
 
     pause = POLL_SEC
 
@@ -198,12 +195,12 @@ class _Watch:
 
 
 def as_document(row: Any) -> Any:
-    """A row of the database as the API would write it: masked, and nothing but what JSON has."""
+    """A row as the API would write it: masked, and with JSON's types alone."""
     return json.loads(as_json(log.masked(row), None))
 
 
 def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> lifecycle.NewJob:
-    """A job by the rules that the API has for one."""
+    """A new job, valid by the API's rules; raises Refused."""
     from dataloader.queue import new_job  # pydantic takes its time
 
     try:

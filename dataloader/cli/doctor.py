@@ -1,6 +1,6 @@
-"""`doctor JOB`: why a job does not run, or not well, in words, each with the command that helps.
+"""`doctor JOB`: the reasons why a job does not run or runs badly, each with the command that helps.
 
-`diagnose` is pure: a case's facts in, findings out.
+`diagnose` is pure: from the facts of a case to findings.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dataloader.cli.watch import waits_for
 from dataloader.client import Event, Job, Queue, Worker
 from dataloader.queue import stats, waiting
 
-SILENT_SEC = 60.0  # without a heartbeat, which comes every 10 s unless set otherwise
+SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
 _GONE = ("dead", "leaving")
 
 
 class Finding(NamedTuple):
-    """Something to know about a job; `command` (words behind `dataloader`) helps, or shows more."""
+    """One finding; `command` (the words after `dataloader`) helps or shows more."""
 
     text: str
     command: tuple[str, ...] = ()
@@ -36,22 +36,22 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """What is known of a job that somebody asks about."""
+    """The facts about a job that a diagnosis uses."""
 
     job: Job
     runs: Sequence[stats.Attempt]
     events: Sequence[Event]
     queue: Queue | None
     serving: Sequence[str]  # queues that have workers
-    silent: Sequence[Worker]  # of its queue, that have not been shown lately
-    worker: Worker | None  # that runs it
-    held: Mapping[str, Any] | None  # who holds back vacuum so that claims are slow
+    silent: Sequence[Worker]  # of its queue, without a recent report
+    worker: Worker | None  # the one that runs the job
+    held: Mapping[str, Any] | None  # the holder of vacuum that slows claims
     now: datetime
 
 
 @click.group()
 def commands() -> None:
-    """Why."""
+    """Diagnosis."""
 
 
 @commands.command()
@@ -73,7 +73,7 @@ def doctor(reached: Reached, job_id: UUID) -> None:
 
 
 def diagnose(case: Case) -> Iterator[Finding]:
-    """What is the matter, the most important first."""
+    """The findings, the most important first."""
     yield from _BY_STATUS.get(case.job.status, _over)(case)
     yield from _earlier_runs(case)
 

@@ -18,6 +18,7 @@ from rich.console import Group
 from dataloader.cli import journal, render, screen, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
+from dataloader.client.farm import PAGE
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import STATUSES
 
@@ -145,7 +146,7 @@ def job(reached: Reached, job_id: UUID) -> None:
 @click.argument("job_id", type=click.UUID, required=False)
 @click.option("--queue", "-q", help="of all jobs of this queue")
 @click.option("--follow", is_flag=True, help="go on with what happens; until Ctrl-C, or the job's end")
-@click.option("--limit", type=click.IntRange(1, journal.PAGE), default=50, show_default=True, help="the newest so many")
+@click.option("--limit", type=click.IntRange(1, PAGE), default=50, show_default=True, help="the newest so many")
 @reaching
 def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: bool, limit: int) -> None:
     """Show the journal of a job, or of the farm; with --json and --follow a line for each event."""

@@ -1,4 +1,4 @@
-"""A farm's journal, read by pages: the whole one of a job, the runs that it tells of, and what is added to it."""
+"""A farm's journal, read by pages: a job's whole journal, its runs, and new events."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import click
 
 from dataloader.cli import screen
 from dataloader.client import Event, Unavailable
-from dataloader.client.farm import Farm
+from dataloader.client.farm import PAGE, Farm
 from dataloader.queue import stats
 
-PAGE = 200  # events of one answer
-MOST = 10_000  # that are read of one job's journal
+MOST = 10_000  # events read of one job's journal
 FOLLOW_SEC = 1.0
-LATE_SEC = 3.0  # an event may be committed so much later than one with a greater id
+LATE_SEC = 3.0  # the longest delay between the commits of two events in the wrong order of ids
 
 
 def whole(farm: Farm, job_id: UUID) -> list[Event]:
-    """The job's whole journal."""
+    """The job's journal, up to MOST events."""
     found: list[Event] = []
     while len(found) < MOST:
         page = farm.events(job_id, after=found[-1].event_id if found else 0, limit=PAGE)
@@ -31,15 +30,15 @@ def whole(farm: Farm, job_id: UUID) -> list[Event]:
 
 
 def attempts(events: Sequence[Event]) -> list[stats.Attempt]:
-    """The runs that the journal tells of."""
+    """The runs in the journal."""
     rows = [{"kind": event.kind, "ts": event.ts, "payload": event.payload} for event in events]
     return stats.attempts(row for row in rows if isinstance(row["payload"], dict | None))
 
 
 def followed(farm: Farm, job_id: UUID | None, queue: str | None, first: list[Event]) -> Iterator[Event]:
-    """The events so far and then those that come; of one job until its end.
+    """The events in `first` and then new ones; of one job until its end.
 
-    Ids are given before the commit, so a smaller one may come later: each look begins where all was seen LATE_SEC ago.
+    PostgreSQL assigns ids before the commit, so a smaller id may appear later: each page begins LATE_SEC in the past.
     """
     yield from first
     seen = {event.event_id: time.monotonic() for event in first}
@@ -58,7 +57,7 @@ def followed(farm: Farm, job_id: UUID | None, queue: str | None, first: list[Eve
 
 
 def _newest(farm: Farm, job_id: UUID | None) -> int:
-    """Where a farm's journal ends, for a queue of which nothing was found: its history is not news."""
+    """The id of the farm's newest event, for a queue without events; 0 for a job."""
     newest = farm.events(limit=1) if job_id is None else []
     return newest[-1].event_id if newest else 0
 
@@ -71,7 +70,7 @@ def _has_ended(farm: Farm, job_id: UUID) -> bool:
 
 
 def _news(farm: Farm, job_id: UUID | None, queue: str | None, after: int) -> Iterator[Event]:
-    """What the journal has behind `after`, as far as it goes; nothing while the farm cannot be asked."""
+    """All events after the id `after`; none while the farm is away."""
     try:
         while page := farm.events(job_id, after=after, queue=queue, limit=PAGE):
             yield from page

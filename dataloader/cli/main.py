@@ -1,19 +1,12 @@
-"""The command line: one command per process, and what people need beside them. May import anything.
+"""The command line: one command per process, and the commands that ask or change a farm.
 
-Messages for people go to stderr, answers to stdout. Exit statuses are those of `process`. Here are the programs; what
-people ask of a farm is in modules of its own, imported when it is asked for:
+Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs, the
+modules beside it the other commands:
 
     jobs      trigger, wait, status, cancel, jobs, job, events
     operate   requeue, run-now, delete, pause, resume, limit
     farm      queues, ps, top (drawn by `top`), completion
-    doctor    doctor: why does this job not run, or not well
-    watch     a job watched until its end, and the exit status of that
-    journal   the journal by pages, and as it grows
-    render    a job in words
-    connection  `Way`: a farm over HTTP or by its database, and the options that choose
-    direct    `Direct`: by its database
-    screen    what is shown: harmless texts, tables, times, JSON
-    base      a refusal, and where the queue is
+    doctor    doctor: why a job does not run, or runs badly
 """
 
 from __future__ import annotations
@@ -39,16 +32,17 @@ from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.queue import db, migrations, probe
 
 T = TypeVar("T")
-
-
-_PEOPLE = {
-    "jobs": ("trigger", "wait", "status", "cancel", "jobs", "job", "events"),
-    "doctor": ("doctor",),
-    "operate": ("requeue", "run-now", "delete", "pause", "resume", "limit"),
-    "farm": ("queues", "ps", "top", "completion"),
+# The module of each command that asks or changes a farm.
+_MODULES = {
+    name: module
+    for module, names in {
+        "jobs": "trigger wait status cancel jobs job events",
+        "doctor": "doctor",
+        "operate": "requeue run-now delete pause resume limit",
+        "farm": "queues ps top completion",
+    }.items()
+    for name in names.split()
 }
-
-
 # gunicorn puts the current folder in front of sys.path, where any file of it would hide a library, unless it is there.
 _GUNICORN = """\
 import sys
@@ -60,35 +54,33 @@ run(prog="gunicorn")
 
 
 class _Main(click.Group):
-    """The commands of people are imported when one of them is meant: no process of a farm is to hold them."""
+    """Imports a command of `_MODULES` when it is called: no process of a farm needs their memory."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
-        return sorted([*super().list_commands(ctx), *(name for names in _PEOPLE.values() for name in names)])
+        return sorted([*super().list_commands(ctx), *_MODULES])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """The command of this name."""
-        for module, names in _PEOPLE.items():
-            if name in names:
-                group: click.Group = importlib.import_module(f"dataloader.cli.{module}").commands
-                return group.get_command(ctx, name)
-        return super().get_command(ctx, name)
+        if name not in _MODULES:
+            return super().get_command(ctx, name)
+        group: click.Group = importlib.import_module(f"dataloader.cli.{_MODULES[name]}").commands
+        return group.get_command(ctx, name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is meant; of one that is not there, those whose names are like it."""
+        """The command in `args`; raises NoSuchCommand with similar names."""
         try:
             return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as e:  # click has looked among the programs only
+        except click.exceptions.NoSuchCommand as e:  # click compares with the programs only
             names = self.list_commands(ctx)
             raise click.exceptions.NoSuchCommand(e.command_name, possibilities=names, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The programs apart from what people ask of a farm."""
-        people = [name for names in _PEOPLE.values() for name in names]
-        programs = [name for name in self.list_commands(ctx) if name not in people]
-        for title, names in (("Programs", programs), ("What people ask of a farm", people)):
+        """Two lists: the programs, and the commands for a farm."""
+        programs = [name for name in self.list_commands(ctx) if name not in _MODULES]
+        for title, names in (("Programs", programs), ("What people ask of a farm", _MODULES)):
             found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
             with formatter.section(title):
                 formatter.write_dl([(name, command.get_short_help_str(1_000)) for name, command in found])
@@ -144,14 +136,9 @@ def api(processes: int, threads: int) -> None:
     options = [
         "--config=python:dataloader.api.server.gunicorn_config",
         "--logger-class=dataloader.api.server.audit.GunicornLogger",
-        "--workers",
-        str(processes),
-        "--threads",
-        str(threads),
-    ]
-    options += [
-        "--bind",
-        f"{settings.app_host}:{settings.app_port}",
+        f"--workers={processes}",
+        f"--threads={threads}",
+        f"--bind={settings.app_host}:{settings.app_port}",
     ]
     command = [sys.executable, "-P", "-c", _GUNICORN, *options, "dataloader.api:create_app()"]
     os.execv(sys.executable, command)  # noqa: S606  this process becomes gunicorn
@@ -301,9 +288,9 @@ def _settings() -> Settings:
 
 
 def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
-    """Refuse an older schema, and a pooler through which these processes cannot work, in one clear line.
+    """Refuse, in one line, an older schema, and a pooler through which these processes cannot work.
 
-    A database that is away is waited for by the processes themselves.
+    The processes themselves wait for a database that is away.
     """
     try:
         with db.connect(dsn, name="dl-check", schema=settings.pg_schema_queue, answer_within=5) as conn:
@@ -329,9 +316,9 @@ def _missing(dsn: str, schema: str) -> list[str]:
 
 
 def _preload(settings: Settings) -> None:
-    """Import what all workers need before they are forked, so that they share its memory."""
+    """Import modules of all workers before the fork, so that the workers share their memory."""
     pipelines.load(())
-    importlib.import_module("encodings.idna")  # what looking up a host's name imports
+    importlib.import_module("encodings.idna")  # the lookup of a host's name imports it
     for name in settings.preload_modules:
         try:
             pipelines.import_users(name)

@@ -1,4 +1,4 @@
-"""Commands that change what is there: requeue, run-now, delete; pause, resume, limit."""
+"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataloader.client import Queue
 from dataloader.client.farm import Farm
 from dataloader.farm.process import EXIT_FAILED
 
-LONG = 1_000  # jobs of a kind, from which on an answer does not count them itself
+LONG = 1_000  # jobs of a kind; an answer does not count more than these
 _DONE = {"requeue": "queued again", "run-now": "due now", "delete": "deleted"}
 
 
@@ -135,11 +135,11 @@ def _outcome(verb: str, what: str) -> str:
 
 
 def _change_all(farm: Farm, queue: str, group: str, change_some: Callable[[str], int]) -> int:
-    """By steps; no more than there were at the start, for what was changed may come back."""
+    """Change the jobs in steps, at most as many as at the start: a changed job may return to the group."""
     found = next((found for found in farm.overview().queues if found.queue == queue), None)
     there = getattr(found, group) if found else 0
     if there >= LONG and found and found.counted_at is None:
-        there = sys.maxsize  # at least so many: nobody has counted them
+        there = sys.maxsize  # the answer is a lower bound
     changed = 0
     while changed < there and (some := change_some(queue)):
         changed += some
@@ -147,7 +147,7 @@ def _change_all(farm: Farm, queue: str, group: str, change_some: Callable[[str],
 
 
 def _ids(words: tuple[str, ...]) -> list[UUID]:
-    """The ids that are named, where a - stands for those on stdin."""
+    """The named ids; a - stands for the ids on stdin."""
     texts = [text for word in words for text in (sys.stdin.read().split() if word == "-" else [word])]
     try:
         return list(dict.fromkeys(map(UUID, texts)))

@@ -1,4 +1,4 @@
-"""A job in words: lists, all that is known of one, its runs, a line of its journal."""
+"""Jobs as text: a list, one job with all fields, its runs, a line of its journal."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
 
 
 def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
-    """The runs of a job, the first one first."""
+    """The runs of a job, in their order."""
     titles = ("run", "attempt", "started", "took", "end", "peak memory", "CPU", "worker", "what it said")
     return screen.table(
         titles,
@@ -94,7 +94,7 @@ def attempts_table(runs: Sequence[stats.Attempt], zone: tzinfo) -> Any:
 
 
 def said(run: stats.Attempt) -> str:
-    """Why a run has ended, as far as it is known."""
+    """The known reasons of a run's end."""
     reason = "" if run.error and run.reason == "error" else run.reason or ""
     signal = f"killed by signal {run.signal}" if run.signal and "signal" not in reason else ""
     status = f"left with exit status {run.exit_status}" if run.exit_status and "status" not in reason else ""
@@ -108,7 +108,7 @@ def line(event: Event, zone: tzinfo, with_job: bool) -> str:
 
 
 def _payload(payload: Any) -> str:
-    """What an event says beside its kind, on one line; of an error its first one."""
+    """The payload of an event on one line, of an error its first line."""
     if not isinstance(payload, dict):
         return "" if payload is None else screen.short(payload, 200)
     texts = {name: value if isinstance(value, str) else screen.as_json(value, None) for name, value in payload.items()}

@@ -1,7 +1,7 @@
-"""What people and programs read: texts that cannot move a terminal, tables, times, JSON.
+"""Output on a terminal: harmless texts, tables, times, JSON.
 
-Whatever a job says of itself may hold escape sequences; here they become visible and harmless. May import rich, which
-nothing does that a farm's processes import.
+The texts of a job may hold escape sequences; they become visible and harmless here. The module imports rich, so no
+process of a farm imports it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-# Controls (C0, C1), what turns the direction of writing or is not seen, half characters.
+# Controls (C0, C1), marks of the direction of writing, invisible characters, surrogates.
 _UNSEEN = "\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
 _HARMFUL = re.compile(f"[\x00-\x1f{_UNSEEN}\U000e0000-\U000e007f]")
 _IN_JSON = re.compile(f"[{_UNSEEN}\U000e0000-\U000e007f]")
-_WIDE = 400  # columns of a table that no terminal shows
+_WIDE = 400  # columns of a table in a file or pipe
 _STYLES = {
     "running": "cyan",
     "succeeded": "green",
@@ -36,7 +36,7 @@ _STYLES = {
 
 
 def plain(value: object, lines: bool = False) -> str:
-    """The value as text whose control characters are spelled out, as `\\x1b`; with `lines` a new line stays one."""
+    """The value as text with escaped control characters, such as `\\x1b`; with `lines` line ends stay."""
     text = str(value).replace("\r\n", "\n") if lines else str(value)
     return _HARMFUL.sub(lambda found: found[0] if lines and found[0] == "\n" else _spelled(found[0]), text)
 
@@ -48,7 +48,7 @@ def _spelled(letter: str) -> str:
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
-    """JSON that may be shown in a terminal; letters of every language stay as they are."""
+    """JSON that is harmless in a terminal; letters of all languages stay."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, default=_default)
     return _IN_JSON.sub(_escaped, text)
 
@@ -66,10 +66,10 @@ def _default(value: Any) -> Any:
 
 
 def console(stream: IO[str] | None = None) -> Console:
-    """A console on stdout, or on `stream`; what is no terminal gets lines as long as they are."""
+    """A console on stdout or `stream`; without a terminal lines are not folded."""
     stream = stream or sys.stdout
     if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")  # a terminal that has not all letters
+        stream.reconfigure(errors="backslashreplace")  # the terminal may lack letters
     made = Console(file=stream, highlight=False, markup=False, emoji=False)
     if not made.is_terminal:
         made = Console(file=stream, highlight=False, markup=False, emoji=False, width=_WIDE)
@@ -77,7 +77,7 @@ def console(stream: IO[str] | None = None) -> Console:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print to stdout, without the blanks that a table ends its lines with where that is no terminal."""
+    """Print to stdout; without a terminal the lines of a table end without blanks."""
     out = console()
     if out.is_terminal:
         out.print(renderable)
@@ -90,9 +90,9 @@ def show(renderable: RenderableType) -> None:
 def table(
     titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = (), loose: Sequence[str] = ()
 ) -> Table:
-    """A table with a line for each row; None is shown as nothing. The columns `right` are numbers.
+    """A table with a line for each row; None is empty. The columns `right` are aligned to the right.
 
-    In a narrow terminal the columns `loose` are cut.
+    A narrow terminal cuts the columns `loose`.
     """
     made = _empty()
     for title in titles:
@@ -103,7 +103,7 @@ def table(
 
 
 def fields(rows: Iterable[tuple[str, object]]) -> Table:
-    """Names and values, these in as many lines as they need."""
+    """Names and values; long values are folded."""
     made = _empty(show_header=False)
     for name, value in rows:
         made.add_row(_cell(name, "fold"), _cell(value, "fold"))
@@ -132,7 +132,7 @@ def short(text: object, width: int = 60) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 0.4 s, 12 s, 3 min 20 s, 2 h 05 min, 3 d 4 h."""
+    """Seconds as 0.4 s, 12 s, 3 min 20 s, 2 h 05 min or 3 d 4 h."""
     if seconds is None:
         return ""
     if seconds < 10:
@@ -148,7 +148,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(at: datetime | None, now: datetime | None = None) -> str:
-    """How long ago, or in how long, roughly."""
+    """The rough distance of `at` from now: `3 min ago`, `in 2 h`."""
     if at is None:
         return ""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
@@ -157,17 +157,17 @@ def ago(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def clock(at: datetime | None, zone: tzinfo) -> str:
-    """Date and time of day in the zone of the people."""
+    """Date and time of day in `zone`."""
     return at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") if at else ""
 
 
 def size(count: float | None) -> str:
-    """Bytes as people say them."""
+    """Bytes in MB."""
     return "" if count is None else f"{count / 1_000_000:,.0f} MB"
 
 
 def bar(fraction: float | None, width: int = 20) -> str:
-    """A bar of letters with its percentage; nothing where no fraction is known."""
+    """A bar of block characters with its percentage; "" without a fraction."""
     if fraction is None:
         return ""
     done = int(fraction * width)
@@ -175,7 +175,7 @@ def bar(fraction: float | None, width: int = 20) -> str:
 
 
 def progress(document: Any) -> str:
-    """What a job has reported, in few words."""
+    """The progress of a job on one line."""
     if not isinstance(document, dict) or not document:
         return ""
     done, total = document.get("processed"), document.get("total")

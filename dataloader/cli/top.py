@@ -1,4 +1,4 @@
-"""`top`: the farm in a terminal, drawn anew every moment until q or Ctrl-C."""
+"""`top`: the farm in a terminal, redrawn until q or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dataloader.client.farm import Farm
 
 
 def run(farm: Farm, every: float) -> None:
-    """Draw until somebody leaves. A farm that is away is said to be, and asked again."""
+    """Redraw every `every` seconds until q or Ctrl-C. While the farm is away the first line says so."""
     out = screen.console()
     drawn: Any = Text(f"asking {farm.url}")
     with _keys() as pressed, Live(drawn, console=out, screen=True, auto_refresh=False) as live:
@@ -39,7 +39,7 @@ def run(farm: Farm, every: float) -> None:
 
 
 def picture(farm: Farm) -> Any:
-    """The farm now: a line of totals, the queues, the workers."""
+    """A line of totals, the queues, the workers."""
     overview, workers = farm.overview(), farm.workers()
     blank = Text("")
     return Group(
@@ -75,7 +75,7 @@ def _totals(overview: Overview) -> Text:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Keys without Enter: a function that waits so many seconds for one."""
+    """A function that waits some seconds for a key without Enter."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
 

@@ -1,4 +1,4 @@
-"""A job watched until its end: a bar in a terminal, else a line for each change; and an exit status that tells."""
+"""A job watched until its end: a bar in a terminal, else a line for each change; and the exit status by its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dataloader.client import Job, WaitTimeout
 from dataloader.client.watch import wait_for
 from dataloader.queue import waiting
 
-# Exit statuses by outcome; 1 and 2 are click's and ours for what did not work at all.
+# Exit statuses by the job's end; 1 and 2 stand for a command that failed.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}
 EXIT_TIMEOUT = 13
 EXIT_INTERRUPTED = 130
@@ -28,7 +28,7 @@ LINE_SEC = 2.0  # between two lines of progress
 
 
 def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
-    """Watch the job, on stderr; its end goes to stdout. Returns the exit status, see EXITS."""
+    """Watch the job on stderr and print its end to stdout. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
     watching: AbstractContextManager[Callable[[Job], None]] = _as_bar(err) if err.is_terminal else _in_lines()
@@ -50,16 +50,16 @@ def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
 
 
 def waits_for(job: Job, now: datetime) -> str:
-    """Why a queued job does not run yet, in a sentence; "" where nothing is known."""
+    """The reason why a queued job does not run yet, in a sentence; "" without one."""
     reason = dict(job.waiting_for or {})
     try:
         return waiting.words(reason or None, now)
-    except (KeyError, TypeError, ValueError):  # another version of the service says it otherwise
+    except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
         return f"It waits for: {reason.get('reason')}."
 
 
 def doing(job: Job, now: datetime) -> str:
-    """What the job is at, in a few words."""
+    """The state of the job in a few words."""
     if job.status == "queued" and (why_not := waits_for(job, now)):
         return screen.plain(f"queued. {why_not}")
     words = [job.status]
@@ -75,7 +75,7 @@ def doing(job: Job, now: datetime) -> str:
 
 
 def failure_reporter(say: Callable[[str], object]) -> Callable[[Job], None]:
-    """For each look at a job: says, once for each, why a run has failed that is tried again."""
+    """A function for each state of a job: it reports each failed run that is retried, once."""
     said = None
 
     def look(job: Job) -> None:
@@ -120,7 +120,7 @@ def _in_lines() -> Iterator[Callable[[Job], None]]:
 
 
 def _in_all(job: Job) -> str:
-    """How long its last run took, and after how many."""
+    """The duration of the last run, its attempt and the error."""
     text = "" if job.run_sec is None else f" after {screen.duration(job.run_sec)}"
     if job.attempt > 1:
         text += f", attempt {job.attempt} of {job.max_attempts}"

@@ -205,7 +205,7 @@ class Client(Farm):
         return int(self._once("POST", _queue(queue, verb)).document["changed"])
 
     def _once(self, method: str, path: str, body: Any = None) -> Answer:
-        """A request that means something else the second time."""
+        """A request that must not be sent twice."""
         given = {} if body is None and method == "POST" else body
         return self._transport.call(method, "/api/v1" + path, given, kept=False)
 
@@ -220,7 +220,7 @@ class Client(Farm):
         extra: float = 0,
         patience: float | None = None,
     ) -> Answer:
-        """A request that may be sent again."""
+        """Send a request, and repeat it while the service is away."""
         given = {} if body is None and method == "POST" else body
         retrying = Retrying(
             retry=retry_if_exception(_may_pass),
@@ -236,7 +236,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _pause(state: RetryCallState) -> float:
-    """Growing and jittered, but no less than the service asks for."""
+    """The seconds until the next try: growing, jittered, at least Retry-After."""
     error = state.outcome.exception() if state.outcome else None
     asked = getattr(error, "retry_after", None) or 0.0
     longest: float = min(5.0, 0.2 * 2 ** min(state.attempt_number, 10))
@@ -244,7 +244,7 @@ def _pause(state: RetryCallState) -> float:
 
 
 def _json(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are given, as JSON has them."""
+    """The fields that are not None, as JSON has them."""
     return {name: _plain(name, value) for name, value in fields.items() if value is not None}
 
 
@@ -261,7 +261,7 @@ def _of(job_id: UUID | str) -> str:
 
 
 def _queue(queue: str, verb: str) -> str:
-    if queue in (".", ".."):  # proxies take these out of a path
+    if queue in (".", ".."):  # proxies remove these names from a path
         return f"/queues/-/{verb}?name={queue}"
     return f"/queues/{quote(queue, safe='')}/{verb}"
 

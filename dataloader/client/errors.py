@@ -1,4 +1,4 @@
-"""What a call of the client may raise. Every text is without the token. May import nothing of the package."""
+"""The exceptions of the client. No text of them holds the token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with what was sent: where (a JSON pointer), a code for programs, words for people."""
+    """One fault of a request: its place (a JSON pointer), a code for programs, a text for people."""
 
     pointer: str
     code: str
@@ -20,10 +20,10 @@ class Fault:
 
 
 class ClientError(Exception):
-    """Whatever a call of the client can come to beside a result; the fields are those of a problem document.
+    """The base of the client's exceptions; its fields are those of a problem document.
 
-    `status` is the answer's, None where there was none. `kind` is the last part of the problem's type, such as
-    `invalid-input`. `retry_after` is how many seconds the service asked to be left alone.
+    `status` is the answer's HTTP status, None without an answer. `kind` is the last part of the problem's type, such as
+    `invalid-input`. `retry_after` is the answer's Retry-After in seconds.
     """
 
     def __init__(
@@ -47,34 +47,34 @@ class ClientError(Exception):
 
 
 class Refused(ClientError):
-    """What was sent is not valid (400 and the like); `faults` say where. Sending it again does not help."""
+    """The request is not valid (400 and other 4xx); `faults` name the places. A repetition does not help."""
 
 
 class Unauthorized(ClientError):
-    """The service wants a token, or does not know this one (401)."""
+    """The request has no token, or one that the service does not know (401)."""
 
 
 class Forbidden(ClientError):
-    """The token has not the scope that this needs, or without one only loopback may do it (403)."""
+    """The token lacks the scope, or the service without tokens takes changes from loopback only (403)."""
 
 
 class NotFound(ClientError):
-    """There is no such job, or the service has no such address (404)."""
+    """The job or the address does not exist (404)."""
 
 
 class Conflict(ClientError):
-    """The job's status does not allow it, or the idempotency key is another producer's (409)."""
+    """The job's status forbids the change, or the idempotency key belongs to another producer (409)."""
 
 
 class QueueFull(ClientError):
-    """The queue has as many jobs as it may hold (429); `retry_after` says when to ask again."""
+    """The queue is at its limit (429); try again after `retry_after` seconds."""
 
 
 class Unavailable(ClientError):
-    """No answer, or 429, 502, 503, 504: the service or its database is away, restarting or busy. Trying again may help.
+    """No answer, or 429, 502, 503, 504: the service or its database is away, restarting or busy. A repetition may help.
 
-    `is_lasting`: it will not, for the address or its certificate is wrong. `is_open`: what was asked for may have been
-    done all the same.
+    `is_lasting`: a repetition does not help, because the address or its certificate is wrong. `is_open`: the service
+    may have done the request.
     """
 
     is_lasting = False
@@ -82,11 +82,11 @@ class Unavailable(ClientError):
 
 
 class Unexpected(ClientError):
-    """A fault of the service (500), or an answer that is none of its own: something else listens at this address."""
+    """A fault of the service (500), or an answer of another program at this address."""
 
 
 class WaitTimeout(ClientError, TimeoutError):
-    """The job has not ended within the time given; `job` is how it was seen last, None when it was not."""
+    """The job has not ended within the given time; `job` is its last known state, or None."""
 
     job: Job | None
 
@@ -97,7 +97,7 @@ class WaitTimeout(ClientError, TimeoutError):
 
 
 class JobFailed(ClientError):
-    """The job of `run` has ended otherwise than `succeeded`; `job` is its end."""
+    """The job of `run` ended with another status than `succeeded`; `job` is its end."""
 
     job: Job
 
@@ -119,7 +119,7 @@ _KINDS: dict[int, type[ClientError]] = {
 
 
 def of_answer(status: int, reason: str, document: Any, retry_after: float | None) -> ClientError:
-    """The error that an answer with this status is; `document` is its body where that is JSON."""
+    """The exception for an answer with this status; `document` is its JSON body, if it has one."""
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}
     kind = _text(problem.get("type")).rpartition("/")[2]
     named = QueueFull if status == 429 and "queue" in kind else _KINDS.get(status)

@@ -1,7 +1,4 @@
-"""The answers of the service as frozen values. A field that a newer service adds is in `document`, and no error.
-
-May import `errors` of this package.
-"""
+"""The answers of the service as frozen values. A field that a newer service adds stands in `document`."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ FINAL = frozenset({"succeeded", "failed", "canceled", "lost"})
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a trigger has come to: the job, and its status now (not always `queued`: its key may have been known)."""
+    """A triggered job and its status, which is not always `queued`: the idempotency key may have been known."""
 
     job_id: UUID
     status: str
@@ -31,11 +28,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as it was when the service answered; what an answer does not tell is None or empty.
+    """A job at the time of the answer; a field that the answer lacks is None or empty.
 
-    `started_at` is its first start, over all attempts; `run_sec` how long its last run took, None while it runs.
-    `waiting_for` says why a queued job does not run yet. `args` only `Client.job` tells. `progress` is what the
-    pipeline reported, by rule an object.
+    `started_at` is the first start of all attempts; `run_sec` the duration of the last run, None while the job runs.
+    `waiting_for` is the reason why a queued job does not run yet. Only `Client.job` returns `args`. `progress` is the
+    pipeline's last report, usually an object.
     """
 
     job_id: UUID
@@ -72,12 +69,12 @@ class Job:
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended: succeeded, failed, canceled or lost."""
+        """True for a job that has ended: succeeded, failed, canceled or lost."""
         return self.status in FINAL
 
     @property
     def fraction(self) -> float | None:
-        """How much of it is done, from 0 to 1, where its progress tells `processed` and `total`."""
+        """The finished share, 0 to 1, where the progress has `processed` and `total`; else None."""
         return fraction(self.progress)
 
 
@@ -96,10 +93,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """How a queue stands; `queue` is None for all together. `dead` are the failed and the lost ones.
+    """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs.
 
-    What `pause`, `resume` and `limit` return says whether the queue was known before (`is_known`), and if not, which
-    known names are most like it (`similar`).
+    `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
+    most like it).
     """
 
     queue: str | None
@@ -134,7 +131,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker process as its keeper has shown it last, and what it runs."""
+    """A worker process and its job, by the last report of its keeper."""
 
     worker: str
     farm: str = ""
@@ -159,9 +156,9 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The queue's database: dead and living rows of dl_jobs, and who holds back vacuum, if anybody does.
+    """The queue's database: dead and live rows of dl_jobs, and the holder of its vacuum, if there is one.
 
-    All else that the service tells is in `document`.
+    The other fields of the answer stand in `document`.
     """
 
     version: str = ""
@@ -172,7 +169,7 @@ class Database:
 
 
 def fraction(progress: Any) -> float | None:
-    """`processed` of `total`, from 0 to 1, when both are numbers that say so."""
+    """`processed` of `total`, 0 to 1, where both are numbers and `total` is positive; else None."""
     if not isinstance(progress, dict):
         return None
     done, total = progress.get("processed"), progress.get("total")
@@ -182,7 +179,7 @@ def fraction(progress: Any) -> float | None:
 
 
 def read(kind: type[R], document: Any) -> R:
-    """`document` as one of the values above; raises Unexpected where it cannot be one."""
+    """`document` as a value of `kind`; raises Unexpected where it does not fit."""
     if not isinstance(document, dict):
         raise _not_understood(kind.__name__, "it should be an object")
     given: dict[str, Any] = {"document": document}
@@ -195,7 +192,7 @@ def read(kind: type[R], document: Any) -> R:
 
 
 def read_all(kind: type[R], document: Any, name: str) -> list[R]:
-    """The list that is `name` in `document`, each of it a `kind`."""
+    """The list `name` of `document`, as values of `kind`; raises Unexpected where it does not fit."""
     listed = document.get(name) if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise _not_understood(name, "it should be a list")
@@ -213,7 +210,7 @@ def _wanted(kind: Any) -> list[tuple[str, Any, bool]]:
 
 
 def _value(wanted: Any, value: Any, name: str) -> Any:
-    """`value` as the annotation `wanted` has it."""
+    """`value` as the type in the annotation `wanted`."""
     if wanted is Any:
         return value
     kinds = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType) else (wanted,)

@@ -1,7 +1,6 @@
-"""HTTP/1.1 to one service: kept connections, a limit to every wait, an error for every answer that is none.
+"""HTTP/1.1 to one service, by the standard library: kept connections, a limit to every wait, an exception per error.
 
-Only the standard library. No redirect is followed and no proxy of the environment used, so the token goes to the
-service's address and nowhere else. May import `errors` of this package.
+The transport follows no redirect and uses no proxy of the environment: the token goes to the service's address alone.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from urllib.parse import urlencode, urlsplit
 import dataloader
 from dataloader.client.errors import ClientError, Unavailable, Unexpected, of_answer
 
-ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; of what is no answer of ours
+ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; no answer of the API is as large
 _KEPT = 8  # idle connections
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: 200 with a document, or 304."""
+    """A successful answer: 200 with a document, or 304."""
 
     status: int
     document: Any
@@ -38,7 +37,7 @@ class Answer:
 
 
 class Token:
-    """A bearer token that no repr and no dump of variables shows."""
+    """A bearer token that no repr and no dump of variables contains."""
 
     __slots__ = ("_header",)
 
@@ -54,16 +53,16 @@ class Token:
         raise TypeError("a token is not to be pickled")
 
     def headers(self) -> dict[str, str]:
-        """The header that shows it to the service."""
+        """The Authorization header."""
         return {"Authorization": self._header}
 
     def hidden(self, text: str) -> str:
-        """`text` without the token, should the other side repeat it."""
+        """`text` with the token masked: a server may repeat it."""
         return text.replace(self._header.removeprefix("Bearer "), "***")
 
 
 class Transport:
-    """The way to one service. Threads may share it; a fork makes connections of its own."""
+    """The connections to one service. Threads may share them; a forked process opens its own."""
 
     def __init__(self, url: str, token: str | None, timeout: float, context: ssl.SSLContext | None = None) -> None:
         self._idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
@@ -87,8 +86,8 @@ class Transport:
     ) -> Answer:
         """One exchange within the timeout and `extra` seconds; raises ClientError for all but 200 and 304.
 
-        `kept` False: on a new connection. A kept one may have been closed just now, and then nobody knows what
-        became of the request.
+        `kept` False: on a new connection. The server may close a kept connection at the same moment; then it is unknown
+        whether it has done the request.
         """
         until = time.monotonic() + self._timeout + extra
         given = {name: value for name, value in (query or {}).items() if value is not None}
@@ -105,7 +104,7 @@ class Transport:
             raise self._no_answer(e) from None
 
     def close(self) -> None:
-        """Close what is kept; the transport may be used again."""
+        """Close the idle connections; the transport may be used again."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -133,7 +132,7 @@ class Transport:
         return _answer(response, raw)
 
     def _kept(self) -> http.client.HTTPConnection | None:
-        """An idle connection that its other side has not closed."""
+        """An idle connection that the server has not closed; None: there is none."""
         while self._idle:
             try:
                 owner, connection = self._idle.pop()
@@ -164,7 +163,7 @@ class Transport:
 
 
 def _address(url: str) -> tuple[str, str, int | None, str]:
-    """Scheme, host, port and path of a service's URL; raises ValueError, which does not repeat a password."""
+    """Scheme, host, port and path of a URL. Raises ValueError, whose text does not repeat a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -180,7 +179,7 @@ def _address(url: str) -> tuple[str, str, int | None, str]:
 
 
 def _allow(connection: http.client.HTTPConnection, until: float) -> None:
-    """Let the next wait last until `until`."""
+    """Limit the next wait to `until` (monotonic); raises TimeoutError when that is over."""
     left = until - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
@@ -190,7 +189,7 @@ def _allow(connection: http.client.HTTPConnection, until: float) -> None:
 
 
 def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, until: float) -> bytes:
-    """The body, however slowly it drips, within the time."""
+    """The body, read until `until` at the latest, however slowly it arrives."""
     parts, size = [], 0
     while True:
         _allow(connection, until)
@@ -201,7 +200,7 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
         size += len(part)
         if size > ANSWER_LIMIT:
             raise Unexpected("The answer is too large", f"it has more than {ANSWER_LIMIT >> 20} MB")
-    if response.length:  # read1 does not tell that the rest never came
+    if response.length:  # read1 does not report a missing rest
         raise http.client.IncompleteRead(b"".join(parts), response.length)
     response.close()  # now the connection takes another request
     return b"".join(parts)
@@ -223,7 +222,7 @@ def _answer(response: http.client.HTTPResponse, raw: bytes) -> Answer:
 
 
 def _seconds(text: str | None) -> float | None:
-    """What a Retry-After says, in seconds or as a date."""
+    """The seconds of a Retry-After, which is a number or a date."""
     if not text:
         return None
     try:
@@ -233,7 +232,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _is_readable(sock: socket.socket) -> bool:
-    """Whether an idle connection has something to say: that it is closed."""
+    """True when an idle socket is readable, which means that the server has closed it."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,7 +1,4 @@
-"""A job watched until its end, by long polls: each look says what is known already and waits for news.
-
-May import the other modules of this package.
-"""
+"""A job watched until its end, by long polls: each request names the known version and waits for another."""
 
 from __future__ import annotations
 
@@ -14,27 +11,27 @@ from dataloader.client.errors import Unavailable, WaitTimeout
 from dataloader.client.results import Job, read
 from dataloader.client.transport import Answer
 
-POLL_SEC = 25  # how long one question may wait for a change
-OUTAGE_SEC = 600.0  # that a wait sits out
-_QUICK = 0.3  # seconds; an answer without news that came sooner has not waited
+POLL_SEC = 25  # the longest wait of one request for a change
+OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
+_QUICK = 0.3  # seconds; the service did not wait for a change before a faster answer without news
 
-# For a job's status, within so many seconds, with these headers; and for how long it may be sent again.
+# Requests a job's status: the seconds to wait for a change, the headers, the seconds for repetitions.
 Ask = Callable[[int, Mapping[str, str], float], Answer]
 
 
 class Watch:
-    """One job, looked at again and again: each look waits for news as long as the service lets it."""
+    """One job, requested again and again; each request waits for a change as long as the service allows."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._etag: str | None = None
         self._job: Job | None = None
-        self.pause = 0.0  # seconds until the next look should be
+        self.pause = 0.0  # seconds until the next request
 
     def look(self, within: float, patience: float) -> Job:
-        """The job as soon as it is otherwise than at the last look, at the latest after `within` seconds."""
+        """The job, as soon as it differs from the last answer, or after `within` seconds."""
         begun = time.monotonic()
-        seconds = int(within) if self._job else 0  # the first answer is news anyway
+        seconds = int(within) if self._job else 0  # the first answer is always news
         headers = {"If-None-Match": self._etag} if self._etag else {}
         answer = self._ask(seconds, headers, patience)
         is_news = answer.status == 200 and (job := read(Job, answer.document)) != self._job
@@ -42,11 +39,11 @@ class Watch:
             self._job = job
         self._etag = answer.etag or self._etag
         self.pause = self._next_pause(answer, is_news, time.monotonic() - begun)
-        assert self._job is not None  # noqa: S101  a 304 answers an ETag, and so a job was seen before
+        assert self._job is not None  # noqa: S101  a 304 answers an ETag, so an earlier answer had a job
         return self._job
 
     def _next_pause(self, answer: Answer, is_news: bool, took: float) -> float:
-        """How long to leave the service alone: it may not wait for us, be it too busy or too old."""
+        """The seconds until the next request; a busy or old service does not wait for a change."""
         if answer.retry_after:
             return answer.retry_after
         if is_news or took > _QUICK:
@@ -55,7 +52,7 @@ class Watch:
 
 
 class Watched(Protocol):
-    """What `wait_for` needs of a Watch."""
+    """A job that can be requested again and again; `pause` is in seconds."""
 
     pause: float
 
@@ -69,7 +66,7 @@ def wait_for(
     *,
     patience: float = OUTAGE_SEC,
 ) -> Job:
-    """`Client.wait` for whatever lets a job be looked at."""
+    """Wait for the end of a watched job; see Farm.wait."""
     until = inf if timeout is None else time.monotonic() + timeout
     seen: Job | None = None
     while True:

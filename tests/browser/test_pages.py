@@ -201,7 +201,7 @@ def test_what_is_not_there_is_said_in_words(visitor: Visitor) -> None:
     page = visitor.go("/jobs/nonsense")
     expect(page.locator("h1")).to_contain_text("not valid")
     page = visitor.go("/queues/never-heard-of")
-    expect(page.locator("#live")).to_contain_text("None has failed for good.")
+    expect(page.locator("#live")).to_contain_text("No job of this queue is dead.")
 
 
 # The columns of the chart's canvas that have the colour of failures, from left to right: each with its place as a

@@ -1,1 +1,1 @@
-"""The pages for people, made on the server."""
+"""The dashboard: pages rendered on the server."""

@@ -23,7 +23,7 @@ from dataloader.queue import operations
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
-ALL_SEC = 1.5  # how long a button for a whole queue goes on
+ALL_SEC = 1.5  # for a button that changes a whole queue
 _JOB_VERBS: dict[str, tuple[Callable[..., dict[UUID, str]], str]] = {
     "cancel": (operations.cancel, "The job is cancelled, or stops at its next safe point."),
     "force-cancel": (partial(operations.cancel, force=True), "The job is being stopped by force."),
@@ -40,17 +40,17 @@ _QUEUE_VERBS: dict[str, tuple[Callable[..., int], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Button:
-    """One thing to do: its name in the address, its label, the question before it, and why not, if not."""
+    """One action: its name in the address, its label, and the question before it."""
 
     name: str
     label: str
     question: str = ""
-    because: str = ""  # why it cannot be pressed
-    is_grave: bool = False  # something is lost by it
+    because: str = ""  # the reason why it is disabled; "": it is not
+    is_grave: bool = False  # it destroys work or data
 
 
 def of_job(job: Mapping[str, Any]) -> list[Button]:
-    """Those that make sense for a job in this state, the one most likely wanted first."""
+    """The buttons for a job in this state, the most likely one first."""
     if job["status"] == "queued":
         return [_run_now(job), _CANCEL_QUEUED, _delete(job)]
     if job["status"] == "running":
@@ -104,7 +104,7 @@ def _delete(job: Mapping[str, Any]) -> Button:
 
 
 def of_queue(queue: Mapping[str, Any]) -> list[Button]:
-    """A queue's buttons; those that would do nothing say so."""
+    """A queue's buttons; one without effect is disabled and says why."""
     dead, scheduled = _jobs(queue["dead"], "dead"), _jobs(queue["scheduled"], "scheduled")
     none_dead = "" if queue["dead"] else "No job of this queue is dead."
     none_scheduled = "" if queue["scheduled"] else "No job of this queue waits for its time."
@@ -125,7 +125,7 @@ def _jobs(number: int, kind: str) -> str:
 @blueprint.post("/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>")
 @auth.require("operate")
 def change_job(job_id: UUID, verb: str) -> Response:
-    """Press a button of a job. 409 where its status forbids it by now."""
+    """Press a button of a job; 409 where the job's present status forbids it."""
     change, text = _JOB_VERBS[verb]
     with session() as conn:
         outcome = change(conn, [job_id], auth.who())[job_id]
@@ -153,7 +153,7 @@ def pause_queue(queue: str, verb: str) -> Response:
 @blueprint.post("/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>")
 @auth.require("operate")
 def change_queue(queue: str, verb: str) -> Response:
-    """Press a button for many jobs of a queue; as many as can be done in a request."""
+    """Press a button for many jobs of a queue; one press changes as many as fit into ALL_SEC."""
     queue = named_queue(queue)
     change, words = _QUEUE_VERBS[verb]
     until, changed, more = monotonic() + ALL_SEC, 0, 1

@@ -1,7 +1,4 @@
-"""What is wrong with the farm, in words: what an operator looks for first.
-
-Pure: from what `stats` says. May import `stats`, `why` and how values are shown.
-"""
+"""The alerts of the overview: faults of the farm, in words. Pure functions of the figures in `stats`."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from dataloader.api.dashboard.formats import count, duration, percent
 from dataloader.queue import stats, waiting
 
 Row = Mapping[str, Any]
-LAG_SEC = 300.0  # a due job that has waited longer is worth a look
+LAG_SEC = 300.0  # the wait of a due job that raises an alert
 FULL = 0.9  # of connections
 NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing wrong: a text, what to do about it, and where to (`queue` or a filter of jobs)."""
+    """One fault: a text, advice, and a link (`queue`, or a filter of jobs)."""
 
     text: str
     advice: str = ""
@@ -30,7 +27,7 @@ class Alert:
 
 
 def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
-    """All of them, the gravest first."""
+    """The farm's alerts, the grave ones first."""
     found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers)]
     for queue in overview["queues"]:
         found += _of_queue(queue)
@@ -47,7 +44,7 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
         advice = "Start workers for it: WORKERS_JSON of a farm should name this queue."
         yield Alert(f"Queue {name} has {count(due)} due and no worker.", advice, name)
     elif queue["stopped"]:
-        advice = "Their processes got SIGSTOP or a debugger: kill -CONT, or kill -KILL and others take their place."
+        advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
         yield Alert(_stopped(queue), advice, name, is_grave=queue["stopped"] == queue["workers"])
     elif queue["lag_sec"] > LAG_SEC:
         advice = "Its jobs wait for a busy key, or its workers are too few."
@@ -95,7 +92,7 @@ def _of_postgres(postgres: Row) -> Iterator[Alert]:
         yield Alert("The database is a standby: nothing can be written.", "Point DL_DB_DSN at the primary.")
     if postgres["connections"] >= FULL * postgres["max_connections"]:
         text = f"{postgres['connections']} of {postgres['max_connections']} database connections are in use."
-        yield Alert(text, "Workers and API will not get new ones soon.")
+        yield Alert(text, "Workers and API will soon get no new connection.")
     if postgres["notify_usage"] > NOTIFY_FULL:
         text = f"The NOTIFY queue is {percent(postgres['notify_usage'])} full."
-        yield Alert(text, "A session that listens does not read; at 100 % no job can be added.")
+        yield Alert(text, "A listening session does not read its notifications; at 100 % no job can be added.")

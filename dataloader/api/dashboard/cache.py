@@ -1,7 +1,4 @@
-"""Answers that many viewers share, so that a page open on twenty screens costs the database what one does.
-
-May import nothing of the package.
-"""
+"""An answer that viewers share: a page open on twenty screens costs the database as much as on one."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ OUTDATED_SEC = 5.0
 
 
 class SharedAnswer(Generic[T]):
-    """One answer for all who ask within a second, and for those who ask while it is found anew."""
+    """One answer for all requests within a second, and for requests while one of them renews it."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -24,7 +21,7 @@ class SharedAnswer(Generic[T]):
         self._asking = Lock()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, a second old at most; up to five while somebody else asks. Raises what the question raises."""
+        """The answer, at most 1 s old, or 5 s while another request renews it. Raises the exceptions of `question`."""
         age = monotonic() - self._at
         if self._answer is not None and age < FRESH_SEC:
             return self._answer

@@ -1,7 +1,4 @@
-"""How values are shown to people: times in the zone of the settings, durations, sizes and counts in few words.
-
-Pure, for the dashboard's templates. May import nothing of the package.
-"""
+"""Values as text for the dashboard's templates: times in the zone of the settings, durations, sizes, counts. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
 def duration(seconds: float | timedelta | None) -> str:
-    """The two largest units that say something: `2 h 5 min`, `12 s`, `80 ms`."""
+    """The two largest units: `2 h 5 min`, `12 s`, `80 ms`."""
     if seconds is None:
         return NOTHING
     left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
@@ -40,7 +37,7 @@ def duration(seconds: float | timedelta | None) -> str:
 
 
 def size(octets: float | None) -> str:
-    """`1.2 GB`, in powers of 1,000 as PostgreSQL's tools do not, but disks do."""
+    """`1.2 GB`, in powers of 1,000."""
     if octets is None:
         return NOTHING
     number, unit = float(octets), 0
@@ -51,36 +48,36 @@ def size(octets: float | None) -> str:
 
 
 def count(number: int | None, is_exact: bool = True, counted_at: datetime | None = None) -> str:
-    """`1,234,567`; with a `+` where it may be more, with a `~` where it was counted some time ago."""
+    """`1,234,567`; `1,000+` for a lower bound, `~1,234,567` for an earlier count."""
     if number is None:
         return NOTHING
     return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
 
 
 def percent(share: float | None) -> str:
-    """A share of 1 as `37 %`; with a digit more where it would be 0."""
+    """A share of 1 as `37 %`; below one percent with a decimal."""
     if share is None:
         return NOTHING
     return f"{share * 100:.1f} %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
 
 
 def pretty(value: Any) -> str:
-    """Any JSON value as text with indents; a text alone as it is."""
+    """A JSON value as indented text; a string as it is."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str)
 
 
 def first_line(text: str | None) -> str:
-    """What an error says before its stack."""
+    """The first line of an error, without its stack."""
     return (text or "").strip().partition("\n")[0]
 
 
 def short(job_id: object) -> str:
-    """The end of a job's id: the beginning is the time, which neighbours share."""
+    """The end of a job's id; its beginning is a time, which neighbours share."""
     return "…" + str(job_id)[-8:]
 
 
 def clock(zone: ZoneInfo, now: Callable[[], datetime]) -> Callable[[Any], Markup]:
-    """A filter that makes a <time> of an instant: the zone's time to read, the exact UTC one in its attributes."""
+    """A filter that renders an instant as <time>: the zone's time as text, exact UTC in the attributes."""
 
     def moment(at: Any) -> Markup:
         if isinstance(at, str):
@@ -104,7 +101,7 @@ def _for_people(at: datetime, now: datetime) -> str:
 
 
 def _parsed(text: str) -> datetime | str:
-    """An instant from the journal or `waiting_for`; what is none stays a text."""
+    """An instant from the journal or `waiting_for`; other text is returned unchanged."""
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -113,7 +110,7 @@ def _parsed(text: str) -> datetime | str:
 
 
 def share(progress: Any) -> float | None:
-    """How far a job is, from 0 to 1, when its progress says `processed` of `total`, or `percent`."""
+    """The finished share, 0 to 1, of a progress with `processed` and `total`, or `percent`; else None."""
     if not isinstance(progress, Mapping):
         return None
     done, total, percents = (_number(progress.get(name)) for name in ("processed", "total", "percent"))
@@ -123,7 +120,7 @@ def share(progress: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """A number that can be reckoned with; pipelines yield what they like."""
+    """`value` as a float, or None: pipelines yield any JSON."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

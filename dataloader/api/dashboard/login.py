@@ -1,7 +1,4 @@
-"""The dashboard's sign-in: a token from a form becomes a cookie that scripts and other sites cannot use.
-
-May import `log`.
-"""
+"""The dashboard's sign-in: it stores a token in a cookie that scripts and other sites cannot use."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from dataloader import log
 from dataloader.api.web import auth, tokens
 
 blueprint = Blueprint("login", __name__, template_folder="templates")
-_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")  # a path of ours: no host before it, nothing that a browser would drop
+_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")  # a path without a host, and without characters that a browser drops
 
 
 @blueprint.get("/login")
 @auth.require()
 def form() -> BaseResponse:
-    """The form; who needs no token is sent on."""
+    """The form; without configured tokens a redirect to the page."""
     if not current_app.extensions["settings"].dl_api_tokens:
         return redirect(_destination(), 303)
     return _page(200)
@@ -29,7 +26,7 @@ def form() -> BaseResponse:
 @blueprint.post("/login")
 @auth.require()
 def sign_in() -> BaseResponse:
-    """Set the cookie, for as long as the browser lives. What is wrong with a token is not said."""
+    """Set the cookie until the browser closes. The answer does not say why a token is refused."""
     given = request.form.get("token", "").strip()
     if tokens.holder(given, current_app.extensions["settings"].dl_api_tokens) is None:
         return _page(401)
@@ -41,7 +38,7 @@ def sign_in() -> BaseResponse:
 @blueprint.post("/logout")
 @auth.require()
 def sign_out() -> BaseResponse:
-    """Take the cookie back."""
+    """Delete the cookie."""
     answer = redirect("/login", 303)
     answer.delete_cookie(auth.COOKIE, secure=request.is_secure, httponly=True, samesite="Strict")
     return answer
@@ -59,6 +56,6 @@ def _page(status: int) -> Response:
 
 
 def _destination() -> str:
-    """Where to go on; never to another site, and with no secret, for it stands in the page."""
+    """The path to go to after the sign-in, on this site and with its secrets masked."""
     wish = log.masked(request.values.get("next", "/"))
     return wish if _PATH.fullmatch(wish) else "/"

@@ -1,7 +1,6 @@
-"""The dashboard's pages: what people see of the farm.
+"""The dashboard's pages. Each view reads by `stats` and renders.
 
-Each view is: read by `stats`, show. A page's changing part is asked for again by htmx every two seconds; unchanged it
-is a 304. May import `stats`, `why` and `config`.
+htmx requests a page's changing part every two seconds; the answer is 304 while it has not changed.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ blueprint.register_error_handler(Exception, failed)
 PACE_MINUTES = 30
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page
-ALERTS = 8  # that the overview names
-EVENTS = 10_000  # of a journal on one page: a heartbeat every ten seconds makes so many in a day
+ALERTS = 8  # shown on the overview
+EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
 EVENTS_AT_ONCE = 1_000
-TRAIL = 30  # pages that `newer` leads back through
+TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
 STATUSES = [
     *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
@@ -46,7 +45,7 @@ Rows = list[dict[str, Any]]
 
 @blueprint.get("/")
 def overview() -> Response:
-    """How the farm stands: what is wrong, figures, pace, queues, workers, the database."""
+    """The overview: alerts, figures, throughput, queues, workers, the database."""
     farm, workers, postgres, pace = _shared().ask(_read_overview)
     found = alerts.of_farm(farm, workers, postgres)
     return show(
@@ -86,7 +85,7 @@ def _pace(buckets: Rows) -> dict[str, Any]:
 
 @blueprint.get("/workers")
 def workers() -> Response:
-    """The workers of all hosts, and what they run."""
+    """The workers of all hosts and their jobs."""
     with session() as conn:
         found = _alive_first(stats.workers(conn))
     live = [worker for worker in found if worker["is_live"]]
@@ -100,13 +99,13 @@ def workers() -> Response:
 
 
 def _alive_first(workers: Rows) -> Rows:
-    """Those that run something before those that wait, those that have gone last; else by host and process."""
+    """Busy workers first, then idle ones, then gone ones; each group by host and process."""
     return sorted(workers, key=lambda w: (not w["is_live"], w["job_id"] is None, w["host"] or "", w["pid"] or 0))
 
 
 @blueprint.get("/jobs")
 def jobs() -> Response:
-    """A list of jobs: filtered, sorted, a page at a time, all of it in the address."""
+    """A list of jobs; the address holds its filters, order and page."""
     given = {name: request.args.get(name, "") for name in (*FILTERS, "status", "since", "until", "sort")}
     page, mistake, local = stats.Page([], None), "", {"since": "", "until": ""}
     try:
@@ -129,7 +128,7 @@ def jobs() -> Response:
 
 
 def _wanted(given: Mapping[str, str]) -> stats.Wanted:
-    """The filters of the address. Raises ValueError in words for one that cannot be."""
+    """The filters of the address. Raises ValueError for one that is not valid, with a text for the page."""
     if "\0" in "".join(given.values()):
         raise ValueError("A filter should have no NUL character in it.")
     if given["status"] and given["status"] not in dict(STATUSES):
@@ -151,12 +150,12 @@ def _instant(text: str) -> datetime | None:
 
 
 def _local(at: datetime | None) -> str:
-    """As a field for a date and a time wants it."""
+    """`at` as the value of an HTML field for date and time."""
     return at.astimezone(_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
 
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
-    """The addresses of the pages before and after: cursors lead on only, so the way here is in the address."""
+    """The addresses of the pages before and after. A cursor leads forward only: earlier ones stand in the address."""
     here, trail = request.args.get("after"), request.args.getlist("trail")
     filters: dict[str, Any] = {name: value for name, value in given.items() if value}
     to_page = partial(url_for, ".jobs", **filters)
@@ -167,7 +166,7 @@ def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, st
 
 @blueprint.get("/jobs/<anything:job_id>")
 def job(job_id: str) -> Response:
-    """All of one job: why it waits, its fields, its attempts and its journal."""
+    """One job: the reason why it waits, its fields, its attempts and its journal."""
     wanted = parsed_job_id(job_id)
     after = request.args.get("after", 0, type=int)
     with session() as conn:
@@ -203,9 +202,9 @@ def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
     return found
 
 
-# What the job's page says by other means than a line of its own.
+# Fields that the job's page shows elsewhere than in the list of facts.
 _ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts"}
-# The others in this order, and any that is not named here behind them.
+# The order of the other fields; a field without a label follows.
 _LABELS = {
     "queue": "Queue",
     "lock_key": "Key",
@@ -255,7 +254,7 @@ def _since(at: datetime) -> float:
 
 @blueprint.get("/queues/<anything:queue>")
 def queue(queue: str) -> Response:
-    """One queue: its figures, its buttons, the jobs that want a look."""
+    """One queue: its figures, its buttons, its dead, running, retried and scheduled jobs."""
     queue, lists = named_queue(queue), []
     with session() as conn:
         found = _of_queue(conn, queue)
@@ -272,15 +271,20 @@ def queue(queue: str) -> Response:
 
 
 _LISTS = (
-    ("dead", "Dead", "All dead jobs", "None has failed for good."),
-    ("running", "Running", "All running jobs", "Nothing runs."),
-    ("retries", "Retries", "All retries", "None waits for another attempt."),
-    ("scheduled", "Scheduled", "All scheduled jobs, retries in their back-off too", "None waits for its time."),
+    ("dead", "Dead", "All dead jobs", "No job of this queue is dead."),
+    ("running", "Running", "All running jobs", "No job of this queue runs."),
+    ("retries", "Retries", "All retries", "No job of this queue waits for a retry."),
+    (
+        "scheduled",
+        "Scheduled",
+        "All scheduled jobs, retries in their back-off too",
+        "No job of this queue is scheduled.",
+    ),
 )
 
 
 def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
-    """Its row of the overview; nothing but zeros where nobody knows of it."""
+    """The queue's row of the overview; zeros for an unknown queue."""
     farm = stats.overview(conn)
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
     return next(

@@ -1,6 +1,6 @@
-"""What all pages of the dashboard share: how one is shown, errors in words, the content policy, the templates' words.
+"""The rendering of all pages: layout, errors, content security policy, the templates' filters and variables.
 
-What is shown leaves by `show` and `done` alone, without secrets. May import `config` and `log`.
+Pages leave by `show` and `done` alone, which mask secrets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CSP = (
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
 _STATIC = Path(__file__).parent / "static"
-# Few and small: kept in memory, so that no request opens a file or names one that is not meant.
+# All files are in memory: no request opens a file, and no name leads out of the folder.
 _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
@@ -38,7 +38,7 @@ blueprint = Blueprint("files", __name__, template_folder="templates")
 @blueprint.get("/static/<path:name>")
 @auth.require()
 def static(name: str) -> Response:
-    """A file that pages are made of. One with its hash in the address may be kept for ever."""
+    """A file of the pages. With its hash in the address browsers may cache it for ever."""
     if name not in _FILES:
         raise NotFound
     response = Response(_FILES[name], mimetype=_KINDS.get(Path(name).suffix, "text/plain"))
@@ -48,7 +48,7 @@ def static(name: str) -> Response:
 
 
 def show(template: str, status: int = 200, **data: Any) -> Response:
-    """A page, or for htmx its changing part. The one way out for what jobs and workers have written: masked here."""
+    """A page, or for htmx its changing part. Secrets in the texts of jobs and workers are masked here."""
     is_part = "HX-Request" in request.headers
     layout = "part.html" if is_part else "page.html"
     body = render_template(template, layout=layout, now=datetime.now(UTC), **log.masked(data))
@@ -61,14 +61,14 @@ def show(template: str, status: int = 200, **data: Any) -> Response:
 
 
 def done(text: str, is_gone: bool = False) -> Response:
-    """What a button says when it was pressed; then the page looks again."""
+    """The message after a button was pressed; the page then refreshes."""
     response = Response(render_template("done.html", text=log.masked(text), is_gone=is_gone), mimetype="text/html")
     response.headers["HX-Trigger"] = "refresh"
     return response
 
 
 def failed(error: Exception) -> Response | HTTPException:
-    """Any error in words: a page of its own, or for htmx a text that joins the page as it is."""
+    """An error as a page, or for htmx as a text."""
     if isinstance(error, HTTPException) and (error.code or 500) < 400:
         return error
     answer = _answer(error)
@@ -93,7 +93,7 @@ def _answer(error: Exception) -> Response:
 def _with_policy(response: Response) -> Response:
     if response.mimetype == "text/html":
         response.headers.setdefault("Content-Security-Policy", CSP)
-        # With no-referrer a browser would call a form's origin null, and its post would be taken for another site's.
+        # With no-referrer a browser sends the origin null with a form, and auth would refuse it as another site's.
         response.headers["Referrer-Policy"] = "same-origin"
     return response
 
@@ -131,7 +131,7 @@ def _teach(state: BlueprintSetupState) -> None:
 def queue_url(queue: str, verb: str = "") -> str:
     """The address of a queue's page, or of one of its buttons.
 
-    A browser takes `.` and `..` out of a path, percent-encoded ones too: these names stand behind the `?`.
+    A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query.
     """
     is_dots = queue in (".", "..")
     path = url_for("dashboard.queue", queue="-" if is_dots else queue)
@@ -139,13 +139,13 @@ def queue_url(queue: str, verb: str = "") -> str:
 
 
 def named_queue(in_path: str) -> str:
-    """The queue that an address of `queue_url` means."""
+    """The queue of an address made by `queue_url`."""
     name = request.args.get("name")
     return name if name in (".", "..") else in_path
 
 
 def _asset(name: str) -> str:
-    """A file's address, which changes with its content; so it may be kept for ever."""
+    """A file's address with its hash, which changes with the content."""
     return url_for("files.static", name=name, v=_digest(name))
 
 

@@ -1,1 +1,1 @@
-"""The API as a process: gunicorn, health, metrics, the audit stream."""
+"""The API as a process: gunicorn, health, metrics, the audit log."""

@@ -1,7 +1,7 @@
-"""What the API's processes write about requests: who asked for what, and how it went; and gunicorn's own lines.
+"""The API's log lines about requests: the caller, the address, the result; and gunicorn's own lines.
 
-Each request is two lines of the audit stream, its begin and its end, and one of the metric stream. No body, no query
-and no header is written, but for the address that a proxy names. May import `config` and `log`.
+Each request has two audit lines, begin and end, and one metric line. No line holds a body, a query or a header, except
+the address that a proxy names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _durations: dict[tuple[str, str], Durations] = {}
 
 @dataclass(slots=True)
 class Durations:
-    """How long the answers of one route took, in this process."""
+    """The durations of one route's answers in this process."""
 
     seconds: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SEC) + 1))
@@ -44,13 +44,13 @@ class Durations:
 
 
 def counted() -> tuple[dict[tuple[str, str, int], int], dict[tuple[str, str], Durations]]:
-    """What this process has answered: how often by method, route and status, how fast by method and route."""
+    """This process's answers, by method, route and status; and their durations, by method and route."""
     with _counting:
         return dict(_responses), {route: replace(took, buckets=[*took.buckets]) for route, took in _durations.items()}
 
 
 def install(app: Flask) -> None:
-    """Note every request of `app`; what is logged while it is answered carries its request_id."""
+    """Log every request of `app`; log lines during a request carry its request_id."""
     app.before_request(_begin)
     app.after_request(_end)
     app.teardown_request(_forget)
@@ -90,9 +90,9 @@ def _end(response: Response) -> Response:
 
 
 def _is_routine() -> bool:
-    """A page of the dashboard asks for itself again, every two seconds, or for a file that it is made of.
+    """True for a page's refresh, every two seconds, and for the files of a page.
 
-    Without this a page that is left open would fill the logs. Whatever it was given is still a line: its end.
+    Otherwise an open page would fill the logs. An answer other than 304 still has its end line.
     """
     if request.method != "GET":
         return False
@@ -106,21 +106,21 @@ def _forget(_error: BaseException | None) -> None:
 
 
 def _who() -> dict[str, Any]:
-    """Who asks, from where, for what. `g.token_name` is set by whatever checks tokens."""
+    """The caller, its address and the request; auth sets `g.token_name`."""
     found = {"who": g.get("token_name", ANYBODY), "remote": request.remote_addr}
     if forwarded := request.headers.get("X-Forwarded-For"):
-        found["forwarded_for"] = forwarded  # as it was claimed, which anybody can
+        found["forwarded_for"] = forwarded  # as the client claims
     return found | {"method": request.method, "path": request.path}
 
 
 def _route() -> tuple[str, str]:
-    """The method and the route's pattern: so few that they can be counted, whatever is asked for."""
+    """The method and the route's pattern; a fixed number of pairs, whatever clients ask for."""
     rule = request.url_rule
     return (request.method if rule else "any"), (rule.rule if rule else "unmatched")
 
 
 def _changed(response: Response) -> dict[str, Any]:
-    """Which job a request has changed, if it has changed one; of a batch what `g.changed` says."""
+    """The job that the request has changed; of many jobs the summary in `g.changed`."""
     if "changed" in g:
         changed: dict[str, Any] = g.changed
         return changed
@@ -131,7 +131,7 @@ def _changed(response: Response) -> dict[str, Any]:
 
 
 class GunicornLogger(Logger):  # type: ignore[misc]  # gunicorn has no types
-    """gunicorn's messages as lines of ours, in the arbiter and, until the application is made, in its workers."""
+    """gunicorn's messages as log lines, in the arbiter and, before the application exists, in its workers."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)

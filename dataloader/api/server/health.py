@@ -1,7 +1,4 @@
-"""For probes and people: whether the process answers, whether it should be asked, what it is and how long it has run.
-
-May import `config`, `db` and `migrations`.
-"""
+"""The endpoints of probes: health, readiness, version, uptime."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from dataloader.config import Settings
 from dataloader.queue import db, migrations
 
 SERVICE = "dataloader"
-READY_SEC = 1.0  # a database that takes longer is not one to send requests to
+READY_SEC = 1.0  # for the database's answer
 blueprint = Blueprint("health", __name__)
 _started = monotonic()
 _drains = False
@@ -30,7 +27,7 @@ VERSION = dataloader.version()
 
 
 def drain() -> None:
-    """From now on this process says that no requests should be sent to it; those that come are answered."""
+    """From now on /ready answers 503; the process still answers other requests."""
     global _drains
     _drains = True
 
@@ -80,20 +77,20 @@ def _not_ready(check: str, reason: str) -> Problem:
 
 
 class Probe:
-    """Whether the database answers within READY_SEC and has a schema that fits.
+    """Checks that the database answers within READY_SEC and has a schema that fits.
 
-    There is one look at a time, however many ask: they share its answer, and none of them waits for longer.
+    One check runs at a time; concurrent requests share its answer and wait no longer than it takes.
     """
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._thread = ThreadPoolExecutor(1, "dl-api-ready")  # it starts with the first look, behind any fork
+        self._thread = ThreadPoolExecutor(1, "dl-api-ready")  # it starts with the first check, after any fork
         self._starting = Lock()
         self._look: Future[tuple[str, str] | None] | None = None
         self._until = 0.0
 
     def look(self) -> tuple[str, str] | None:
-        """The check that failed, and why; None: all is well."""
+        """The name and reason of the check that failed; None: all passed."""
         with self._starting:
             if self._look is None or self._look.done():
                 self._look, self._until = self._thread.submit(self._ask), monotonic() + READY_SEC

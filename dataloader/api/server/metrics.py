@@ -1,9 +1,8 @@
-"""/metrics for Prometheus: the farm as the database knows it, and the requests of this process.
+"""/metrics for Prometheus: the farm's figures from the database, and the requests of this process.
 
-The farm's figures are the same whichever process answers. They are asked for at most every CACHED_SEC, and so seldom
-that they cost the database a twentieth of its time, in one session for at most ASKED_SEC; when that fails the last ones
-are shown again, and dl_scrape_error is 1. How many series there can be is bounded, whatever queues and tasks are named.
-May import `stats`.
+Every process answers the same figures of the farm. A process reads them at most every CACHED_SEC and for at most a
+twentieth of the time, in one session for at most ASKED_SEC. Where that fails, the answer repeats the last figures with
+dl_scrape_error 1. The number of series is bounded, whatever the names of queues and tasks.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from dataloader.api.web.sessions import Sessions
 from dataloader.queue import stats
 
 CACHED_SEC = 5.0
-SELDOM = 20  # times as long as it took
+SELDOM = 20  # times the duration of the last reading, between two readings
 ASKED_SEC = 2.0
 NAMES = 200  # queues, and pairs of queue and task, that have series of their own
 WORKERS = 1_000
 LABEL = 200  # characters
-OTHER = "(other)"  # what the rest is summed up as
+OTHER = "(other)"  # the name of the sum of the rest
 # The steps of a job that the journal sums up (see stats.totals), and which of them end a run.
 ENDS = ("done", "failed", "canceled", "lost", "retry", "crash", "lease")
 STEPS = (*ENDS, "queued", "picked", "backoff", "handed_back", "requeue", "cancel_requested")
-# What alerts look for: shown from a queue's first step on, because increase() does not count a series' first sample.
+# Steps for alerts: series from a queue's first step on, because increase() does not count a series' first sample.
 WATCHED = ("failed", "lost", "retry", "crash", "lease", "backoff")
 STATUSES = {"queued": "length", "running": "busy", "dead": "dead"}
 blueprint = Blueprint("metrics", __name__)
@@ -65,7 +64,7 @@ def metrics() -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the database said, and when."""
+    """The figures of one reading, and its time."""
 
     at: float
     overview: Row
@@ -75,7 +74,7 @@ class Seen:
 
 
 class Metrics(Collector):
-    """A registry with one collector, which looks when it is scraped."""
+    """A registry with one collector, which collects at each scrape."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -88,11 +87,11 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """Nothing: without it the registry would collect when it is made."""
+        """Nothing: without this method the registry would collect when it is created."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every figure there is."""
+        """All metrics."""
         seen = self._look()
         yield _gauge("dl_scrape_error", "1: the database's figures are old or missing", float(self._has_failed))
         yield _family(GaugeMetricFamily, "dl_build_info", "What runs here", ("version",), [((health.VERSION,), 1.0)])
@@ -108,7 +107,7 @@ class Metrics(Collector):
         yield from _of_requests()
 
     def _look(self) -> Seen | None:
-        """What was last seen; one at a time sees to it that this is not long ago."""
+        """The last reading; one thread at a time renews an old one."""
         began = monotonic()
         if began >= self._next_at and self._asking.acquire(blocking=False):
             try:
@@ -129,7 +128,7 @@ class Metrics(Collector):
 
 
 class Names:
-    """Which names have series of their own: the first NAMES of a kind that are met. The others are summed up."""
+    """The first NAMES names of a kind have series of their own; the others are summed up."""
 
     def __init__(self) -> None:
         self._met: dict[int, set[Labels]] = {}
@@ -215,7 +214,7 @@ def _of_postgres(row: Row) -> Iterator[Metric]:
 
 
 def _of_requests() -> Iterator[Metric]:
-    """Of this process alone; another one that serves the same address has other figures, by its pid."""
+    """The metrics of this process alone, labelled by its pid."""
     pid = str(os.getpid())
     responses, durations = audit.counted()
     answered = [((pid, method, route, str(status)), float(n)) for (method, route, status), n in responses.items()]

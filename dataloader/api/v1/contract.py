@@ -1,6 +1,6 @@
 """/api/v1, the contract: trigger a job or many, ask for its status, cancel it.
 
-Each view is validate, borrow a session, one call of `queue`. May import `queue`, `job` and `config`.
+Each view borrows a session and makes one call of `lifecycle` or `enqueue`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def batch(body: requests.Batch) -> Response:
     g.changed = {"jobs": len(added)}
     if added:
         g.changed |= {"first_job_id": added[0][0], "last_job_id": added[-1][0]}
-    # By hand, and not by way of the masking, for both take long: ids and states hold no quotes and no secrets.
+    # Not by the masking JSON provider, which takes long: ids and states hold no quotes and no secrets.
     answer = ",".join([f'{{"job_id":"{job_id}","status":"{status}"}}' for job_id, status in added])
     return Response(f'{{"jobs":[{answer}]}}', mimetype="application/json")
 
@@ -118,7 +118,7 @@ def _default_lease() -> int:
 
 
 def _is_known(version: str) -> bool:
-    """The client has this version already, by its If-None-Match."""
+    """True when the client has this version, by its If-None-Match."""
     return request.if_none_match.contains_weak(version)
 
 

@@ -1,4 +1,4 @@
-"""/api/v1 about the farm as a whole: its figures, workers, pace, journal and database. May import `stats`."""
+"""/api/v1 about the farm as a whole: its figures, workers, pace, journal and database."""
 
 from __future__ import annotations
 

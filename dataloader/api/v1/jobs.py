@@ -1,6 +1,6 @@
 """/api/v1/jobs beside the contract: lists, one job with its journal, and what operators do to jobs.
 
-Each view is validate, borrow a session, one call of `stats` or `operate`. May import `stats`, `operate` and `queue`.
+Each view borrows a session and makes one call of `stats`, `operations` or `lifecycle`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _operated(job_id: UUID, change: Operate, rule: str) -> dict[str, Any]:
 
 
 def _bulk(ids: list[UUID], change: Operate) -> Response:
-    """Change the jobs and say of each what became of it, in the order of the request."""
+    """Change the jobs; the answer has each outcome, in the order of the request."""
     with session() as conn:
         outcomes = change(conn, list(dict.fromkeys(ids)), auth.who()) if ids else {}
     changed = [job_id for job_id, outcome in outcomes.items() if outcome == "done"]

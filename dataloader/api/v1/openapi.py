@@ -1,7 +1,6 @@
-"""The OpenAPI document, made from the routes, what their views declare and the models; and a page to try it.
+"""The OpenAPI document, generated from routes, declarations of views and models; and a page to try it.
 
-`python -m dataloader.api` prints the document; docs/openapi.json is a copy, equal to it by test. May import
-`producer`.
+`python -m dataloader.api` prints the document; a test compares docs/openapi.json with it.
 """
 
 from __future__ import annotations
@@ -82,14 +81,14 @@ def openapi() -> Response:
 @blueprint.get("/docs")
 @auth.require()
 def page() -> Response:
-    """A page to read the document and to try it; everything on it comes from here."""
+    """The page to read and try the document; it loads nothing from other hosts."""
     answer = Response(_PAGE, mimetype="text/html")
     answer.headers["Content-Security-Policy"] = PAGE_CSP
     return answer
 
 
 def document(app: Flask) -> Node:
-    """The OpenAPI document of all routes of `app` whose views declare what they are."""
+    """The OpenAPI document of all routes of `app` whose views are declared by `operation`."""
     paths: dict[str, Node] = {}
     for rule, method, view in operations(app):
         paths.setdefault(path_of(rule), {})[method.lower()] = _operation(app, rule, view)
@@ -204,7 +203,7 @@ def _success(app: Flask, declared: Operation) -> Node:
 
 
 def _links(app: Flask, parameter: str, pointer: str) -> Iterator[tuple[str, Node]]:
-    """Where the id in an answer leads: every operation on one job."""
+    """A link from the id in an answer to every operation on one job."""
     for rule, _, view in operations(app):
         if parameter in rule.arguments:
             name = view.__name__
@@ -226,7 +225,7 @@ def _headers(more: Mapping[str, Any] | None = None) -> Node:
 
 
 def _schemas(app: Flask) -> Node:
-    """Those of all models, sorted; what a request may hold says so also of texts."""
+    """The schemas of all models, sorted; a request's texts get the pattern of storable text."""
     bodies: set[type[BaseModel]] = {Trigger}
     answers: set[type[BaseModel]] = {responses.Problem}
     for _, _, view in operations(app):
@@ -248,7 +247,7 @@ def _ref(model: type[BaseModel]) -> Node:
 
 
 def _plain(schema: Node) -> Node:
-    """The schema of a parameter: it may be left out, but there is no null in a query string."""
+    """The schema of an optional parameter without null, which a query string does not have."""
     found = {key: value for key, value in schema.items() if key not in ("title", "anyOf")}
     if found.get("default", ...) is None:
         del found["default"]
@@ -257,7 +256,7 @@ def _plain(schema: Node) -> Node:
 
 
 def _storable(schema: Any) -> Any:
-    """The schema with a pattern for each text that says what PostgreSQL cannot hold."""
+    """The schema with a pattern for each text: PostgreSQL stores no U+0000."""
     if isinstance(schema, list):
         return [_storable(item) for item in schema]
     if not isinstance(schema, dict):
@@ -269,7 +268,7 @@ def _storable(schema: Any) -> Any:
 
 
 def _untitled(schema: Any) -> Any:
-    """Without pydantic's titles, which only repeat the names."""
+    """The schema without pydantic's titles, which repeat the names."""
     if isinstance(schema, list):
         return [_untitled(item) for item in schema]
     if not isinstance(schema, dict):
@@ -278,7 +277,7 @@ def _untitled(schema: Any) -> Any:
 
 
 def text(document: Node) -> str:
-    """The document as it is sent and kept."""
+    """The document as the API sends it and docs/openapi.json holds it."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,7 +1,4 @@
-"""/api/v1/queues: queues in figures, and what operators do to them. What they say holds on all hosts at once.
-
-May import `stats`, `operate` and `db`.
-"""
+"""/api/v1/queues: the figures of queues, and the changes of operators, which hold on all hosts at once."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ def _set(queue: str, change: Callable[..., dict[str, Any]]) -> dict[str, Any]:
 
 
 def _known(conn: db.Connection, queue: str) -> dict[str, Any]:
-    """Whether the queue is known; names of others only for those who may read them."""
+    """Whether the queue is known; similar names only where the token may read them."""
     found = operations.known(conn, queue)
     return found if auth.may("read") else found | {"similar": []}
 

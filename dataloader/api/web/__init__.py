@@ -1,1 +1,1 @@
-"""What all endpoints share: who may ask, what is refused, sessions, waiting."""
+"""The parts that all endpoints share: authorisation, problems, database sessions, long polls."""

@@ -1,7 +1,7 @@
-"""Who may do what: bearer tokens with scopes, the dashboard's cookie, and what is left to those without a token.
+"""Authorisation: bearer tokens with scopes, the dashboard's cookie, and the rights of a request without a token.
 
-One look at every request, before its body is read; a view says by `require` which scope it takes. A token is in no
-answer, log line or error. May import `config`, `log` and `queue`.
+Each request is checked once, before its body is read; a view names its scopes by `require`. No answer, log line or
+error holds a token.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dataloader.queue import lifecycle
 COOKIE = "dl_token"
 ANYBODY = "anonymous"
 SAFE = {"GET", "HEAD", "OPTIONS"}
-# Their views say nothing themselves: probes, the way in, and what a page is made of.
+# Paths without a scope, also for views that are not marked: probes, the sign-in, the files of a page.
 OPEN = ("/health", "/info", "/status", "/ready", "/login", "/logout", "/docs", "/static")
-# What only proxies write; of X-Forwarded-* all.
+# Headers that only proxies write.
 _FORWARDED = re.compile("x-forwarded-.*|forwarded|via|x-real-ip|.*-client-ip|client-ip|.*-connecting-ip", re.IGNORECASE)
 _LOCAL_ONLY = (
     "Without tokens only this machine may change anything: ask on 127.0.0.1 and not by way of a proxy, or give the "
@@ -52,20 +52,20 @@ class _Unknown(Unauthorized):
 
 
 def install(app: Flask) -> None:
-    """Let nobody past who may not, before anything is read of a body; to be called after audit.install."""
+    """Check every request of `app` before its body is read. Call it after audit.install."""
     settings: Settings = app.extensions["settings"]
     if proxies := settings.dl_trusted_proxies:
         app.wsgi_app = ProxyFix(app.wsgi_app, proxies, proxies, proxies)  # type: ignore[method-assign]
-    app.before_request_funcs.setdefault(None, []).insert(0, _recognise)  # the audit's first line says who
+    app.before_request_funcs.setdefault(None, []).insert(0, _recognise)  # the audit's first line names the token
     app.before_request(_admit)
 
 
 def require(*scopes: str) -> Callable[[F], F]:
-    """Mark a view: any one of these scopes opens it, or none is needed where none is named.
+    """Mark a view: a token with any of these scopes may call it; without scopes every request may.
 
-    One that is not marked needs `read` for a GET and `operate` for all else.
+    A view that is not marked needs `read` for a GET and `operate` for other methods.
     """
-    assert set(scopes) <= set(tokens.SCOPES), scopes  # noqa: S101  a misspelt scope would be held by nobody
+    assert set(scopes) <= set(tokens.SCOPES), scopes  # noqa: S101  no token would hold a misspelt scope
 
     def mark(view: F) -> F:
         view.scopes = scopes  # type: ignore[attr-defined]
@@ -75,7 +75,7 @@ def require(*scopes: str) -> Callable[[F], F]:
 
 
 def may(*scopes: str) -> bool:
-    """True when this request could use a view of any of these scopes: for buttons that are shown or not."""
+    """True when this request may call a view with any of these scopes; pages hide buttons by it."""
     who: ApiToken | None = g.get("token")
     if who is None:
         return not _settings().dl_api_tokens and ("read" in scopes or _anonymous_may_change())
@@ -83,19 +83,20 @@ def may(*scopes: str) -> bool:
 
 
 def who() -> str:
-    """Who asks, for the journal: `token airflow from 10.0.0.7`, `anonymous from 127.0.0.1`."""
+    """The caller, for the journal: `token airflow from 10.0.0.7`, `anonymous from 127.0.0.1`."""
     name = g.get("token_name", ANYBODY)
     return f"{name if name == ANYBODY else f'token {name}'} from {request.remote_addr or 'a local socket'}"
 
 
 def asker() -> lifecycle.Asker | None:
-    """Whose jobs this request adds, where there are tokens: only `read` and `operate` show the jobs of others."""
+    """The owner of the jobs that this request adds; None without a token. Scopes decide whether it sees other jobs."""
     return lifecycle.Asker(who(), may("read", "operate")) if g.get("token") else None
 
 
 def here() -> str:
-    """The address that was asked for, as a browser may be sent to it: Flask has decoded the path, and a queue may be
-    called `a?b` or `a/../b`. Without secrets: whoever pasted a token into an address does not get it back.
+    """The request's address, encoded again for a browser: a queue may be called `a?b` or `a/../b`.
+
+    Secrets are masked: a token pasted into an address does not come back.
     """
     rule = request.url_rule
     path = url_for(request.endpoint, **request.view_args or {}) if rule and request.endpoint else quote(request.path)
@@ -104,9 +105,9 @@ def here() -> str:
 
 
 def announce(settings: Settings) -> None:
-    """Say loudly, once in a process and its forks, when the service has no tokens.
+    """Warn once in a process and its forks when the service has no tokens.
 
-    Also on stderr where a person reads that, beside lines of JSON; elsewhere stderr collects such lines too.
+    The warning is a log line, and where stderr is a terminal and logs are JSON also a plain line there.
     """
     global _announced
     if settings.dl_api_tokens or _announced:
@@ -120,7 +121,7 @@ def announce(settings: Settings) -> None:
 
 
 def is_cross_site() -> bool:
-    """True when a browser says that another site's page asks; an old one says so by its Referer alone."""
+    """True when a browser reports a request by another site's page; an old browser sends only a Referer."""
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return True
     origin = request.headers.get("Origin", request.headers.get("Referer"))
@@ -128,7 +129,7 @@ def is_cross_site() -> bool:
 
 
 def _admit() -> BaseResponse | None:
-    """The one look at a request: None lets it pass, an exception or an answer does not."""
+    """Check the request: None lets it pass; an exception or an answer refuses it."""
     if request.method not in SAFE and is_cross_site():
         abort(403, "This came from another site's page, which may not change anything here.")
     if (wanted := _wanted()) is None:
@@ -141,7 +142,7 @@ def _admit() -> BaseResponse | None:
 
 
 def _wanted() -> tuple[str, ...] | None:
-    """The scopes of which one is needed; None: nothing is, or there is nothing at this address."""
+    """The scopes of which the request needs one; None: it needs none, or no view has this address."""
     if request.url_rule is None or request.endpoint is None:
         return None
     view = current_app.view_functions[request.endpoint]
@@ -153,7 +154,7 @@ def _wanted() -> tuple[str, ...] | None:
 
 
 def _recognise() -> None:
-    """Note whose token came along, by header or else by cookie."""
+    """Note the request's token, from the header or else from the cookie."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     g.by_cookie = scheme.lower() != "bearer"
     token = request.cookies.get(COOKIE, "") if g.by_cookie else given.strip()
@@ -174,7 +175,7 @@ def _with_tokens(wanted: tuple[str, ...]) -> BaseResponse | None:
 
 
 def _sign_in() -> BaseResponse:
-    """Who is not known: people are led to the sign-in, programs told what is missing."""
+    """The answer to an unknown caller: a browser goes to the sign-in, a program gets a 401."""
     if "HX-Request" in request.headers:
         return Response(status=401, headers={"HX-Redirect": "/login"})
     if request.method == "GET" and not request.path.startswith("/api/") and _wants_a_page():
@@ -184,18 +185,18 @@ def _sign_in() -> BaseResponse:
 
 
 def _wants_a_page() -> bool:
-    """A browser names text/html; programs say */* or nothing."""
+    """A browser's Accept names text/html; a program's has */* or is missing."""
     return any(kind == "text/html" for kind, _ in request.accept_mimetypes)
 
 
 def _is_from_our_page() -> bool:
-    """A browser says so itself, and only a page's own script can set htmx' header."""
+    """True when the browser reports the same site and htmx' header is there, which another site's form cannot set."""
     said = "Sec-Fetch-Site" in request.headers or "Origin" in request.headers
     return said and not is_cross_site() and "HX-Request" in request.headers
 
 
 def _is_ours(origin: str) -> bool:
-    """The same host and port; not the scheme, which a proxy may have changed."""
+    """True for the same host and port; a proxy may have changed the scheme."""
     try:
         there, here = urlsplit(origin), urlsplit(f"//{request.host}")
         return (there.hostname, _port(there.port)) == (here.hostname, _port(here.port)) and bool(there.hostname)
@@ -212,9 +213,9 @@ def _anonymous_may_change() -> bool:
 
 
 def _is_local() -> bool:
-    """Asked from this machine, to this machine by name, and not by way of a proxy that says so.
+    """True for a request from this machine to a loopback name, without a proxy's headers.
 
-    The name is looked at because a page whose own name leads to 127.0.0.1 asks from here too.
+    The name counts because a page of another site may have a DNS name that leads to 127.0.0.1.
     """
     if any(_FORWARDED.fullmatch(name) for name in request.headers.keys()):  # noqa: SIM118  it is no dict
         return False

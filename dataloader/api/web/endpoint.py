@@ -33,19 +33,19 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE |
 
 
 class Anything(BaseConverter):
-    """A part of the path that may hold whatever was percent-encoded in it, to be refused with a reason."""
+    """A part of the path with any percent-encoded text; the view refuses a wrong one with a reason."""
 
     regex = r"[\s\S]*?"
     part_isolating = False
     weight = 200
 
     def to_url(self, value: Any) -> str:
-        """One part of an address: of a queue `a/../b` a browser would make `b`, and a button would hit that."""
+        """One part of an address. Unquoted, a browser would make `b` of the queue `a/../b`."""
         return quote(str(value), safe="")
 
 
 class JobId(BaseConverter):
-    """The last part of the path of one job: whatever is no other address below /jobs."""
+    """The last part of a job's path: any text that is no other address below /jobs."""
 
     regex = "(?!(?:trigger|batch)$)[^/]+"
 
@@ -55,7 +55,7 @@ CONVERTERS = {"anything": Anything, "job": JobId}
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One endpoint: `query`, `body` and `answer` are models; `errors` are those that do not follow from the rest."""
+    """One endpoint: `query`, `body` and `answer` are models; `errors` do not follow from the rest."""
 
     tag: str
     answer: type[BaseModel] | str
@@ -136,7 +136,7 @@ def session() -> Iterator[db.Connection]:
 
 
 def found(job: T | None) -> T:
-    """The job that there is; raises a 404 Problem."""
+    """`job`; raises a 404 Problem where it is None."""
     if job is None:
         raise Problem(404, "there is no job with this job_id")
     return job

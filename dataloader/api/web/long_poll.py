@@ -1,7 +1,7 @@
-"""Requests that wait for a job to change: one thread asks the database for all of them together.
+"""Long polls: requests that wait for a job to change. One thread asks the database for all of them together.
 
-So a waiting request costs a thread of the server and no session. A thread of ours runs only while somebody waits, and
-none is made before the server's fork. May import nothing of the package.
+A waiting request costs a thread of the server and no session. The asking thread runs while a request waits; none starts
+before the server's fork.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ Versions = Callable[[Collection[UUID]], dict[UUID, str]]
 
 
 class Outcome(Enum):
-    """Why a wait is over."""
+    """The end of a wait."""
 
     CHANGED = 1
     SAME = 2  # the time is over, or the service stops
-    FULL = 3  # too many wait already; nothing was waited for
+    FULL = 3  # too many requests wait; this one did not
 
 
 class LongPolls:
-    """The requests that wait in this process."""
+    """The waiting requests of this process."""
 
     def __init__(self, versions: Versions) -> None:
-        """`versions` asks for the versions of these jobs, without those that are gone; it may raise anything."""
+        """`versions` reads the versions of jobs, without deleted ones; it may raise any exception."""
         self._versions = versions
         self._room = DEFAULT_ROOM
         self._changed = Condition()
         self._waiting: dict[object, UUID] = {}
         self._seen: dict[UUID, str | None] = {}
-        self._round = 0  # of the looks that have begun
-        self._looked = 0  # the round of the last one that has ended
-        self._error: Exception | None = None  # of that one
+        self._round = 0  # rounds of asking that have begun
+        self._looked = 0  # the last round that has ended
+        self._error: Exception | None = None  # of that round
         self._is_watched = False
         self._is_over = False
 
     def allow(self, waiting: int) -> None:
-        """Let so many wait at once."""
+        """Let at most `waiting` requests wait at once."""
         self._room = max(1, waiting)
 
     def stop(self) -> None:
-        """End all waits now, and those to come at their beginning."""
+        """End all waits now; later waits end at once."""
         self._is_over = True
         with self._changed:
             self._changed.notify_all()
 
     def wait(self, job_id: UUID, version: str, seconds: float) -> Outcome:
-        """Until the job has another version than this one, or is gone; raises what asking for it has raised."""
+        """Wait up to `seconds` until the job has another version or is deleted. Raises the exception of `versions`."""
         until = monotonic() + seconds
         me = object()
         with self._changed:
@@ -67,7 +67,7 @@ class LongPolls:
 
     def _until_changed(self, job_id: UUID, version: str, until: float) -> Outcome:
         self._watch()
-        known = self._round  # a look that had begun before us may not have asked for our job
+        known = self._round  # a round that began earlier may not have asked for this job
         while not self._is_over and (left := until - monotonic()) > 0:
             self._changed.wait(left)
             if self._looked > known:
@@ -94,7 +94,7 @@ class LongPolls:
                 self._changed.notify_all()
 
     def _next_round(self) -> set[UUID]:
-        """Whom to ask for next, after a pause; nobody: the thread has ended."""
+        """The jobs to ask for next, after a pause; none: the thread ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_over, PERIOD_SEC)
             self._round += 1

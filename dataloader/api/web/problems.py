@@ -1,7 +1,6 @@
-"""Everything that is not a 200: RFC 9457 problem documents, and which error becomes which of them.
+"""RFC 9457 problem documents, and the problem that each error becomes.
 
-A problem names what is wrong and what would be right; it holds neither a stack nor the value that was sent.
-May import `db`, `migrations`, `operate`, `queue` and `log`.
+A problem names the fault and the valid form; it holds neither a stack nor the value that was sent.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another produc
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong in a request: where (a JSON pointer), a code for programs, a text for people."""
+    """One fault of a request: its place (a JSON pointer), a code for programs, a text for people."""
 
     pointer: str
     code: str
@@ -52,7 +51,7 @@ class Fault:
 
 
 class Problem(Exception):
-    """Raised anywhere in a request, it becomes the answer: a status, a text, the faults found, headers."""
+    """An exception that becomes the answer: a status, a text, the faults found, headers."""
 
     def __init__(
         self, status: int, detail: str, faults: Iterable[Fault] = (), headers: Mapping[str, str] | None = None
@@ -65,7 +64,7 @@ class Problem(Exception):
 
 
 def invalid(pointer: str, code: str, message: str) -> Problem:
-    """The problem of one fault in the input."""
+    """The 400 Problem of one fault in the input."""
     return Problem(400, message, [Fault(pointer, code, message)])
 
 
@@ -80,7 +79,7 @@ def install(app: Flask) -> None:
 
 
 def request_id() -> str:
-    """The request's id: X-Request-ID when that is fit to be logged, else one made here."""
+    """The request's id: X-Request-ID where it is fit for a log, else a new one."""
     if "request_id" not in g:
         given = request.headers.get("X-Request-ID", "")
         is_fit = _REQUEST_ID.fullmatch(given) and log.masked(given) == given
@@ -97,7 +96,7 @@ def _of_full(error: operations.QueueFull) -> Response:
 
 
 def _of_key(error: lifecycle.KeyTaken) -> Response:
-    """Of the job itself nothing is said, or a guessed key would be a way to it."""
+    """The answer says nothing of the job: a guessed key must not lead to it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
     return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
@@ -118,7 +117,7 @@ def _of_any(error: Exception) -> Response:
     if db.is_passing(error):
         _log.warning("api.unavailable", **seen)
         return _unavailable("The database does not answer. Nothing is confirmed: send the request again.")
-    # Not the text and the stack: both may quote what was sent.
+    # Without the text and the stack, which may quote the request.
     _log.error("api.error", **seen, where=_place(error))
     return _document(500, "This is a fault of the service. The request id finds it in the log.")
 
@@ -128,7 +127,7 @@ def _unavailable(detail: str) -> Response:
 
 
 def retry_after() -> str:
-    """In how many seconds to ask again: not for all the same, or they would all come back together."""
+    """The seconds until the next try, random, so that refused clients do not return together."""
     return str(randint(RETRY_AFTER_SEC, RETRY_AFTER_SEC + 3))  # noqa: S311  no secret
 
 
@@ -154,6 +153,6 @@ def _document(
 
 
 def _place(error: Exception) -> str:
-    """Where the error was raised, as file:line."""
+    """The file:line that raised the error."""
     frames = extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown"

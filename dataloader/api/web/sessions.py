@@ -1,7 +1,7 @@
-"""The API's database sessions: who gets one and for how long; the schema is checked before the first use.
+"""The API's database sessions, lent for a limited time; the schema is checked before the first use.
 
-Together the limits here keep the promise that a request is answered within 3 s (with PG_COMMAND_TIMEOUT at its
-default of 2 s) although the database is stopped, frozen or out of reach. May import `db`, `migrations` and `config`.
+The limits together keep a promise: a request is answered within 3 s, with PG_COMMAND_TIMEOUT at its default of 2 s,
+although the database is stopped, frozen or out of reach.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataloader.queue import db, migrations
 
 CONNECT_SEC = 2.0  # waiting for a session
 PROBE_SEC = 0.7  # each test of an idle session
-# From asking for a session to the last answer: PG_COMMAND_TIMEOUT and this. The server gives up first, so that a slow
-# statement is undone rather than unknown.
+# A request has PG_COMMAND_TIMEOUT and this long, from the wait for a session to the last answer. The server gives up
+# first: a slow statement is rolled back, and its outcome is known.
 MARGIN_SEC = 0.8
 
 
@@ -37,16 +37,16 @@ class Sessions:
         self._gate = Gate(settings.pg_pool_size + settings.pg_max_overflow)
 
     def allow(self, borrowers: int) -> None:
-        """Lend to at most so many at once, if that is fewer than there are sessions: the other threads stay free."""
+        """Lend to at most `borrowers` at once, if that is fewer than there are sessions: other threads stay free."""
         self._gate.narrow(borrowers)
 
     @contextmanager
     def borrow(self) -> Iterator[db.Connection]:
-        """A session for one request, which has PG_COMMAND_TIMEOUT and MARGIN_SEC from here.
+        """A session for one request, which must end within PG_COMMAND_TIMEOUT and MARGIN_SEC from now.
 
-        It is in autocommit; behind a pooler it is in one transaction, committed at the end of the block (db.in_force).
-        Raises errors for which db.is_passing holds when the database is away or too slow, at once where it has not
-        answered others, and migrations.SchemaError until the schema is one that this code may use.
+        The session is in autocommit; behind a pooler the block is one transaction (db.in_force). Raises an error for
+        which db.is_passing holds when the database is away or too slow, at once where it has not answered other
+        requests; raises migrations.SchemaError while the schema does not fit this code.
         """
         until = monotonic() + self._request_sec
         with self._gate.passed(until), self._lender.lend() as conn:
@@ -65,7 +65,7 @@ class Sessions:
 
 
 class _Pooled:
-    """PG_POOL_SIZE sessions kept open, up to PG_MAX_OVERFLOW more while they are needed."""
+    """PG_POOL_SIZE open sessions, and up to PG_MAX_OVERFLOW more while they are needed."""
 
     def __init__(self, dsn: str, settings: Settings) -> None:
         self._pool = db.pool(
@@ -82,13 +82,13 @@ class _Pooled:
 
     @contextmanager
     def lend(self) -> Iterator[db.Connection]:
-        # Opened here, not at the start: its threads would not survive gunicorn's fork.
+        # The pool opens at its first use, because its threads would not survive gunicorn's fork.
         self._pool.open(wait=False)
         with self._pool.connection(timeout=CONNECT_SEC) as conn:
             yield conn
 
     def close(self) -> None:
-        """End the sessions and the pool's threads; nothing can be borrowed afterwards."""
+        """Close the sessions and end the pool's threads, for good."""
         self._pool.close()
 
 
@@ -99,9 +99,9 @@ class _Single:
         self._schema = settings.pg_schema_queue
         self._statement_timeout = settings.pg_command_timeout
         self._hosts = db.hosts(dsn)
-        self._best = self._hosts[0]  # which answered last
+        self._best = self._hosts[0]  # the host that answered last
         most = len(self._hosts) * (settings.pg_pool_size + settings.pg_max_overflow)
-        # In threads, because connect_timeout counts for each host, and a silent one would take all of the time.
+        # Threads connect, because connect_timeout counts for each host: a silent one would take all of the time.
         self._dialers = ThreadPoolExecutor(most, "dl-api-connect")
 
     @contextmanager
@@ -110,7 +110,7 @@ class _Single:
             yield conn
 
     def _dialed(self) -> db.Connection:
-        """A session with the best host; where that gives none in half of the time, with the first that does."""
+        """A session with the best host, or after half of the time with the first host that answers."""
         best, until = self._best, monotonic() + CONNECT_SEC
         dials = {self._dial(best): best}
         answered = _answered(dials, CONNECT_SEC / 2)
@@ -141,19 +141,19 @@ class _Single:
         )
 
     def close(self) -> None:
-        """Wait for the attempts to connect that are under way."""
+        """Wait for the connection attempts in progress."""
         self._dialers.shutdown()
 
 
 def _prove(conn: db.Connection) -> None:
-    """Learn of a new session what requests need not ask again."""
+    """Read once from a new session whether it is direct, which every request needs."""
     conn.answer_within = CONNECT_SEC
-    conn.is_direct  # noqa: B018  it is kept
+    conn.is_direct  # noqa: B018  the property caches its value
     conn.answer_within = PROBE_SEC
 
 
 def _answered(dials: Iterable[Future[db.Connection]], seconds: float) -> Future[db.Connection] | None:
-    """The first of these attempts that succeeds within so many seconds."""
+    """The first attempt that succeeds within `seconds`."""
     with suppress(TimeoutError):
         for dial in as_completed(dials, max(0.0, seconds)):
             if not dial.exception():

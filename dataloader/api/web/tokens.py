@@ -1,7 +1,4 @@
-"""What a token is: made here, known elsewhere only by its SHA-256. May import `config`.
-
-256 random bits need no slow hash: nobody finds them by trying.
-"""
+"""API tokens: 256 random bits, stored as their SHA-256. Random bits need no slow hash, for no search finds them."""
 
 from __future__ import annotations
 
@@ -20,17 +17,17 @@ _PREFIX = "dl_"
 
 
 def new() -> str:
-    """A token that nobody has seen before."""
+    """A new random token."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 
 def digest(token: str) -> str:
-    """Its SHA-256, which is all that the service keeps of it."""
+    """The token's SHA-256 in hex; the service stores nothing else of a token."""
     return sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def entry(token: str, name: str, scopes: Iterable[str]) -> str:
-    """What stands for it in DL_API_TOKENS: one object of that list. ValueError for a name that would be refused."""
+    """The token's entry in the list DL_API_TOKENS, as JSON. Raises ValueError for a name that is not valid."""
     made = {"name": name, "scopes": list(dict.fromkeys(scopes)), "sha256": digest(token)}
     try:
         ApiToken.model_validate(made)
@@ -40,7 +37,7 @@ def entry(token: str, name: str, scopes: Iterable[str]) -> str:
 
 
 def holder(token: str, known: Iterable[ApiToken]) -> ApiToken | None:
-    """The entry of this token. All are compared, each in constant time: the answer's delay tells nothing."""
+    """The token's entry, or None. Every entry is compared in constant time: the delay reveals nothing."""
     given, found = digest(token), None
     for one in known:
         if hmac.compare_digest(given, one.sha256.get_secret_value()):

@@ -116,7 +116,7 @@ def test_lists_are_filtered_and_paged_by_their_address(visitor: Visitor, scene: 
     visitor.go("/jobs?queue=many&task=task-1&lock_key=many-007&producer=airflow&consumer_group=reports&status=fresh")
     expect(rows).to_have_count(1)
     visitor.go("/jobs?queue=none")
-    expect(page.locator(".empty")).to_contain_text("No job fits.")
+    expect(page.locator(".empty")).to_contain_text("No job fits the filters.")
     visitor.expected.add("400")
     visitor.go("/jobs?since=yesterday")
     expect(page.locator(".callout")).to_contain_text("as 2026-01-31T14:30")

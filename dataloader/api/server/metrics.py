@@ -102,7 +102,7 @@ class Metrics(Collector):
             yield from _of_workers(seen.workers, self._names)
             yield from _of_postgres(seen.postgres)
             slowed = stats.slows_claims(seen.postgres, seen.overview["total"]["lag_sec"]) is not None
-            text = "1 while somebody holds back vacuum and claims fall behind for it"
+            text = "1 while a session holds back vacuum and claims are slow because of it"
             yield _gauge("dl_postgres_vacuum_slows_claims", text, float(slowed))
         yield from _of_requests()
 

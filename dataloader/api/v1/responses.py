@@ -1,7 +1,7 @@
-"""What the API answers: a model for each document, from which the OpenAPI document has its schemas.
+"""The response models of the API, from which the OpenAPI document has its schemas.
 
-Answers are written from the rows as they are, not by way of these models (that would cost every request); a test holds
-each answer against its model. Clients should expect more fields than these.
+The API writes answers from rows, not by these models, which would cost time in every request; a test compares each
+answer with its model. A later version may add fields.
 """
 
 from __future__ import annotations

@@ -23,18 +23,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from dataloader.pipelines import PermanentError
 
 LONGEST_RECORD = 16 * 2**20  # characters: an unmatched quote must not read the rest of a large file into memory
-_QUEUE_TABLES = (
-    "dl_jobs",
-    "dl_job_events",
-    "dl_migrations",
-    "dl_fence",
-    "dl_queues",
-    "dl_workers",
-    "dl_totals",
-    "dl_pace",
-    "dl_rolled",
-    "dl_lengths",
-)
+QUEUE_TABLES = {"dl_jobs", "dl_job_events", "dl_migrations", "dl_fence", "dl_queues", "dl_workers"}
+QUEUE_TABLES |= {"dl_totals", "dl_pace", "dl_rolled", "dl_lengths"}
 _UNDECODABLE = "\udcff"  # stands for an invalid byte; no encoding yields this character
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass
 
@@ -64,7 +54,7 @@ def _table(name: str) -> str:
     parts = name.split(".")
     if len(parts) > 2 or not all(part and "\0" not in part and len(part.encode()) <= 63 for part in parts):
         raise ValueError("should be name or schema.name, each of 1 to 63 bytes")
-    if parts[-1] in _QUEUE_TABLES:
+    if parts[-1] in QUEUE_TABLES:
         raise ValueError("should not be a table of the queue itself")
     if len(parts) == 2 and (parts[0].startswith("pg_") or parts[0] == "information_schema"):
         raise ValueError("should not be in a schema of PostgreSQL itself")

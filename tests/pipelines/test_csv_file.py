@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+import dataloader
 from dataloader.pipelines import Context, PermanentError, csv_source, csv_table, resolve, steps
 from dataloader.testing import Result
 
@@ -344,6 +346,11 @@ def test_other_schemas(load: Run, refused: Refused, rows: Rows) -> None:
 
 
 # Arguments
+
+
+def test_every_table_of_the_schema_is_refused_as_a_target() -> None:
+    schema = (Path(dataloader.__file__).parents[1] / "sql" / "schema.sql").read_text("utf-8")
+    assert {*re.findall(r"^CREATE TABLE (\w+)", schema, re.MULTILINE), "dl_fence"} == csv_source.QUEUE_TABLES
 
 
 @pytest.mark.parametrize(

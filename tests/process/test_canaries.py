@@ -38,7 +38,7 @@ SHOWN = 16  # characters of a secret that nobody may see in a row
 # Each argument is a command; for one that cannot be understood click exits with 2.
 TYPED = """
 import sys
-from dataloader.cli import main
+from dataloader.cli.main import main
 for command in sys.argv[1:]:
     try:
         main(command.split())

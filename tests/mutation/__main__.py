@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 
+from psycopg.conninfo import make_conninfo
+
 from tests.conftest import URL, started
 
 from .mutants import MUTANTS, Mutant
@@ -26,7 +28,7 @@ def server() -> Iterator[None]:
         yield
         return
     made = started()
-    os.environ[URL] = made.dsn
+    os.environ[URL] = make_conninfo(made.dsn, user="postgres")  # the tests make roles and databases
     try:
         yield
     finally:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import CompletedProcess
 
+import psycopg
 import pytest
 
 from dataloader.queue import db
 
+from .__main__ import URL, server
 from .mutants import MUTANTS, Gone, Mutant, mutated
-from .trial import try_out
+from .trial import _judged, try_out
 
 # One of a statement, one of a function, one of a trigger, and the tests in which each is caught.
 CHOSEN = {
@@ -46,6 +50,20 @@ def test_a_guard_that_is_gone_is_said_to_be_gone() -> None:
 def test_three_are_caught(name: str) -> None:
     verdict = try_out(BY_NAME[name], [CHOSEN[name]])
     assert verdict.caught_by, verdict
+
+
+def test_a_test_that_cannot_be_set_up_catches_nothing() -> None:
+    said = "ERROR tests/sql/test_rights.py::test_a - permission denied to create role"
+    verdict = _judged(MUTANTS[0], CompletedProcess([], 1, said, ""))
+    assert verdict.caught_by is None
+    assert verdict.broken
+
+
+@pytest.mark.long
+def test_the_runs_may_make_roles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(URL)
+    with server(), psycopg.connect(os.environ[URL]) as conn:
+        assert conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone() == (True,)
 
 
 @pytest.mark.slow

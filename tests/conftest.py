@@ -62,6 +62,11 @@ def pytest_configure(config: pytest.Config) -> None:
     migrations.migrate(create("template", template="template1"), schema="public")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """For `-n auto` three processes on two cores: many tests wait for a lease, a timeout or a process."""
+    return max(2, (os.cpu_count() or 1) * 3 // 2)
+
+
 # Files whose every test has the marker, and whose import alone takes seconds.
 WHOLLY = {"test_api_schemathesis.py": "long"}
 

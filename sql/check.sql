@@ -1,4 +1,4 @@
--- What `dataloader check` asks the server: catalogs only, nothing is changed. Each returns facts; dataloader/check decides.
+-- The questions of `dataloader check` to the server: catalogs only, nothing is changed. Each returns facts; dataloader/check decides.
 
 -- name: schema_rights
 -- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser?

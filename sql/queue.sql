@@ -1,5 +1,5 @@
 -- The statements in a job's life, in its order; called by the functions of the same name in dataloader/queue/.
--- What needs several snapshots is in functions/. Every statement writes its own journal row; one that changes the
+-- Statements that need several snapshots are in functions/. Every statement writes its own journal row; one that changes the
 -- status says so by `journaled`, else the trigger for other services' steps would write another. A write to a running
 -- job names the claim: job_id, attempt, claimed_by, status = 'running'. No row changed means that the claim is over.
 

@@ -1,4 +1,4 @@
--- What a run says to its target database, the queue's or another: a fence against runs that have lost their claim.
+-- A run's statements in its target database, the queue's or another: a fence against runs that have lost their claim.
 -- `claim` grows with each start of the job, also over those that are given back, so the newest run has the highest. But
 -- a queue that was set back (an asynchronous failover, a backup) gives the same numbers out again. So the fence has an
 -- owner; a run that finds the fence at its own number or above, and not its own, asks the queue whose the job is

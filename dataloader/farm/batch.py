@@ -1,4 +1,4 @@
-"""What a worker holds besides the run under way: claimed jobs that have not begun, ends that are not written.
+"""A worker's jobs and ends besides the run under way: claimed jobs that have not begun, ends that are not written.
 
 The worker's thread and the heartbeat's share a batch. A deque hands each job and each end to one of the two; only the
 thread that has the session (`Heartbeat.holding`) writes.

@@ -20,7 +20,7 @@ from dataloader.farm.process import cpu_used, now
 
 
 class State(IntEnum):
-    """What the process of a slot is doing."""
+    """The phase of the slot's process."""
 
     FREE = 0
     STARTING = 1
@@ -107,7 +107,7 @@ class Slot:
 
     @property
     def order(self) -> Order:
-        """What the supervisor has ordered."""
+        """The supervisor's latest order."""
         return Order(self.fields.order)
 
     @order.setter

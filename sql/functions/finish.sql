@@ -65,7 +65,7 @@ BEGIN
                         ELSE 'queued' END END::dl_status,
              journaled = journaled + 1,
              attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
-             -- What may run again at once: a claim beside us finds it before a later job of its key (dl_take_keys).
+             -- A job that may run again at once: a claim beside us finds it before a later job of its key (dl_take_keys).
              hot = hot OR verb = 'hand_back' OR verb = 'retry' AND delay_sec <= 0,
              available_at = CASE verb WHEN 'retry' THEN now() + make_interval(secs => delay_sec)
                                       WHEN 'hand_back' THEN now() ELSE available_at END,

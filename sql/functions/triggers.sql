@@ -1,4 +1,4 @@
--- What the triggers do. The migrations create the triggers, and schema.sql shows them: the rows that each one fires
+-- The bodies of the triggers. The migrations create the triggers, and schema.sql shows them: the rows that each one fires
 -- for. A migration is applied together with the functions that its header names: a body here may use only the columns
 -- that exist after the first migration that names it.
 

@@ -44,7 +44,7 @@ def health() -> dict[str, Any]:
 @auth.require()
 @operation("service", responses.Info, uses_database=False)
 def info() -> dict[str, Any]:
-    """What runs here, and in which ENVIRONMENT."""
+    """The service, its version and its ENVIRONMENT."""
     settings: Settings = current_app.extensions["settings"]
     return {"service": SERVICE, "version": VERSION, "environment": settings.environment}
 

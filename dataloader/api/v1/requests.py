@@ -110,7 +110,7 @@ class FarmEvents(Query):
 
 
 class OfQueue(Query):
-    """What is done to one queue."""
+    """The body of an order to one queue."""
 
     name: Literal[".", ".."] | None = Field(
         default=None,

@@ -176,7 +176,7 @@ class Deleted(BaseModel):
 
 
 class BulkOutcome(BaseModel):
-    """What became of one job of a bulk request."""
+    """The result for one job of a bulk request."""
 
     job_id: UUID
     outcome: Outcome
@@ -189,7 +189,7 @@ class BulkOutcomes(BaseModel):
 
 
 class QueueState(BaseModel):
-    """What operators have said of a queue."""
+    """The settings of a queue that operators have made."""
 
     queue: str
     paused_at: datetime | None
@@ -297,7 +297,7 @@ class Transaction(BaseModel):
 
 
 class VacuumHolder(BaseModel):
-    """Who holds back vacuum of the queue's tables; null is what the service's role may not see."""
+    """The session or slot that holds back vacuum of the queue's tables; null where the service's role may see none."""
 
     kind: str = Field(description="session, standby, prepared transaction, replication slot")
     pid: int | None
@@ -330,7 +330,7 @@ class Database(BaseModel):
 
 
 class Bucket(BaseModel):
-    """What ended within ten seconds from `at`."""
+    """The runs that ended within ten seconds from `at`."""
 
     at: datetime
     processed: Count
@@ -338,7 +338,7 @@ class Bucket(BaseModel):
 
 
 class Pace(BaseModel):
-    """What ended lately, in buckets of ten seconds, the oldest first."""
+    """The runs that ended lately, in buckets of ten seconds, the oldest first."""
 
     pace: list[Bucket]
 
@@ -350,7 +350,7 @@ class Health(BaseModel):
 
 
 class Info(BaseModel):
-    """What runs here."""
+    """The service and its version."""
 
     service: str
     version: str
@@ -367,7 +367,7 @@ class Running(BaseModel):
 
 
 class Checks(BaseModel):
-    """What was looked at; all of it is well, else the answer is a 503."""
+    """The checks of the service; all have passed, else the answer is a 503."""
 
     database: Literal["ok"]
     schema_: Literal["ok"] = Field(alias="schema")

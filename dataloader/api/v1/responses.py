@@ -297,7 +297,7 @@ class Transaction(BaseModel):
 
 
 class VacuumHolder(BaseModel):
-    """The session or slot that holds back vacuum of the queue's tables; null where the service's role may see none."""
+    """The session or slot that holds back vacuum of the queue's tables; null: the service's role may not see it."""
 
     kind: str = Field(description="session, standby, prepared transaction, replication slot")
     pid: int | None

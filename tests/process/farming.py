@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -39,13 +39,15 @@ def ended_lines(file: Path) -> list[str]:
 class Program:
     """One `dataloader` process under test."""
 
-    def __init__(self, name: str, env: dict[str, str], log: Path, cwd: Path | None) -> None:
+    def __init__(
+        self, name: str, env: dict[str, str], log: Path, cwd: Path | None = None, before: Sequence[str] = ()
+    ) -> None:
         self.log = log
         self._read: list[dict[str, Any]] = []
         self._upto = 0  # so many bytes of the log have been read
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dataloader", *name.split()],
+                [*before, sys.executable, "-m", "dataloader", *name.split()],
                 env=env,
                 stdout=out,
                 stderr=out,

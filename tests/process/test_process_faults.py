@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
@@ -265,12 +264,8 @@ class Contained(Program):
     """`dataloader workers` as process 1 of a pid namespace."""
 
     def __init__(self, farm: Farm) -> None:
-        self.log = farm.folder / "contained.log"
         env = os.environ | {"DL_DB_DSN": farm.dsn, "DL_HOME": str(farm.folder), "WORKERS_JSON": '[{"queue": "q"}]'}
-        with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*UNSHARE, sys.executable, "-m", "dataloader", "workers"], env=env, stdout=out, stderr=out
-            )
+        super().__init__("workers", env, farm.folder / "contained.log", before=UNSHARE)
         farm.programs.append(self)
         until(lambda: self.events("worker.started"), "a worker to start")
         (self.first,) = psutil.Process(self.process.pid).children()

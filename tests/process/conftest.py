@@ -9,10 +9,19 @@ import psycopg
 import pytest
 from farming import Farm
 
-# Programs that are killed, reloaded, cut off, filled or watched: each test needs seconds and a farm of its own.
+# Programs that are killed, reloaded, cut off, filled or watched: each test starts processes of its own.
 FARMS = {
-    *("test_api_stop", "test_beside_others", "test_bounds", "test_clocks", "test_crashes", "test_database_faults"),
-    *("test_floods", "test_idle_farm", "test_lifecycle", "test_light_workers", "test_loads", "test_lock_table"),
+    *("test_api_stop", "test_beside_others", "test_bounds", "test_check", "test_clocks", "test_crashes"),
+    *(
+        "test_database_faults",
+        "test_embedded",
+        "test_floods",
+        "test_idle_farm",
+        "test_lifecycle",
+        "test_light_workers",
+        "test_loads",
+        "test_lock_table",
+    ),
     *("test_locked_ends", "test_logs", "test_prefetch", "test_process_faults", "test_pruning", "test_reload"),
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up"),
 }

@@ -14,9 +14,11 @@ from psycopg import sql
 
 from dataloader.queue import db
 
-FUNCTIONS = (files("dataloader.sql.functions") / "claim.sql").read_text("utf-8")
+CLAIM, RECOVER = (
+    (files("dataloader.sql.functions") / f"{verb}.sql").read_text("utf-8") for verb in ("claim", "recover")
+)
 LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = (
-    re.sub(r"\b(p_)?past\b", "0", query) for query in re.findall(r"OPEN candidates FOR\n(.*?);", FUNCTIONS, re.DOTALL)
+    re.sub(r"\b(p_)?past\b", "0", query) for query in re.findall(r"OPEN candidates FOR\n(.*?);", CLAIM, re.DOTALL)
 )
 MILLION, THOUSAND = 1_000_000, 1_000
 SLOTS = 64
@@ -221,7 +223,7 @@ def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.
 @pytest.mark.long
 def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
     (expired,) = re.findall(
-        r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", FUNCTIONS, re.DOTALL
+        r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", RECOVER, re.DOTALL
     )
     for variable, given in {"p_up_sec": "0", "p_patience_sec": "15", "back": "now()"}.items():
         expired = re.sub(rf"\b{variable}\b", given, expired)

@@ -169,6 +169,14 @@ class Farm:
         """The rows of any statement."""
         return self.conn.execute(statement, parameters).fetchall()
 
+    def end_sessions(self, name: str = "dl-") -> None:
+        """End this database's sessions whose names begin so; other tests use the same server and role."""
+        self.conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND starts_with(application_name, %s)",
+            (name,),
+        )
+
     def close(self) -> None:
         """End everything: by a drain where that is quick, which also lets coverage be written, else at once."""
         running = [program.process for program in self.programs if program.process.poll() is None]

@@ -421,7 +421,8 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
 
 END_IDLE = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
- WHERE application_name LIKE 'dl-worker%' AND pid NOT IN (SELECT claimed_pid FROM dl_jobs WHERE status = 'running')
+ WHERE datname = current_database() AND application_name LIKE 'dl-worker%'
+   AND pid NOT IN (SELECT claimed_pid FROM dl_jobs WHERE status = 'running')
 """
 
 

@@ -242,7 +242,7 @@ def test_h4_orphans_of_a_database_that_does_not_come_back_leave_all_the_same(far
         admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
         program.signal(signal.SIGKILL)
         program.process.wait()
-        farm.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dl-%%'")
+        farm.end_sessions()
         psutil.wait_procs(workers, timeout=20)
         assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
         admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
@@ -316,7 +316,7 @@ def test_a4_a_run_that_holds_the_gil_is_ended_before_its_unrenewed_lease_is(farm
     name = farm.conn.info.dbname
     with psycopg.connect(own_db, dbname="postgres", autocommit=True) as admin:
         admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS false").format(sql.Identifier(name)))
-        farm.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dl-%%'")
+        farm.end_sessions()
         until(lambda: not psutil.pid_exists(pid), "the run to be ended")
         admin.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(sql.Identifier(name)))
     farm.wait(second, "succeeded")

@@ -72,7 +72,7 @@ def test_a_drain_ends_in_time_though_the_lock_stays(farm: Farm) -> None:
 def test_a_lost_session_does_not_hand_back_a_job_that_has_run(farm: Farm) -> None:
     """What the former session may have claimed is handed back by the next one; this job is none of that."""
     with ended_behind_a_lock(farm) as (program, job):
-        farm.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'dl-worker:%%'")
+        farm.end_sessions("dl-worker:")
         until(lambda: program.events("worker.session.lost"), "the worker to notice")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert runs(farm) == 1

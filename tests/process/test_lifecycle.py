@@ -97,7 +97,8 @@ def test_d4_an_idle_worker_whose_session_is_killed_listens_again(farm: Farm, bac
     assert backend("dl-worker") == 1
     until(
         lambda: farm.rows(
-            "SELECT FROM pg_stat_activity WHERE application_name LIKE 'dl-worker%%' AND query LIKE '%%dl_step%%'"
+            "SELECT FROM pg_stat_activity WHERE datname = current_database()"
+            " AND application_name LIKE 'dl-worker%%' AND query LIKE '%%dl_step%%'"
         )
     )
     farm.wait(farm.enqueue("noop"), "succeeded", patience=5)

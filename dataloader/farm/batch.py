@@ -227,7 +227,7 @@ class Batch:
         return not (written and written.locked)
 
     def _try_one(self, ended: Ended) -> Written | None:
-        """None when an earlier try has committed and only its answer, with the status, was lost."""
+        """Write one end; returns None when an earlier try has committed and its answer, with the status, was lost."""
         again = not self._session.is_open
         if again:
             self._session.reopen()

@@ -203,7 +203,7 @@ class Heartbeat(threading.Thread):
         return progress
 
     def _heard_cancel(self, job: Job) -> bool:
-        """Read the server's notifications. Those of jobs may be dropped: the worker claims again after this job."""
+        """Read the notifications, and drop those of jobs: the worker claims again after this job."""
         heard = [note for note in self._session.conn.notifies(timeout=0) if note.channel == lifecycle.CANCEL_CHANNEL]
         return any(note.payload == str(job.job_id) for note in heard)
 

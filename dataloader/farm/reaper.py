@@ -148,7 +148,7 @@ def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: flo
     For people only: after a failure the rounds go on.
     """
     try:
-        while (rolled := stats.roll(conn)) >= stats.ROLLED and now() < until:
+        while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
             pass
         if rolled == stats.ANEW:
             log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")

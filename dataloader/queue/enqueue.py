@@ -130,7 +130,7 @@ def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None 
 
 
 def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
-    """Those of these jobs that the asker may not see."""
+    """The ids of these jobs without the ids that the asker may see."""
     if asker.sees_all or not job_ids:
         return set()
     return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}

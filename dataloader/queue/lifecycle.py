@@ -312,8 +312,8 @@ def settle(
 ) -> list[Settled]:
     """Take from a dead worker the jobs that it held; `end` is one of job.SETTLED, or its word (see dl_settle).
 
-    The end is that of `running`, the job that the worker had begun last; the others are handed back uncounted. With
-    None it is that of all jobs.
+    The end is that of `running`, the job that the worker had begun last; the others are handed back uncounted. When
+    `running` is None, the end is that of all jobs.
     """
     word = SETTLED.get(end, end)
     parameters = {"worker": worker, "running": running, "end": word, "reason": reason, "facts": Jsonb(facts or {})}

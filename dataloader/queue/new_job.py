@@ -87,7 +87,7 @@ def _rule(field: fields.Field) -> tuple[Any, Any]:
 _rules: dict[str, Any] = {field.name: _rule(field) for field in fields.OF_PRODUCER}
 Trigger = create_model(
     "Trigger",
-    __doc__="What a producer may say of a job. What is left out gets the default of queue.NewJob.",
+    __doc__="The fields that a producer gives of a job. The default of dataloader.NewJob stands for a missing field.",
     __module__=__name__,
     __config__=ConfigDict(strict=True, extra="forbid", frozen=True, hide_input_in_errors=True),
     **_rules,

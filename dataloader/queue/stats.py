@@ -45,7 +45,6 @@ SCAN = 20_000  # jobs that one page of a list looks at
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
-ROLLED = AGGREGATED
 SORTS = ("changed", "key")
 
 _SQL = db.statements("stats.sql")
@@ -269,9 +268,6 @@ def _aggregate(conn: Conn, limit: int) -> int:
         conn.execute(_SQL["give_up_after"], {"time": f"{AGGREGATING_SEC * 1_000:.0f}ms"})
         row = conn.execute(_SQL["aggregate"], {"limit": limit}).fetchone()
     return row[0] if row else 0
-
-
-roll = aggregate
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:

@@ -164,7 +164,7 @@ def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
         " lease_expires_at = now() + '1 min'"
     )
     stats.show_workers(conn, "vm1/a", "vm1", [WORKER | {"job_id": job_id}])
-    stats.roll(conn)
+    stats.aggregate(conn)
     figures = asked(client, "/api/v1/stats", responses.Overview)
     assert (figures["total"]["busy"], figures["queues"][0]["workers"]) == (1, 1)
     assert asked(client, "/api/v1/queues", responses.Queues)["queues"] == figures["queues"]

@@ -59,7 +59,7 @@ def test_the_farm_and_the_requests(client: FlaskClient, conn: db.Connection) -> 
     conn.execute("UPDATE dl_jobs SET created_at = now() - interval '1 h', available_at = now() - interval '1 h'"
                  " WHERE job_id = %s", (ids[1],))  # fmt: skip
     stats.show_workers(conn, "vm1/a", "vm1", [WORKER])
-    stats.roll(conn)
+    stats.aggregate(conn)
     client.get("/nowhere")
     found = scraped(client)
 
@@ -125,7 +125,7 @@ def test_there_are_so_many_series_whatever_is_named(
         " SELECT gen_random_uuid(), 'token=s3cret-' || n || repeat(' x', 300), 't' || n, 'k'"
         " FROM generate_series(1, 50) n"
     )
-    stats.roll(conn)
+    stats.aggregate(conn)
     text = client.get("/metrics").text
     families = {family.name: family.samples for family in plain(text)}
     assert len(families["dl_jobs_fresh"]) <= 21
@@ -139,7 +139,7 @@ def test_there_are_so_many_series_whatever_is_named(
 def test_what_alerts_count_begins_at_zero(client: FlaskClient, conn: db.Connection) -> None:
     """The first lost lease of a queue would be none to increase(), were its series not there before it."""
     client.post(TRIGGER, json=MINIMAL)
-    stats.roll(conn)
+    stats.aggregate(conn)
     steps = scraped(client)["dl_job_steps_total"]
     rules = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     watched = {step for names in re.findall(r'(?:increase|rate)\(dl_job_steps_total\{step=~?"([a-z_|]+)"', rules)

@@ -103,7 +103,7 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
     for step in ("pause", "resume"):
         known = client.post(f"/api/v1/queues/load.cbr/{step}").get_json()
         assert (known["is_known"], known["similar"]) == (True, [])
-    stats.roll(conn)
+    stats.aggregate(conn)
     answer = client.post("/api/v1/queues/load.crb/pause").get_json()
     responses.QueueState.model_validate(answer)
     assert answer["paused_at"]
@@ -117,7 +117,7 @@ def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str) -> None:
     token = {"name": "ops", "scopes": ["operate"], "sha256": sha256(TOKEN.encode()).hexdigest()}
     with running(dsn, dl_api_tokens=[token]) as app, db.connect(dsn, name="test", schema="public") as conn:
         lifecycle.enqueue(conn, lifecycle.NewJob("load.cbr", "t", "k"))
-        stats.roll(conn)
+        stats.aggregate(conn)
         given = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
         answer = app.test_client().post("/api/v1/queues/load.crb/pause", **given).get_json()
     assert (answer["is_known"], answer["similar"]) == (False, [])

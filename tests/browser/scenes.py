@@ -37,7 +37,7 @@ class Scene:
         self.waiting = self.job(lock_key=f"orders{mark}")
         self.orphan = self.job(queue=f"nobody.serves{mark}", lock_key=f"orphan{mark}")
         self.show_workers()
-        stats.roll(self.conn)
+        stats.aggregate(self.conn)
 
     def job(self, **more: Any) -> UUID:
         """One more job."""

@@ -20,6 +20,9 @@ from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import lifecycle, operations, stats
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
+_operate = operation(
+    "operate", responses.Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
+)
 
 
 @blueprint.get("/jobs")
@@ -60,9 +63,7 @@ def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
 
 @blueprint.post("/jobs/<anything:job_id>/requeue")
 @auth.require("operate")
-@operation(
-    "operate", responses.Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
-)
+@_operate
 def requeue_job(job_id: UUID) -> dict[str, Any]:
     """Queue a job that has ended again, with a fresh budget of attempts."""
     return _operated(job_id, operations.requeue, "only a job that has ended can be requeued")
@@ -70,9 +71,7 @@ def requeue_job(job_id: UUID) -> dict[str, Any]:
 
 @blueprint.post("/jobs/<anything:job_id>/run-now")
 @auth.require("operate")
-@operation(
-    "operate", responses.Status, body=requests.Nothing, body_may_be_empty=True, query=requests.Query, errors=(409,)
-)
+@_operate
 def run_job_now(job_id: UUID) -> dict[str, Any]:
     """Make a queued job due whose time has not come."""
     return _operated(job_id, operations.run_now, "only a queued job can be made due")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, g
@@ -14,6 +15,7 @@ from dataloader.queue import db, operations, stats
 
 AT_ONCE = 1_000  # jobs that one request changes
 blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")
+_order = partial(operation, "queues", body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
 
 
 @blueprint.get("")
@@ -27,7 +29,7 @@ def list_queues() -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/pause")
 @auth.require("operate")
-@operation("queues", responses.QueueState, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+@_order(responses.QueueState)
 def pause_queue(queue: str) -> dict[str, Any]:
     """Start no job of this queue any more, on any host. Running ones go on."""
     return _set(queue, operations.pause)
@@ -35,7 +37,7 @@ def pause_queue(queue: str) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/resume")
 @auth.require("operate")
-@operation("queues", responses.QueueState, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+@_order(responses.QueueState)
 def resume_queue(queue: str) -> dict[str, Any]:
     """Start jobs of this queue again."""
     return _set(queue, operations.resume)
@@ -55,7 +57,7 @@ def limit_queue(queue: str, body: requests.QueueLimit) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/requeue-dead")
 @auth.require("operate")
-@operation("queues", responses.Changed, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+@_order(responses.Changed)
 def requeue_dead(queue: str) -> dict[str, Any]:
     """Requeue up to 1,000 of the queue's failed and lost jobs."""
     return _changed(queue, operations.requeue_dead)
@@ -63,7 +65,7 @@ def requeue_dead(queue: str) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/delete-dead")
 @auth.require("operate")
-@operation("queues", responses.Changed, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+@_order(responses.Changed)
 def delete_dead(queue: str) -> dict[str, Any]:
     """Delete up to 1,000 of the queue's failed and lost jobs."""
     return _changed(queue, operations.delete_dead)
@@ -71,7 +73,7 @@ def delete_dead(queue: str) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/run-all")
 @auth.require("operate")
-@operation("queues", responses.Changed, body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+@_order(responses.Changed)
 def run_all(queue: str) -> dict[str, Any]:
     """Make up to 1,000 of the queue's jobs due whose time has not come."""
     return _changed(queue, operations.run_all)

@@ -129,7 +129,7 @@ def is_cross_site() -> bool:
 
 
 def _admit() -> BaseResponse | None:
-    """Check the request: None lets it pass; an exception or an answer refuses it."""
+    """Check the request: returns None for an allowed request, and an answer or an exception for a refused one."""
     if request.method not in SAFE and is_cross_site():
         abort(403, "This came from another site's page, which may not change anything here.")
     if (wanted := _wanted()) is None:

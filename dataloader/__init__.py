@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataloader.client import Client
-    from dataloader.queue.lifecycle import NewJob
+    from dataloader.queue.enqueue import NewJob
     from dataloader.queue.new_job import enqueue, enqueue_many
 
 __all__ = ["Client", "NewJob", "enqueue", "enqueue_many"]

@@ -20,7 +20,7 @@ import dataloader
 from dataloader.bench.farm import Api
 from dataloader.bench.line import Line, Must
 from dataloader.bench.place import SQL, BenchError, Place, clear
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, enqueue
 
 BULK = 10_000
 SINGLE = 1_000
@@ -73,10 +73,10 @@ def _rate(jobs: int, action: Callable[[], Any]) -> float:
 
 def _single(conn: db.Connection, jobs: int) -> float:
     new = _new_jobs(jobs)
-    return _rate(jobs, lambda: [lifecycle.enqueue(conn, job) for job in new])
+    return _rate(jobs, lambda: [enqueue.enqueue(conn, job) for job in new])
 
 
-def _bulk(many: Callable[[db.Connection, list[lifecycle.NewJob]], Any], conn: db.Connection, jobs: int) -> float:
+def _bulk(many: Callable[[db.Connection, list[enqueue.NewJob]], Any], conn: db.Connection, jobs: int) -> float:
     new = _new_jobs(jobs)
 
     def add() -> None:
@@ -124,8 +124,8 @@ def _take_stock(conn: db.Connection, jobs: int) -> None:
     clear(conn)
 
 
-def _new_jobs(jobs: int) -> list[lifecycle.NewJob]:
-    return [lifecycle.NewJob("bench", "bench.noop", f"key-{n}", {"n": n}) for n in range(jobs)]
+def _new_jobs(jobs: int) -> list[enqueue.NewJob]:
+    return [enqueue.NewJob("bench", "bench.noop", f"key-{n}", {"n": n}) for n in range(jobs)]
 
 
 def _body(number: int) -> dict[str, Any]:

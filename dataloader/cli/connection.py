@@ -57,11 +57,14 @@ def reaching(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--url", help="the API; default: DL_URL, else http://127.0.0.1:APP_PORT")
     @click.option(
-        "--token-file", type=click.File(), metavar="FILE", help="holds the token; - is stdin; default: DL_TOKEN"
+        "--token-file",
+        type=click.File(),
+        metavar="FILE",
+        help="the file that holds the token; - is stdin; default: DL_TOKEN",
     )
-    @click.option("--direct", is_flag=True, help="ask the queue's database, not the API")
-    @click.option("--dsn", help="the same, with this database")
-    @click.option("--json", "as_json", is_flag=True, help="the answer as JSON")
+    @click.option("--direct", is_flag=True, help="ask the queue's database instead of the API")
+    @click.option("--dsn", help="ask this database instead of the API")
+    @click.option("--json", "as_json", is_flag=True, help="print the answer as JSON")
     @functools.wraps(command)
     def called(
         *args: Any,

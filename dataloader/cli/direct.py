@@ -36,7 +36,7 @@ from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import read
 from dataloader.client.watch import Watched
 from dataloader.config import Settings
-from dataloader.queue import db, lifecycle, migrations, operations, stats
+from dataloader.queue import db, enqueue, lifecycle, migrations, operations, stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,7 +70,7 @@ class Direct(Farm):
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
         new = _checked(fields, self._settings.dl_default_lease_ttl_sec, trace)
-        job_id, status = self._ask(lifecycle.enqueue, new, limited=True)
+        job_id, status = self._ask(enqueue.enqueue, new, limited=True)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
 
     def status(self, job_id: UUID | str) -> Job:
@@ -142,7 +142,7 @@ class Direct(Farm):
                 return question(conn, *args, **fields)
         except migrations.SchemaError as e:
             raise Refused(str(e)) from None
-        except operations.QueueFull as e:
+        except enqueue.QueueFull as e:
             raise QueueFull(str(e)) from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
@@ -199,7 +199,7 @@ def as_document(row: Any) -> Any:
     return json.loads(as_json(log.masked(row), None))
 
 
-def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> lifecycle.NewJob:
+def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> enqueue.NewJob:
     """A new job, valid by the API's rules; raises Refused."""
     from dataloader.queue import new_job  # pydantic takes its time
 
@@ -209,7 +209,7 @@ def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> l
         faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
         raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
     given = {name: getattr(valid, name) for name in valid.model_fields_set}
-    return lifecycle.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace})
+    return enqueue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace})
 
 
 def _words(error: psycopg.Error) -> str:

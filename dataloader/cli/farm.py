@@ -49,7 +49,7 @@ def ps(reached: Reached) -> None:
 
 @commands.command()
 @click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="seconds")
-@click.option("--once", is_flag=True, help="show it once")
+@click.option("--once", is_flag=True, help="show the screen once, then end")
 @reaching
 def top(reached: Reached, every: float, once: bool) -> None:
     """Watch the farm: queues, and workers with what they run; q leaves."""

@@ -54,8 +54,8 @@ def commands() -> None:
 )
 @click.option("--at", "available_at", metavar="TIME", help="not before then: 2026-01-31T06:30:00+03:00")
 @_fields_of_producer
-@click.option("--wait", "waits", is_flag=True, help="wait for its end; the exit status tells which, as that of `wait`")
-@click.option("--timeout", type=float, help="with --wait: seconds until it is left alone; exit status 13")
+@click.option("--wait", "waits", is_flag=True, help="wait for the job's end; the exit status is that of `wait`")
+@click.option("--timeout", type=float, help="with --wait: stop waiting after so many seconds; exit status 13")
 @reaching
 def trigger(reached: Reached, task: str, args_json: str, waits: bool, timeout: float | None, **fields: Any) -> None:
     """Start a job and print its id and status."""
@@ -73,7 +73,7 @@ def trigger(reached: Reached, task: str, args_json: str, waits: bool, timeout: f
 
 @commands.command()
 @click.argument("job_id", type=click.UUID)
-@click.option("--timeout", type=float, help="seconds until it is left alone; exit status 13")
+@click.option("--timeout", type=float, help="stop waiting after so many seconds; exit status 13")
 @reaching
 def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
     """Wait for a job's end.
@@ -109,11 +109,11 @@ def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
 @click.option("--partition-key")
 @click.option("--producer")
 @click.option("--consumer-group")
-@click.option("--since", metavar="TIME", help="changed since 2h (min, h, d) ago, or since a time")
-@click.option("--until", metavar="TIME", help="changed before that")
+@click.option("--since", metavar="TIME", help="only jobs that changed since then: 2h (min, h, d) ago, or a time")
+@click.option("--until", metavar="TIME", help="only jobs that changed before then")
 @click.option("--sort", type=click.Choice(["changed", "key"]), default="changed", show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
-@click.option("--all", "has_no_limit", is_flag=True, help="all of them")
+@click.option("--all", "has_no_limit", is_flag=True, help="show all jobs, without a limit")
 @reaching
 def jobs(
     reached: Reached, since: str | None, until: str | None, limit: int, has_no_limit: bool, **filters: Any
@@ -144,9 +144,11 @@ def job(reached: Reached, job_id: UUID) -> None:
 
 @commands.command()
 @click.argument("job_id", type=click.UUID, required=False)
-@click.option("--queue", "-q", help="of all jobs of this queue")
-@click.option("--follow", is_flag=True, help="go on with what happens; until Ctrl-C, or the job's end")
-@click.option("--limit", type=click.IntRange(1, PAGE), default=50, show_default=True, help="the newest so many")
+@click.option("--queue", "-q", help="show the events of all jobs of this queue")
+@click.option("--follow", is_flag=True, help="show new events as they come, until Ctrl-C or the job's end")
+@click.option(
+    "--limit", type=click.IntRange(1, PAGE), default=50, show_default=True, help="how many of the newest events to show"
+)
 @reaching
 def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: bool, limit: int) -> None:
     """Show the journal of a job, or of the farm; with --json and --follow a line for each event."""

@@ -126,7 +126,7 @@ def reaper_command() -> None:
 
 @main.command()
 @click.option("--processes", default=2, show_default=True, help="gunicorn worker processes")
-@click.option("--threads", default=32, show_default=True, help="threads of each")
+@click.option("--threads", default=32, show_default=True, help="threads of each worker process")
 def api(processes: int, threads: int) -> None:
     """Serve the HTTP API with gunicorn."""
     settings = _settings()
@@ -154,7 +154,9 @@ def _parsed_roles(context: click.Context, option: click.Parameter, value: str | 
 
 
 @main.command()
-@click.option("--check", "only_check", is_flag=True, help="only say what is missing; exit 1 if anything is")
+@click.option(
+    "--check", "only_check", is_flag=True, help="change nothing, print what is missing; exit 1 if anything is"
+)
 @click.option(
     "--roles", callback=_parsed_roles, help="then grant their rights to roles: farm=NAME,producer=NAME,reader=NAME"
 )
@@ -180,7 +182,7 @@ def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) ->
 
 
 @main.command()
-@click.option("--json", "as_json", is_flag=True, help="the report as a JSON document")
+@click.option("--json", "as_json", is_flag=True, help="print the report as a JSON document")
 def check(as_json: bool) -> None:
     """Check settings, folders, pipelines and databases without starting anything; exit 78 if anything is wrong."""
     from dataloader import check as program
@@ -206,12 +208,22 @@ def new(name: str) -> None:
 @main.command()
 @click.argument("figures", nargs=-1)
 @click.option(
-    "--rounds", type=click.IntRange(1, 1_000), default=5, show_default=True, help="of which medians are taken"
+    "--rounds",
+    type=click.IntRange(1, 1_000),
+    default=5,
+    show_default=True,
+    help="how often each figure is measured; the median is shown",
 )
 @click.option(
-    "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="of all sizes"
+    "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="multiplies all sizes"
 )
-@click.option("--prefetch", type=click.IntRange(2, 1_000), default=200, show_default=True, help="for drains in batches")
+@click.option(
+    "--prefetch",
+    type=click.IntRange(2, 1_000),
+    default=200,
+    show_default=True,
+    help="jobs a claim, for drains in batches",
+)
 @click.option(
     "--bare",
     type=click.Choice(["plain", "contract", "lean"]),
@@ -219,7 +231,7 @@ def new(name: str) -> None:
     show_default=True,
     help="pgbench's tables: the contract's; with its notify triggers; without its indexes",
 )
-@click.option("--json", "json_path", metavar="FILE", help="write the result as JSON too; - is stdout")
+@click.option("--json", "json_path", metavar="FILE", help="also write the result as JSON; - is stdout")
 @click.option("--dsn", help="a database to measure in; default: the configured one, or an embedded PostgreSQL")
 def bench(
     figures: tuple[str, ...],
@@ -251,7 +263,7 @@ def bench(
 
 
 @main.command(name="dsn")
-@click.option("--show-password", is_flag=True, help="with the password, if the DSN has one")
+@click.option("--show-password", is_flag=True, help="print the password too, if the DSN has one")
 def dsn_command(show_password: bool) -> None:
     """Print the DSN in use, for psql."""
     dsn = _dsn(_settings())

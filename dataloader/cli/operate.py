@@ -44,7 +44,7 @@ def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None) -
 @commands.command()
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
-@click.option("--yes", is_flag=True, help="do not ask")
+@click.option("--yes", is_flag=True, help="do not ask for confirmation")
 @reaching
 def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bool) -> None:
     """Delete jobs that do not run, with their journal; - reads their ids from stdin."""

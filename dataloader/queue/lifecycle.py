@@ -21,12 +21,6 @@ from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn
-from dataloader.queue.enqueue import Asker as Asker  # these are enqueue's, and are known by this module's name too
-from dataloader.queue.enqueue import KeyTaken as KeyTaken
-from dataloader.queue.enqueue import NewJob as NewJob
-from dataloader.queue.enqueue import QueueFull as QueueFull
-from dataloader.queue.enqueue import enqueue as enqueue
-from dataloader.queue.enqueue import require_room as require_room
 from dataloader.queue.job import SETTLED, Finish, Job, Status, Verb
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable

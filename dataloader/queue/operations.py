@@ -16,10 +16,8 @@ from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.db import Conn
-from dataloader.queue.lifecycle import QueueFull
 
 __all__ = [
-    "QueueFull",
     "cancel",
     "delete",
     "delete_dead",

@@ -19,7 +19,7 @@ from flask.testing import FlaskClient
 
 from dataloader import config, log
 from dataloader.log import masking
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, enqueue
 
 Lines = Callable[[str], list[dict[str, Any]]]
 
@@ -111,7 +111,7 @@ def test_what_is_logged_for_a_request_carries_its_id(
         logging.getLogger("library").warning("seen")
         raise RuntimeError("no")
 
-    monkeypatch.setattr(lifecycle, "enqueue", broken)
+    monkeypatch.setattr(enqueue, "enqueue", broken)
     answer = client.post(TRIGGER, json=MINIMAL)
     structlog.get_logger("x").info("afterwards")
     library, error, afterwards = lines("application")

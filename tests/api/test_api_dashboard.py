@@ -10,7 +10,7 @@ import pytest
 from api_app import running
 from flask.testing import FlaskClient
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, enqueue
 
 PAGES = ["/", "/jobs", "/workers", "/queues/load.cbr", "/queues/a%2Fb%20%3F%25", "/jobs?status=dead&sort=key"]
 HTMX = {"HX-Request": "true"}
@@ -46,7 +46,7 @@ def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskCli
 
 
 def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn: db.Connection) -> None:
-    job_id, _ = lifecycle.enqueue(conn, lifecycle.NewJob("q", "t", "k"))
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     answer = client.post(f"/jobs/{job_id}/cancel", headers=HTMX)
     assert (answer.status_code, answer.headers["HX-Trigger"]) == (200, "refresh")
     assert client.post(f"/jobs/{job_id}/run-now", headers=HTMX).text == "That was not done: the job is canceled by now."
@@ -61,7 +61,7 @@ def test_a_button_writes_who_pressed_it_and_only_once(client: FlaskClient, conn:
 
 
 def test_a_long_run_is_shown_to_its_end(client: FlaskClient, conn: db.Connection) -> None:
-    job_id, _ = lifecycle.enqueue(conn, lifecycle.NewJob("q", "t", "k"))
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute(
         "INSERT INTO dl_job_events (job_id, queue, kind, payload)"
         " SELECT %s, 'q', CASE n WHEN 0 THEN 'picked' WHEN 2500 THEN 'lost' ELSE 'heartbeat' END,"
@@ -77,7 +77,7 @@ def test_a_long_run_is_shown_to_its_end(client: FlaskClient, conn: db.Connection
 
 def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskClient, conn: db.Connection) -> None:
     """The page of a job that somebody put back has two attempts numbered 1; `took` is of a run and not of both."""
-    job_id, _ = lifecycle.enqueue(conn, lifecycle.NewJob("q", "t", "k"))
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     conn.execute(
         "UPDATE dl_jobs SET status = 'succeeded', attempt = 1, claims = 2, journaled = journaled + 1,"
         " started_at = now() - interval '1 hour', finished_at = now() - interval '1 minute' WHERE job_id = %s",
@@ -107,7 +107,7 @@ def test_runs_before_and_after_a_requeue_are_told_apart_and_timed(client: FlaskC
 
 
 def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClient, conn: db.Connection) -> None:
-    job_id, _ = lifecycle.enqueue(conn, lifecycle.NewJob("q", "t", "k"))
+    job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
     afar = {"environ_base": {"REMOTE_ADDR": "10.0.0.7"}}
     assert client.post(f"/jobs/{job_id}/cancel", headers=HTMX, **afar).status_code == 403
     assert "hx-post" in client.get(f"/jobs/{job_id}").text

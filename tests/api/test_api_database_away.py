@@ -17,7 +17,7 @@ from flask.testing import FlaskClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from structlog.testing import capture_logs
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, enqueue
 
 POOLS = pytest.mark.parametrize("pool", [True, False], ids=["pool", "no pool"])
 SESSIONS = """SELECT count(*) FROM pg_stat_activity
@@ -150,11 +150,11 @@ def test_a_frozen_database_is_away(link: Link, refused: Refused, pool: bool) -> 
 def test_frozen_between_the_test_of_a_session_and_its_use(
     link: Link, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def enqueue(conn: db.Connection, new: lifecycle.NewJob, limited: bool, asker: None) -> None:
+    def frozen(conn: db.Connection, new: enqueue.NewJob, limited: bool, asker: None) -> None:
         link.freeze()
         conn.execute("SELECT 1")
 
-    monkeypatch.setattr(lifecycle, "enqueue", enqueue)
+    monkeypatch.setattr(enqueue, "enqueue", frozen)
     with running(link.dsn) as app:
         with within(3):
             refused(app.test_client().post(TRIGGER, json=MINIMAL), 503, "unavailable")
@@ -174,20 +174,20 @@ def test_sessions_that_were_ended_are_replaced(dsn: str, conn: db.Connection, po
 def test_j11_a_session_lost_in_a_request_confirms_nothing(
     dsn: str, conn: db.Connection, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enqueue = lifecycle.enqueue
+    confirmed = enqueue.enqueue
 
-    def lost(session: db.Connection, new: lifecycle.NewJob, limited: bool, asker: None) -> Any:
-        result = enqueue(session, new, limited, asker)
+    def lost(session: db.Connection, new: enqueue.NewJob, limited: bool, asker: None) -> Any:
+        result = confirmed(session, new, limited, asker)
         conn.execute(END_SESSIONS)
         session.execute("SELECT 1")
         return result
 
-    monkeypatch.setattr(lifecycle, "enqueue", lost)
+    monkeypatch.setattr(enqueue, "enqueue", lost)
     with running(dsn) as app, capture_logs() as logs:
         client = app.test_client()
         refused(client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"}), 503, "unavailable")
         assert [line["event"] for line in logs] == ["api.unavailable"]
-        monkeypatch.setattr(lifecycle, "enqueue", enqueue)
+        monkeypatch.setattr(enqueue, "enqueue", confirmed)
         assert client.post(TRIGGER, json=MINIMAL | {"idempotency_key": "k"}).status_code == 200
     assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (1,)
 

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from dataloader import config
 from dataloader.api import create_app
-from dataloader.queue import lifecycle
+from dataloader.queue import enqueue
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # no server listens on port 1
 
@@ -71,10 +71,10 @@ def test_the_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_fault_of_ours_is_500_and_tells_nothing(
     app: Flask, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(conn: Any, new: lifecycle.NewJob, limited: bool, asker: None) -> Any:
+    def broken(conn: Any, new: enqueue.NewJob, limited: bool, asker: None) -> Any:
         raise RuntimeError(f"s3cret {new.task}")
 
-    monkeypatch.setattr(lifecycle, "enqueue", broken)
+    monkeypatch.setattr(enqueue, "enqueue", broken)
     with capture_logs() as logs:
         answer = app.test_client().post(TRIGGER, json=MINIMAL | {"task": "canary"})
     problem = refused(answer, 500, "internal-error")

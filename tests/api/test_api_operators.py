@@ -13,7 +13,7 @@ from flask.testing import FlaskClient
 
 from dataloader.api.server import audit
 from dataloader.api.v1 import responses
-from dataloader.queue import db, lifecycle, stats
+from dataloader.queue import db, enqueue, stats
 
 TOKEN = "dl_" + "a" * 43
 HTMX = {"HX-Request": "true"}
@@ -116,7 +116,7 @@ def test_a_change_of_a_queue_that_nobody_knows_says_so(client: FlaskClient, conn
 def test_the_names_of_other_queues_are_for_those_who_may_read(dsn: str) -> None:
     token = {"name": "ops", "scopes": ["operate"], "sha256": sha256(TOKEN.encode()).hexdigest()}
     with running(dsn, dl_api_tokens=[token]) as app, db.connect(dsn, name="test", schema="public") as conn:
-        lifecycle.enqueue(conn, lifecycle.NewJob("load.cbr", "t", "k"))
+        enqueue.enqueue(conn, enqueue.NewJob("load.cbr", "t", "k"))
         stats.aggregate(conn)
         given = {"headers": {"Authorization": f"Bearer {TOKEN}"}}
         answer = app.test_client().post("/api/v1/queues/load.crb/pause", **given).get_json()

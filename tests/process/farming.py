@@ -16,7 +16,7 @@ from uuid import UUID
 import psutil
 from farm_pipelines import RUNS
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, enqueue, lifecycle
 
 PATIENCE = 30.0  # seconds until a test gives up waiting; never how long it waits when all is well
 
@@ -133,8 +133,8 @@ class Farm:
     def enqueue(self, task: str, queue_name: str = "q", lock_key: str = "", **more: Any) -> UUID:
         """Add a job; by default with a key of its own."""
         args = more.pop("args", {})
-        new = lifecycle.NewJob(queue_name, task, lock_key or f"key-{time.monotonic_ns()}", args, **more)
-        return lifecycle.enqueue(self.conn, new)[0]
+        new = enqueue.NewJob(queue_name, task, lock_key or f"key-{time.monotonic_ns()}", args, **more)
+        return enqueue.enqueue(self.conn, new)[0]
 
     def job(self, job_id: UUID) -> dict[str, Any]:
         """A job's status."""

@@ -28,7 +28,7 @@ from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
 from dataloader.embedded import binaries, cluster
-from dataloader.queue import db, lifecycle, migrations
+from dataloader.queue import db, enqueue, migrations
 
 # Commits must outlive the server's process (synchronous_commit), not the machine (fsync).
 SETTINGS = {
@@ -192,8 +192,8 @@ class Producer(threading.Thread):
         while not self._over.is_set():
             with suppress(psycopg.Error), db.connect(self._dsn, name="producer", schema="public") as conn:
                 for number in itertools.count():
-                    new = lifecycle.NewJob("q", "noop", f"small-{number % 7}")
-                    self.acknowledged.append(lifecycle.enqueue(conn, new)[0])
+                    new = enqueue.NewJob("q", "noop", f"small-{number % 7}")
+                    self.acknowledged.append(enqueue.enqueue(conn, new)[0])
                     if self._over.wait(0.05):
                         return
             self._over.wait(0.05)

@@ -16,7 +16,7 @@ from farming import Farm, until
 
 from dataloader import embedded
 from dataloader.queue import db, enqueue, migrations, probe
-from dataloader.queue.lifecycle import NewJob
+from dataloader.queue.enqueue import NewJob
 
 SMALL = {"fsync": "off", "max_locks_per_transaction": "10", "max_connections": "40", "max_prepared_transactions": "10"}
 ROOM = 500

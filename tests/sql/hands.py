@@ -18,8 +18,10 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import Finish, Job, Status
-from dataloader.queue.lifecycle import NewJob, Step
+from dataloader.queue.lifecycle import Step
 
 PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
 BACKOFF_SEC = 15.0
@@ -184,7 +186,7 @@ def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q", kind: st
 def enqueue(conn: psycopg.Connection[Any], **more: Any) -> UUID:
     """Add a job as the API does."""
     new = {"queue": "q", "task": "t", "lock_key": f"key-{next(_keys)}"} | more
-    return lifecycle.enqueue(conn, NewJob(**new))[0]
+    return add(conn, NewJob(**new))[0]
 
 
 def age(conn: psycopg.Connection[Any], job_id: UUID, column: str, sec: float) -> None:

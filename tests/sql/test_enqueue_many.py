@@ -21,8 +21,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 import dataloader
-from dataloader.queue import db, enqueue, lifecycle, migrations
-from dataloader.queue.lifecycle import NewJob
+from dataloader.queue import db, enqueue, migrations
+from dataloader.queue.enqueue import NewJob
 
 Workers = Callable[[], Worker]
 
@@ -135,7 +135,7 @@ def test_lists_with_and_without_keys_leave_the_same_rows(conn: db.Connection) ->
 @pytest.mark.parametrize("keys", [[None] * 3, ["a", "b", "c"], ["a", None, "c"]])
 def test_what_is_left_out_is_as_for_one_job(conn: db.Connection, keys: list[str | None]) -> None:
     differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
-    one = row(conn, lifecycle.enqueue(conn, NewJob("q", "t", "key"))[0])
+    one = row(conn, enqueue.enqueue(conn, NewJob("q", "t", "key"))[0])
     for job_id, _ in enqueue.enqueue_many(conn, [NewJob("q", "t", "key", idempotency_key=key) for key in keys]):
         many = row(conn, job_id)
         assert {name: many[name] for name in many if name not in differ} == {
@@ -171,7 +171,7 @@ def test_jobs_run_in_the_order_of_the_list_and_lists_in_theirs(
     new = keyed(*(key and f"i{key}" for key in keys))
     with conn.transaction():
         results = enqueue.enqueue_many(conn, new[:20])
-        results += [lifecycle.enqueue(conn, job) for job in new[20:40]]
+        results += [enqueue.enqueue(conn, job) for job in new[20:40]]
         results += enqueue.enqueue_many(conn, new[40:])
     assert order(conn) == list(range(60))
     taken = []
@@ -209,7 +209,7 @@ def test_the_ids_grow_with_the_list(conn: db.Connection) -> None:
 
 
 def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -> None:
-    first, _ = lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
+    first, _ = enqueue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="done"))
     worker.finish(worker.take())
     results = enqueue.enqueue_many(conn, keyed("new", "done", None, "new"))
     assert results[1] == (first, "succeeded")
@@ -221,7 +221,7 @@ def test_a_known_key_answers_with_its_job(conn: db.Connection, worker: Worker) -
 
 
 def test_a_key_whose_job_is_removed_meanwhile_is_free_again(conn: db.Connection) -> None:
-    old, _ = lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
+    old, _ = enqueue.enqueue(conn, NewJob("q", "t", "k", idempotency_key="b", producer="old"))
     conn.execute("""
         CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
           $$ BEGIN DELETE FROM public.dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
@@ -406,7 +406,7 @@ def test_texts_that_only_look_unstorable_are_stored(conn: db.Connection, text: s
 
 def test_dl_enqueue_needs_three_fields(conn: db.Connection, worker: Worker) -> None:
     job_id = value(conn, "SELECT dl_enqueue(queue => 'q', task => 't', lock_key => 'k')")
-    plain = row(conn, lifecycle.enqueue(conn, NewJob("q", "t", "k"))[0])
+    plain = row(conn, enqueue.enqueue(conn, NewJob("q", "t", "k"))[0])
     differ = {"job_id", "created_at", "available_at", "journaled", "now"}
     stored = row(conn, job_id)
     assert {name for name in stored if stored[name] != plain[name]} <= differ

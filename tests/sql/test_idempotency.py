@@ -9,24 +9,25 @@ from threading import Barrier
 import pytest
 from hands import Worker, enqueue, kinds, started, value
 
-from dataloader.queue import db, lifecycle
-from dataloader.queue.lifecycle import NewJob
+from dataloader.queue import db
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.enqueue import enqueue as add
 
 Workers = Callable[[], Worker]
 NEW = NewJob("q", "t", "k", idempotency_key="once")
 
 
 def test_a_new_job_is_queued_and_journalled(conn: db.Connection) -> None:
-    job_id, status = lifecycle.enqueue(conn, NewJob("q", "t", "k", producer="me"))
+    job_id, status = add(conn, NewJob("q", "t", "k", producer="me"))
     assert status == "queued"
     assert value(conn, "SELECT payload FROM dl_job_events WHERE job_id = %s", job_id) == {"producer": "me"}
 
 
 def test_the_same_key_is_the_same_job_whatever_else_it_says(conn: db.Connection, worker: Worker) -> None:
-    first = lifecycle.enqueue(conn, NEW)
-    assert lifecycle.enqueue(conn, NewJob("other", "x", "y", {"a": 1}, idempotency_key="once")) == first
+    first = add(conn, NEW)
+    assert add(conn, NewJob("other", "x", "y", {"a": 1}, idempotency_key="once")) == first
     worker.finish(worker.take())
-    assert lifecycle.enqueue(conn, NEW) == (first[0], "succeeded")
+    assert add(conn, NEW) == (first[0], "succeeded")
     assert kinds(conn, first[0]) == ["queued", "picked", "done"]
 
 
@@ -38,8 +39,8 @@ def test_no_key_is_never_the_same(conn: db.Connection) -> None:
 def test_j1_a_twin_under_way_is_waited_for(conn: db.Connection, workers: Workers, commits: bool) -> None:
     one, two = workers(), workers()
     with one.conn.transaction():
-        first = lifecycle.enqueue(one.conn, NEW)
-        with started(lambda: lifecycle.enqueue(two.conn, NEW), two.pid, conn) as twin:
+        first = add(one.conn, NEW)
+        with started(lambda: add(two.conn, NEW), two.pid, conn) as twin:
             one.conn.execute("COMMIT; BEGIN" if commits else "ROLLBACK; BEGIN")
             second = twin.result()
     assert (second == first) == commits
@@ -55,7 +56,7 @@ def test_j1_many_twins_at_once_are_one_job(conn: db.Connection, workers: Workers
         found = []
         for number in range(20):
             gate.wait(10)
-            found.append(str(lifecycle.enqueue(worker.conn, NewJob("q", "t", "k", idempotency_key=f"i{number}"))[0]))
+            found.append(str(add(worker.conn, NewJob("q", "t", "k", idempotency_key=f"i{number}"))[0]))
         return found
 
     with ThreadPoolExecutor(8) as pool:
@@ -66,6 +67,6 @@ def test_j1_many_twins_at_once_are_one_job(conn: db.Connection, workers: Workers
 
 
 def test_a_key_is_free_again_when_its_job_is_removed(conn: db.Connection) -> None:
-    first = lifecycle.enqueue(conn, NEW)
+    first = add(conn, NEW)
     conn.execute("DELETE FROM dl_jobs")
-    assert lifecycle.enqueue(conn, NEW) != first
+    assert add(conn, NEW) != first

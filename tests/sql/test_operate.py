@@ -10,7 +10,8 @@ import pytest
 from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
 
 from dataloader.queue import db, lifecycle, operations, stats, waiting
-from dataloader.queue.lifecycle import NewJob, QueueFull
+from dataloader.queue.enqueue import NewJob, QueueFull, require_room
+from dataloader.queue.enqueue import enqueue as add
 
 Workers = Callable[[], Worker]
 BY = "token night from 10.0.0.7"
@@ -104,18 +105,18 @@ def test_a_resume_keeps_the_limit_and_a_limit_the_pause(conn: db.Connection) -> 
 def test_a_full_queue_takes_no_more_but_known_keys(conn: db.Connection, worker: Worker) -> None:
     operations.limit_length(conn, "q", 2, BY)
     plain(conn, status="succeeded")
-    known = lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
-    lifecycle.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+    known = add(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True)
+    add(conn, NewJob("q", "t", "k"), limited=True)
     with pytest.raises(QueueFull, match=r"the queue q is full: 2 jobs are queued"):
-        lifecycle.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+        add(conn, NewJob("q", "t", "k"), limited=True)
     with pytest.raises(QueueFull):
-        lifecycle.require_room(conn, ["other", "q"])
-    assert lifecycle.enqueue(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True) == known
-    lifecycle.enqueue(conn, NewJob("other", "t", "k"), limited=True)
-    lifecycle.enqueue(conn, NewJob("q", "t", "k"))  # whoever is not limited, is not
+        require_room(conn, ["other", "q"])
+    assert add(conn, NewJob("q", "t", "k", idempotency_key="seen"), limited=True) == known
+    add(conn, NewJob("other", "t", "k"), limited=True)
+    add(conn, NewJob("q", "t", "k"))  # whoever is not limited, is not
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE queue = 'q'") == 4
     operations.limit_length(conn, "q", None, BY)
-    lifecycle.enqueue(conn, NewJob("q", "t", "k"), limited=True)
+    add(conn, NewJob("q", "t", "k"), limited=True)
 
 
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])

@@ -20,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict
 import dataloader
 from dataloader.cli.main import main
 from dataloader.queue import db, lifecycle, migrations, operations, stats
+from dataloader.queue.enqueue import NewJob
 from dataloader.queue.job import STATUSES
-from dataloader.queue.lifecycle import NewJob
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
 ROLES = ("owner", "farm", "producer", "reader", "stranger")

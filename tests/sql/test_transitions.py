@@ -13,13 +13,15 @@ from hands import Worker, enqueue, expire, journal, kinds, row, value
 from judge import illegal
 
 from dataloader.queue import db, lifecycle
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
 
 Workers = Callable[[], Worker]
 BOOT = "host:1:boot"
 
 STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
-    "enqueue": lambda worker, job: lifecycle.enqueue(worker.conn, lifecycle.NewJob("q", "t", "k", idempotency_key="i")),
+    "enqueue": lambda worker, job: add(worker.conn, NewJob("q", "t", "k", idempotency_key="i")),
     "status": lambda worker, job: lifecycle.status(worker.conn, job.job_id),
     "request_cancel": lambda worker, job: lifecycle.request_cancel(worker.conn, job.job_id),
     "claim": lambda worker, job: worker.claim(),

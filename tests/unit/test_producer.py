@@ -10,8 +10,7 @@ from uuid import UUID
 import pytest
 
 from dataloader.queue import enqueue
-from dataloader.queue.enqueue import merged
-from dataloader.queue.lifecycle import NewJob
+from dataloader.queue.enqueue import NewJob, merged
 from dataloader.queue.new_job import columns_of, is_deep
 
 

@@ -15,7 +15,7 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
-from dataloader.queue import lifecycle
+from dataloader.queue import enqueue, lifecycle
 from dataloader.queue.enqueue import enqueue_columns, require_room_for
 from dataloader.queue.job import FINAL
 from dataloader.queue.new_job import Trigger
@@ -38,7 +38,7 @@ def trigger(body: Trigger) -> dict[str, Any]:
     key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
     new = requests.new_job(body, _default_lease(), key, traceparent)
     with session() as conn:
-        job_id, status = lifecycle.enqueue(conn, new, limited=True, asker=auth.asker())
+        job_id, status = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
     return {"job_id": job_id, "status": status}
 
 

@@ -22,7 +22,7 @@ from werkzeug.wrappers import Response as BaseResponse
 from dataloader import log
 from dataloader.api.web import tokens
 from dataloader.config import ApiToken, Settings
-from dataloader.queue import lifecycle
+from dataloader.queue import enqueue
 
 COOKIE = "dl_token"
 ANYBODY = "anonymous"
@@ -88,9 +88,9 @@ def who() -> str:
     return f"{name if name == ANYBODY else f'token {name}'} from {request.remote_addr or 'a local socket'}"
 
 
-def asker() -> lifecycle.Asker | None:
+def asker() -> enqueue.Asker | None:
     """The owner of the jobs that this request adds; None without a token. Scopes decide whether it sees other jobs."""
-    return lifecycle.Asker(who(), may("read", "operate")) if g.get("token") else None
+    return enqueue.Asker(who(), may("read", "operate")) if g.get("token") else None
 
 
 def here() -> str:

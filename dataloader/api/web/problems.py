@@ -19,7 +19,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, lifecycle, migrations, operations
+from dataloader.queue import db, enqueue, migrations
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -72,8 +72,8 @@ def install(app: Flask) -> None:
     """Answer every error of `app` with a problem document."""
     app.register_error_handler(Problem, _of_problem)
     app.register_error_handler(HTTPException, _of_http)
-    app.register_error_handler(operations.QueueFull, _of_full)
-    app.register_error_handler(lifecycle.KeyTaken, _of_key)
+    app.register_error_handler(enqueue.QueueFull, _of_full)
+    app.register_error_handler(enqueue.KeyTaken, _of_key)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(Exception, _of_any)
 
@@ -91,11 +91,11 @@ def _of_problem(error: Problem) -> Response:
     return _document(error.status, error.detail, error.faults, error.headers)
 
 
-def _of_full(error: operations.QueueFull) -> Response:
+def _of_full(error: enqueue.QueueFull) -> Response:
     return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
 
 
-def _of_key(error: lifecycle.KeyTaken) -> Response:
+def _of_key(error: enqueue.KeyTaken) -> Response:
     """The answer says nothing of the job: a guessed key must not lead to it."""
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"

@@ -88,38 +88,38 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     ),
     "sql/stats.sql, shown": (lambda: selected(STATS["shown"]), LIST),
     "sql/stats.sql, job": (lambda: selected(STATS["job"].split("FROM")[0].removeprefix("SELECT ")), PAGE),
-    "dl_enqueue, parameters": (
+    "sql/functions/enqueue.sql, dl_enqueue, parameters": (
         lambda: re.findall(r"(\w+) \w+(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
         PRODUCERS,
     ),
-    "dl_enqueue, columns": (lambda: inserted(function("dl_enqueue"))[0], INSERTED - {"journaled", "trace"}),
-    "dl_enqueue_many, parameters": (
+    "sql/functions/enqueue.sql, dl_enqueue, columns": (lambda: inserted(function("dl_enqueue"))[0], INSERTED - {"journaled", "trace"}),
+    "sql/functions/enqueue.sql, dl_enqueue_many, parameters": (
         lambda: set(re.findall(r"p_(\w+) \w+\[\]", function("dl_enqueue_many"))) - {"job_id", "place"},
         PRODUCERS,
     ),
-    "dl_enqueue_many, columns without keys": (
+    "sql/functions/enqueue.sql, dl_enqueue_many, columns without keys": (
         lambda: inserted(function("dl_enqueue_many"))[0],
         INSERTED - {"idempotency_key", "trace"},
     ),
-    "dl_enqueue_many, columns with keys": (lambda: inserted(function("dl_enqueue_many"))[1], INSERTED - {"trace"}),
-    "dl_enqueue_many, unnest without keys": (
+    "sql/functions/enqueue.sql, dl_enqueue_many, columns with keys": (lambda: inserted(function("dl_enqueue_many"))[1], INSERTED - {"trace"}),
+    "sql/functions/enqueue.sql, dl_enqueue_many, unnest without keys": (
         lambda: unnested(0),
         PRODUCERS - {"idempotency_key"},
     ),
-    "dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
-    "queue.enqueue.NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED),
-    "dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
-    "Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),
-    "client.results.Job": (
+    "sql/functions/enqueue.sql, dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
+    "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED),
+    "queue/new_job.py, dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
+    "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),
+    "client/results.py, Job": (
         lambda: {field.name for field in of_dataclass(results.Job)} - {"document", *BESIDES},
         (STATUS | LIST | PAGE) - UNTOLD,
     ),
-    "api.v1.responses.Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),
-    "api.v1.responses.Job": (
+    "api/v1/responses.py, Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),
+    "api/v1/responses.py, Job": (
         lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields),
         PAGE - STATUS,
     ),
-    "api.v1.responses.ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),
+    "api/v1/responses.py, ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),
     "dataloader trigger --help": (
         lambda: {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name} & PRODUCERS,
         PRODUCERS,

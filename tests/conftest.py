@@ -15,6 +15,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -60,6 +61,27 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[URL] = make_conninfo(config.stash[_server].dsn, user="postgres")
     os.environ[OWNER] = ordinary_role()
     migrations.migrate(create("template", template="template1"), schema="public")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of the project's tests."""
+    parser.addoption("--cases", type=int, metavar="N", help="run at most N cases of a test with parameters")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--cases` does, and begin with the longest: one of them started last would run alone."""
+    items.sort(key=lambda item: item.get_closest_marker("longest") is None)
+    if config.option.cases:
+        counts = Counter[str]()
+        left_out = []
+        for item in sorted(items, key=lambda item: item.nodeid):  # whatever the order of this run
+            function = item.nodeid.partition("[")[0]
+            counts[function] += 1
+            if counts[function] > config.option.cases:
+                left_out.append(item)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_xdist_auto_num_workers() -> int:

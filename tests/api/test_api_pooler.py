@@ -109,9 +109,9 @@ class Caller:
     [
         ("transaction", "a-Farm", True),
         pytest.param("transaction", "a-Farm", False, marks=pytest.mark.long),
-        pytest.param("transaction", "public", True, marks=pytest.mark.long),
-        pytest.param("session", "a-Farm", True, marks=pytest.mark.long),
-        pytest.param("session", "a-Farm", False, marks=pytest.mark.long),
+        pytest.param("transaction", "public", True, marks=pytest.mark.slow),
+        pytest.param("session", "a-Farm", True, marks=pytest.mark.slow),
+        pytest.param("session", "a-Farm", False, marks=pytest.mark.slow),
     ],
 )
 def test_h8_a_thousand_mixed_requests(own_db: str, mode: str, schema: str, pool: bool) -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import forkserver
 import psutil
 from farm_pipelines import RUNS
+from forkserver import Forked
 
 from dataloader.queue import db, enqueue, lifecycle
 
@@ -36,8 +38,13 @@ def ended_lines(file: Path) -> list[str]:
     return file.read_bytes().rpartition(b"\n")[0].decode().splitlines()
 
 
+def executed(command: Sequence[str], env: dict[str, str], cwd: Path | None, out: int) -> subprocess.Popen[bytes]:
+    """A program that is executed, not forked."""
+    return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=cwd)
+
+
 class Program:
-    """One `dataloader` process under test."""
+    """One `dataloader` process under test: forked, or executed by the command `before`."""
 
     def __init__(
         self, name: str, env: dict[str, str], log: Path, cwd: Path | None = None, before: Sequence[str] = ()
@@ -46,13 +53,10 @@ class Program:
         self._read: list[dict[str, Any]] = []
         self._upto = 0  # so many bytes of the log have been read
         with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*before, sys.executable, "-m", "dataloader", *name.split()],
-                env=env,
-                stdout=out,
-                stderr=out,
-                stdin=subprocess.DEVNULL,
-                cwd=cwd,
+            self.process: subprocess.Popen[bytes] | Forked = (
+                executed([*before, sys.executable, "-m", "dataloader", *name.split()], env, cwd, out.fileno())
+                if before
+                else forkserver.start(name.split(), env, cwd, out.fileno(), out.fileno())
             )
 
     def children(self, title: str = "") -> list[psutil.Process]:
@@ -98,6 +102,7 @@ class Farm:
         self.dsn = dsn
         self.folder = folder
         self.programs: list[Program] = []
+        self.executes = False  # True: programs are executed, not forked
         self.conn = db.connect(dsn, name="test", schema="public")
         self.conn.execute(RUNS)
 
@@ -119,7 +124,11 @@ class Farm:
         }
         given = {key.upper(): str(value) for key, value in settings.items()}
         program = Program(
-            name, os.environ | defaults | given, self.folder / f"{name.split()[0]}-{len(self.programs)}.log", cwd
+            name,
+            os.environ | defaults | given,
+            self.folder / f"{name.split()[0]}-{len(self.programs)}.log",
+            cwd,
+            ["env"] if self.executes else (),
         )
         self.programs.append(program)
         return program

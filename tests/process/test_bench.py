@@ -51,6 +51,7 @@ def left_behind(dsn: str, folder: Path) -> list[Any]:
     return [*schemas, *sessions, *folder.glob("bench-*")]
 
 
+@pytest.mark.longest
 def test_it_measures_in_a_schema_of_its_own(own_db: str, tmp_path: Path) -> None:
     with psycopg.connect(own_db) as conn:
         conn.execute(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forkserver
 import psycopg
 import pytest
 from pooling import TAKES_OUR_OPTIONS, pooler
@@ -34,14 +33,7 @@ class Checked:
         bare = {k: v for k, v in os.environ.items() if k.lower() not in config.Settings.model_fields}
         defaults = {"DL_HOME": str(folder), "PYTHONPATH": str(folder), "WORKERS_JSON": '[{"queue":"q"}]'}
         (folder / "data").mkdir(exist_ok=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "dataloader", "check", "--json"],
-            env=bare | defaults | settings,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = forkserver.run(["check", "--json"], bare | defaults | settings, folder)
         self.status, self.said = done.returncode, done.stdout + done.stderr
         self.document = json.loads(done.stdout)
         assert CANARY not in self.said
@@ -108,8 +100,7 @@ def test_all_is_well(check: Check, dsn: str) -> None:
 
 def test_the_report_for_people(dsn: str, tmp_path: Path) -> None:
     env = os.environ | {"DL_DB_DSN": dsn, "DL_HOME": str(tmp_path), "DL_DRAIN_SECS": "1"}
-    command = [sys.executable, "-m", "dataloader", "check"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = forkserver.run(["check"], env, tmp_path)
     lines = done.stdout.splitlines()
     assert done.returncode == 0
     assert f"DL_HOME                   {tmp_path}" in lines
@@ -345,14 +336,7 @@ def test_a_pooler_in_session_mode_that_drops_the_schema_is_refused(check: Check,
 )
 def test_h8_the_api_says_what_a_pooler_refuses(dsn: str, mode: str, options: list[str], tmp_path: Path) -> None:
     with pooler(dsn, mode, *options) as through:
-        started = subprocess.run(
-            [sys.executable, "-m", "dataloader", "api"],
-            env=os.environ | {"DL_DB_DSN": through, "DL_HOME": str(tmp_path)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        started = forkserver.run(["api"], os.environ | {"DL_DB_DSN": through, "DL_HOME": str(tmp_path)}, tmp_path)
     assert (started.returncode, started.stderr.count("\n")) == (78, 1)
     assert f"{probe.REFUSED}: {probe.SHARED}" in started.stderr
 

@@ -37,6 +37,7 @@ def memory(program: Program) -> int:
 def test_a_further_idle_worker_costs_at_most_ten_megabytes(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without coverage, which would be in each of them."""
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+    farm.executes = True
     few = farm.ready(workers=1)
     small = memory(few)
     few.stop()
@@ -44,6 +45,7 @@ def test_a_further_idle_worker_costs_at_most_ten_megabytes(farm: Farm, monkeypat
 
 
 def test_all_but_dl_pipelines_is_imported_before_the_fork(farm: Farm, tmp_path: Path) -> None:
+    farm.executes = True
     (tmp_path / "forked.py").write_text(FORKED)
     (tmp_path / "late_pipelines.py").write_text(LATE)
     farm.ready(workers=1, dl_pipelines="late_pipelines", dl_preload="forked", pythonpath=tmp_path)

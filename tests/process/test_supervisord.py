@@ -148,6 +148,7 @@ def supervisord(own_db: str) -> Iterator[Supervisord]:
     made.close()
 
 
+@pytest.mark.longest
 def test_i10_a_restart_under_load_loses_nothing_and_a_shutdown_leaves_nothing(
     supervisord: Supervisord, farm: Farm
 ) -> None:

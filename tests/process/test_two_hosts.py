@@ -254,6 +254,7 @@ def two_networks(tmp_path: Path) -> Iterator[Site]:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         place = Networks(folder, stack)
         farm = Farm(place.admin_dsn, tmp_path)
+        farm.executes = True  # a forked program would be in the network of the fork server
         stack.callback(farm.close)
         yield Site(place, farm)
 

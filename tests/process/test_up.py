@@ -257,7 +257,10 @@ def gone(processes: list[psutil.Process]) -> bool:
     return True
 
 
-def test_from_nothing_to_a_finished_job_and_after_a_stop_to_its_row(home: Path) -> None:
+@pytest.mark.longest
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
+def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path) -> None:
+    """Three starts in one folder: each finds the rows of the one before."""
     port = free_port()
     with started(home, port) as first:
         first.wait_up()
@@ -270,33 +273,19 @@ def test_from_nothing_to_a_finished_job_and_after_a_stop_to_its_row(home: Path) 
     with started(home, port) as second:
         second.wait_up()
         assert second.status(job_id) == "succeeded"
-        assert second.stop(signal.SIGINT) == 0
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs PDEATHSIG")
-def test_after_a_kill_nothing_stays_and_the_next_start_has_the_rows(home: Path) -> None:
-    port = free_port()
-    with started(home, port) as first:
-        first.wait_up()
-        job_id = first.trigger(available_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
-        children = first.children()
-        first.process.kill()
-        first.process.wait()
-        with started(home, port) as second:
-            second.wait_up()
+        later = second.trigger(available_at=(datetime.now(UTC) + timedelta(hours=1)).isoformat())
+        children = second.children()
+        second.process.kill()
+        second.process.wait()
+        with started(home, port) as third:
+            third.wait_up()
             until(lambda: gone(children))
-            assert second.status(job_id) == "queued"
-            assert second.succeeds()
-
-
-def test_a_running_job_may_finish(home: Path) -> None:
-    with started(home, free_port()) as farm:
-        farm.wait_up()
-        job_id = farm.trigger(args={"sleep1": 0.5})
-        until(lambda: farm.status(job_id) == "running")
-        assert farm.stop() == 0
-        finished = [line for line in farm.said.splitlines() if job_id in line and '"succeeded"' in line]
-        assert finished, farm.said
+            assert third.status(later) == "queued"
+            running = third.trigger(args={"sleep1": 0.5})
+            until(lambda: third.status(running) == "running")
+            assert third.stop(signal.SIGINT) == 0
+            finished = [line for line in third.said.splitlines() if running in line and '"succeeded"' in line]
+            assert finished, third.said
 
 
 def test_what_it_prints_can_be_pasted(farm: Farm) -> None:

@@ -44,6 +44,8 @@ FOREIGN = """
 SELECT job_id FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND available_at <= now()
  ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
+# The tests of one table of a million rows, which one process runs (`--dist loadgroup`).
+A_MILLION = pytest.mark.xdist_group("a million rows")
 # The buffers a claim may touch, by the situation of its queue.
 BOUNDS = {"ready": 150, "hot": 1_200, "busy": 2_000, "future": 60, "done": 60}
 
@@ -165,16 +167,22 @@ def candidate_faults(conn: db.Connection) -> dict[tuple[str, str], list[str]]:
     return {case: what for case, what in found.items() if what}
 
 
+@A_MILLION
+@pytest.mark.longest
 @pytest.mark.long
 def test_c2_a_claims_candidates_come_from_the_indexes(million: db.Connection) -> None:
     assert candidate_faults(million) == {}
 
 
+@A_MILLION
+@pytest.mark.longest
 @pytest.mark.long
 def test_c3_stale_statistics_change_nothing_about_the_candidates(forgotten: db.Connection) -> None:
     assert candidate_faults(forgotten) == {}
 
 
+@A_MILLION
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     """It sorts what is ready, for the protocol says so; but it never reads the whole table."""
@@ -195,6 +203,8 @@ def too_dear(costs: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     return {(queue, kind): touched for (queue, kind), touched in costs.items() if touched > BOUNDS[queue]}
 
 
+@A_MILLION
+@pytest.mark.longest
 @pytest.mark.long
 def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     million: db.Connection, thousand: db.Connection
@@ -205,6 +215,8 @@ def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     assert too_dear(many) == {}
 
 
+@A_MILLION
+@pytest.mark.longest
 @pytest.mark.long
 def test_c3_a_claim_costs_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
     assert too_dear(cost(forgotten)) == {}
@@ -220,6 +232,8 @@ def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.
         assert too_dear(cost(early)) == {}
 
 
+@A_MILLION
+@pytest.mark.longest
 @pytest.mark.long
 def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
     (expired,) = re.findall(

@@ -31,6 +31,7 @@ STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} fo
 UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
 # What documents tell besides, which is in no column.
 BESIDES = {"run_sec", "changed_at", "waiting_for"}
+OF_SQL = "sql/functions/enqueue.sql"
 QUEUE, STATS, OPENAPI = db.statements("queue.sql"), db.statements("stats.sql"), ROOT / "docs/openapi.json"
 
 
@@ -88,25 +89,28 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     ),
     "sql/stats.sql, shown": (lambda: selected(STATS["shown"]), LIST),
     "sql/stats.sql, job": (lambda: selected(STATS["job"].split("FROM")[0].removeprefix("SELECT ")), PAGE),
-    "sql/functions/enqueue.sql, dl_enqueue, parameters": (
+    f"{OF_SQL}, dl_enqueue, parameters": (
         lambda: re.findall(r"(\w+) \w+(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
         PRODUCERS,
     ),
-    "sql/functions/enqueue.sql, dl_enqueue, columns": (lambda: inserted(function("dl_enqueue"))[0], INSERTED - {"journaled", "trace"}),
-    "sql/functions/enqueue.sql, dl_enqueue_many, parameters": (
+    f"{OF_SQL}, dl_enqueue, columns": (lambda: inserted(function("dl_enqueue"))[0], INSERTED - {"journaled", "trace"}),
+    f"{OF_SQL}, dl_enqueue_many, parameters": (
         lambda: set(re.findall(r"p_(\w+) \w+\[\]", function("dl_enqueue_many"))) - {"job_id", "place"},
         PRODUCERS,
     ),
-    "sql/functions/enqueue.sql, dl_enqueue_many, columns without keys": (
+    f"{OF_SQL}, dl_enqueue_many, columns without keys": (
         lambda: inserted(function("dl_enqueue_many"))[0],
         INSERTED - {"idempotency_key", "trace"},
     ),
-    "sql/functions/enqueue.sql, dl_enqueue_many, columns with keys": (lambda: inserted(function("dl_enqueue_many"))[1], INSERTED - {"trace"}),
-    "sql/functions/enqueue.sql, dl_enqueue_many, unnest without keys": (
+    f"{OF_SQL}, dl_enqueue_many, columns with keys": (
+        lambda: inserted(function("dl_enqueue_many"))[1],
+        INSERTED - {"trace"},
+    ),
+    f"{OF_SQL}, dl_enqueue_many, unnest without keys": (
         lambda: unnested(0),
         PRODUCERS - {"idempotency_key"},
     ),
-    "sql/functions/enqueue.sql, dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
+    f"{OF_SQL}, dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
     "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED),
     "queue/new_job.py, dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
     "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),

@@ -85,8 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto` three processes on two cores: many tests wait for a lease, a timeout or a process."""
-    return max(2, (os.cpu_count() or 1) * 3 // 2)
+    """For `-n auto` two processes a core: many tests wait for a lease, a timeout or a process."""
+    return 2 * (os.cpu_count() or 1)
 
 
 # Files whose every test has the marker, and whose import alone takes seconds.
@@ -192,7 +192,7 @@ def lent(template: str | None = None) -> Iterator[str]:
 
 # Between tests: end sessions that a test has left, drop other schemas and tables, empty the queue's tables.
 CLEAN = """
-DO $$
+CREATE FUNCTION pg_temp.clean() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   left_over text;
   has_rows boolean;
@@ -234,11 +234,18 @@ def worker_db() -> Iterator[str]:
         yield dsn
 
 
-@pytest.fixture
-def dsn(worker_db: str) -> str:
-    """A database with the project's schema and no row, for most tests."""
-    with psycopg.connect(superuser(worker_db), autocommit=True) as conn:
+@pytest.fixture(scope="session")
+def cleaner(worker_db: str) -> Iterator[psycopg.Connection]:
+    """A session that cleans this database: one for all tests, for a new one would plan CLEAN anew."""
+    with psycopg.connect(superuser(worker_db), autocommit=True, application_name="cleaner") as conn:
         conn.execute(CLEAN)
+        yield conn
+
+
+@pytest.fixture
+def dsn(worker_db: str, cleaner: psycopg.Connection) -> str:
+    """A database with the project's schema and no row, for most tests."""
+    cleaner.execute("SELECT pg_temp.clean()")
     return worker_db
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -41,6 +43,14 @@ def ended_lines(file: Path) -> list[str]:
 def executed(command: Sequence[str], env: dict[str, str], cwd: Path | None, out: int) -> subprocess.Popen[bytes]:
     """A program that is executed, not forked."""
     return subprocess.Popen(command, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL, cwd=cwd)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A program's processes below the first."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 class Program:
@@ -115,6 +125,7 @@ class Farm:
             "DL_HOME": str(self.folder),
             "DL_PIPELINES": "farm_pipelines",
             "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONDONTWRITEBYTECODE": "1",  # Python takes a module that changes within a second for the one of before
             "WORKERS_JSON": json.dumps([{"queue": queue, "concurrency": workers}]),
             "DL_HEARTBEAT_SEC": "1",
             "DL_REAPER_PERIOD_SEC": "0.5",
@@ -189,15 +200,17 @@ class Farm:
     def close(self) -> None:
         """End everything: by a drain where that is quick, which also lets coverage be written, else at once."""
         running = [program.process for program in self.programs if program.process.poll() is None]
-        families = [psutil.Process(process.pid).children(recursive=True) for process in running]
+        families = [family(process.pid) for process in running]
         for process in running:
             process.terminate()
-        psutil.wait_procs([psutil.Process(process.pid) for process in running], timeout=2)
-        for process in [member for family in families for member in family] + running:
-            try:
-                process.kill()
-            except psutil.Error:
-                continue
+        gone_by = time.monotonic() + 2
         for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, gone_by - time.monotonic()))
+        for member in itertools.chain(*families):
+            with suppress(psutil.Error):
+                member.kill()
+        for process in running:
+            process.kill()
             process.wait()
         self.conn.close()

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
@@ -55,7 +56,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended just now
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -146,6 +148,7 @@ def become(request: Mapping[str, Any], outputs: Sequence[int]) -> None:
     os.chdir(str(request["cwd"]))
     sys.path[:0] = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     sys.argv = ["dataloader", *request["arguments"]]
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
     time.tzset()
     random.seed()
 

@@ -44,10 +44,15 @@ FOREIGN = """
 SELECT job_id FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND available_at <= now()
  ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
-# The tests of one table of a million rows, which one process runs (`--dist loadgroup`).
-A_MILLION = pytest.mark.xdist_group("a million rows")
 # The buffers a claim may touch, by the situation of its queue.
 BOUNDS = {"ready": 150, "hot": 1_200, "busy": 2_000, "future": 60, "done": 60}
+
+
+def a_million(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test of the million rows: one process makes them and runs all of these (`--dist loadgroup`), first."""
+    for mark in (pytest.mark.long, pytest.mark.longest, pytest.mark.timeout(400)):
+        test = mark(test)
+    return pytest.mark.xdist_group("a million rows")(test)
 
 
 @pytest.fixture
@@ -62,7 +67,7 @@ def thousand(dsn: str) -> Iterator[db.Connection]:
 @pytest.fixture(scope="module")
 def million_rows(module_db: str) -> Iterator[db.Connection]:
     """A queue with a million rows, in a database that the tests of this file share."""
-    with db.connect(module_db, name="many", schema="public") as conn:
+    with db.connect(module_db, name="many", schema="public", answer_within=300) as conn:
         conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
         filled(conn, MILLION)
         conn.execute("VACUUM dl_jobs")
@@ -167,23 +172,17 @@ def candidate_faults(conn: db.Connection) -> dict[tuple[str, str], list[str]]:
     return {case: what for case, what in found.items() if what}
 
 
-@A_MILLION
-@pytest.mark.longest
-@pytest.mark.long
+@a_million
 def test_c2_a_claims_candidates_come_from_the_indexes(million: db.Connection) -> None:
     assert candidate_faults(million) == {}
 
 
-@A_MILLION
-@pytest.mark.longest
-@pytest.mark.long
+@a_million
 def test_c3_stale_statistics_change_nothing_about_the_candidates(forgotten: db.Connection) -> None:
     assert candidate_faults(forgotten) == {}
 
 
-@A_MILLION
-@pytest.mark.longest
-@pytest.mark.long
+@a_million
 def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     """It sorts what is ready, for the protocol says so; but it never reads the whole table."""
     touched = {}
@@ -203,9 +202,7 @@ def too_dear(costs: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     return {(queue, kind): touched for (queue, kind), touched in costs.items() if touched > BOUNDS[queue]}
 
 
-@A_MILLION
-@pytest.mark.longest
-@pytest.mark.long
+@a_million
 def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     million: db.Connection, thousand: db.Connection
 ) -> None:
@@ -215,9 +212,7 @@ def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
     assert too_dear(many) == {}
 
 
-@A_MILLION
-@pytest.mark.longest
-@pytest.mark.long
+@a_million
 def test_c3_a_claim_costs_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
     assert too_dear(cost(forgotten)) == {}
 
@@ -232,9 +227,7 @@ def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.
         assert too_dear(cost(early)) == {}
 
 
-@A_MILLION
-@pytest.mark.longest
-@pytest.mark.long
+@a_million
 def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -> None:
     (expired,) = re.findall(
         r"SELECT \* INTO held (FROM dl_jobs\s+WHERE status = 'running'.*?)LIMIT 1", RECOVER, re.DOTALL

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,49 +80,58 @@ def main(settings: Settings, dsn: str) -> int:
     signals = Signals((signal.SIGTERM, signal.SIGINT))
     setproctitle("dataloader: reaper")
     log = structlog.get_logger("reaper").bind(pid=os.getpid())
-    outage = logs.Outage(log, "reaper.session.back")
-    conn: db.Connection | None = None
-    uptime = Uptime()
-    memory = Memory()
+    reaper = _Reaper(settings, signals, log, logs.Outage(log, "reaper.session.back"))
     while not signals.received:
         try:
-            if conn is None or conn.closed:
-                conn = _connect(settings, dsn)
+            with closing(_connect(settings, dsn)) as conn:
                 log.info("reaper.started")
                 tell_ready()
-            started = now()
-            _round(conn, log, settings, uptime, memory, signals)
-            outage.ended()
-            signals.wait(settings.dl_reaper_period_sec - (now() - started))
+                reaper.work(conn)
         except migrations.SchemaError as e:
             log.error("reaper.schema.refused", error=str(e))
             return EXIT_CANNOT_START
         except psycopg.Error as e:
             if not db.is_passing(e):
                 raise
-            uptime.lost()
-            outage.failed("reaper.session.lost", e)
-            if conn is not None:
-                conn.close()
+            reaper.lost(e)
             signals.wait(1.0)
     log.info("reaper.stopped")
     return EXIT_OK
 
 
-def _round(
-    conn: db.Connection,
-    log: structlog.stdlib.BoundLogger,
-    settings: Settings,
-    uptime: Uptime,
-    memory: Memory,
-    signals: Signals,
-) -> None:
-    started, period_sec = now(), settings.dl_reaper_period_sec
-    reap(conn, log, uptime, PATIENCE_SEC + settings.pg_connect_timeout)
-    aggregate(conn, log, started + AGGREGATE_SHARE * period_sec)
-    watch(conn, log, memory, period_sec)
-    if settings.dl_retention_days is not None:
-        prune(conn, log, settings.dl_retention_days * DAY_SEC, started + PRUNE_SHARE * period_sec, signals)
+class _Reaper:
+    """The rounds over all sessions, and what the reaper knows from one to the next."""
+
+    def __init__(
+        self, settings: Settings, signals: Signals, log: structlog.stdlib.BoundLogger, outage: logs.Outage
+    ) -> None:
+        self._settings = settings
+        self._signals = signals
+        self._log = log
+        self._outage = outage
+        self._uptime = Uptime()
+        self._memory = Memory()
+
+    def work(self, conn: db.Connection) -> None:
+        """One round after the other until a signal; raises psycopg.Error when the session is lost."""
+        period_sec = self._settings.dl_reaper_period_sec
+        while not self._signals.received:
+            started = now()
+            self._round(conn, started, period_sec)
+            self._outage.ended()
+            self._signals.wait(period_sec - (now() - started))
+
+    def lost(self, error: psycopg.Error) -> None:
+        """The session was lost, or could not be opened."""
+        self._uptime.lost()
+        self._outage.failed("reaper.session.lost", error)
+
+    def _round(self, conn: db.Connection, started: float, period_sec: float) -> None:
+        reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
+        aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
+        watch(conn, self._log, self._memory, period_sec)
+        if (days := self._settings.dl_retention_days) is not None:
+            prune(conn, self._log, days * DAY_SEC, started + PRUNE_SHARE * period_sec, self._signals)
 
 
 def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -92,28 +93,27 @@ class Runner:
     @contextmanager
     def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
-        where = dsn or self._target_dsn
-
-        def leap(fence: int) -> int | None:
-            try:
-                claim = self._leap(job, fence)
-            except psycopg.Error:
-                if lease.must_stop_now():  # the queue's database was away for too long
-                    raise Stopped from None
-                raise
-            self._fence_token = claim or self._fence_token
-            return claim
-
+        leap = partial(self._leap_over, job, lease)
+        target = (dsn or self._target_dsn, self._settings.pg_schema)
         try:
-            with fence.transaction(
-                where, self._settings.pg_schema, job.job_id, self._fence_token, job.claimed_by, leap
-            ) as conn:
+            with fence.transaction(*target, job.job_id, self._fence_token, job.claimed_by, leap) as conn:
                 yield conn
                 if lease.must_stop_now():
                     raise Stopped
         except fence.Overtaken:
             lease.give_up(End.GONE, "a newer run of the job has begun")
             raise Stopped from None
+
+    def _leap_over(self, job: Job, lease: Lease, fence: int) -> int | None:
+        """A token above a fence in the target, kept for the run's next transactions; None when the claim is lost."""
+        try:
+            token = self._leap(job, fence)
+        except psycopg.Error:
+            if lease.must_stop_now():  # the queue's database was away for too long
+                raise Stopped from None
+            raise
+        self._fence_token = token or self._fence_token
+        return token
 
 
 def _args_of(job: Job) -> dict[str, Any]:

@@ -75,16 +75,8 @@ FIRST = {
     "not_due": "operate",
 }
 OPTIONS = [
-    "-x",
-    "-q",
-    "-rfE",
-    "--no-header",
-    "--tb=line",
-    "-p",
-    "no:randomly",
-    "-p",
-    "no:cacheprovider",
-    "--timeout=40",
+    *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=40"),
+    *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:schemathesis"),  # the last takes seconds to import
 ]
 PATIENCE = 600.0  # seconds for one mutant; a test that hangs is ended much earlier
 

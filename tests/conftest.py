@@ -17,13 +17,14 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
 
 from dataloader import embedded
 from dataloader.queue import db, migrations
@@ -41,6 +42,7 @@ FAST = {
 }
 URL = "TEST_DATABASE_URL"
 OWNER = "DL_TEST_OWNER"  # a DSN's user and password: the role that owns this run's databases
+BASE = "DL_TEST_BASE"  # a database with the schema, and with it OWNER, which another process made and removes
 RUN = "DL_TEST_RUN"  # the prefix of this run's databases; a given server may serve several runs
 PREFIX = "dl-test-"
 _server = pytest.StashKey[embedded.Server]()
@@ -59,8 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
         sweep(PREFIX)
         config.stash[_server] = started()
         os.environ[URL] = make_conninfo(config.stash[_server].dsn, user="postgres")
-    os.environ[OWNER] = ordinary_role()
-    migrations.migrate(create("template", template="template1"), schema="public")
+    if BASE not in os.environ:
+        os.environ[OWNER] = ordinary_role()
+    migrations.migrate(create("template", template=os.environ.get(BASE, "template1")), schema="public")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -107,7 +110,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         del os.environ[URL]
     elif not hasattr(config, "workerinput") and RUN in os.environ:
         drop("template")
-        if os.environ[OWNER]:
+        if os.environ[OWNER] and BASE not in os.environ:
             admin("DROP OWNED BY {0}; DROP ROLE {0}", f"{os.environ[RUN]}_owner")
 
 
@@ -235,17 +238,28 @@ def worker_db() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cleaner(worker_db: str) -> Iterator[psycopg.Connection]:
-    """A session that cleans this database: one for all tests, for a new one would plan CLEAN anew."""
-    with psycopg.connect(superuser(worker_db), autocommit=True, application_name="cleaner") as conn:
-        conn.execute(CLEAN)
-        yield conn
+def clean(worker_db: str) -> Iterator[Callable[[], None]]:
+    """Cleans that database, by one session for all tests: a new session would plan CLEAN anew."""
+    sessions = ExitStack()
+    conn: psycopg.Connection | None = None
+
+    def clean() -> None:
+        nonlocal conn
+        if conn is None or conn.info.transaction_status != TransactionStatus.IDLE:  # a timeout has interrupted it
+            sessions.close()
+            conn = psycopg.connect(superuser(worker_db), autocommit=True, application_name="cleaner")
+            sessions.callback(conn.close)
+            conn.execute(CLEAN)
+        conn.execute("SELECT pg_temp.clean()")
+
+    with sessions:
+        yield clean
 
 
 @pytest.fixture
-def dsn(worker_db: str, cleaner: psycopg.Connection) -> str:
+def dsn(worker_db: str, clean: Callable[[], None]) -> str:
     """A database with the project's schema and no row, for most tests."""
-    cleaner.execute("SELECT pg_temp.clean()")
+    clean()
     return worker_db
 
 

@@ -100,7 +100,7 @@ def main(settings: Settings, dsn: str) -> int:
 
 
 class _Reaper:
-    """The rounds over all sessions, and what the reaper knows from one to the next."""
+    """The reaper's rounds, and what it keeps when its session is replaced."""
 
     def __init__(
         self, settings: Settings, signals: Signals, log: structlog.stdlib.BoundLogger, outage: logs.Outage
@@ -122,7 +122,7 @@ class _Reaper:
             self._signals.wait(period_sec - (now() - started))
 
     def lost(self, error: psycopg.Error) -> None:
-        """The session was lost, or could not be opened."""
+        """Log a lost session, once for all tries to replace it, and count the database's uptime anew."""
         self._uptime.lost()
         self._outage.failed("reaper.session.lost", error)
 

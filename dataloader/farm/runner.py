@@ -93,10 +93,10 @@ class Runner:
     @contextmanager
     def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
+        where, schema = dsn or self._target_dsn, self._settings.pg_schema
         leap = partial(self._leap_over, job, lease)
-        target = (dsn or self._target_dsn, self._settings.pg_schema)
         try:
-            with fence.transaction(*target, job.job_id, self._fence_token, job.claimed_by, leap) as conn:
+            with fence.transaction(where, schema, job.job_id, self._fence_token, job.claimed_by, leap) as conn:
                 yield conn
                 if lease.must_stop_now():
                     raise Stopped

@@ -10,12 +10,12 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tests.conftest import URL, started
+from dataloader.queue import migrations
+from tests.conftest import BASE, OWNER, RUN, URL, create, ordinary_role, started
 
 from .mutants import MUTANTS, Mutant
 from .trial import Verdict, try_out
@@ -23,13 +23,15 @@ from .trial import Verdict, try_out
 
 @contextmanager
 def server() -> Iterator[None]:
-    """One PostgreSQL for all the runs, unless one is given."""
-    if URL in os.environ:
-        yield
-        return
+    """One PostgreSQL for all the runs, with a database that has the whole schema."""
     made = started()
     os.environ[URL] = make_conninfo(made.dsn, user="postgres")  # the tests make roles and databases
     try:
+        os.environ[RUN] = "dl_mutation"
+        os.environ[OWNER] = ordinary_role()
+        base = create("base", template="template1")
+        migrations.migrate(base, schema="public")
+        os.environ[BASE] = str(conninfo_to_dict(base)["dbname"])
         yield
     finally:
         made.stop()
@@ -55,10 +57,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     chosen: list[Mutant] = [mutant for mutant in MUTANTS if any(text in str(mutant) for text in given.texts or [""])]
     bad = 0
-    with server(), ThreadPoolExecutor(given.j) as pool:
-        for done in as_completed([pool.submit(try_out, mutant) for mutant in chosen]):
-            print(shown(done.result()), flush=True)
-            bad += not done.result().is_good
+    with server():
+        for verdict in try_out(chosen, given.j):
+            print(shown(verdict), flush=True)
+            bad += not verdict.is_good
     print(f"{len(chosen)} mutants, {bad} to look at")
     return 1 if bad else 0
 

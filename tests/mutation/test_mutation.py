@@ -6,14 +6,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dataloader.queue import db
 
 from .mutants import MUTANTS, Gone, Mutant, mutated
-from .trial import ROOT, _judged, try_out
+from .trial import ROOT, judged
 
 # One of a statement, one of a function, one of a trigger, and the tests in which each is caught.
 CHOSEN = {
@@ -21,7 +20,6 @@ CHOSEN = {
     "dl_reap: a live lease": "reap",
     "dl_take_keys: no key": "step",
 }
-BY_NAME = {str(mutant): mutant for mutant in MUTANTS}
 
 
 def sql(mutant: Mutant) -> str:
@@ -44,39 +42,32 @@ def test_a_guard_that_is_gone_is_said_to_be_gone() -> None:
         mutated(mutated(sql(mutant), mutant), mutant)
 
 
+def tried(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, with a server of its own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("TEST_DATABASE_URL", "DL_TEST"))}
+    command = [sys.executable, "-m", "tests.mutation", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "name", [next(iter(CHOSEN)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(CHOSEN)[1:])]
 )
 def test_three_are_caught(name: str) -> None:
-    verdict = try_out(BY_NAME[name], [CHOSEN[name]])
-    assert verdict.caught_by, verdict
+    done = tried(name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f" test_{CHOSEN[name]}.py::" in done.stdout
 
 
 def test_a_test_that_cannot_be_set_up_catches_nothing() -> None:
     said = "ERROR tests/sql/test_rights.py::test_a - permission denied to create role"
-    verdict = _judged(MUTANTS[0], subprocess.CompletedProcess([], 1, said, ""))
+    verdict = judged(MUTANTS[0], 1, said)
     assert verdict.caught_by is None
     assert verdict.broken
-
-
-SERVED = """
-import os, psycopg
-from tests.mutation.__main__ import URL, server
-with server(), psycopg.connect(os.environ[URL]) as conn:
-    print(*conn.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone())
-"""
-
-
-@pytest.mark.long
-def test_the_runs_may_make_roles() -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TEST_DATABASE_URL"}
-    done = subprocess.run([sys.executable, "-c", SERVED], cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.stdout == "True\n", done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7_200)
 def test_all_are_caught() -> None:
-    with ThreadPoolExecutor(2) as pool:
-        assert [verdict for verdict in pool.map(try_out, MUTANTS) if not verdict.is_good] == []
+    done = tried("-j", "3")
+    assert done.returncode == 0, done.stdout

@@ -1,16 +1,27 @@
-"""Try a mutant: a copy of the checkout with one guard less, and the tests of the SQL on it up to the first failure."""
+"""Try mutants: each in a fork, which runs the tests of the SQL on a copy of the checkout up to the first failure.
+
+The copy has one guard less. The parent has imported pytest and the libraries, and has made a database with the whole
+schema; so a fork imports only the copy, and applies only what the mutant has changed.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
+
+import hypothesis  # noqa: F401  for the forks, as psycopg
+import psycopg  # noqa: F401
+import pytest
+
+from tests.conftest import BASE, OWNER, RUN
 
 from .mutants import ROOT, Mutant, apply
 
@@ -77,8 +88,9 @@ FIRST = {
 OPTIONS = [
     *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=40"),
     *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:schemathesis"),  # the last takes seconds to import
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of the libraries that the parent has imported
 ]
-PATIENCE = 600.0  # seconds for one mutant; a test that hangs is ended much earlier
+PATIENCE = 600.0  # seconds for one run; a test that hangs is ended much earlier
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +107,61 @@ class Verdict:
         return self.broken is None and (self.caught_by is None) == (self.mutant.equivalent is not None)
 
 
-def try_out(mutant: Mutant, tests: Sequence[str] = TESTS) -> Verdict:
-    """Run these files of tests/sql without this guard."""
-    with tempfile.TemporaryDirectory(prefix="dl-mutant-") as name:
-        copy = Path(name)
-        copy_checkout(copy)
-        apply(copy / "dataloader" / "sql", mutant)
-        first = FIRST.get(str(mutant).split(":")[0], "").split()
-        return _judged(mutant, _run(copy, sorted(tests, key=lambda test: (test not in first, tests.index(test)))))
+def try_out(mutants: Sequence[Mutant], at_once: int) -> Iterator[Verdict]:
+    """Run the tests of the SQL without each of these guards; yields the verdicts as they come.
+
+    The tests of an equivalent mutant end with the files that look at its guard first: to run all takes minutes.
+    """
+    waiting, running = list(reversed(mutants)), dict[int, tuple[Mutant, Path]]()
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            mutant, folder = waiting.pop(), Path(tempfile.mkdtemp(prefix="dl-mutant-"))
+            running[_fork(mutant, folder)] = mutant, folder
+        pid, status = os.wait()
+        if found := running.pop(pid, None):
+            mutant, folder = found
+            said = (folder / "said").read_text("utf-8", "replace")
+            shutil.rmtree(folder)
+            yield judged(mutant, os.waitstatus_to_exitcode(status), said)
+
+
+def _fork(mutant: Mutant, folder: Path) -> int:
+    """Start a process that copies, mutates and runs the tests, those first that look at the guard; its pid."""
+    if pid := os.fork():
+        return pid
+    output = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(output, number)
+    copy_checkout(folder)
+    apply(folder / "dataloader" / "sql", mutant)
+    first = FIRST.get(str(mutant).split(":")[0], "").split()
+    rest = [test for test in TESTS if test not in first]
+    status = _run(mutant, folder, first) if first else 0
+    if status == 0 and not (first and mutant.equivalent):
+        status = _run(mutant, folder, rest)
+    os._exit(status)
+
+
+def _run(mutant: Mutant, folder: Path, tests: Sequence[str]) -> int:
+    """The exit status of pytest on these files, in a process of its own: a second run in one would share modules."""
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _run_here(mutant, folder, [str(folder / "tests" / "sql" / f"test_{test}.py") for test in tests])
+
+
+def _run_here(mutant: Mutant, folder: Path, files: Sequence[str]) -> NoReturn:
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("dataloader", "tests")]:
+        del sys.modules[name]  # the copy's are imported instead
+    # Neither this run's coverage nor its xdist is the copy's business, nor its databases, but for the base.
+    ours = ("COV", "PYTEST", RUN) + ((BASE, OWNER) if mutant.file.startswith("migrations/") else ())
+    for name in [name for name in os.environ if name.startswith(ours)]:
+        del os.environ[name]
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    status = pytest.main([*OPTIONS, *files])
+    sys.stdout.flush()
+    os._exit(int(status))
 
 
 def copy_checkout(copy: Path) -> None:
@@ -114,19 +173,12 @@ def copy_checkout(copy: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", copy)
 
 
-def _run(copy: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    # Neither this run's coverage nor its xdist is the copy's business.
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "PYTEST", "DL_TEST_RUN"))}
-    there = [f"tests/sql/test_{test}.py" for test in tests]
-    command = [sys.executable, "-m", "pytest", *OPTIONS, *there]
-    return subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, timeout=PATIENCE)
-
-
-def _judged(mutant: Mutant, run: subprocess.CompletedProcess[str]) -> Verdict:
-    if run.returncode == 0:
+def judged(mutant: Mutant, status: int, said: str) -> Verdict:
+    """The verdict from pytest's exit status and output."""
+    if status == 0:
         return Verdict(mutant, None)
     # An ERROR is none: a test that cannot be set up says nothing of the guard.
-    found = re.search(r"^FAILED tests/sql/(\S+)", run.stdout, re.MULTILINE)
-    if run.returncode == 1 and found:
+    found = re.search(r"^FAILED tests/sql/(\S+)", said, re.MULTILINE)
+    if status == 1 and found:
         return Verdict(mutant, found[1])
-    return Verdict(mutant, None, (run.stdout + run.stderr)[-400:])
+    return Verdict(mutant, None, said[-400:])

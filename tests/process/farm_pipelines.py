@@ -35,6 +35,12 @@ def started(context: Context) -> psycopg.Connection[Any]:
     return conn
 
 
+@register("tells_the_time")
+def tells_the_time(args: dict[str, Any]) -> dict[str, Any]:
+    """The time of this process's clock."""
+    return {"now": time.time()}
+
+
 @register("recorded")
 def recorded(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     """Sleep `sec` in small steps between a noted start and a noted end."""

@@ -125,7 +125,7 @@ class Farm:
             "DL_HOME": str(self.folder),
             "DL_PIPELINES": "farm_pipelines",
             "PYTHONPATH": str(Path(__file__).parent),
-            "PYTHONDONTWRITEBYTECODE": "1",  # Python takes a module that changes within a second for the one of before
+            "PYTHONDONTWRITEBYTECODE": "1",  # a .pyc names its source by second and size: it would hide a test's change
             "WORKERS_JSON": json.dumps([{"queue": queue, "concurrency": workers}]),
             "DL_HEARTBEAT_SEC": "1",
             "DL_REAPER_PERIOD_SEC": "0.5",
@@ -139,7 +139,7 @@ class Farm:
             os.environ | defaults | given,
             self.folder / f"{name.split()[0]}-{len(self.programs)}.log",
             cwd,
-            ["env"] if self.executes else (),
+            ["env"] if self.executes or "LD_PRELOAD" in given else (),
         )
         self.programs.append(program)
         return program

@@ -1,8 +1,9 @@
 """A fork server: `dataloader` programs for tests, started from a process that has imported the command line already.
 
 The imports are most of what the start of a program costs, a second of CPU each, and the process tests start hundreds.
-A forked program is otherwise as one that was executed: its own environment, folder, output, arguments, exit status.
-Tests of the start itself, or of memory, execute theirs (`Program(..., before=["env"])`).
+A forked program has its own environment, folder, output and arguments. What an exec would read is the server's:
+LD_PRELOAD, most PYTHON variables, the hash seed, limits, namespaces. A test that needs one of these, or that measures
+memory, sets `farm.executes = True`.
 
 `python forkserver.py NUMBER` serves requests from the socket with this file descriptor.
 """
@@ -13,7 +14,6 @@ import atexit
 import json
 import os
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -27,7 +27,11 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
+from dataloader.farm.process import readable
+
 LIMIT = 1_000_000  # bytes of a request
+LOST = 255  # in place of an exit status that nobody has written: its reporter was killed
+NEVER = 3_600.0
 
 
 class Forked:
@@ -40,15 +44,16 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit status, None while it runs."""
-        if self.returncode is None and select.select([self._end], [], [], 0)[0]:
-            self.returncode = int(os.read(self._end, 20))
+        if self.returncode is None and readable([self._end], 0):
+            status = os.read(self._end, 20)
             os.close(self._end)
+            self.returncode = int(status) if status else LOST
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and return the exit status."""
-        if self.returncode is None and not select.select([self._end], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(f"the program with pid {self.pid}", timeout or 0.0)
+        if self.returncode is None and not readable([self._end], NEVER if timeout is None else timeout):
+            raise subprocess.TimeoutExpired(f"the program with pid {self.pid}", timeout or NEVER)
         self.poll()
         assert self.returncode is not None
         return self.returncode
@@ -78,15 +83,25 @@ def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | None, ou
         _server = _started()
     request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or Path.cwd())}
     read, write = os.pipe()
-    socket.send_fds(_server, [json.dumps(request).encode()], [out, err, write])
-    os.close(write)
-    return Forked(int(os.read(read, 10)), read)
+    try:
+        socket.send_fds(_server, [json.dumps(request).encode()], [out, err, write])
+        os.close(write)
+        pid = int(os.read(read, 10))
+    except (OSError, ValueError):
+        _server = None  # the next test has a new one
+        os.close(read)
+        raise RuntimeError("the fork server has ended") from None
+    return Forked(pid, read)
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run `dataloader` with these arguments to its end, within a minute."""
     with TemporaryFile() as out, TemporaryFile() as err:
-        status = start(arguments, env, cwd, out.fileno(), err.fileno()).wait(60)
+        program = start(arguments, env, cwd, out.fileno(), err.fileno())
+        try:
+            status = program.wait(60)
+        finally:
+            program.kill()
         said = [os.pread(file.fileno(), LIMIT, 0).decode() for file in (out, err)]
     return subprocess.CompletedProcess(list(arguments), status, *said)
 
@@ -94,7 +109,8 @@ def run(arguments: Sequence[str], env: Mapping[str, str], cwd: Path) -> subproce
 def _started() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-    server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    # In a session of its own, so that Ctrl-C ends the tests, and these end the programs.
+    server = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
     theirs.close()
     atexit.register(server.wait)
     atexit.register(ours.close)  # before: it ends the server
@@ -108,9 +124,8 @@ def serve(control: socket.socket) -> None:
     """Fork a program for each request, until the tests are over. Returns in each program, which then runs."""
     import dataloader.cli.main  # noqa: F401  what it is for
 
-    setproctitle(
-        "dataloader: fork server"
-    )  # at its first use it learns where titles are, by the environment as it is now
+    # setproctitle finds the memory of titles at its first call, by the environment, which `become` replaces.
+    setproctitle("dataloader: fork server")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for the programs
     while True:
         text, fds, _, _ = socket.recv_fds(control, LIMIT, 3)

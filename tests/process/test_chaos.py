@@ -24,7 +24,7 @@ SUCCEEDS = frozenset({"succeeded"})
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("seed", "seconds"), [pytest.param(7, 30, marks=pytest.mark.slow), (None, 15)])
 def test_a_farm_keeps_its_promises_under_faults(seed: int | None, seconds: int) -> None:
-    """Seconds of faults, others each time; the seed in the output repeats them."""
+    """So many seconds of faults; without a seed these differ each time, and the output names the seed."""
     seed = SystemRandom().randrange(1_000_000) if seed is None else seed
     command = [sys.executable, "-m", "tests.chaos", "--seconds", str(seconds), "--seed", str(seed)]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:

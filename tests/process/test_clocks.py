@@ -40,6 +40,12 @@ def test_f1_a_host_whose_clock_is_wrong_neither_takes_nor_delays_jobs(farm: Farm
     assert 0 <= early.total_seconds() < 60
     assert 0 <= late.total_seconds() < 60
     assert reaper.stop() == 0
+    assert is_told(datetime.fromisoformat(reaper.events("reaper.started")[0]["timestamp"]), ahead)
+
+
+def is_told(clock: datetime, ahead: str) -> bool:
+    """Whether this was told a moment ago by a clock that is so far ahead, as +2h."""
+    return abs(clock - datetime.now(UTC) - timedelta(hours=int(ahead[:2]))) < timedelta(minutes=10)
 
 
 def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, tmp_path: Path) -> None:
@@ -52,7 +58,9 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
     farm.wait(job, "running")
     for jump in ("+5h", "-5h"):
         offset.write_text(f"{jump}\n")
-        assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
+        told = farm.wait(farm.enqueue("tells_the_time"), "succeeded")
+        assert told["attempt"] == 1
+        assert is_told(datetime.fromtimestamp(told["progress"]["now"], UTC), jump)
         before = beats(farm)
         until(lambda before=before: beats(farm) > before, "a heartbeat behind the jump")
     assert farm.wait(job, "succeeded")["attempt"] == 1

@@ -283,7 +283,7 @@ def test_from_nothing_to_finished_jobs_over_a_stop_a_kill_and_a_drain(home: Path
             assert third.status(later) == "queued"
             running = third.trigger(args={"sleep1": 0.5})
             until(lambda: third.status(running) == "running")
-            assert third.stop(signal.SIGINT) == 0
+            assert third.stop() == 0
             finished = [line for line in third.said.splitlines() if running in line and '"succeeded"' in line]
             assert finished, third.said
 

@@ -121,7 +121,7 @@ def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, wo
     assert two.take().job_id == again
     assert two.claim().job is None
     conn.execute("VACUUM ANALYZE dl_jobs")
-    assert claim_buffers(conn) < 2_000  # nothing left to claim: the marks cost one slot, not a row each
+    assert claim_buffers(conn) < rows / 50  # nothing left to claim: the marks cost one slot, not a row each
 
 
 def test_b5_contention_burns_no_attempts(conn: db.Connection, workers: Workers) -> None:

@@ -21,8 +21,6 @@ import hypothesis  # noqa: F401  for the forks, as psycopg
 import psycopg  # noqa: F401
 import pytest
 
-from tests.conftest import BASE, OWNER, RUN
-
 from .mutants import ROOT, Mutant, apply
 
 # Not test_migrations, to which any change is one; the long ones last.
@@ -154,7 +152,9 @@ def _run_here(mutant: Mutant, folder: Path, files: Sequence[str]) -> NoReturn:
     for name in [name for name in sys.modules if name.split(".")[0] in ("dataloader", "tests")]:
         del sys.modules[name]  # the copy's are imported instead
     # Neither this run's coverage nor its xdist is the copy's business, nor its databases, but for the base.
-    ours = ("COV", "PYTEST", RUN) + ((BASE, OWNER) if mutant.file.startswith("migrations/") else ())
+    ours = ("COV", "PYTEST", "DL_TEST_RUN")
+    if mutant.file.startswith("migrations/"):
+        ours += ("DL_TEST_BASE", "DL_TEST_OWNER")  # its schema is not the base's
     for name in [name for name in os.environ if name.startswith(ours)]:
         del os.environ[name]
     os.chdir(folder)

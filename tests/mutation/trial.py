@@ -106,10 +106,7 @@ class Verdict:
 
 
 def try_out(mutants: Sequence[Mutant], at_once: int) -> Iterator[Verdict]:
-    """Run the tests of the SQL without each of these guards; yields the verdicts as they come.
-
-    The tests of an equivalent mutant end with the files that look at its guard first: to run all takes minutes.
-    """
+    """Run the tests of the SQL without each of these guards; yields the verdicts as they come."""
     waiting, running = list(reversed(mutants)), dict[int, tuple[Mutant, Path]]()
     while waiting or running:
         while waiting and len(running) < at_once:
@@ -135,7 +132,7 @@ def _fork(mutant: Mutant, folder: Path) -> int:
     first = FIRST.get(str(mutant).split(":")[0], "").split()
     rest = [test for test in TESTS if test not in first]
     status = _run(mutant, folder, first) if first else 0
-    if status == 0 and not (first and mutant.equivalent):
+    if status == 0:
         status = _run(mutant, folder, rest)
     os._exit(status)
 

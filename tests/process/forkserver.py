@@ -1,9 +1,9 @@
 """A fork server: `dataloader` programs for tests, started from a process that has imported the command line already.
 
 The imports are most of what the start of a program costs, a second of CPU each, and the process tests start hundreds.
-A forked program has its own environment, folder, output and arguments. What an exec would read is the server's:
-LD_PRELOAD, most PYTHON variables, the hash seed, limits, namespaces. A test that needs one of these, or that measures
-memory, sets `farm.executes = True`.
+A forked program has its own environment, folder, output and arguments. It inherits from the server all that an exec
+would read anew: LD_PRELOAD, most PYTHON variables, the hash seed, limits, namespaces. A test that needs one of these,
+or that measures memory, sets `farm.executes = True`.
 
 `python forkserver.py NUMBER` serves requests from the socket with this file descriptor.
 """
@@ -84,8 +84,10 @@ def start(arguments: Sequence[str], env: Mapping[str, str], cwd: Path | None, ou
     request = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or Path.cwd())}
     read, write = os.pipe()
     try:
-        socket.send_fds(_server, [json.dumps(request).encode()], [out, err, write])
-        os.close(write)
+        try:
+            socket.send_fds(_server, [json.dumps(request).encode()], [out, err, write])
+        finally:
+            os.close(write)
         pid = int(os.read(read, 10))
     except (OSError, ValueError):
         _server = None  # the next test has a new one

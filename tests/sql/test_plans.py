@@ -49,10 +49,10 @@ BOUNDS = {"ready": 150, "hot": 1_200, "busy": 2_000, "future": 60, "done": 60}
 
 
 def a_million(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test of the million rows: one process makes them and runs all of these (`--dist loadgroup`), first."""
+    """Mark a test of the million rows: the longest, which start first. With `--dist loadfile` they share one table."""
     for mark in (pytest.mark.long, pytest.mark.longest, pytest.mark.timeout(400)):
         test = mark(test)
-    return pytest.mark.xdist_group("a million rows")(test)
+    return test
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from forkserver import Forked
 
 from dataloader.queue import db, enqueue, lifecycle
 
-PATIENCE = 30.0  # seconds until a test gives up waiting; never how long it waits when all is well
+PATIENCE = 60.0  # seconds until a test gives up waiting; never how long it waits when all is well
 
 
 def until(question: Callable[[], Any], what: str = "it", patience: float = PATIENCE) -> Any:

@@ -313,13 +313,15 @@ def test_i18_a_farm_that_was_suspended_is_fenced_before_it_writes(farm: Farm, tm
     for process in family:
         process.resume()
     until(lambda: is_rid_of_it(suspended), "the suspended run to end")
-    assert farm.rows("SELECT claim FROM written") == [(2,)]
-    assert [kind for kind, _ in farm.journal(job) if kind != "heartbeat"] == STORY_OF_TWO
+    # The other run may have been handed back in between, where the machine was slow: the last one alone has written.
+    assert farm.rows("SELECT claim FROM written") == farm.rows("SELECT claims FROM dl_jobs WHERE job_id = %s", job)
+    story = [kind for kind, _ in farm.journal(job) if kind != "heartbeat"]
+    assert (story[:4], story[-1], story.count("done")) == (BEGAN_TWICE, "done", 1)
     assert farm.job(job)["status"] == "succeeded"
     assert suspended.stop() == 0
 
 
-STORY_OF_TWO = ["queued", "picked", "requeue", "picked", "done"]
+BEGAN_TWICE = ["queued", "picked", "requeue", "picked"]
 
 
 def is_rid_of_it(program: Program) -> bool:

@@ -256,10 +256,12 @@ def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, ca
         with pytest.raises(errors.InsufficientPrivilege):
             producer.execute("SELECT queue FROM dl_jobs")
         with producer.transaction():
+            same_instant = value(producer, "SELECT now()")
+            conn.execute("UPDATE dl_job_events SET ts = %s", (same_instant,))
             producer.execute("SELECT dl_set_trace('mine', %s)", ([theirs, of_the_api],))
         of_before = value(producer, "SELECT dl_enqueue('q', 't', 'k')")
         producer.execute("SELECT dl_set_trace('mine', %s)", ([of_before],))
-    assert [row(conn, job_id)["trace"] for job_id in (theirs, of_before)] == [None, None]
+    assert [row(conn, job_id)["trace"] for job_id in (theirs, of_the_api, of_before)] == [None] * 3
     assert len(journal(conn, theirs)) == 1
 
 

@@ -165,6 +165,12 @@ def test_outcomes_say_what_forbids_it(conn: db.Connection, worker: Worker) -> No
     assert value(conn, "SELECT count(DISTINCT job_id) FROM dl_job_events") == 1
 
 
+def test_an_ended_job_whose_time_is_ahead_is_not_made_due(conn: db.Connection) -> None:
+    ended = plain(conn, status="canceled", in_sec=60)
+    assert operations.run_now(conn, [ended], BY) == {ended: "canceled"}
+    assert "requeue" not in kinds(conn, ended)
+
+
 def test_a_job_that_starts_while_it_is_deleted_stays(conn: db.Connection, worker: Worker, dsn: str) -> None:
     job_id = enqueue(conn)
     with db.connect(dsn, name="operator", schema="public") as operator:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from foreign import Foreign
-from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, state, value
+from hands import Worker, age, buffers, enqueue, journal, kinds, many, plain, quietly, row, state, value
 
 from dataloader.queue import db, lifecycle
 
@@ -72,6 +72,15 @@ def test_c7_an_end_that_another_service_gave_no_time_is_found_too(conn: db.Conne
         age(conn, job_id, "finished_at", 30 * DAY)
     assert prune(conn) == 2
     assert given not in left(conn)
+
+
+def test_c7_an_end_that_another_service_gave_a_time_keeps_it(conn: db.Connection, worker: Worker) -> None:
+    """Also where the claim of our worker has to be taken off the row."""
+    enqueue(conn)
+    job = worker.take()
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = '2020-02-02 00:00+00'")
+    ended = row(conn, job.job_id)
+    assert (ended["claimed_by"], ended["finished_at"].year) == (None, 2020)
 
 
 def test_c7_fractions_of_a_day_count(conn: db.Connection) -> None:

@@ -118,7 +118,8 @@ def test_h8_a_thousand_mixed_requests(own_db: str, mode: str, schema: str, pool:
     migrations.migrate(own_db, schema)  # besides the queue in `public`, which would be found instead
     with (
         pooler(own_db, mode, TAKES_OUR_OPTIONS, *MODES[mode]) as through,
-        running(through, pg_schema_queue=schema, pg_use_pool=pool) as app,
+        # A machine that stands still for some seconds is no fault of the pooler's.
+        running(through, pg_schema_queue=schema, pg_use_pool=pool, pg_command_timeout=30) as app,
         ThreadPoolExecutor(THREADS) as threads,
     ):
         callers = [Caller(app, number) for number in range(THREADS)]

@@ -43,10 +43,10 @@ SELECT job_id, status::text FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 SELECT job_id, status::text, cancel_requested FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
 -- name: requeue
--- final -> queued, due at once, with a fresh budget: the place trigger resets the attempts and the cancellation.
+-- final -> queued, due at once, with a fresh budget: the trigger takes back the cancellation that had ended the job.
 WITH again AS (
   UPDATE dl_jobs SET status = 'queued', available_at = now(), attempt = 0, error = NULL, progress = '{}',
-         backoffs = 0, hot = false, journaled = journaled + 1
+         backoffs = 0, journaled = journaled + 1
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                               ORDER BY job_id FOR NO KEY UPDATE))
      AND status IN ('succeeded', 'failed', 'canceled', 'lost')

@@ -69,7 +69,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (
                      SELECT FROM dl_jobs o
-                      WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL AND NOT o.hot
+                      WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL
                         AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before))
             ELSE why END AS waiting_for,
        to_hex(hashtextextended(ROW(j.status, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress,
@@ -127,7 +127,10 @@ SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 
 -- name: step
 -- running -> wherever the runs have ended, and queued -> running; see dl_step.
-SELECT * FROM dl_step(%(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(ends)s::json, false);
+SELECT * FROM dl_step(
+  %(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(from_priority)s, %(from_time)s::timestamptz,
+  %(job_ids)s::uuid[], %(attempts)s::int[], %(verbs)s::text[], %(errors)s::text[], %(delays_sec)s::float8[],
+  %(progress)s::text[], %(facts)s::text[]);
 
 -- name: traces
 -- Where the triggers of these jobs stand in traces; asked only by workers that trace.
@@ -160,7 +163,9 @@ RETURNING claims;
 
 -- name: finish
 -- running -> wherever the runs have ended; see dl_finish.
-SELECT * FROM dl_finish(%(worker)s, %(ends)s::json, %(let_go)s, false);
+SELECT * FROM dl_finish(
+  %(worker)s, %(let_go)s, %(job_ids)s::uuid[], %(attempts)s::int[], %(verbs)s::text[], %(errors)s::text[],
+  %(delays_sec)s::float8[], %(progress)s::text[], %(facts)s::text[]);
 
 -- name: ended
 -- Has this claim's end been committed, though its answer was lost? The worker's last row in the job's journal tells.
@@ -200,6 +205,10 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 -- name: wake
 -- queued -> queued: rows of every queue whose time has come become claimable; see dl_wake.
 SELECT dl_wake_all(%(limit)s);
+
+-- name: unpark_stranded
+-- queued -> queued: parked rows behind which no run is any more become claimable; see dl_unpark_stranded.
+SELECT dl_unpark_stranded(%(after)s, %(limit)s);
 
 -- name: prune
 -- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python

@@ -21,16 +21,16 @@ GRANT SELECT ON dl_jobs, dl_job_events, dl_migrations TO {role};
 -- name: spread
 DO $rights$
 DECLARE
-  new_tables text := 'dl_queues, dl_workers, dl_totals, dl_pace, dl_rolled, dl_lengths';
+  new_tables text := 'dl_queues, dl_workers, dl_totals, dl_pace, dl_rolled, dl_lengths, dl_freed';
   all_functions text;
   called text;        -- by a role; the others are triggers'
-  harmless text;      -- their effect is any role's: they compute, or NOTIFY. Triggers call the last as whoever fired them.
+  harmless text;      -- they read or compute with their caller's rights
   of_producers text;  -- with the owner's rights
   role record;
 BEGIN
   SELECT string_agg(oid::regprocedure::text, ', '),
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
-         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_tell_waiters')),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec')),
          string_agg(oid::regprocedure::text, ', ')
            FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_many', 'dl_set_trace', 'dl_job_status'))
     INTO all_functions, called, harmless, of_producers
@@ -38,7 +38,9 @@ BEGIN
    WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
      AND (proname LIKE 'dl\_%' OR proname = 'notify_job_ready') AND pg_has_role(proowner, 'USAGE');
   EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', all_functions);
-  EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', harmless);
+  IF harmless IS NOT NULL THEN  -- a migration comes before the functions
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO PUBLIC', harmless);
+  END IF;
 
   -- A role that may read dl_migrations is a farm's; other services, which only know dl_jobs and dl_job_events, need no
   -- new tables.
@@ -56,7 +58,7 @@ BEGIN
      WHERE grantee <> (SELECT relowner FROM pg_class WHERE oid = 'dl_jobs'::regclass)
      GROUP BY grantee, is_ours
   LOOP
-    IF role.adds THEN
+    IF role.adds AND of_producers IS NOT NULL THEN
       EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', of_producers, role.name);
     END IF;
     IF role.reads THEN

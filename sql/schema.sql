@@ -15,10 +15,10 @@
 --       |                          +--------------> canceled   (a queued job too, at once)
 --       +--- attempts spent -- crash, attempts spent ---> lost
 --
--- Where a queued row stands decides whether and how a claim finds it:
---   blocked   blocked_on = 'time'            its time has not come       ix_dl_jobs_due
---   cold      blocked_on null, not hot       the normal case             ix_dl_jobs_cold
---   hot       blocked_on null, hot           its key was once busy       ix_dl_jobs_hot
+-- A queued row is ready, or blocked_on says why not; that decides how it is found:
+--   ready     blocked_on null                the claim may start it      ix_dl_jobs_ready
+--   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_due
+--   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
 
@@ -55,8 +55,8 @@ CREATE TABLE dl_jobs (
     CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
 
   -- Ours: what a claim needs besides.
-  blocked_on text,                                   -- why a queued row may not be claimed: 'time'
-  hot boolean NOT NULL DEFAULT false,                -- a claim once found its key busy
+  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key'
+  hot boolean NOT NULL DEFAULT false,                -- unused; for code of before 0019
   backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
   claimed_pid int,                                   -- that worker's backend, with its start: what may still
@@ -72,8 +72,8 @@ CREATE TABLE dl_jobs (
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
   autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
 );
-COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row may not be claimed (time), null when it may';
-COMMENT ON COLUMN dl_jobs.hot IS 'a claim once found this row''s key busy';
+COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key), null when it is';
+COMMENT ON COLUMN dl_jobs.hot IS 'unused; for code of before 0019';
 COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
 COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
 COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
@@ -86,15 +86,18 @@ COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggere
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
--- Our claim: cold rows in its order; hot rows by key_hash, so that the first of each key_hash is one probe.
-CREATE INDEX ix_dl_jobs_cold ON dl_jobs (queue, priority, created_at)
-  WHERE status = 'queued' AND blocked_on IS NULL AND NOT hot;
-CREATE INDEX ix_dl_jobs_hot ON dl_jobs (queue, hashtext(lock_key), priority, created_at)
-  WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+-- Our claim: ready rows in its order, then the first row of each key that it has locked.
+CREATE INDEX ix_dl_jobs_ready ON dl_jobs (queue, priority, created_at)
+  WHERE status = 'queued' AND blocked_on IS NULL;
+CREATE INDEX ix_dl_jobs_key ON dl_jobs (hashtext(lock_key), queue, priority, created_at)
+  WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key');
+-- In which queues rows of a key are parked: dl_unpark. By enum_eq and not by `=`, so that no other index can serve it.
+CREATE INDEX ix_dl_jobs_parked ON dl_jobs (hashtext(lock_key), queue)
+  WHERE enum_eq(status, 'queued') AND blocked_on = 'key';
 -- Rows that wait for their time: dl_wake, and the next due instant.
 CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
   WHERE status = 'queued' AND blocked_on = 'time';
--- Slots that are taken, and the reaper's rows: never more than there are workers.
+-- Keys that are busy, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
 -- Retention: finished jobs, the oldest end first.
 CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
@@ -125,6 +128,13 @@ CREATE TABLE dl_queues (
 );
 COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
 COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
+
+-- Keys that became free while others had their first row locked: tried again once a second.
+CREATE TABLE dl_freed (
+  key_hash int NOT NULL,
+  since timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE dl_freed IS 'keys that became free while their first row was locked';
 
 -- The workers as each farm's keeper last showed them. For people only: no claim and no recovery reads it.
 CREATE TABLE dl_workers (
@@ -187,26 +197,19 @@ CREATE TABLE dl_migrations (
 );
 
 
--- The conditions keep the triggers from firing where they would have nothing to do: at each start and end of a job.
-CREATE TRIGGER dl_jobs_place BEFORE UPDATE OF status, available_at ON dl_jobs
-  FOR EACH ROW WHEN (NEW.status = 'queued' OR NEW.blocked_on IS NOT NULL
-                     OR NEW.status <> 'running' AND (NEW.claimed_by IS NOT NULL OR NEW.finished_at IS NULL))
-  EXECUTE FUNCTION dl_jobs_place();
+-- The conditions keep the triggers from firing where they would have nothing to do. A worker's own starts and ends change
+-- claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.status = 'queued' AND NEW.available_at > now()
                      OR NEW.status NOT IN ('queued', 'running') AND NEW.finished_at IS NULL)
   EXECUTE FUNCTION dl_jobs_place();
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
-CREATE TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at ON dl_jobs
-  FOR EACH ROW WHEN (NEW.status = 'queued') EXECUTE FUNCTION notify_job_ready();
--- Not for our own steps, which notify the waiting queues themselves: dl_finish for all its ends at once.
-CREATE TRIGGER dl_jobs_notify_key AFTER UPDATE OF status ON dl_jobs
-  FOR EACH ROW WHEN (OLD.status = 'running' AND NEW.status <> 'running' AND NEW.journaled = OLD.journaled)
-  EXECUTE FUNCTION dl_jobs_notify_key();
+CREATE CONSTRAINT TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at, queue, lock_key ON dl_jobs
+  DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.journaled = OLD.journaled OR NEW.claimed_by IS NOT DISTINCT FROM OLD.claimed_by)
+  EXECUTE FUNCTION dl_jobs_step();
 CREATE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
-  REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_forget();
+  REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_gone();
 CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins AFTER INSERT ON dl_jobs DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = 0) EXECUTE FUNCTION dl_jobs_journal();
-CREATE CONSTRAINT TRIGGER dl_jobs_journal_upd AFTER UPDATE OF status ON dl_jobs DEFERRABLE INITIALLY DEFERRED
-  FOR EACH ROW WHEN (NEW.status <> OLD.status AND NEW.journaled = OLD.journaled) EXECUTE FUNCTION dl_jobs_journal();

@@ -34,7 +34,7 @@ known AS (
 SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
        greatest(0, extract(epoch FROM now() - (
          SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
-          WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS NULL
+          WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
        noted_length, noted_scheduled, noted_retries, noted_dead, counted_at

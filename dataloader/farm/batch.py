@@ -26,6 +26,7 @@ from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step, Written
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
+HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
 LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
 LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 
@@ -52,6 +53,8 @@ class Batch:
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
+        self._head = lifecycle.Head()
+        self._head_until = 0.0
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
 
     # --- jobs ---
@@ -146,7 +149,8 @@ class Batch:
         """
         ends = self._take()
         try:
-            step = lifecycle.step(self._session.current, self._queue, self._settings.dl_claim_backoff_sec, most, ends)
+            backoff_sec, start = self._settings.dl_claim_backoff_sec, self._start_of_claim()
+            step = lifecycle.step(self._session.current, self._queue, backoff_sec, most, ends, start)
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
@@ -155,10 +159,17 @@ class Batch:
             self._write_one_by_one(ends, e)
             return Step([], {}, 0, True, None)
         self._session.outage.ended()
+        self._head = step.head or self._head
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
+
+    def _start_of_claim(self) -> lifecycle.Head:
+        """Where the next claim begins: behind what the claims of the last HEAD_SEC have found locked."""
+        if now() >= self._head_until:
+            self._head, self._head_until = lifecycle.Head(), now() + HEAD_SEC
+        return self._head
 
     def write(self) -> None:
         """Write the ends without a claim, for the heartbeat; after psycopg.Error the batch still holds the ends."""

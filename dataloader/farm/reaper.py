@@ -25,6 +25,7 @@ from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, te
 from dataloader.queue import db, lifecycle, migrations, stats
 
 WAKE_BATCH = 1_000
+STRANDED_BATCH = 200  # keys of parked rows that one round looks at
 PRUNE_BATCH = (10, 500)  # jobs that one transaction deletes
 PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of heartbeats in its journal
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
@@ -66,12 +67,16 @@ class Uptime:
 
 @dataclass
 class Memory:
-    """The reaper's notes from round to round: the next count of the queues, and the session that holds back vacuum."""
+    """The reaper's notes from round to round.
+
+    They are the next count of the queues, the session that holds back vacuum, and the last parked key looked at.
+    """
 
     note_at: float = 0.0
     lag_sec: float = 0.0
     held: tuple[Any, ...] | None = None
     held_again_at: float = 0.0
+    stranded_after: int | None = None
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -128,8 +133,10 @@ class _Reaper:
 
     def _round(self, conn: db.Connection, started: float, period_sec: float) -> None:
         reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
+        memory = self._memory
+        memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
-        watch(conn, self._log, self._memory, period_sec)
+        watch(conn, self._log, memory, period_sec)
         if (days := self._settings.dl_retention_days) is not None:
             prune(conn, self._log, days * DAY_SEC, started + PRUNE_SHARE * period_sec, self._signals)
 

@@ -13,8 +13,6 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
-RETRY_STEP_SEC = 30.0
-RETRY_MAX_SEC = 86_400.0
 TEXT_LIMIT = 8_192  # characters of an error that are kept: its first and last half
 PROGRESS_LIMIT = 65_536  # characters of a progress document
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -137,11 +135,14 @@ class Outcome(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The write at the end of a run: one of Verb, and the parameters of dl_finish."""
+    """The write at the end of a run: one of Verb, and the parameters of dl_finish.
+
+    `delay_sec`: how long a retry waits; None leaves that to dl_retry_delay.
+    """
 
     verb: str
     error: str | None = None
-    delay_sec: float = 0.0
+    delay_sec: float | None = None
     progress: str | None = None
 
 
@@ -162,14 +163,9 @@ def decide(job: Job, outcome: Outcome) -> Finish | None:
         case End.HANDED_BACK:
             return Finish(Verb.HAND_BACK, error, progress=progress)
         case End.ERROR | End.TIMEOUT if job.attempt < job.max_attempts:
-            return Finish(Verb.RETRY, error, retry_delay(job.attempt), progress)
+            return Finish(Verb.RETRY, error, progress=progress)
         case End.ERROR | End.TIMEOUT | End.PERMANENT:
             return Finish(Verb.FAIL, error, progress=progress)
-
-
-def retry_delay(attempt: int) -> float:
-    """Seconds until an errored job's next attempt: 30 per attempt so far, at most a day."""
-    return min(RETRY_STEP_SEC * attempt, RETRY_MAX_SEC)
 
 
 def beat_interval(heartbeat_sec: float, lease_ttl_sec: float) -> float:

@@ -29,7 +29,7 @@ CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should sto
 # For dl_step: its plans are made once a session, and are what they should be whatever the statistics say.
 PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
-    " SET enable_hashjoin = off; SET enable_mergejoin = off"
+    " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
 )
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
@@ -60,11 +60,19 @@ class Ended(NamedTuple):
     facts: Mapping[str, Any] | None = None
 
 
+class Head(NamedTuple):
+    """Where a claim begins: at the queue's first row that no other session has locked; as PostgreSQL writes it."""
+
+    priority: int = 0
+    time: str = "-infinity"
+
+
 class Step(NamedTuple):
     """The result of a claim: jobs, the best first, or the seconds until the queue's next job is due.
 
     `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
-    those whose rows somebody has `locked`, whose ends are to be written again a little later.
+    those whose rows somebody has `locked`, whose ends are to be written again a little later. The next steps may
+    begin at `head`, for up to a second; None: as this one.
     """
 
     jobs: list[Job]
@@ -73,6 +81,7 @@ class Step(NamedTuple):
     look_again: bool
     due_in: float | None
     locked: Collection[UUID] = ()
+    head: Head | None = None
 
     @property
     def job(self) -> Job | None:
@@ -152,7 +161,14 @@ def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str)
     conn.execute(_SQL["request_cancel"], {"job_ids": list(job_ids), "force": force, "by": by})
 
 
-def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Collection[Ended] | None = ()) -> Step:
+def step(
+    session: Session,
+    queue: str,
+    backoff_sec: float,
+    most: int,
+    ends: Collection[Ended] | None = (),
+    head: Head = Head(),  # noqa: B008  a constant
+) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
 
     All other keys of the session are let go, unless `ends` is None. One transaction, one round trip. Raises
@@ -164,15 +180,16 @@ def step(session: Session, queue: str, backoff_sec: float, most: int, ends: Coll
         "backend_start": session.backend_start,
         "backoff_sec": backoff_sec,
         "most": most,
-        "ends": None if ends is None else _as_json(ends),
-    }
+        "from_priority": head.priority,
+        "from_time": head.time,
+    } | _arrays(ends)
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
     written = _written(ends or (), *last[11:14])
-    backoffs, look_again, due_in = last[14:]
-    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked)
+    backoffs, look_again, due_in, *found = last[14:]
+    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked, Head(*found) if found[1] else None)
 
 
 def claim(session: Session, queue: str, backoff_sec: float) -> Step:
@@ -251,7 +268,7 @@ def _finish_each(conn: Conn, ends: Collection[Ended]) -> Written:
 
 
 def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
-    parameters = {"worker": worker, "ends": _as_json(ends), "let_go": let_go}
+    parameters = {"worker": worker, "let_go": let_go} | _arrays(ends)
     row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
     assert row is not None  # noqa: S101  the function always answers
     return _written(ends, *row)
@@ -265,18 +282,23 @@ def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: An
     return Written(statuses, locked or ())
 
 
-def _as_json(ends: Collection[Ended]) -> str:
-    """As dl_finish reads them. Progress is JSON already."""
-    return "[" + ",".join(map(_end_as_json, ends)) + "]"
+def _arrays(ends: Collection[Ended] | None) -> dict[str, Any]:
+    """As dl_finish reads them: a list for each value, None for a list of nothing. Progress is JSON already."""
+    finishes = [ended.finish for ended in ends or ()]
+    facts = [ended.facts and json.dumps(ended.facts) for ended in ends or ()]
+    return {
+        "job_ids": None if ends is None else [ended.job.job_id for ended in ends],
+        "attempts": [ended.job.attempt for ended in ends or ()],
+        "verbs": [str(finish.verb) for finish in finishes],
+        "errors": _unless_none([finish.error for finish in finishes]),
+        "delays_sec": _unless_none([finish.delay_sec for finish in finishes]),
+        "progress": _unless_none([finish.progress for finish in finishes]),
+        "facts": _unless_none(facts),
+    }
 
 
-def _end_as_json(ended: Ended) -> str:
-    job, end = ended.job, ended.finish
-    error = "null" if end.error is None else json.dumps(end.error)
-    return (
-        f'{{"job_id":"{job.job_id}","attempt":{job.attempt},"verb":"{end.verb}","error":{error},'
-        f'"delay_sec":{end.delay_sec},"progress":{end.progress or "null"},"facts":{json.dumps(ended.facts or {})}}}'
-    )
+def _unless_none(values: list[Any]) -> list[Any] | None:
+    return values if any(value is not None for value in values) else None
 
 
 def has_ended(conn: Conn, job: Job) -> bool:
@@ -335,6 +357,16 @@ def wake(conn: Conn, limit: int) -> int:
     """Make up to `limit` rows of each queue claimable whose time has come; returns their number."""
     row = conn.execute(_SQL["wake"], {"limit": limit}).fetchone()
     return row[0] if row else 0
+
+
+def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
+    """Make rows claimable that wait for a run of their key which is not there, for up to `limit` keys.
+
+    Returns where to go on: `after` (at first None) of the next call.
+    """
+    first = -(2**31) - 1
+    row = conn.execute(_SQL["unpark_stranded"], {"after": first if after is None else after, "limit": limit}).fetchone()
+    return row[0] if row else None
 
 
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:

@@ -6,6 +6,7 @@ they are applied again whenever one of these texts has changed. The header of a 
     -- oldest code: N            the lowest migration that code must know to use the result
     -- outside a transaction     each statement stands alone, has no time limit, and may be run again
     -- functions: name, name     applied before the migration, in its transaction: its triggers call these
+    -- with rights               sql/rights.sql follows in its transaction: farms use its tables and functions at once
     -- was: sha256               of an earlier text of the file, which leads to the same schema
 """
 
@@ -34,6 +35,7 @@ PAUSE_SEC = 1.0
 IDLE_SEC = 5.0  # then the server ends a migration that was stopped or cut off while it held the tables
 WAIT_SEC = 600.0
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
+_HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions|with rights|was)(?:: (.*))?$", re.MULTILINE)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.
 _STATEMENT = re.compile(r"(?>(\$\w*\$).*?\1|.)+?(?:;[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -52,6 +54,7 @@ class Migration:
     oldest_code: int = 0
     in_transaction: bool = True
     functions: tuple[str, ...] = ()
+    with_rights: bool = False
     was: str | None = None
 
     @property
@@ -171,10 +174,17 @@ def _rights() -> dict[str, str]:
 
 
 def _read(number: int, name: str, text: str) -> Migration:
-    says = dict(re.findall(r"^-- (oldest code|outside a transaction|functions|was)(?:: (.*))?$", text, re.MULTILINE))
-    functions = tuple(says["functions"].split(", ")) if "functions" in says else ()
-    oldest_code = int(says.get("oldest code", 0))
-    return Migration(number, name, text, oldest_code, "outside a transaction" not in says, functions, says.get("was"))
+    says = dict(_HEADER.findall(text))
+    return Migration(
+        number,
+        name,
+        text,
+        oldest_code=int(says.get("oldest code", 0)),
+        in_transaction="outside a transaction" not in says,
+        functions=tuple(says["functions"].split(", ")) if "functions" in says else (),
+        with_rights="with rights" in says,
+        was=says.get("was"),
+    )
 
 
 def _session(dsn: str, schema: str) -> db.Connection:
@@ -262,7 +272,8 @@ def _value(conn: db.Connection, statement: LiteralString) -> bool:
 def _apply(conn: db.Connection, migration: Migration) -> None:
     if migration.in_transaction:
         bodies = [each.text for each in drift.shipped(functions().text) if each.name in migration.functions]
-        _patiently(conn, migration.name, "\n".join([*bodies, migration.text]).encode(), migration)
+        rights = [f"{_rights()['spread']};"] if migration.with_rights else []
+        _patiently(conn, migration.name, "\n".join([*bodies, migration.text, *rights]).encode(), migration)
     else:
         for statement in _STATEMENT.finditer(migration.text):
             conn.execute(statement[0])

@@ -1,44 +1,32 @@
 -- running -> final, or queued again: the ends of a worker's own runs.
 
 
--- These keys became free: notify the queues in which hot rows of them wait. Cold rows need no notification: a claim
--- that returns no job has marked them hot first (dl_claim).
-CREATE OR REPLACE FUNCTION dl_tell_waiters(p_slots int[]) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  waiting text;
-BEGIN
-  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
-  WHILE waiting IS NOT NULL LOOP
-    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = ANY (p_slots)
-                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
-      PERFORM pg_notify('dl_jobs', waiting);
-    END IF;
-    SELECT min(queue) INTO waiting FROM dl_jobs
-     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
-  END LOOP;
-END
+-- Seconds until a job that ended with an error runs again: 30 for each attempt so far, at most a day.
+CREATE OR REPLACE FUNCTION dl_retry_delay(p_attempt int) RETURNS float8 LANGUAGE sql IMMUTABLE AS $$
+  SELECT least(30.0 * p_attempt, 86400)::float8
 $$;
 
 
--- Write how runs of this worker have ended. p_ends is a list of objects:
---   job_id, attempt   the claim
---   verb              succeed; retry (again after delay_sec); fail; cancel (the run stopped for it);
---                     hand_back (again at once, uncounted)
---   error             the error's text; for hand_back the reason
---   progress, facts   the last progress; what joins the journal's row; may be missing
+-- Write how runs of this worker have ended. The arrays have one value for each run; an array that is null has nulls.
+--   p_job_id, p_attempt   the claim
+--   p_verb                succeed; retry (again after p_delay_sec, null: dl_retry_delay); fail; cancel (the run stopped
+--                         for it); hand_back (again at once, uncounted)
+--   p_error               the error's text; for hand_back the reason
+--   p_progress            the last progress, JSON; null: it stays as it is
+--   p_facts               what joins the journal's row, a JSON object
 -- A job with a requested cancellation ends canceled, whatever the end of its run is: it is never tried again.
 --
 -- `unfinished` are the jobs that are no longer this worker's, `canceled` those that ended canceled by another verb,
 -- `locked` those whose rows another session has locked: their worker writes these ends again a little later. Null:
--- none. A claim holds running rows for a moment, so the function tries a locked row again after 1, 5, 25 ms. With
--- p_waits it waits for locked rows, in the order of job_id. It releases the keys of the ended jobs, and with p_let_go
--- all keys of the session: a locked job's row is still running, and so keeps its key.
+-- none. A claim holds running rows for a moment (dl_park), so the function tries a locked row again after 1, 5, 25 ms. It
+-- releases the keys of the ended jobs, and with p_let_go all keys of the session: a locked job's row is still running,
+-- and so keeps its key.
 --
 -- Each row is found by its job_id, locked, and changed where it was found (ctid). Were it looked for by job_id once
 -- more, a plan that was made on a short table would read all of a long one.
 CREATE OR REPLACE FUNCTION dl_finish(
-  p_worker text, p_ends json, p_let_go boolean, p_waits boolean,
-  OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
+  p_worker text, p_let_go boolean, p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[],
+  p_progress text[], p_facts text[], OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
   key_hashes int[] := '{}';
@@ -46,15 +34,11 @@ DECLARE
   wrote record;
   pause float8;
 BEGIN
-  IF p_waits THEN
-    PERFORM FROM dl_jobs WHERE job_id = ANY (ARRAY(SELECT (e ->> 'job_id')::uuid FROM json_array_elements(p_ends) e))
-      ORDER BY job_id FOR NO KEY UPDATE;
-  END IF;
   FOREACH pause IN ARRAY ARRAY[0.001, 0.005, 0.025, 0] LOOP
     WITH free AS MATERIALIZED (
       SELECT e.*, its_row.at
-        FROM json_to_recordset(p_ends) AS e (
-               job_id uuid, attempt int, verb text, error text, delay_sec float8, progress jsonb, facts jsonb)
+        FROM unnest(p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts)
+               AS e (job_id, attempt, verb, error, delay_sec, progress, facts)
        CROSS JOIN LATERAL (
          SELECT ctid AS at FROM dl_jobs WHERE dl_jobs.job_id = e.job_id FOR NO KEY UPDATE SKIP LOCKED) its_row
        WHERE e.job_id <> ALL (ended)),
@@ -65,19 +49,21 @@ BEGIN
                         ELSE 'queued' END END::dl_status,
              journaled = journaled + 1,
              attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
-             -- A job that may run again at once: a claim beside us finds it before a later job of its key (dl_take_keys).
-             hot = hot OR verb = 'hand_back' OR verb = 'retry' AND delay_sec <= 0,
-             available_at = CASE verb WHEN 'retry' THEN now() + make_interval(secs => delay_sec)
-                                      WHEN 'hand_back' THEN now() ELSE available_at END,
+             blocked_on = CASE WHEN verb = 'retry' AND NOT cancel_requested
+                                AND coalesce(delay_sec, dl_retry_delay(j.attempt)) > 0 THEN 'time' END,
+             available_at = CASE verb
+                              WHEN 'retry' THEN now() + make_interval(secs => coalesce(delay_sec, dl_retry_delay(j.attempt)))
+                              WHEN 'hand_back' THEN now() ELSE available_at END,
              finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back') THEN now() END,
              lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
-             progress = coalesce(e.progress, j.progress),
+             progress = coalesce(e.progress::jsonb, j.progress),
              error = CASE verb WHEN 'hand_back' THEN j.error
                                WHEN 'succeed' THEN CASE WHEN cancel_requested THEN
                                  'canceled when the pipeline had finished: its work stands' END
                                ELSE e.error END
         FROM free e WHERE j.ctid = e.at AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
-      RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, delay_sec, facts,
+      RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, facts,
+                CASE verb WHEN 'retry' THEN extract(epoch FROM available_at - now())::float8 END AS delay_sec,
                 CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
     journal AS (
       INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -87,21 +73,25 @@ BEGIN
                'attempt', attempt, 'worker', p_worker,
                'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
                'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
-               'delay_sec', CASE verb WHEN 'retry' THEN delay_sec END)) || coalesce(facts, '{}') FROM ended)
+               'delay_sec', delay_sec)) || coalesce(facts::jsonb, '{}') FROM ended)
     SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS key_hashes,
+           array_agg(DISTINCT queue) FILTER (WHERE status = 'queued') AS queues,
            array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel') AS canceled
       INTO wrote FROM ended;
     ended := ended || wrote.job_ids;
     key_hashes := key_hashes || wrote.key_hashes;
     canceled := canceled || wrote.canceled;
+    IF wrote.queues IS NOT NULL THEN
+      PERFORM pg_notify('dl_jobs', queue) FROM unnest(wrote.queues) queue;  -- also of a later time: sleepers go by it
+    END IF;
     locked := NULL;
-    EXIT WHEN cardinality(ended) = json_array_length(p_ends);
+    EXIT WHEN cardinality(ended) = cardinality(p_job_id);
     SELECT array_agg(job_id) FILTER (WHERE is_ours), array_agg(job_id) FILTER (WHERE is_ours IS NULL)
       INTO locked, unfinished
       FROM (SELECT e.job_id, (SELECT true FROM dl_jobs j
                                WHERE j.job_id = e.job_id AND j.attempt = e.attempt AND claimed_by = p_worker
                                  AND status::text = 'running' LIMIT 1) AS is_ours
-              FROM json_to_recordset(p_ends) AS e (job_id uuid, attempt int)
+              FROM unnest(p_job_id, p_attempt) AS e (job_id, attempt)
              WHERE e.job_id <> ALL (ended)) missing;
     EXIT WHEN locked IS NULL;
     PERFORM pg_sleep(pause);
@@ -114,14 +104,9 @@ BEGIN
       WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                            AND claimed_by = p_worker);
   END IF;
-  PERFORM dl_tell_waiters(key_hashes);
+  IF (SELECT true FROM dl_jobs WHERE enum_eq(status, 'queued') AND blocked_on = 'key'
+       ORDER BY hashtext(lock_key), queue LIMIT 1) THEN
+    PERFORM dl_unpark(key_hashes);
+  END IF;
 END
-$$;
-
-
--- The same for farms of older code, which do not know `locked`: it waits instead.
--- Kept until a migration says `oldest code: 18` or more.
-CREATE OR REPLACE FUNCTION dl_finish(
-  p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[]) LANGUAGE sql AS $$
-  SELECT unfinished, canceled FROM dl_finish(p_worker, p_ends, p_let_go, true)
 $$;

@@ -22,11 +22,10 @@ CREATE OR REPLACE FUNCTION dl_crash_delay(p_attempt int) RETURNS float8 LANGUAGE
 $$;
 
 
-DROP FUNCTION IF EXISTS dl_lose(uuid, text, text, jsonb);  -- the former name of the next
 -- Give back a running job whose worker is gone: 'canceled' when that was requested, 'queued' again while it has
 -- attempts left. The end of the run (p_end) decides the delay and the last status:
 --   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
---   'timeout'  the run took too long, an error of the job: again after 30 s an attempt, in the end 'failed'
+--   'timeout'  the run took too long, an error of the job: again after dl_retry_delay, in the end 'failed'
 --   'drain'    the run does not count: again at once, without an error, its attempt given back
 -- p_facts joins the journal's row: what is known of the process that ran it. The row must be locked by the caller, the
 -- session of its claim ended. Returns the new status. Called by dl_settle and dl_reap.
@@ -38,7 +37,7 @@ DECLARE
 BEGIN
   SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
   delay_sec := CASE p_end WHEN 'crash' THEN dl_crash_delay(job.attempt)
-                          WHEN 'timeout' THEN least(30.0 * job.attempt, 86400) ELSE 0 END;
+                          WHEN 'timeout' THEN dl_retry_delay(job.attempt) ELSE 0 END;
   IF p_end = 'drain' THEN
     job.attempt := greatest(job.attempt - 1, 0);
   END IF;
@@ -48,16 +47,19 @@ BEGIN
                      ELSE 'lost' END;
   UPDATE dl_jobs SET
          status = job.status, journaled = journaled + 1, attempt = job.attempt,
-         hot = hot OR delay_sec = 0,  -- as dl_finish for what is handed back
+         blocked_on = CASE WHEN job.status = 'queued' AND delay_sec > 0 THEN 'time' END,
          available_at = now() + make_interval(secs => delay_sec),
          finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
-         lease_expires_at = NULL,
+         lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
          error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END
    WHERE job_id = p_job_id;
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
           jsonb_build_object('reason', p_reason, 'attempt', job.attempt) || p_facts);
-  PERFORM dl_tell_waiters(ARRAY[hashtext(job.lock_key)]);  -- not the trigger's: this step is journaled
+  IF job.status = 'queued' THEN
+    PERFORM pg_notify('dl_jobs', job.queue);
+  END IF;
+  PERFORM dl_unpark(ARRAY[hashtext(job.lock_key)]);
   RETURN job.status;
 END
 $$;
@@ -93,13 +95,6 @@ BEGIN
     RETURN NEXT;
   END LOOP;
 END
-$$;
-
-
--- The same for farms of older code; kept until a migration says `oldest code: 18` or more.
-CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
-RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
-  SELECT * FROM dl_settle(p_worker, NULL, p_end, p_reason, p_facts)
 $$;
 
 
@@ -153,12 +148,6 @@ END
 $$;
 
 
--- The same for reapers of older code; kept until a migration says `oldest code: 18` or more.
-CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
-  SELECT * FROM dl_reap('infinity', 0)
-$$;
-
-
 -- Delete up to p_limit jobs, and their journal, that ended at or after p_since and more than p_older_than_sec ago, the
 -- oldest first. One call, one short transaction; called by the reaper until it returns fewer than p_limit.
 --
@@ -189,13 +178,13 @@ $$;
 
 
 -- Does this session hold the key_hash's advisory lock? A lock by one bigint stands in pg_locks as two halves.
-CREATE OR REPLACE FUNCTION dl_session_has_slot(p_pid int, p_backend_start timestamptz, p_slot bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION dl_session_has_key(p_pid int, p_backend_start timestamptz, p_key_hash bigint) RETURNS boolean
 LANGUAGE sql AS $$
   SELECT EXISTS (SELECT FROM pg_stat_get_activity(p_pid) WHERE backend_start = p_backend_start)
      AND EXISTS (SELECT FROM pg_locks
                   WHERE locktype = 'advisory' AND granted AND pid = p_pid AND objsubid = 1
                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-                    AND classid::bigint = (p_slot >> 32) & 4294967295 AND objid::bigint = p_slot & 4294967295)
+                    AND classid::bigint = (p_key_hash >> 32) & 4294967295 AND objid::bigint = p_key_hash & 4294967295)
 $$;
 
 
@@ -217,7 +206,7 @@ BEGIN
   -- The server may not have noticed that our old session is gone.
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
-    IF NOT dl_session_has_slot(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key)) THEN
+    IF NOT dl_session_has_key(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key)) THEN
       RETURN false;
     END IF;
     UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)

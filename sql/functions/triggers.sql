@@ -3,24 +3,11 @@
 -- that exist after the first migration that names it.
 
 
--- Where a row stands, computed whenever its status or its time changes, whoever changes it. Not fired by a
--- heartbeat and not by wake, which only clears blocked_on. A finished job that somebody puts back by a plain UPDATE is
--- to run: with a fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets
--- itself stands. A job that has ended has a finished_at, also when its service left it null: retention goes by that.
+-- Where an inserted row stands, whoever inserts it. A job that has ended has a finished_at, also when its service left it
+-- null: retention goes by that.
 CREATE OR REPLACE FUNCTION dl_jobs_place() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  IF TG_OP = 'UPDATE' AND NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running') THEN
-    NEW.attempt := CASE WHEN NEW.attempt = OLD.attempt THEN 0 ELSE NEW.attempt END;
-    NEW.cancel_requested := NEW.cancel_requested AND NOT OLD.cancel_requested;
-    NEW.cancel_forced := false;
-    NEW.finished_at := NULL;
-  END IF;
   NEW.blocked_on := CASE WHEN NEW.status = 'queued' AND NEW.available_at > now() THEN 'time' END;
-  IF NEW.status <> 'running' THEN
-    NEW.claimed_by := NULL;
-    NEW.claimed_pid := NULL;
-    NEW.claimed_backend_start := NULL;
-  END IF;
   IF NEW.status NOT IN ('queued', 'running') THEN
     NEW.finished_at := coalesce(NEW.finished_at, now());
   END IF;
@@ -38,16 +25,6 @@ BEGIN
   ELSIF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
-  RETURN NULL;
-END
-$$;
-
-
--- A key became free: notify the queues in which hot rows of its key_hash wait. Bound to this schema, because a foreign
--- worker may finish a job with another search_path.
-CREATE OR REPLACE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-BEGIN
-  PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)]);
   RETURN NULL;
 END
 $$;
@@ -84,16 +61,84 @@ $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
 
 
--- Delete the journal of deleted jobs, as a foreign key would, but without its cost for each row of the journal: with
--- the owner's rights, as a cascade has them; bound as dl_jobs_journal.
+-- A step of another service, or of an operator, at the commit: until then nobody else sees it. It does for a foreign step
+-- what ours do themselves: the row takes its place, its queue's workers are notified, the journal gets its line, and the
+-- row that is next of its key becomes ready. A finished job that somebody puts back by a plain UPDATE is to run: with a
+-- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not fired by a worker's own starts and ends, which
+-- change claimed_by: each statement pays for a trigger's condition. Leaves a reason to wait alone that it does not know.
+-- With the owner's rights and bound to this schema, as dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
-CREATE OR REPLACE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION dl_jobs_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+  stays boolean;
+  step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue'
+                               ELSE NEW.status::text END;
+  is_back boolean := NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running');
+  has_moved boolean := NEW.queue <> OLD.queue OR NEW.lock_key <> OLD.lock_key;
 BEGIN
   IF TG_RELID <> %2$L::regclass THEN
-    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_forget is for dl_jobs';
+    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_step is for dl_jobs';
+  END IF;
+  UPDATE %1$I.dl_jobs j SET
+         blocked_on = place.blocked_on,
+         claimed_by = CASE j.status WHEN 'running' THEN j.claimed_by END,
+         claimed_pid = CASE j.status WHEN 'running' THEN j.claimed_pid END,
+         claimed_backend_start = CASE j.status WHEN 'running' THEN j.claimed_backend_start END,
+         attempt = CASE WHEN is_back AND j.attempt = OLD.attempt THEN 0 ELSE j.attempt END,
+         cancel_requested = j.cancel_requested AND NOT (is_back AND OLD.cancel_requested),
+         cancel_forced = j.cancel_forced AND NOT is_back,
+         finished_at = CASE WHEN j.status IN ('queued', 'running') THEN CASE WHEN NOT is_back THEN j.finished_at END
+                            ELSE coalesce(j.finished_at, now()) END
+    FROM (SELECT ctid AS at, CASE WHEN status <> 'queued' THEN NULL
+                                  WHEN available_at > now() THEN 'time'
+                                  WHEN blocked_on = 'time' OR blocked_on = 'key' AND has_moved THEN NULL
+                                  ELSE blocked_on END AS blocked_on
+            FROM %1$I.dl_jobs WHERE job_id = NEW.job_id) place
+   WHERE j.ctid = place.at
+     AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
+          OR j.blocked_on IS DISTINCT FROM place.blocked_on
+          OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
+  IF NEW.status = 'queued' THEN
+    PERFORM pg_notify('dl_jobs', NEW.queue);
+  END IF;
+  IF NEW.status <> OLD.status AND NEW.journaled = OLD.journaled THEN
+    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+    SELECT job_id, queue, step, jsonb_strip_nulls(jsonb_build_object(
+             'attempt', NEW.attempt, 'by', 'another service', 'user', session_user,
+             'application', nullif(current_setting('application_name'), '')))
+      FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  -- it may be deleted by now
+       AND NOT EXISTS (
+         SELECT FROM %1$I.dl_job_events e
+          WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
+  END IF;
+  -- A run has ended, or a ready row has left: it may have stood for parked ones.
+  stays := OLD.status = NEW.status AND NEW.status = 'queued' AND NEW.available_at <= now() AND NOT has_moved;
+  IF NOT stays AND OLD.blocked_on IS NULL AND OLD.status IN ('queued', 'running') AND (NEW.status <> 'running' OR has_moved) THEN
+    PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
+  END IF;
+  RETURN NULL;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+
+
+-- Deleted jobs: their journal goes, as by a foreign key, but without its cost for each row of the journal; and the rows
+-- that are next of their keys become ready. Bound as dl_jobs_journal, and with the owner's rights, as a cascade has them.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  key_hashes int[];
+BEGIN
+  IF TG_RELID <> %2$L::regclass THEN
+    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
   END IF;
   EXECUTE %3$L;
+  key_hashes := ARRAY(SELECT hashtext(lock_key) FROM gone WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL);
+  IF key_hashes <> '{}' THEN
+    PERFORM %1$I.dl_unpark(key_hashes);
+  END IF;
   RETURN NULL;
 END
 $$

@@ -440,17 +440,15 @@ def test_d9_idle_session_timeout_ends_no_listener(database: Database, served: Fa
 
 # A claim that has come to its end empty-handed waits here while the test holds the lock.
 SLOW_CLAIM = """
-ALTER FUNCTION dl_claim RENAME TO dl_claim_itself;
-CREATE FUNCTION dl_claim(p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8,
-  OUT job dl_jobs, OUT backoffs int, OUT look_again boolean, OUT due_in float8) LANGUAGE plpgsql AS $$
+ALTER FUNCTION dl_take_keys RENAME TO dl_take_keys_itself;
+CREATE FUNCTION dl_take_keys(
+  p_queue text, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
+  OUT mine int[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
+  OUT since timestamptz) LANGUAGE plpgsql AS $$
 DECLARE
-  claim record;
+  took record := dl_take_keys_itself(p_queue, p_most, p_priority, p_from, p_past, p_passed, p_looks);
 BEGIN
-  SELECT * INTO claim FROM dl_claim_itself(p_queue, p_worker, p_backend_start, p_backoff_sec);
-  job := claim.job;
-  backoffs := claim.backoffs;
-  look_again := claim.look_again;
-  due_in := claim.due_in;
+  mine := took.mine; others := took.others; odd := took.odd; rows := took.rows; more := took.more;
   PERFORM pg_advisory_xact_lock_shared(8, 8);
 END
 $$

@@ -45,19 +45,6 @@ class Worker:
         """One look into the queue."""
         return lifecycle.claim(self.session, queue_name, backoff_sec)
 
-    def look(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
-        """The second half of a claim: what it does when the first rows of the queue may not start."""
-        *job, backoffs, look_again, due_in = (
-            self.conn.execute(
-                "SELECT (job).job_id, (job).queue, (job).task, (job).args::text, (job).idempotency_key, (job).lock_key,"
-                " (job).partition_key, (job).attempt, (job).max_attempts, (job).lease_ttl_sec, (job).timeout_sec,"
-                " (job).claims, (job).claimed_by, backoffs, look_again, due_in FROM dl_claim(%s, %s, %s, %s)",
-                (queue_name, self.name, self.session.backend_start, backoff_sec),
-            ).fetchone()
-            or ()
-        )
-        return Step([Job(*job)] if job[0] else [], {}, backoffs, look_again, due_in)
-
     def take(self, queue_name: str = "q") -> Job:
         """Claim where there must be a job."""
         job = self.claim(queue_name).job
@@ -65,7 +52,11 @@ class Worker:
         return job
 
     def finish(self, job: Job, verb: str = "succeed", **how: Any) -> Status | None:
-        """End a run by this verb of queue.sql; again when a locked row is free, as a worker does that waits for it."""
+        """End a run by this verb of queue.sql; again when a locked row is free, as a worker does that waits for it.
+
+        A retry is due at once where `how` has no delay_sec.
+        """
+        how = {"delay_sec": 0.0} | how
         while True:
             try:
                 return lifecycle.finish(self.conn, job, Finish(verb, **how))
@@ -77,12 +68,12 @@ class Worker:
         return heard(self.conn)
 
 
-def until(question: Callable[[], Any], what: str) -> Any:
+def until(question: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
     """Ask until the answer is true, and return it."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (answer := question()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {PATIENCE:g} s for {what}")
+            raise AssertionError(f"waited {patience:g} s for {what}")
         time.sleep(0.002)
     return answer
 
@@ -166,19 +157,16 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
 
-CLAIMS = {
-    "step": "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, NULL, false)",
-    "look": "SELECT * FROM dl_claim(%s, 'w', now(), 15)",  # what a step does that finds nothing at first sight
-}
+CLAIM = "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, 0, '-infinity', NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
 
 
-def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q", kind: str = "step") -> int:
-    """The buffers of one warm claim, which is then undone. A look alone brings its own settings."""
+def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q") -> int:
+    """The buffers of one warm claim in a worker's session, which is then undone."""
     found = 0
-    conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS if kind == 'step' else ''}")
+    conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS}")
     for _ in range(3):
         with conn.transaction(force_rollback=True):
-            found = buffers(conn, CLAIMS[kind], queue_name)
+            found = buffers(conn, CLAIM, queue_name)
         conn.execute("SELECT pg_advisory_unlock_all()")
     return found
 

@@ -26,10 +26,18 @@ def test_the_best_is_the_lowest_priority_then_the_oldest(conn: db.Connection, wo
     assert worker.claim().job is None
 
 
-def test_the_order_holds_between_hot_and_cold_rows(conn: db.Connection, worker: Worker) -> None:
-    rows = [plain(conn, priority=priority) for priority in range(6)]
-    conn.execute("UPDATE dl_jobs SET hot = true WHERE priority % 2 = 0")
-    assert [worker.take().job_id for _ in rows] == rows
+def test_the_order_holds_between_rows_that_were_parked_and_others(conn: db.Connection, workers: Workers) -> None:
+    worker, other = workers(), workers()
+    plain(conn, lock_key="k", priority=0)
+    run = worker.take()
+    parked = [plain(conn, lock_key="k", priority=priority) for priority in (1, 3, 5)]
+    assert other.claim().job is None
+    others = [plain(conn, priority=priority) for priority in (2, 4, 6)]
+    worker.finish(run)
+    for job_id in (job_id for pair in zip(parked, others, strict=True) for job_id in pair):
+        job = worker.take()
+        assert job.job_id == job_id
+        worker.finish(job)
 
 
 def test_only_its_own_queue_is_claimed(conn: db.Connection, worker: Worker) -> None:
@@ -177,13 +185,13 @@ def test_one_claim_ends_any_number_of_canceled_rows_on_its_way(conn: db.Connecti
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'canceled'") == 1_500
 
 
-def test_only_rows_of_busy_keys_become_hot(conn: db.Connection, worker: Worker) -> None:
-    """Hot rows with free keys would cost every claim a look at each of their slots."""
+def test_only_rows_of_busy_keys_are_parked(conn: db.Connection, worker: Worker) -> None:
+    """Nobody would make a parked row ready whose key is free."""
     many(conn, 1_000, "k%s", priority=1)
     conn.execute("UPDATE dl_jobs SET cancel_requested = true")
     many(conn, 100, "free-%s", priority=2)
     worker.take()
-    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE hot AND status = 'queued'") == 0
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
 
 
 def test_eight_workers_claim_three_hundred_jobs_each_exactly_once(conn: db.Connection, workers: Workers) -> None:
@@ -231,7 +239,6 @@ def test_a_claim_whose_only_row_is_at_another_claim_comes_back_soon(conn: db.Con
     """The other claim may yet fail: then nobody else would tell that the row is free again."""
     one, two = workers(), workers()
     job_id = plain(conn)
-    conn.execute("UPDATE dl_jobs SET hot = true")
     with one.conn.transaction(force_rollback=True):
         assert one.take().job_id == job_id
         claim = two.claim()

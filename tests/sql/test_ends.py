@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import Worker, enqueue, journal, keys_held, plain, row, state
+from hands import Worker, enqueue, journal, keys_held, plain, row, state, value
 
 from dataloader.queue import db, lifecycle
 
@@ -104,7 +104,6 @@ def test_every_end_clears_lease_and_claim_and_lets_go_of_the_key(
     end = ended(conn, worker, verb)
     assert (end["lease_expires_at"], end["claimed_by"], end["claimed_pid"]) == (None, None, None)
     assert keys_held(conn) == []
-    assert end["hot"] == (verb in ("hand_back", "retry"))  # where claims beside it look, see test_order
 
 
 @pytest.mark.parametrize("verb", ENDS)
@@ -168,3 +167,27 @@ def test_a_finish_repeated_after_an_unknown_commit_writes_nothing_twice(
     assert one.finish(job) == "succeeded"
     assert two.finish(job) is None
     assert [kind for kind, _ in journal(conn, job_id)] == ["queued", "picked", "done"]
+
+
+@pytest.mark.parametrize(("attempt", "sec"), [(0, 0), (1, 30), (2, 60), (2_880, 86_400), (2**31 - 1, 86_400)])
+def test_f3_the_delay_of_a_retry_grows_with_the_attempts_up_to_a_day(
+    conn: db.Connection, attempt: int, sec: int
+) -> None:
+    assert value(conn, "SELECT dl_retry_delay(%s)", attempt) == sec
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: db.Connection, worker: Worker, attempts: int) -> None:
+    """Also one that its keeper has ended, which took too long."""
+    job_id = plain(conn, attempt=attempts - 1)
+    assert worker.finish(worker.take(), "retry", error="boom", delay_sec=None) == "queued"
+    found = row(conn, job_id)
+    assert found["blocked_on"] == "time"
+    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)
+    assert journal(conn, job_id)[-1][1]["delay_sec"] == 30 * attempts
+    conn.execute("UPDATE dl_jobs SET available_at = now()")
+    conn.execute("UPDATE dl_jobs SET attempt = %s", (attempts - 1,))
+    worker.take()
+    lifecycle.settle(conn, worker.name, "timeout", "too long")
+    found = row(conn, job_id)
+    assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from uuid import UUID, uuid4
+from functools import partial
+from uuid import uuid4
 
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, heard, keys_held, kinds, plain, row, started, until, value
+from hands import BACKOFF_SEC, Worker, enqueue, heard, kinds, plain, quietly, row, started, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from test_order import BEFORE_THE_LOCK, at_gate
 
 from dataloader.farm import fence
 from dataloader.queue import db, lifecycle
@@ -76,30 +78,6 @@ def test_a_start_has_a_token_that_grows_though_its_attempt_is_given_back(conn: d
 # --- keys ---
 
 
-def slot(conn: db.Connection, key: str = "k") -> str:
-    """What becomes of an attempt to take this key's slot."""
-    return value(conn, "SELECT dl_take_slot(hashtext(%s))", key)
-
-
-def test_a_slot_whose_job_lost_its_session_is_busy_and_not_kept(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, lock_key="k")
-    worker.take()
-    worker.conn.execute("SELECT pg_advisory_unlock_all()")
-    assert slot(conn) == "busy"
-    assert keys_held(conn) == []
-    expire(conn, job_id)
-    assert slot(conn) == "taken"
-    assert keys_held(conn) == [conn.info.backend_pid]
-
-
-def test_a_slot_that_a_session_holds_is_busy_while_a_job_says_why(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, lock_key="k")
-    worker.take()
-    assert slot(conn) == "busy"
-    expire(conn, job_id)
-    assert slot(conn) == "refused"
-
-
 def test_a_job_that_another_service_ended_with_its_lease_left_holds_no_key(
     conn: db.Connection, worker: Worker, foreign: Foreign
 ) -> None:
@@ -110,18 +88,33 @@ def test_a_job_that_another_service_ended_with_its_lease_left_holds_no_key(
     assert worker.take().lock_key == "k"
 
 
-@pytest.mark.parametrize("hot", [True, False])
-def test_a_refusal_leaves_the_rows_of_other_keys_alone(conn: db.Connection, workers: Workers, hot: bool) -> None:
-    one, two = workers(), workers()
+@pytest.mark.parametrize(("status", "lease"), [("running", "-1 s"), ("succeeded", "1 h")])
+def test_a_key_that_a_session_holds_without_a_live_run_is_put_off(
+    conn: db.Connection, worker: Worker, status: str, lease: str
+) -> None:
+    """A lease that is over, or was left behind by another service, is no run: nobody would make a parked row ready."""
+    plain(conn, lock_key="k", status=status)
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
+    waiting = plain(conn, lock_key="k")
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    refused, free = plain(conn, lock_key="k", priority=0), plain(conn, lock_key="l", priority=1)
-    conn.execute("UPDATE dl_jobs SET hot = %s", (hot,))
-    claim = one.look()
-    assert claim.job is not None
-    assert (claim.job.job_id, claim.backoffs) == (free, 1)
-    assert row(conn, free)["backoffs"] == 0
-    assert row(conn, refused)["backoffs"] == 1
-    assert two.claim().job is None
+    claim = worker.claim()
+    assert (claim.job, claim.backoffs, row(conn, waiting)["blocked_on"]) == (None, 1, "time")
+
+
+def test_a_refusal_leaves_the_rows_of_other_keys_alone(conn: db.Connection, workers: Workers) -> None:
+    """Also those of a busy key that could not be parked, for somebody has the running row locked."""
+    one, two = workers(), workers()
+    plain(conn, lock_key="busy", priority=0)
+    running = one.take()
+    foreign = workers()
+    foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
+    refused, waiting = plain(conn, lock_key="k", priority=1), plain(conn, lock_key="busy", priority=2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (running.job_id,))
+        claim = two.claim()
+    assert (claim.job, claim.backoffs) == (None, 1)
+    assert (row(conn, refused)["backoffs"], row(conn, refused)["blocked_on"]) == (1, "time")
+    assert (row(conn, waiting)["backoffs"], row(conn, waiting)["blocked_on"]) == (0, None)
 
 
 def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Workers) -> None:
@@ -135,40 +128,34 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
 
 
-def test_no_attempts_at_all_are_one_also_at_the_second_look(conn: db.Connection, worker: Worker) -> None:
-    job_id = plain(conn, max_attempts=0)
-    found = worker.look().job
-    assert found is not None
-    assert found.job_id == job_id
-
-
-def test_a_claim_that_was_refused_ten_keys_asks_for_another_look(conn: db.Connection, worker: Worker) -> None:
-    """It does not go on for ever, and says that there is more to look at."""
+def test_a_claim_that_is_refused_many_keys_gets_the_free_one(conn: db.Connection, worker: Worker) -> None:
     keys = [row(conn, enqueue(conn))["lock_key"] for _ in range(12)]
     conn.execute("SELECT pg_advisory_lock(hashtext(key)) FROM unnest(%s::text[]) key", (keys[:11],))
-    first = worker.look()
-    assert (first.job, first.backoffs, first.look_again) == (None, 10, True)
-    assert until(lambda: worker.look().job, "the free key").lock_key == keys[11]
+    assert worker.take().lock_key == keys[11]
+    claim = worker.claim()
+    assert (claim.job, claim.backoffs, claim.look_again) == (None, 11, False)
+    assert claim.due_in is not None
+    assert claim.due_in <= 0.1
 
 
-def test_a_session_has_the_slots_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:
+def test_a_session_has_the_keys_that_it_holds_and_no_others(conn: db.Connection, workers: Workers) -> None:
     holder, other = workers(), workers()
-    slots = [-(2**31), -1, 0, 2**31 - 1]
-    for slot in slots:
-        holder.conn.execute("SELECT pg_advisory_lock(%s::int)", (slot,))
+    key_hashes = [-(2**31), -1, 0, 2**31 - 1]
+    for key_hash in key_hashes:
+        holder.conn.execute("SELECT pg_advisory_lock(%s::int)", (key_hash,))
         held = [
             (session, asked)
             for session in (holder, other)
-            for asked in slots
+            for asked in key_hashes
             if value(
                 conn,
-                "SELECT dl_session_has_slot(%s, %s, %s::int)",
+                "SELECT dl_session_has_key(%s, %s, %s::int)",
                 session.pid,
                 session.session.backend_start,
                 asked,
             )
         ]
-        assert held == [(holder, slot)]
+        assert held == [(holder, key_hash)]
         holder.conn.execute("SELECT pg_advisory_unlock_all()")
 
 
@@ -185,18 +172,35 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, w
 # --- rows that leave while somebody looks at them ---
 
 
-@pytest.mark.parametrize("status", ["running", "succeeded", "canceled"])
-def test_a_candidate_that_is_not_queued_any_more_is_left_alone(conn: db.Connection, status: str) -> None:
-    assert tried(conn, plain(conn, status=status)) is None
+@pytest.mark.parametrize(
+    "change", ["status = 'canceled'", "cancel_requested = true", "attempt = max_attempts", "blocked_on = 'time'",
+               "available_at = now() + interval '1 h'", "queue = 'other'"]
+)  # fmt: skip
+def test_a_candidate_that_may_not_start_any_more_is_left_alone(
+    conn: db.Connection, worker: Worker, change: str
+) -> None:
+    """The row changes between the claim's look at the queue and its lock on the key."""
+    job_id, other = plain(conn, lock_key="k"), plain(conn, lock_key="l")
+    step = partial(lifecycle.step, worker.session, "q", BACKOFF_SEC, 2)
+    with at_gate(conn, BEFORE_THE_LOCK, worker, step) as claim, quietly(conn):
+        conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job_id,))
+    assert [job.job_id for job in claim.result().jobs] == [other]
+    assert row(conn, job_id)["started_at"] is None
 
 
-def test_a_candidate_that_waits_for_its_time_by_now_is_left_alone(conn: db.Connection) -> None:
-    assert tried(conn, plain(conn, in_sec=60)) is None
-
-
-def tried(conn: db.Connection, job_id: UUID) -> str | None:
-    """What becomes of a claim's candidate."""
-    return value(conn, "SELECT outcome FROM dl_try(%s, 'w', now(), 1)", job_id)
+@pytest.mark.parametrize(("lease", "begun"), [("1 h", 0), ("-1 s", 1)])
+def test_a_candidate_whose_key_is_busy_by_now_is_left_alone(
+    conn: db.Connection, worker: Worker, lease: str, begun: int
+) -> None:
+    """By a running row whose session is lost, for as long as its lease lives."""
+    other = plain(conn, lock_key="k", queue="other")
+    plain(conn, lock_key="k")
+    with at_gate(conn, BEFORE_THE_LOCK, worker, worker.claim) as claim, quietly(conn):
+        conn.execute(
+            "UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + %s::interval WHERE job_id = %s",
+            (lease, other),
+        )
+    assert len(claim.result().jobs) == begun
 
 
 def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Connection, worker: Worker) -> None:
@@ -223,7 +227,6 @@ def test_a_row_whose_key_is_free_and_that_another_claim_holds_is_worth_coming_ba
     plain(conn, lock_key="k", status=status)
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + %s::interval", (lease,))
     waiting = plain(conn, lock_key="k")
-    conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (waiting,))
     with one.conn.transaction(force_rollback=True):
         assert one.take().job_id == waiting
         claim = two.claim()
@@ -237,11 +240,11 @@ def test_idle_claims_do_not_contend_with_each_other(conn: db.Connection, workers
     one, two, three = workers(), workers(), workers()
     plain(conn, lock_key="k", priority=0), plain(conn, lock_key="k", priority=1)
     one.take()
-    assert two.claim().job is None  # and the other row is marked hot
     with two.conn.transaction():
-        assert two.claim().job is None
-        claim = three.claim()
-        assert (claim.job, claim.due_in, claim.look_again) == (None, None, False)
+        assert two.claim().job is None  # and has parked the other row
+        late = plain(conn, lock_key="k", priority=2)
+        assert three.claim().job is None
+        assert row(conn, late)["blocked_on"] == "key"
 
 
 # The first row that a settler changes is held up until this lock is free.
@@ -337,12 +340,12 @@ def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Conn
 
 
 def test_what_frees_no_key_tells_no_waiter_of_it(conn: db.Connection, workers: Workers) -> None:
-    """A request to a running job, and the end of a queued one."""
+    """A request to a running job, and the end of a parked one."""
     one, two, ear = workers(), workers(), workers()
     running, queued = enqueue(conn, queue="a", lock_key="k"), enqueue(conn, queue="c", lock_key="k")
     one.take("a")
     enqueue(conn, queue="b", lock_key="k")
-    assert two.claim("b").job is None
+    assert (two.claim("b").job, two.claim("c").job) == (None, None)
     ear.notes()
     lifecycle.request_cancel(conn, running)
     lifecycle.request_cancel(conn, queued)

@@ -31,7 +31,7 @@ VERBS = ("succeed", "retry", "fail", "cancel", "hand_back")
 # Who changed which row from what to what, in the order of the changes; undone with its transaction.
 HISTORY = """
 CREATE TABLE history (step bigserial, who text, old dl_jobs, new dl_jobs);
-CREATE FUNCTION remember() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION remember() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 BEGIN
   INSERT INTO history (who, old, new) VALUES (current_setting('application_name'), OLD, NEW);
   RETURN NULL;

@@ -39,7 +39,7 @@ from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
 
 Workers = Callable[[], Worker]
-COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one slot of these two
+COLLIDING = ("customer:13679", "customer:78688")  # hashtext makes one of these two
 
 
 def test_a_running_key_is_passed_over_and_others_go_by(conn: db.Connection, workers: Workers) -> None:
@@ -121,7 +121,7 @@ def test_b6_the_rows_of_one_busy_key_do_not_hide_another(conn: db.Connection, wo
     assert two.take().job_id == again
     assert two.claim().job is None
     conn.execute("VACUUM ANALYZE dl_jobs")
-    assert claim_buffers(conn) < rows / 50  # nothing left to claim: the marks cost one slot, not a row each
+    assert claim_buffers(conn) < rows / 50  # nothing left to claim, and what is parked costs nothing
 
 
 def test_b5_contention_burns_no_attempts(conn: db.Connection, workers: Workers) -> None:
@@ -225,7 +225,11 @@ def test_b8_a_lost_race_for_a_key_waits_for_its_winner_not_for_a_back_off(
             one.conn.execute("COMMIT; BEGIN")
             assert claim.result().job is None
             assert claim.result().backoffs == 0
-    assert (row(conn, second)["hot"], state(conn, second)) == (True, ("queued", 0))
+    assert (row(conn, second)["blocked_on"], state(conn, second)) == ("key", ("queued", 0))
+    two.notes()
+    lifecycle.settle(conn, one.name, "drain", "gone")
+    assert two.notes() == ["q"]
+    assert two.take().job_id == first
 
 
 def waits_on(conn: db.Connection, pid: int) -> str | None:
@@ -247,7 +251,7 @@ def test_b9_a_finish_wakes_the_other_queues_waiters_of_its_key(conn: db.Connecti
 
 
 def test_a_finish_under_way_is_waited_for(conn: db.Connection, workers: Workers) -> None:
-    """It looked for waiters before there was a mark; the claim that marks must see it finish."""
+    """It looked for parked rows before there was one; the claim must not park behind a run that is over."""
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     waiting = plain(conn, queue="b", lock_key="k")
@@ -267,7 +271,7 @@ def test_a_finish_under_way_is_waited_for(conn: db.Connection, workers: Workers)
         assert two.take("b").job_id == waiting
 
 
-def test_a_finish_that_comes_second_sees_the_marks_and_tells(conn: db.Connection, workers: Workers) -> None:
+def test_a_finish_that_comes_second_sees_the_parked_rows_and_tells(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k")
@@ -280,32 +284,8 @@ def test_a_finish_that_comes_second_sees_the_marks_and_tells(conn: db.Connection
     assert "b" in two.notes()
 
 
-def test_a_row_marked_on_the_way_to_another_job_is_told_of(conn: db.Connection, workers: Workers) -> None:
-    """Its key's job may end before the mark is to be seen: then the claim that marked it is the only one to tell."""
-    one, two, three = workers(), workers(), workers()
-    marked, other = plain(conn, lock_key="k", priority=1), plain(conn, priority=2)
-    one.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
-    with two.conn.transaction():
-        with started(two.look, None, conn) as claim:
-            until(lambda: waits_on(conn, two.pid) == "PgSleep", "the claim to meet the lock")
-            ended = plain(one.conn, queue="a", lock_key="k", status="queued")
-            one.conn.execute(
-                "UPDATE dl_jobs SET status = 'running', lease_expires_at = now() + interval '1 h' WHERE job_id = %s",
-                (ended,),
-            )
-            got = claim.result().job
-        one.conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (ended,))
-        one.conn.execute("SELECT pg_advisory_unlock_all()")
-        assert got is not None
-        assert got.job_id == other
-        three.notes()
-    if row(conn, marked)["hot"]:  # else the claim was quicker than the running row, and backed off
-        assert three.notes() == ["q"]
-        assert three.take().job_id == marked
-
-
 def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Workers) -> None:
-    """One claim marks both rows and gets one of them; the worker that left before the marks must hear of the other."""
+    """One claim gets one of the rows; the worker that left before must hear of the other."""
     one, three = workers(), workers()
     for key in ("k", "l"):
         plain(conn, queue="a", lock_key=key, priority=1)
@@ -334,8 +314,8 @@ def test_two_keys_free_at_once_wake_two_workers(conn: db.Connection, workers: Wo
     assert early.take("b")
 
 
-def test_a_claim_that_gives_up_on_rows_that_it_has_marked_tells_of_them(conn: db.Connection, workers: Workers) -> None:
-    """Who came while it marked them has left, trusting it; it comes back itself, but takes one of them only."""
+def test_claims_that_cannot_park_beside_an_end_come_back_soon(conn: db.Connection, workers: Workers) -> None:
+    """Nobody will tell them: the end that is not committed has found no parked row."""
     one, late, early = workers(), workers(), workers()
     plain(conn, queue="a", lock_key="k")
     plain(conn, queue="b", lock_key="k"), plain(conn, queue="b", lock_key="k")
@@ -343,24 +323,23 @@ def test_a_claim_that_gives_up_on_rows_that_it_has_marked_tells_of_them(conn: db
     early.notes()
     with one.conn.transaction():
         one.finish(end)
-        claim = late.claim("b")
-        assert (claim.job, claim.due_in) == (None, 0.1)
-        assert early.notes() == ["b"]
-        assert late.claim("b").due_in == 0.1
-        assert early.notes() == []  # once: else the idle would wake each other without end
+        for claim in (late.claim("b"), early.claim("b"), late.claim("b")):
+            assert (claim.job, claim.due_in) == (None, 0.1)
+        assert early.notes() == []  # else the idle would wake each other without end
+    assert late.take("b")
 
 
-def test_a_claim_that_leaves_while_another_marks_the_rows_before_it_is_told(
+def test_a_claim_that_leaves_while_another_parks_the_rows_before_it_is_told(
     conn: db.Connection, workers: Workers
 ) -> None:
-    """More rows are left behind the thousand that the other claim is marking: claimable ones."""
+    """Claimable rows are left behind those that the other claim is parking."""
     one, two, three = workers(), workers(), workers()
     many(conn, 2_000, "busy", priority=1)
     one.take()
     for _ in range(3):
         plain(conn, priority=2)
     with two.conn.transaction():
-        assert two.claim().look_again
+        assert two.claim().job
         left = three.claim()
         three.notes()
     assert left.job or left.look_again or (left.due_in or 99) <= 0.1 or three.notes(), (
@@ -588,15 +567,11 @@ def test_no_claimable_job_lies_beside_idle_workers_while_another_runs_long(
 def test_a_key_that_a_session_holds_costs_one_wait_however_many_rows_it_has(
     conn: db.Connection, worker: Worker, foreign: Foreign
 ) -> None:
-    """1,000 rows of a refused key stand before a free row: one refusal backs all of them off."""
+    """One refusal puts all of them off, and one line in the journal says so."""
     foreign.conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     many(conn, 1_000, lock_key="k", priority=0)
     free = enqueue(conn, lock_key="free", priority=1)
-    claim = worker.look()
-    while claim.look_again:
-        claim = worker.look()
-    assert claim.job is not None
-    assert claim.job.job_id == free
-    assert claim.backoffs <= 1
+    assert worker.take().job_id == free
+    assert worker.claim().backoffs == 1
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'time' AND backoffs = 1") == 1_000
     assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'requeue'") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -172,8 +173,8 @@ def end_runs(worker: Worker, jobs: Sequence[Job]) -> None:
 
 
 def end_runs_as_before(worker: Worker, jobs: Sequence[Job]) -> None:
-    ends = lifecycle._as_json([Ended(job, DONE) for job in jobs])
-    worker.conn.execute("SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)", (worker.name, ends))
+    ends = [{"job_id": str(job.job_id), "attempt": job.attempt, "verb": "succeed"} for job in jobs]
+    worker.conn.execute(BY_FARM_OF_BEFORE, (worker.name, json.dumps(ends)))
 
 
 def cancel(worker: Worker, job_ids: Sequence[UUID]) -> None:
@@ -258,26 +259,30 @@ def cost_of_ends(conn: db.Connection, worker: Worker, number: int) -> int:
     many(conn, number, "of-ends-%s", priority=0)
     jobs = step(worker, number).jobs
     assert len(jobs) == number
-    ends = lifecycle._as_json([Ended(job, DONE) for job in jobs])
-    return buffers(worker.conn, "SELECT * FROM dl_finish(%s, %s::json, true, false)", worker.name, ends)
+    return buffers(
+        worker.conn,
+        "SELECT * FROM dl_finish(%s, true, %s, array_fill(1, ARRAY[%s]), array_fill('succeed'::text, ARRAY[%s]), NULL,"
+        " NULL, NULL, NULL)",
+        *(worker.name, ids(jobs), number, number),
+    )
 
 
 # --- claims ---
 
 
 @pytest.mark.parametrize(
-    ("most", "made_sec", "hot"), [(1, 0.001, False), (20, 0.001, False), (1, 0, True), (20, 0, False), (20, 0, True)]
+    ("most", "made_sec", "parked"), [(1, 0.001, False), (20, 0.001, False), (1, 0, True), (20, 0, False), (20, 0, True)]
 )
 def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
-    conn: db.Connection, dsn: str, workers: Workers, most: int, made_sec: float, hot: bool
+    conn: db.Connection, dsn: str, workers: Workers, most: int, made_sec: float, parked: bool
 ) -> None:
-    """Also where they were all made at one time, and where a hot row waits for its key."""
+    """Also where they were all made at one time, and where a parked row waits for its key."""
     worker, holder = workers(), workers()
     plain(conn, queue="other", priority=0)
-    if hot:
+    if parked:
         plain(conn, lock_key="busy", priority=0), plain(conn, lock_key="busy", priority=0, made_sec=1)
         holder.take()
-        conn.execute("UPDATE dl_jobs SET hot = true WHERE lock_key = 'busy' AND status = 'queued'")
+        assert worker.claim().job is None
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
         " SELECT gen_random_uuid(), 'q', 't', CASE WHEN i <= 2500 THEN 'locked-' ELSE 'free-' END || i,"
@@ -289,7 +294,7 @@ def test_rows_that_are_locked_at_the_head_hide_nothing_behind_them(
         assert len(found.jobs) == most
         assert all(job.lock_key.startswith("free-") for job in found.jobs)
         assert keys_held(conn).count(worker.pid) == most
-        looked = worker.look()
+        looked = worker.claim()
         assert looked.job
         assert looked.job.lock_key.startswith("free-")
     assert step(worker, 1).jobs[0].lock_key.startswith("locked-")
@@ -310,16 +315,14 @@ def test_beside_locked_rows_alone_a_claim_comes_back_later_and_not_at_once(
         assert (found.jobs, found.look_again, found.due_in) == ([], False, 0.4)
 
 
-@pytest.mark.parametrize("look", ["step", "look"])
 def test_behind_locked_rows_no_later_job_of_their_keys_is_started(
-    conn: db.Connection, dsn: str, worker: Worker, look: str
+    conn: db.Connection, dsn: str, worker: Worker
 ) -> None:
     many(conn, 1_200, "k%s", priority=1)
     many(conn, 5, "k%s", priority=2)
     other = plain(conn, priority=3)
     with locked(dsn, "priority = 1"):
-        found = step(worker, 20) if look == "step" else worker.look()
-        assert ids(found.jobs) == [other]
+        assert ids(step(worker, 20).jobs) == [other]
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE status = 'running'") == 1
 
 

@@ -150,7 +150,6 @@ def test_the_contracts_tables_are_adopted_with_their_rows(contract: str) -> None
         assert value(conn, "SELECT pg_relation_filenode('dl_jobs')") == filenode, "the table was rewritten"
         assert value(conn, "SELECT count(*) FROM dl_job_events") == len(rows)
         assert value(conn, MISPLACED) == 0
-        assert not value(conn, "SELECT bool_or(hot) FROM dl_jobs")
     adopted = catalog(contract)
     assert adopted["valid"] == [(0,)]
 
@@ -221,7 +220,7 @@ def apply_first(dsn: str, number: int) -> list[str]:
 def test_a_body_stands_in_functions_only_and_each_name_in_a_header_has_one() -> None:
     names = {function.name for function in drift.shipped(migrations.functions().text)}
     for migration in migrations.known():
-        assert "FUNCTION " not in migration.text.replace("EXECUTE FUNCTION ", ""), migration.name
+        assert "FUNCTION " not in re.sub("(EXECUTE|DROP) FUNCTION ", "", migration.text), migration.name
         assert set(migration.functions) <= names, migration.name
         assert set(re.findall(r"EXECUTE FUNCTION (\w+)", migration.text)) <= set(migration.functions), migration.name
     assert "FUNCTION " not in (files("dataloader.sql") / "schema.sql").read_text("utf-8").replace(
@@ -239,8 +238,8 @@ def test_a_farm_whose_files_had_their_earlier_texts_goes_on(own_db: str) -> None
             )
         conn.execute("INSERT INTO dl_migrations VALUES (6, '0006_put_back.sql', 'x', 1)")
         assert migrations.missing(conn) == []
-        conn.execute("DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
-        assert migrations.migrate(own_db, "public") == ["trigger dl_jobs_notify_key, which is missing"]
+        conn.execute("DROP TRIGGER dl_jobs_notify_ins ON dl_jobs")
+        assert migrations.migrate(own_db, "public") == ["trigger dl_jobs_notify_ins, which is missing"]
 
 
 def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(contract: str) -> None:
@@ -391,7 +390,7 @@ RIGHTS = """
 SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
  WHERE has_table_privilege(%s, %s, p)
 """
-NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled", "dl_lengths")
+NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled", "dl_lengths", "dl_freed")
 
 
 def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(
@@ -416,6 +415,33 @@ def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rig
             worker.finish(worker.take())
 
 
+def test_a_farm_of_older_code_claims_by_its_own_role_when_a_migration_has_stopped_before_the_functions(
+    empty_db: str, make_role: Callable[[str], str]
+) -> None:
+    """From 0019 on its calls end in functions, and look into a table, that are new; others get no right on these."""
+    farm_dsn, other_dsn = make_role(empty_db), make_role(empty_db)
+    with session(empty_db) as conn:
+        apply_first(empty_db, [name[:4] for name in ALL].index("0018"))
+        farm = sql.Identifier(str(conninfo_to_dict(farm_dsn)["user"]))
+        for right in (
+            "SELECT, INSERT, UPDATE, DELETE ON dl_jobs, dl_job_events, dl_queues, dl_workers TO {}",
+            "SELECT ON dl_migrations TO {}",
+        ):
+            conn.execute(sql.SQL("GRANT " + right).format(farm))
+        for migration in migrations.known()[-3:]:
+            migrations._apply(conn, migration)
+            if migration.name.startswith("0018"):
+                continue
+            job_id = plain(conn)
+            conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (1, '2001-01-01')")
+            with session(farm_dsn) as worker:
+                claim = "SELECT job_id FROM dl_step('q', 'w', now(), 15, 1, '[]'::json, false)"
+                assert worker.execute(claim).fetchall() == [(job_id,), (None,)]
+            assert value(conn, "SELECT count(*) FROM dl_freed") == 0
+        with session(other_dsn) as other, pytest.raises(psycopg.errors.InsufficientPrivilege, match="dl_unpark"):
+            other.execute("SELECT dl_unpark('{1}')")
+
+
 def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrated(own_db: str) -> None:
     with session(own_db) as conn:
         conn.execute('CREATE SCHEMA "Other"')
@@ -430,15 +456,15 @@ INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs
 # What somebody may do to the schema, and what is said of it.
 DRIFTS = {
     "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_ins": "trigger dl_jobs_notify_ins is disabled",
-    "ALTER TABLE dl_jobs ENABLE REPLICA TRIGGER dl_jobs_place": "trigger dl_jobs_place is disabled",
-    "DROP TRIGGER dl_jobs_notify_key ON dl_jobs": "trigger dl_jobs_notify_key is missing",
-    "DROP TRIGGER dl_jobs_journal_upd ON dl_jobs": "trigger dl_jobs_journal_upd is missing",
+    "ALTER TABLE dl_jobs ENABLE REPLICA TRIGGER dl_jobs_place_ins": "trigger dl_jobs_place_ins is disabled",
+    "DROP TRIGGER dl_jobs_notify_upd ON dl_jobs": "trigger dl_jobs_notify_upd is missing",
+    "DROP TRIGGER dl_jobs_journal_ins ON dl_jobs": "trigger dl_jobs_journal_ins is missing",
     "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
-    " EXECUTE FUNCTION dl_jobs_notify_key()": "trigger dl_jobs_forget is changed",
-    "DROP INDEX ix_dl_jobs_cold": "index ix_dl_jobs_cold is missing",
+    " EXECUTE FUNCTION notify_job_ready()": "trigger dl_jobs_forget is changed",
+    "DROP INDEX ix_dl_jobs_ready": "index ix_dl_jobs_ready is missing",
     INVALID: "index ix_dl_jobs_due is invalid",
-    "CREATE OR REPLACE FUNCTION dl_is_paused(p_queue text) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
-        "function dl_is_paused is changed",
+    "CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
+        "function dl_is_running is changed",
     "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
     "ALTER FUNCTION dl_prune RESET enable_sort": "function dl_prune is changed",
     "DROP FUNCTION dl_settle(text, text, text, jsonb)": "function dl_settle is changed",
@@ -492,7 +518,7 @@ def test_nothing_of_a_fresh_schema_is_said_to_have_drifted(empty_db: str, schema
 
 def test_what_a_newer_dataloader_has_changed_has_not_drifted(own_db: str) -> None:
     with session(own_db) as conn:
-        conn.execute("DROP FUNCTION dl_wake_all; DROP TRIGGER dl_jobs_notify_key ON dl_jobs")
+        conn.execute("DROP FUNCTION dl_wake_all; DROP TRIGGER dl_jobs_notify_ins ON dl_jobs")
         conn.execute("UPDATE dl_migrations SET checksum = 'of newer functions' WHERE number = 0")
         assert migrations.drifted(conn) == []
         conn.execute("INSERT INTO dl_migrations VALUES (99, '0099_future.sql', 'x', 1)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -37,6 +37,14 @@ EVENTS = "SELECT job_id, array_agg(kind ORDER BY event_id) FROM dl_job_events GR
 STAND_STILL = """
 UPDATE dl_jobs SET available_at = now() + interval '1 hour'
  WHERE status = 'queued' AND blocked_on = 'time' AND available_at > now() - interval '1 hour'
+"""
+STRANDED = """
+SELECT count(*) FROM dl_jobs parked
+ WHERE blocked_on = 'key' AND NOT EXISTS (
+   SELECT FROM dl_jobs j
+    WHERE j.lock_key = parked.lock_key
+      AND (j.status = 'running' OR j.status = 'queued' AND j.blocked_on IS NULL
+                                   AND (j.priority, j.created_at) <= (parked.priority, parked.created_at)))
 """
 LIVE = """
 SELECT count(*) FROM dl_jobs a JOIN dl_jobs b ON a.lock_key = b.lock_key AND a.job_id < b.job_id
@@ -100,45 +108,54 @@ class Model:
         self.jobs: dict[UUID, ModelJob] = {}
         self.locks: dict[str, str] = {}
 
-    def ready(self) -> list[ModelJob]:
-        """The queued jobs whose time has come, in the order of a claim."""
-        found = [job for job in self.jobs.values() if job.status == "queued" and job.due]
+    def ready(self, parked: Collection[UUID] = ()) -> list[ModelJob]:
+        """The queued jobs whose time has come, but for those parked, in the order of a claim."""
+        queued = [job for job_id, job in self.jobs.items() if job.status == "queued" and job_id not in parked]
+        found = [job for job in queued if job.due]
         return sorted(found, key=lambda job: job.priority)
 
     def busy(self, key: str) -> bool:
         """Does a running job with a live lease hold the key?"""
         return any(job.status == "running" and job.live and job.key == key for job in self.jobs.values())
 
-    def claim(self, worker: str) -> tuple[ModelJob | None, int]:
-        """Our claim: the job, and the keys that were refused on the way; only the second look sees those."""
-        if job := self.at_first_sight(worker):
-            self.start(job, worker)
-            return job, 0
-        refused = 0
-        for job in self.ready():
-            if not job.due or self.busy(job.key):
-                continue
-            if job.cancel or job.attempt >= job.max_attempts:
-                job.end("lost")
-            elif self.locks.get(job.key, worker) == worker:
-                self.start(job, worker)
-                return job, refused
-            else:
-                refused += 1
-                job.story.append("requeue")
-                for other in self.ready():
-                    if other.key == job.key:
-                        other.due, other.backoffs = False, other.backoffs + 1
-        return None, refused
+    def claim(self, worker: str, parked: set[UUID]) -> tuple[ModelJob | None, int]:
+        """Our claim: the job, or how many keys it has put off. Rows that may not start end on the way."""
+        for looks in (False, True):
+            is_over = False
+            while not is_over:
+                odd, first = self.look(worker, looks, parked)
+                for job in odd:
+                    job.end("lost")
+                if first and not self.busy(first.key):
+                    self.start(job := self.first_of(first.key), worker)
+                    return job, 0
+                is_over = not odd
+        return None, self.put_off(parked)
 
-    def at_first_sight(self, worker: str) -> ModelJob | None:
-        """The first job whose key is free, unless one before it is to be ended or the key is a running row's."""
-        for job in self.ready():
-            if job.due and (job.cancel or job.attempt >= job.max_attempts):
-                return None
-            if job.due and self.locks.get(job.key, worker) == worker:
-                return None if self.busy(job.key) else job
-        return None
+    def look(self, worker: str, looks: bool, parked: set[UUID]) -> tuple[list[ModelJob], ModelJob | None]:
+        """The ready rows that may not start, and behind them the first one whose key the worker gets."""
+        odd = []
+        for job in self.ready(parked):
+            if job.cancel or job.attempt >= job.max_attempts:
+                odd.append(job)
+            elif self.locks.get(job.key, worker) == worker and not (looks and self.busy(job.key)):
+                return odd, job
+        return odd, None
+
+    def first_of(self, key: str) -> ModelJob:
+        """The first row of a key, parked or not."""
+        return next(job for job in self.ready() if job.key == key)
+
+    def put_off(self, parked: set[UUID]) -> int:
+        """All rows of the keys that somebody holds without a run; only ready rows are looked at."""
+        refused = {job.key for job in self.ready(parked) if not self.busy(job.key)}
+        for key in refused:
+            self.first_of(key).story.append("requeue")
+            jobs = [job for job in self.ready() if job.key == key]
+            backoffs = max(job.backoffs for job in jobs) + 1
+            for job in jobs:
+                job.due, job.backoffs = False, backoffs
+        return len(refused)
 
     def start(self, job: ModelJob, worker: str) -> None:
         """The key is the worker's, and a back-off is over."""
@@ -242,8 +259,10 @@ class Farm(RuleBasedStateMachine):
     def claim(self, number: int) -> None:
         idle = [worker for worker in self.hands.workers if worker.name not in self.held]
         worker = idle[number % len(idle)]
+        lifecycle.wake(self.conn, 100)  # as the claim does
+        parked = {job_id for (job_id,) in self.conn.execute("SELECT job_id FROM dl_jobs WHERE blocked_on = 'key'")}
         claim = worker.claim()
-        expected, refused = self.model.claim(worker.name)
+        expected, refused = self.model.claim(worker.name, parked)
         found = claim.job and self.model.jobs[claim.job.job_id]
         assert found is expected
         assert claim.backoffs == refused
@@ -380,6 +399,10 @@ class Farm(RuleBasedStateMachine):
     @invariant()
     def no_two_of_ours_run_with_one_key(self) -> None:
         assert value(self.conn, LIVE) == 0
+
+    @invariant()
+    def whoever_is_parked_waits_for_a_run_or_behind_a_ready_row(self) -> None:
+        assert value(self.conn, STRANDED) == 0
 
     @invariant()
     def the_keys_are_held_as_the_model_says(self) -> None:

@@ -106,9 +106,8 @@ def test_a_finish_tells_only_the_queues_that_wait_for_its_key(
     assert ear.notes() == ["d"]
 
 
-@pytest.mark.parametrize("look", ["claim", "look"])
-def test_a_claim_that_marks_what_waits_for_a_busy_key_tells_nobody(
-    conn: db.Connection, workers: Workers, ear: Worker, look: str
+def test_a_claim_that_parks_what_waits_for_a_busy_key_tells_nobody(
+    conn: db.Connection, workers: Workers, ear: Worker
 ) -> None:
     """For none of it is free."""
     one, two = workers(), workers()
@@ -116,8 +115,8 @@ def test_a_claim_that_marks_what_waits_for_a_busy_key_tells_nobody(
     one.take("a")
     waiting = [plain(conn, queue="b", lock_key="k") for _ in range(3)]
     ear.notes()
-    assert getattr(two, look)("b").job is None
-    assert all(row(conn, job_id)["hot"] for job_id in waiting)
+    assert two.claim("b").job is None
+    assert all(row(conn, job_id)["blocked_on"] == "key" for job_id in waiting)
     assert ear.notes() == []
 
 

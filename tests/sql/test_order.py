@@ -1,4 +1,4 @@
-"""The jobs of a key start in their order, also when one comes back or is marked hot while a claim is under way.
+"""The jobs of a key start in their order, also when one comes back or is parked while a claim is under way.
 
 A claim stops where these tests want it: between its look at the queue and its lock on a key, at a gate. The gate is a
 function in front of PostgreSQL's own, found by the claiming session's search_path alone.
@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, expire, keys_held, plain, row, started, state, value
+from hands import BACKOFF_SEC, Worker, expire, keys_held, plain, quietly, row, started, state, value
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
@@ -27,19 +27,10 @@ CREATE FUNCTION gate.wait() RETURNS void LANGUAGE sql VOLATILE AS $$
 $$;
 """
 BEFORE_THE_LOCK = """
-CREATE FUNCTION gate.pg_try_advisory_lock(slot int) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION gate.pg_try_advisory_lock(key_hash int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM gate.wait();
-  RETURN pg_catalog.pg_try_advisory_lock(slot);
-END $$;
-"""
-BEHIND_THE_HOT_SLOTS = """
-CREATE FUNCTION gate.dl_hot_slots(p_queue text) RETURNS int[] LANGUAGE plpgsql AS $$
-DECLARE
-  slots int[] := public.dl_hot_slots(p_queue);
-BEGIN
-  PERFORM gate.wait();
-  RETURN slots;
+  RETURN pg_catalog.pg_try_advisory_lock(key_hash);
 END $$;
 """
 
@@ -64,6 +55,14 @@ def ids(step: Step) -> list[UUID]:
 
 def two_of_a_key(conn: db.Connection) -> tuple[UUID, UUID]:
     return plain(conn, lock_key="k", priority=1), plain(conn, lock_key="k", priority=2)
+
+
+def parked(conn: db.Connection, claimant: Worker, **columns: Any) -> UUID:
+    """A row of a busy key that a claim has found and parked."""
+    job_id = plain(conn, **columns)
+    assert claimant.claim().job is None
+    assert row(conn, job_id)["blocked_on"] == "key"
+    return job_id
 
 
 def hand_back(conn: db.Connection, worker: Worker, job: Job) -> None:
@@ -108,71 +107,90 @@ def test_what_comes_back_later_goes_last(conn: db.Connection, workers: Workers) 
     with at_gate(conn, BEFORE_THE_LOCK, two, two.claim) as claim:
         one.finish(job, "retry", error="e", delay_sec=60.0)
     assert ids(claim.result()) == [new]
-    assert not row(conn, old)["hot"]
+    assert row(conn, old)["blocked_on"] == "time"
 
 
-def test_a_hot_row_whose_key_becomes_free_beside_a_claim_goes_before_a_cold_one(
+def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_before_a_ready_one(
     conn: db.Connection, workers: Workers
 ) -> None:
-    """Its slot was busy when the claim looked, so it was no candidate; a later job of the key was one."""
+    """It was parked when the claim looked, so it was no candidate; a later job of the key was one."""
     one, two = workers(), workers()
     plain(conn, lock_key="k", priority=0)
-    old, _ = two_of_a_key(conn)
-    other = plain(conn, priority=3)
     job = one.take()
-    conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (old,))
+    old = parked(conn, two, lock_key="k", priority=1)
+    plain(conn, lock_key="k", priority=2)
+    other = plain(conn, priority=3)
     with at_gate(conn, BEFORE_THE_LOCK, two, lambda: lifecycle.step(two.session, "q", BACKOFF_SEC, 5, ())) as claim:
         one.finish(job)
     assert ids(claim.result()) == [old, other]
     assert len(keys_held(conn)) == 2
 
 
-def test_a_row_marked_beside_a_second_look_goes_before_the_next_of_its_key(
-    conn: db.Connection, workers: Workers
-) -> None:
-    """The look has the hot slots, but not yet the cold rows: it finds the row in neither, and lets others go by."""
-    two = workers()
-    hot = plain(conn, lock_key="hot", priority=9)
-    conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (hot,))
-    old, new = two_of_a_key(conn)
-    with at_gate(conn, BEHIND_THE_HOT_SLOTS, two, two.look) as claim:
-        conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (old,))
-    assert ids(claim.result()) == [hot]
-    assert len(keys_held(conn)) == 1
-    assert [ids(two.look()), ids(two.look())] == [[old], []]
-    assert state(conn, new) == ("queued", 0)
-
-
 def test_a_key_that_becomes_free_on_the_way_is_its_first_jobs(conn: db.Connection, worker: Worker) -> None:
+    """The first try at its lock fails, and no later one."""
     old, _ = two_of_a_key(conn)
     conn.execute(
         """
         CREATE SCHEMA gate;
-        CREATE FUNCTION gate.pg_try_advisory_lock(slot int) RETURNS boolean LANGUAGE sql AS $$
+        CREATE FUNCTION gate.pg_try_advisory_lock(key_hash int) RETURNS boolean LANGUAGE sql AS $$
           SELECT set_config('gate.tries', (current_setting('gate.tries')::int + 1)::text, false) <> '1'
-             AND pg_catalog.pg_try_advisory_lock(slot)
+             AND pg_catalog.pg_try_advisory_lock(key_hash)
         $$;
         """
     )
     worker.conn.execute("SET search_path = gate, public, pg_catalog; SET gate.tries = 0")
     assert ids(worker.claim()) == [old]
-    assert value(worker.conn, "SELECT current_setting('gate.tries')") == "2"
+    assert value(worker.conn, "SELECT current_setting('gate.tries')::int") > 1
 
 
-@pytest.mark.parametrize("look", ["claim", "look"])
-def test_beside_a_row_that_is_being_marked_the_next_of_its_key_waits(
-    conn: db.Connection, workers: Workers, look: str
-) -> None:
-    """Nor is the next one marked before it: a claim takes the first hot row of a key for the first of its key."""
+def test_beside_a_row_that_is_being_changed_the_next_of_its_key_waits(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     old, new = two_of_a_key(conn)
     with one.conn.transaction():
-        one.conn.execute("UPDATE dl_jobs SET hot = true WHERE job_id = %s", (old,))
-        claim: Step = getattr(two, look)()
+        one.conn.execute("UPDATE dl_jobs SET progress = '{}' WHERE job_id = %s", (old,))
+        claim = two.claim()
         assert claim.job is None
         assert claim.look_again or (claim.due_in or 99) <= 0.1
-        assert not row(conn, new)["hot"]
-    assert ids(getattr(two, look)()) == [old]
+        assert (row(conn, new)["blocked_on"], keys_held(conn)) == (None, [])
+    assert ids(two.claim()) == [old]
+
+
+def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """Somebody had it locked when the run of its key ended; a later job of the key is ready."""
+    one, two = workers(), workers()
+    plain(conn, lock_key="k", priority=0)
+    job = one.take()
+    old = parked(conn, two, lock_key="k", priority=1)
+    new = plain(conn, lock_key="k", priority=2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (old,))
+        one.finish(job)
+        assert two.claim().job is None
+    assert (row(conn, old)["blocked_on"], state(conn, new)) == ("key", ("queued", 0))
+    assert ids(two.claim()) == [old]
+    assert row(conn, new)["status"] == "queued"
+
+
+@pytest.mark.parametrize(
+    "odd", ["cancel_requested = true", "attempt = max_attempts", "available_at = now() + interval '1 h'"]
+)
+def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(
+    conn: db.Connection, workers: Workers, odd: str
+) -> None:
+    one, two = workers(), workers()
+    plain(conn, lock_key="k", priority=0)
+    job = one.take()
+    old = parked(conn, two, lock_key="k", priority=1)
+    new = plain(conn, lock_key="k", priority=2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (old,))
+        one.finish(job)
+    with quietly(conn):
+        conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (old,))
+        conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    assert ids(two.claim()) == [new]
 
 
 def test_a_row_that_somebody_holds_on_to_hides_no_other_key(conn: db.Connection, workers: Workers) -> None:

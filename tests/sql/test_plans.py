@@ -1,51 +1,128 @@
-"""What a claim costs: the same with a thousand rows as with a million, whatever the statistics say."""
+"""What claims and ends cost: the same with a thousand rows as with a million, whatever the statistics say.
+
+Measured in buffers that a whole call touches, in a worker's session: with the plans that its functions have made there.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
-from hands import CLAIMS, claim_buffers, quietly, value
+from hands import buffers, quietly, value
 from psycopg import sql
 
-from dataloader.queue import db
+from dataloader.queue import db, lifecycle
 
-CLAIM, RECOVER = (
-    (files("dataloader.sql.functions") / f"{verb}.sql").read_text("utf-8") for verb in ("claim", "recover")
-)
-LOOK_HOT, LOOK_SHORT, STEP_HOT, STEP_SHORT = (
-    re.sub(r"\b(p_)?past\b", "0", query) for query in re.findall(r"OPEN candidates FOR\n(.*?);", CLAIM, re.DOTALL)
-)
+RECOVER = (files("dataloader.sql.functions") / "recover.sql").read_text("utf-8")
 MILLION, THOUSAND = 1_000_000, 1_000
-SLOTS = 64
+KEYS = 64
 
-# A queue per situation, mixed in the table as they would come; the keys of `hot` are busy by half, of `busy` all.
+# A queue per situation, mixed in the table as they would come. The keys of `half` are busy by half, those of `busy` and
+# of `parked` all; the rows of `parked` wait for them.
 FILL = f"""
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, blocked_on, hot, available_at, created_at)
-SELECT gen_random_uuid(), q, 't',
-       CASE WHEN q IN ('hot', 'busy') THEN q || '-' || i / 10 %% {SLOTS} ELSE 'k' || i END,
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, blocked_on, available_at, created_at)
+SELECT {{job_id}}, q, 't',
+       CASE WHEN q IN ('half', 'busy', 'parked') THEN q || '-' || i / 10 %% {KEYS} ELSE 'k' || i END,
        CASE q WHEN 'done' THEN 'succeeded' ELSE 'queued' END::dl_status,
-       CASE q WHEN 'future' THEN 'time' END, q IN ('hot', 'busy'),
+       CASE q WHEN 'future' THEN 'time' WHEN 'parked' THEN 'key' END,
        CASE q WHEN 'future' THEN now() + interval '1 day' ELSE now() END, now() + i * interval '1 ms'
   FROM generate_series(1, %s) i,
-       LATERAL (SELECT '{{ready,ready,ready,hot,hot,busy,future,future,done,done}}'::text[] AS names) of,
+       LATERAL (SELECT '{{{{ready,ready,ready,half,parked,busy,future,future,done,done}}}}'::text[] AS names) of,
        LATERAL (SELECT names[1 + i %% 10] AS q) this
 """
+IDS = {
+    "v4": "gen_random_uuid()",
+    "v7": "overlay(gen_random_uuid()::text placing to_char(i, 'FM0000-0000-7') from 5 for 11)::uuid",
+}
 RUNNING = f"""
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at)
-SELECT gen_random_uuid(), 'elsewhere', 't', key || i, 'running', 1, now() + interval '1 day'
-  FROM generate_series(0, {SLOTS} - 1) i, unnest(ARRAY['hot-', 'busy-']) key WHERE key = 'busy-' OR i %% 2 = 0
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at, claimed_by)
+SELECT gen_random_uuid(), 'elsewhere', 't', key || i, 'running', 1, now() + interval '1 day', 'w'
+  FROM generate_series(0, {KEYS} - 1) i, unnest(ARRAY['half-', 'busy-', 'parked-']) key
+ WHERE key <> 'half-' OR i %% 2 = 0
 """
 FOREIGN = """
 SELECT job_id FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND available_at <= now()
  ORDER BY priority, created_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
-# The buffers a claim may touch, by the situation of its queue.
-BOUNDS = {"ready": 150, "hot": 1_200, "busy": 2_000, "future": 60, "done": 60}
+
+
+class Call(NamedTuple):
+    """A statement, how many buffers it may touch, and what makes its situation."""
+
+    statement: str
+    most: int
+    before: str = ""
+    held: str = ""  # the keys that another session has
+
+
+def step(queue: str, most: int = 1) -> str:
+    nothing = ", ".join(["NULL"] * 7)
+    return f"SELECT * FROM dl_step('{queue}', 'w', now(), 15, {most}, 0, '-infinity', {nothing})"
+
+
+def ten(column: str, where: str, order: str = "created_at") -> str:
+    """An array of ten rows' values."""
+    return f"ARRAY(SELECT {column} FROM dl_jobs WHERE {where} ORDER BY {order} LIMIT 10)"
+
+
+def keys(name: str, number: int = 10) -> str:
+    return f"ARRAY(SELECT hashtext('{name}-' || i) FROM generate_series(0, {number} - 1) i)"
+
+
+READY = "queue = 'ready' AND status = 'queued' AND blocked_on IS NULL"
+RUNS = "status = 'running' AND lock_key LIKE 'parked-%' AND hashtext(lock_key) <> 0"
+# Every statement of the claim and of the ends, by whole calls.
+CALLS = {
+    "a claim of one": Call(step("ready"), 150),
+    "a claim of twenty": Call(step("ready", 20), 600),
+    "a claim among busy keys": Call(step("half"), 400),
+    "a claim where all is parked": Call(step("parked"), 40),
+    "a claim where nothing is due": Call(step("future"), 40),
+    "a claim where nothing is queued": Call(step("done"), 40),
+    "dl_take_keys": Call("SELECT * FROM dl_take_keys('ready', 20, 0, '-infinity', 0, '{}', true)", 250),
+    "dl_park": Call(f"SELECT dl_park('busy', {keys('busy', KEYS)}, 0, '-infinity', 50)", 1_500),
+    "dl_unpark": Call(f"SELECT dl_unpark({keys('parked')})", 400),
+    "dl_unpark_freed": Call(
+        "SELECT dl_unpark_freed()",
+        450,
+        f"INSERT INTO dl_freed SELECT k, now() - interval '1 min' FROM unnest({keys('parked')}) k",
+    ),
+    "dl_unpark_stranded": Call("SELECT dl_unpark_stranded(-3000000000, 10)", 450),
+    "dl_put_off": Call(
+        "SELECT dl_put_off('ready', current_setting('t.hashes')::int[], 15)",
+        600,
+        f"SELECT set_config('t.hashes', {ten('hashtext(lock_key)', READY, 'priority, created_at')}::text, true)",
+        ten("hashtext(lock_key)", READY, "priority, created_at"),
+    ),
+    "dl_set_aside": Call(
+        "SELECT dl_set_aside(current_setting('t.ids')::uuid[])",
+        300,
+        f"SELECT set_config('t.ids', {ten('job_id', READY, 'priority, created_at')}::text, true);"
+        "UPDATE dl_jobs SET cancel_requested = true WHERE job_id = ANY (current_setting('t.ids')::uuid[])",
+    ),
+    "dl_wake": Call(
+        "SELECT dl_wake('future', 10)",
+        250,
+        "UPDATE dl_jobs SET available_at = now() WHERE job_id = ANY ("
+        + ten("job_id", "queue = 'future' AND status = 'queued' AND blocked_on = 'time'", "queue, available_at")
+        + ")",
+    ),
+    "dl_finish": Call(
+        "SELECT * FROM dl_finish('w', true, current_setting('t.ids')::uuid[], array_fill(1, ARRAY[10]),"
+        " array_fill('succeed'::text, ARRAY[10]), NULL, NULL, NULL, NULL)",
+        900,
+        f"SELECT set_config('t.ids', {ten('job_id', RUNS, 'hashtext(lock_key)')}::text, true)",
+    ),
+    "dl_give_back": Call(
+        "SELECT dl_give_back((current_setting('t.ids')::uuid[])[1], 'crash', 'why', '{}')",
+        120,
+        f"SELECT set_config('t.ids', {ten('job_id', RUNS, 'hashtext(lock_key)')}::text, true)",
+    ),
+}
 
 
 def a_million(test: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +170,7 @@ def forgotten(module_db: str, million_rows: db.Connection, as_superuser: Callabl
     return million_rows
 
 
-def filled(conn: db.Connection, rows: int) -> None:
+def filled(conn: db.Connection, rows: int, ids: str = "v4") -> None:
     """Put the situations into an empty queue."""
     later = (
         []
@@ -105,7 +182,7 @@ def filled(conn: db.Connection, rows: int) -> None:
     for name, _ in later:
         conn.execute(sql.SQL("DROP INDEX {}").format(sql.Identifier(name)))
     with quietly(conn):
-        conn.execute(FILL, (rows,))
+        conn.execute(FILL.format(job_id=IDS[ids]).encode(), (rows,))
         conn.execute(RUNNING.replace("%%", "%"))
     for _, definition in later:
         conn.execute(definition)
@@ -129,59 +206,6 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-def faults(plan: dict[str, Any], bound: int) -> list[str]:
-    """What a plan must not do."""
-    found = [
-        f"{node['Node Type']} on {node['Relation Name']}"
-        for node in nodes(plan)
-        if node.get("Relation Name") == "dl_jobs"
-        and "Index" not in node["Node Type"]
-        and node["Node Type"] != "LockRows"
-    ]
-    found += [
-        f"{node['Node Type']} over {node['Plans'][0]['Actual Rows']} rows"
-        for node in nodes(plan)
-        if node["Node Type"].endswith("Sort") and node["Plans"][0]["Actual Rows"] > 100
-    ]
-    found += [
-        f"{node['Rows Removed by Filter']} rows thrown away by a scan of {node['Index Name']}"
-        for node in nodes(plan)
-        if "Index Name" in node and node.get("Rows Removed by Filter", 0) > 100
-    ]
-    touched = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
-    return [*found, f"{touched} buffers"] if touched > bound or found else []
-
-
-def candidate_faults(conn: db.Connection) -> dict[tuple[str, str], list[str]]:
-    """What is wrong with the plans of a claim's candidate queries, those of the first look and of the second."""
-    slots = value(conn, "SELECT dl_hot_slots('hot')")  # how they are found is part of a whole claim's cost, below
-    short, hot = STEP_SHORT.replace("p_most", "1"), STEP_HOT.replace("p_most", "1")
-    hot = hot.replace("dl_hot_slots(p_queue)", f"ARRAY{slots}")
-    look_short = f"SELECT * FROM ({LOOK_SHORT}) candidates LIMIT 10"  # a cursor: as many as are asked for
-    look_hot = LOOK_HOT.replace("unnest(waiting)", f"unnest(ARRAY{slots})")
-    cases = {
-        **{("ready", query): 60 for query in (short, look_short)},
-        **{("future", query): 60 for query in (short, look_short)},
-        **{(name, query): 600 for name in ("ready", "hot") for query in (hot, look_hot)},
-    }
-    found = {
-        (queue, mode): faults(plan_of(conn, query, queue, mode), bound)
-        for (queue, query), bound in cases.items()
-        for mode in ("force_custom_plan", "force_generic_plan")
-    }
-    return {case: what for case, what in found.items() if what}
-
-
-@a_million
-def test_c2_a_claims_candidates_come_from_the_indexes(million: db.Connection) -> None:
-    assert candidate_faults(million) == {}
-
-
-@a_million
-def test_c3_stale_statistics_change_nothing_about_the_candidates(forgotten: db.Connection) -> None:
-    assert candidate_faults(forgotten) == {}
-
-
 @a_million
 def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     """It sorts what is ready, for the protocol says so; but it never reads the whole table."""
@@ -193,38 +217,65 @@ def test_a_foreign_claim_is_index_served(million: db.Connection) -> None:
     assert touched["done"] < 60
 
 
-def cost(conn: db.Connection) -> dict[tuple[str, str], int]:
-    """The buffers of a claim, by the situation of its queue and by its kind."""
-    return {(queue, kind): claim_buffers(conn, queue, kind) for queue in BOUNDS for kind in CLAIMS}
+def cost(conn: db.Connection, call: Call) -> int:
+    """The buffers of a warm call, which is then undone."""
+    found = 0
+    with psycopg.connect(conn.info.dsn) as other:
+        other.execute(f"SELECT pg_advisory_lock(key_hash) FROM unnest({call.held or 'NULL::int[]'}) key_hash".encode())
+        for _ in range(3):
+            with conn.transaction(force_rollback=True):
+                conn.execute(call.before.encode() or b"SELECT 1")
+                found = buffers(conn, call.statement)
+            conn.execute("SELECT pg_advisory_unlock_all()")
+    return found
 
 
-def too_dear(costs: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    return {(queue, kind): touched for (queue, kind), touched in costs.items() if touched > BOUNDS[queue]}
+def costs(conn: db.Connection, but: str = "") -> dict[str, int]:
+    """What each call costs, in a worker's session."""
+    conn.execute(lifecycle.PLANS)
+    return {name: cost(conn, call) for name, call in CALLS.items() if name != but}
+
+
+def too_dear(found: dict[str, int]) -> dict[str, int]:
+    return {name: touched for name, touched in found.items() if touched > CALLS[name].most}
+
+
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("before", [0, 600])
+@pytest.mark.parametrize("analyze", [False, True])
+def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_on_a_long_one(
+    conn: db.Connection, dsn: str, ids: str, before: int, analyze: bool
+) -> None:
+    """Its plans are cached, and nothing tells it that the table has grown."""
+    with db.connect(dsn, name="early", schema="public") as early:
+        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        try:
+            if before:
+                filled(conn, before, ids)
+            if analyze:
+                conn.execute("ANALYZE dl_jobs, dl_freed, dl_queues")
+            short = costs(early, but="" if before else "dl_give_back")  # which needs a row
+            filled(conn, 20 * THOUSAND, ids)
+            assert (too_dear(short), too_dear(costs(early))) == ({}, {})
+        finally:
+            conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
 
 
 @a_million
-def test_a_claim_costs_the_same_in_a_thousand_rows_and_in_a_million(
+def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(
     million: db.Connection, thousand: db.Connection
 ) -> None:
     """An index may be two levels higher; nothing else grows."""
-    few, many = cost(thousand), cost(million)
-    assert {case: (few[case], many[case]) for case in few if many[case] > max(2.5 * few[case], few[case] + 20)} == {}
+    few, many = costs(thousand), costs(million)
+    assert {name: (few[name], many[name]) for name in few if many[name] > max(2.5 * few[name], few[name] + 20)} == {}
     assert too_dear(many) == {}
 
 
 @a_million
-def test_c3_a_claim_costs_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
-    assert too_dear(cost(forgotten)) == {}
-
-
-def test_c3_a_session_that_planned_on_an_empty_table_claims_as_cheaply(conn: db.Connection, dsn: str) -> None:
-    """Its plans are cached, and nothing tells it that the table has grown."""
-    with db.connect(dsn, name="early", schema="public") as early:
-        early.execute("ANALYZE dl_jobs")
-        for _ in range(10):
-            cost(early)
-        filled(conn, 20 * THOUSAND)
-        assert too_dear(cost(early)) == {}
+def test_c3_calls_cost_the_same_with_stale_statistics(forgotten: db.Connection) -> None:
+    """In a session of its own: the others' have their plans already."""
+    forgotten.execute("DISCARD PLANS")
+    assert too_dear(costs(forgotten)) == {}
 
 
 @a_million

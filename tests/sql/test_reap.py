@@ -75,7 +75,7 @@ def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connecti
     assert [row(conn, job.job_id)["heartbeat_at"] is None for job in jobs] == [False, True, True, True, True]
     assert gone(conn, worker) == [("lost", 1), *[("queued", 0)] * 4]
     last = row(conn, jobs[4].job_id)
-    assert (last["error"], last["blocked_on"], last["hot"]) == (None, None, True)
+    assert (last["error"], last["blocked_on"]) == (None, None)
     reason = "not started: the lease expired"
     assert journal(conn, jobs[4].job_id)[-1] == ("requeue", {"reason": reason, "attempt": 0})
 

@@ -264,12 +264,20 @@ def pages(conn: db.Connection, without_lag: bool = False) -> int:
     """How many pages the statement of the overview touches."""
     text = stats._SQL["queues"]
     if without_lag:
-        text = text.replace("status = 'queued' AND blocked_on IS NULL", "false")
+        text = text.replace("status = 'queued' AND blocked_on IS DISTINCT FROM 'time'", "false")
     with conn.transaction(force_rollback=True):
         conn.execute(stats._SQL["plans"])
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
         (plan,) = conn.execute(explained.encode(), {"most": stats.COUNTED}, prepare=False).fetchone() or ()
     return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
+
+
+def test_a_job_that_waits_for_its_key_counts_as_late(conn: db.Connection) -> None:
+    """Not one that waits for its time."""
+    plain(conn, lock_key="k", in_sec=-50, made_sec=-50)
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
+    plain(conn, in_sec=50, made_sec=-90)
+    assert 50 <= stats.overview(conn)["total"]["lag_sec"] < 60
 
 
 def test_one_reaper_counts_at_a_time_and_not_what_another_has_just_counted(conn: db.Connection, dsn: str) -> None:

@@ -100,7 +100,7 @@ def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Wo
     lifecycle.finish_some(worker.conn, worker.name, [Ended(over, DONE)])
     held = value(
         conn,
-        "SELECT dl_session_has_slot(%s, %s, hashtext(%s))",
+        "SELECT dl_session_has_key(%s, %s, hashtext(%s))",
         worker.pid,
         worker.session.backend_start,
         running.lock_key,
@@ -116,12 +116,9 @@ def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: db.Co
 
 
 @pytest.mark.parametrize("odd", ["cancel_requested = true", "attempt = max_attempts"])
-@pytest.mark.parametrize("hot", [False, True])
-def test_a_row_that_may_not_start_is_ended_though_others_may(
-    conn: db.Connection, worker: Worker, odd: str, hot: bool
-) -> None:
+def test_a_row_that_may_not_start_is_ended_though_others_may(conn: db.Connection, worker: Worker, odd: str) -> None:
     first, second = plain(conn, priority=1), plain(conn, priority=2)
-    conn.execute(f"UPDATE dl_jobs SET {odd}, hot = {hot} WHERE job_id = %s", (first,))
+    conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (first,))
     assert ids(step(worker, 5).jobs) == [second]
     assert state(conn, first)[0] in ("canceled", "lost")
 
@@ -210,10 +207,17 @@ def test_large_arguments_are_held_once(conn: db.Connection, worker: Worker) -> N
         assert ("repeating" in vars(worker.conn)) is is_kept
 
 
-def test_hot_rows_and_cold_ones_are_claimed_in_one_order(conn: db.Connection, worker: Worker) -> None:
-    found = [plain(conn, priority=priority) for priority in range(6)]
-    conn.execute("UPDATE dl_jobs SET hot = priority %% 2 = 0".replace("%%", "%"))
-    assert ids(step(worker, 4).jobs) == found[:4]
+def test_rows_that_were_parked_and_others_are_claimed_in_one_order(conn: db.Connection, workers: Workers) -> None:
+    worker, other = workers(), workers()
+    keys = ["k", "l", "m"]
+    for key in keys:
+        plain(conn, lock_key=key)
+    runs = step(worker, 3).jobs
+    parked = [plain(conn, lock_key=key, priority=priority) for key, priority in zip(keys, (1, 3, 5), strict=True)]
+    assert step(other, 4).jobs == []
+    others = [plain(conn, priority=priority) for priority in (2, 4, 6)]
+    found = step(worker, 4, *(Ended(job, DONE) for job in runs)).jobs
+    assert ids(found) == [parked[0], others[0], parked[1], others[1]]
 
 
 def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(

@@ -60,6 +60,17 @@ def test_a_row_that_somebody_holds_is_woken_another_time(conn: db.Connection, wo
     assert lifecycle.wake(worker.conn, 100) == 1
 
 
+def test_a_claim_comes_back_for_due_rows_that_others_have_locked(conn: db.Connection, worker: Worker) -> None:
+    """Nobody notifies when they let go of them."""
+    late = plain(conn, in_sec=60)
+    come_due(conn)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs FOR UPDATE")
+        claim = worker.claim()
+        assert (claim.job, claim.due_in) == (None, 1)
+    assert worker.take().job_id == late
+
+
 def test_a_claim_that_wakes_rows_tells_the_other_sleepers(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     plain(conn, in_sec=60), plain(conn, in_sec=60)
@@ -77,8 +88,8 @@ def test_a_claim_that_wakes_as_many_as_it_may_looks_again(conn: db.Connection, w
     for _ in range(101):
         plain(conn, lock_key="k", in_sec=60)
     come_due(conn)
-    assert two.look().look_again
-    assert not two.look().look_again
+    assert two.claim().look_again
+    assert not two.claim().look_again
 
 
 def test_d7_a_row_that_comes_earlier_than_all_others_is_heard_of(conn: db.Connection, worker: Worker) -> None:

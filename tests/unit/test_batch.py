@@ -68,7 +68,7 @@ def test_an_end_of_a_locked_row_is_kept_and_tried_again(batch: Batch, monkeypatc
     tried = []
 
     def step(*args: Any) -> Step:
-        tried.append(args[-1])
+        tried.append(args[4])
         return Step([], {} if locked else {ended.job.job_id: Status.SUCCEEDED}, 0, False, None, list(locked))
 
     monkeypatch.setattr(lifecycle, "step", step)

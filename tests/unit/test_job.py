@@ -25,7 +25,6 @@ from dataloader.queue.job import (
     beat_interval,
     clip,
     decide,
-    retry_delay,
     to_json,
 )
 
@@ -39,8 +38,8 @@ def job(attempt: int = 1, max_attempts: int = 3) -> Job:
     [
         (1, Outcome(End.DONE), Finish("succeed")),
         (1, Outcome(End.DONE, progress={"n": 1}), Finish("succeed", progress='{"n": 1}')),
-        (1, Outcome(End.ERROR, "e"), Finish("retry", "e", 30)),
-        (2, Outcome(End.ERROR, "e"), Finish("retry", "e", 60)),
+        (1, Outcome(End.ERROR, "e"), Finish("retry", "e")),
+        (2, Outcome(End.ERROR, "e"), Finish("retry", "e")),
         (3, Outcome(End.ERROR, "e"), Finish("fail", "e")),
         (4, Outcome(End.ERROR, "e"), Finish("fail", "e")),
         (1, Outcome(End.PERMANENT, "e"), Finish("fail", "e")),
@@ -60,11 +59,6 @@ def test_no_end_is_forgotten(end: End) -> None:
 
 def test_final_states_have_no_way_out() -> None:
     assert {before for before, _ in TRANSITIONS} == set(Status) - FINAL
-
-
-@given(st.integers(min_value=0, max_value=2**31 - 1))
-def test_f3_the_retry_delay_never_overflows(attempt: int) -> None:
-    assert 0 <= retry_delay(attempt) <= 86_400
 
 
 @given(st.floats(min_value=0.1, max_value=1e4), st.integers(min_value=1, max_value=86_400))

@@ -22,8 +22,6 @@ from dataloader.queue.job import (
     FINAL,
     GROUPS,
     KINDS,
-    RETRY_MAX_SEC,
-    RETRY_STEP_SEC,
     SETTLED,
     STATUSES,
     Status,
@@ -44,7 +42,9 @@ def text(name: str) -> str:
 def body(name: str, number: int = 0) -> str:
     """A function's text; the number counts its overloads."""
     every = "".join(
-        path.read_text("utf-8") for path in files("dataloader.sql.functions").iterdir() if ".sql" in path.name
+        path.read_text("utf-8")
+        for path in sorted(files("dataloader.sql.functions").iterdir(), key=str)
+        if ".sql" in path.name
     )
     return re.findall(rf"FUNCTION {name}\(.*?\n\$\$", every, re.DOTALL)[number]
 
@@ -107,9 +107,3 @@ def test_a_place_has_the_words_of_job(place: str) -> None:
 def test_the_bounds_of_the_histogram_are_those_of_stats() -> None:
     bounds = [float(bound) for bound in re.findall(r"FILTER \(WHERE .*?seconds <= ([\d.]+)\)", body("dl_roll"))]
     assert tuple(bounds) == stats.BUCKETS_SEC
-
-
-def test_a_run_that_took_too_long_waits_as_one_that_failed() -> None:
-    """dl_give_back, of a run that its keeper has ended, and job.retry_delay, of one that its worker has."""
-    step, most = re.findall(r"'timeout' THEN least\(([\d.]+) \* job.attempt, (\d+)\)", body("dl_give_back"))[0]
-    assert (float(step), float(most)) == (RETRY_STEP_SEC, RETRY_MAX_SEC)

@@ -1,0 +1,122 @@
+-- The signatures that farms of older code call; each may go when a migration says `oldest code: 19` or more.
+
+
+-- Ends as older code sends them, in one JSON list.
+CREATE OR REPLACE FUNCTION dl_finish(
+  p_worker text, p_ends json, p_let_go boolean, p_waits boolean,
+  OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
+LANGUAGE plpgsql AS $$
+BEGIN
+  IF p_waits THEN  -- older code takes for written what is not in `unfinished`
+    PERFORM FROM dl_jobs WHERE job_id = ANY (ARRAY(SELECT (e ->> 'job_id')::uuid FROM json_array_elements(p_ends) e))
+      ORDER BY job_id FOR NO KEY UPDATE;
+  END IF;
+  SELECT f.* INTO unfinished, canceled, locked
+    FROM (SELECT array_agg(job_id) AS job_ids, array_agg(attempt) AS attempts, array_agg(verb) AS verbs,
+                 array_agg(error) AS errors, array_agg(delay_sec) AS delays, array_agg(progress::text) AS progress,
+                 array_agg(facts::text) AS facts
+            FROM json_to_recordset(p_ends) AS e (
+                   job_id uuid, attempt int, verb text, error text, delay_sec float8, progress jsonb, facts jsonb)) e
+   CROSS JOIN LATERAL dl_finish(
+     p_worker, p_let_go, coalesce(job_ids, '{}'), attempts, verbs, errors, delays, progress, e.facts) f;
+END
+$$;
+
+
+CREATE OR REPLACE FUNCTION dl_finish(
+  p_worker text, p_ends json, p_let_go boolean, OUT unfinished uuid[], OUT canceled uuid[]) LANGUAGE sql AS $$
+  SELECT unfinished, canceled FROM dl_finish(p_worker, p_ends, p_let_go, true)
+$$;
+
+
+CREATE OR REPLACE FUNCTION dl_step(
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json,
+  p_waits boolean)
+RETURNS TABLE (
+  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
+  unfinished uuid[], canceled uuid[], locked uuid[], backoffs int, look_again boolean, due_in float8)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  wrote record;
+BEGIN
+  IF p_ends::text <> '[]' THEN
+    SELECT * INTO wrote FROM dl_finish(p_worker, p_ends, true, p_waits);
+  ELSE
+    SELECT NULL::uuid[] AS unfinished, NULL::uuid[] AS canceled, NULL::uuid[] AS locked INTO wrote;
+  END IF;
+  RETURN QUERY
+  SELECT s.job_id, s.task, s.args, s.idempotency_key, s.lock_key, s.partition_key, s.attempt, s.max_attempts,
+         s.lease_ttl_sec, s.timeout_sec, s.claims, wrote.unfinished, wrote.canceled, wrote.locked, s.backoffs,
+         s.look_again, s.due_in
+    FROM dl_step(p_queue, p_worker, p_backend_start, p_backoff_sec, p_most, 0, '-infinity',
+                 CASE p_ends::text WHEN '[]' THEN '{}'::uuid[] END, NULL, NULL, NULL, NULL, NULL, NULL) s;
+END
+$$;
+
+
+CREATE OR REPLACE FUNCTION dl_step(
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json)
+RETURNS TABLE (
+  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
+  unfinished uuid[], canceled uuid[], backoffs int, look_again boolean, due_in float8)
+LANGUAGE sql AS $$
+  SELECT job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+         timeout_sec, claims, unfinished, canceled, backoffs, look_again, due_in
+    FROM dl_step(p_queue, p_worker, p_backend_start, p_backoff_sec, p_most, p_ends, true)
+$$;
+
+
+-- All jobs of the worker count.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
+RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_settle(p_worker, NULL, p_end, p_reason, p_facts)
+$$;
+
+
+CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_reap('infinity', 0)
+$$;
+
+
+-- Called by triggers of migrations before 0019, while these are on their way.
+CREATE OR REPLACE FUNCTION dl_tell_waiters(p_slots int[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  waiting text;
+BEGIN
+  SELECT min(queue) INTO waiting FROM dl_jobs WHERE status = 'queued' AND blocked_on IS NULL AND hot;
+  WHILE waiting IS NOT NULL LOOP
+    IF EXISTS (SELECT FROM dl_jobs WHERE queue = waiting AND hashtext(lock_key) = ANY (p_slots)
+                  AND status = 'queued' AND blocked_on IS NULL AND hot) THEN
+      PERFORM pg_notify('dl_jobs', waiting);
+    END IF;
+    SELECT min(queue) INTO waiting FROM dl_jobs
+     WHERE status = 'queued' AND blocked_on IS NULL AND hot AND queue > waiting;
+  END LOOP;
+END
+$$;
+
+
+CREATE OR REPLACE FUNCTION dl_jobs_notify_key() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+  PERFORM dl_tell_waiters(ARRAY[hashtext(NEW.lock_key)]);
+  RETURN NULL;
+END
+$$;
+
+
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_jobs_forget() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF TG_RELID <> %2$L::regclass THEN
+    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_forget is for dl_jobs';
+  END IF;
+  EXECUTE %3$L;
+  RETURN NULL;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema()),
+  format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

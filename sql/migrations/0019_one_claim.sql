@@ -1,0 +1,28 @@
+-- One way to claim: a queued row is ready, or blocked_on says why not. The functions of workers take their rows' places
+-- themselves; one trigger does so for all others.
+-- oldest code: 1
+-- with rights
+-- functions: dl_wake, dl_wake_all, dl_is_running, dl_park, dl_unpark, dl_unpark_freed, dl_set_aside, dl_put_off, dl_is_taken, dl_take_keys, dl_step, dl_retry_delay, dl_finish, dl_give_back, dl_settle, dl_reap, dl_unpark_stranded, dl_session_has_key, dl_retake, dl_jobs_step, dl_jobs_gone
+
+-- Keys that became free while others had their first row locked: tried again once a second.
+CREATE TABLE dl_freed (
+  key_hash int NOT NULL,
+  since timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE dl_freed IS 'keys that became free while their first row was locked';
+COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key), null when it is';
+COMMENT ON COLUMN dl_jobs.hot IS 'unused; for code of before 0019';
+
+DROP TRIGGER IF EXISTS dl_jobs_place ON dl_jobs;
+DROP TRIGGER IF EXISTS dl_jobs_notify_key ON dl_jobs;
+DROP TRIGGER IF EXISTS dl_jobs_journal_upd ON dl_jobs;
+DROP TRIGGER IF EXISTS dl_jobs_notify_upd ON dl_jobs;
+CREATE CONSTRAINT TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at, queue, lock_key ON dl_jobs
+  DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.journaled = OLD.journaled OR NEW.claimed_by IS NOT DISTINCT FROM OLD.claimed_by)
+  EXECUTE FUNCTION dl_jobs_step();
+CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
+  REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_gone();
+
+-- Workers that wait for a row which the claim of before had marked look again.
+SELECT pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM dl_workers) served;

@@ -1,0 +1,531 @@
+"""Parked rows: a claim puts rows of busy keys aside, and whoever frees a key makes its first parked row ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+import pytest
+from foreign import Foreign
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    age,
+    expire,
+    journal,
+    kinds,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    value,
+)
+
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.job import Finish, Job
+from dataloader.queue.lifecycle import Ended, Head, Step
+
+Workers = Callable[[], Worker]
+DONE = Finish("succeed")
+
+
+def step(worker: Worker, most: int, head: Head = Head(), *, ends: Sequence[Ended] = ()) -> Step:  # noqa: B008
+    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
+    return lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ends, head)
+
+
+def ids(found: Step) -> list[UUID]:
+    return [job.job_id for job in found.jobs]
+
+
+def parked(conn: db.Connection, claimant: Worker, number: int, queue: str = "q", key: str = "k") -> list[UUID]:
+    """Rows of a busy key, in their order, that a claim has found and parked."""
+    rows = [plain(conn, queue=queue, lock_key=key, priority=priority) for priority in range(1, number + 1)]
+    assert claimant.claim(queue).job is None
+    assert waits(conn, *rows) == ["key"] * number
+    return rows
+
+
+def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
+    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
+
+
+def run(conn: db.Connection, worker: Worker, queue: str = "q", key: str = "k") -> Job:
+    """A run of the key."""
+    plain(conn, queue=queue, lock_key=key, priority=0)
+    return worker.take(queue)
+
+
+# --- parked ---
+
+
+def test_only_the_rows_of_busy_keys_are_parked(conn: db.Connection, workers: Workers) -> None:
+    """Not those of a key whose lease is over, nor of another queue, nor of a key that a stranger's session has."""
+    one, two = workers(), workers()
+    run(conn, one)
+    over = run(conn, one, key="over")
+    expire(conn, over.job_id)
+    busy, other = plain(conn, lock_key="k"), plain(conn, queue="other", lock_key="k")
+    late, held = plain(conn, lock_key="over"), plain(conn, lock_key="held")
+    conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
+    assert two.claim().job is None
+    assert waits(conn, busy, other, late, held) == ["key", None, "time", "time"]
+    assert kinds(conn, busy) == ["queued"]
+
+
+def test_a_row_is_parked_without_a_wait_for_anybody(conn: db.Connection, workers: Workers) -> None:
+    """A row that a stranger has locked stays ready, and so do all rows of a key whose running row is locked."""
+    one, two = workers(), workers()
+    jobs = [run(conn, one, key=key) for key in ("k", "l")]
+    held, free, behind = (plain(conn, lock_key=key) for key in ("k", "k", "l"))
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", ([held, jobs[1].job_id],))
+        found = step(two, 5)
+        assert (found.jobs, found.due_in) == ([], 0.1)
+        assert waits(conn, held, free, behind) == [None, "key", None]
+    assert step(two, 5).due_in is None
+    assert waits(conn, held, free, behind) == ["key"] * 3
+
+
+def test_an_end_waits_for_the_claim_that_parks_behind_its_run(conn: db.Connection, workers: Workers) -> None:
+    """Else it would look for parked rows before they are there."""
+    one, two = workers(), workers()
+    job = run(conn, one)
+    waiting = plain(conn, lock_key="k")
+    with two.conn.transaction():
+        assert two.claim().job is None
+        with started(lambda: one.finish(job), one.pid, conn) as end:
+            two.conn.execute("COMMIT; BEGIN")
+            assert end.result() == "succeeded"
+    assert waits(conn, waiting) == [None]
+
+
+def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    run(conn, one)
+    many(conn, 200, "k", priority=1)
+    free = plain(conn, priority=2)
+    assert ids(step(two, 1)) == [free]
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 200
+
+
+def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, workers: Workers) -> None:
+    """To park each row of a key whose turn is near would cost more than to pass it."""
+    one, two = workers(), workers()
+    run(conn, one)
+    many(conn, 20, "k", priority=1)
+    free = plain(conn, priority=2)
+    assert ids(step(two, 1)) == [free]
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
+
+
+# --- the end of a run ---
+
+
+def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
+    conn: db.Connection, workers: Workers
+) -> None:
+    one, two, ear = workers(), workers(), workers()
+    job = run(conn, one)
+    rows = {queue: parked(conn, two, 3, queue) for queue in ("a", "b", "c")}
+    run(conn, one, key="l")
+    others = parked(conn, two, 2, "d", key="l")
+    ear.notes()
+    one.finish(job)
+    assert sorted(ear.notes()) == ["a", "b", "c"]
+    assert [waits(conn, *queued) for queued in rows.values()] == [[None, "key", "key"]] * 3
+    assert waits(conn, *others) == ["key", "key"]
+    assert two.take("b").job_id == rows["b"][0]
+    assert [workers().claim(queue).job for queue in ("a", "c")] == [None, None]
+
+
+def by_finish(conn: db.Connection, worker: Worker, job: Job) -> None:
+    worker.finish(job)
+
+
+def by_heartbeat(conn: db.Connection, worker: Worker, job: Job) -> None:
+    lifecycle.finish_some(worker.conn, worker.name, [Ended(job, DONE)])
+
+
+def by_retry(conn: db.Connection, worker: Worker, job: Job) -> None:
+    worker.finish(job, "retry", delay_sec=60.0)
+
+
+def by_settle(conn: db.Connection, worker: Worker, job: Job) -> None:
+    lifecycle.settle(conn, worker.name, "drain", "gone")
+
+
+def by_crash(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("UPDATE dl_jobs SET attempt = attempt + 1 WHERE job_id = %s", (job.job_id,))  # later, then
+    lifecycle.settle(conn, worker.name, "crash", "gone")
+
+
+def by_reap(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE job_id = %s", (job.job_id,))
+    expire(conn, job.job_id)
+    assert lifecycle.reap(conn)
+
+
+def by_another_service(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job.job_id,))
+
+
+def by_an_end_that_clears_the_claim(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', claimed_by = NULL WHERE job_id = %s", (job.job_id,))
+
+
+def by_a_put_back(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job.job_id,))
+
+
+def by_a_move(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("UPDATE dl_jobs SET lock_key = 'another' WHERE job_id = %s", (job.job_id,))
+
+
+def by_deletion(conn: db.Connection, worker: Worker, job: Job) -> None:
+    conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job.job_id,))
+
+
+ENDS = [by_finish, by_heartbeat, by_retry, by_settle, by_crash, by_reap]
+FOREIGN_ENDS = [by_another_service, by_an_end_that_clears_the_claim, by_a_put_back, by_a_move, by_deletion]
+
+
+@pytest.mark.parametrize("end", [*ENDS, *FOREIGN_ENDS])
+def test_whoever_ends_a_run_makes_the_next_row_ready(
+    conn: db.Connection, workers: Workers, end: Callable[[db.Connection, Worker, Job], None]
+) -> None:
+    one, two = workers(), workers()
+    job = run(conn, one)
+    first, second = parked(conn, two, 2)
+    two.notes()
+    end(conn, one, job)
+    is_back = state(conn, job.job_id)[0] == "queued" if end is not by_deletion else False
+    is_first = is_back and waits(conn, job.job_id) == [None]  # the job itself: it is the first of its key again
+    assert waits(conn, first, second) == ["key" if is_first else None, "key"]
+    assert "q" in two.notes()
+
+
+def test_another_services_run_ends_like_ours(conn: db.Connection, workers: Workers, foreign: Foreign) -> None:
+    worker = workers()
+    plain(conn, lock_key="k", priority=0)
+    found = foreign.claim()
+    assert found is not None
+    first, second = parked(conn, worker, 2)
+    foreign.finish(*found)
+    assert waits(conn, first, second) == [None, "key"]
+    assert worker.take().job_id == first
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_end_by_a_transaction_with_an_older_snapshot_is_looked_at_by_a_claim(
+    conn: db.Connection, workers: Workers, isolation: str
+) -> None:
+    """Such a transaction does not see the rows that were parked after its snapshot."""
+    one, two = workers(), workers()
+    conn.execute("INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', '-')")
+    job = run(conn, one)
+    one.conn.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+    one.conn.execute("SELECT FROM dl_jobs")
+    (waiting,) = parked(conn, two, 1)
+    two.notes()
+    one.conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job.job_id,))
+    one.conn.execute("COMMIT")
+    assert (waits(conn, waiting), two.notes()) == (["key"], ["q"])
+    assert two.claim().due_in == 1
+    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    one.conn.execute("SELECT pg_advisory_unlock_all()")
+    assert two.take().job_id == waiting
+
+
+def test_the_reaper_makes_ready_what_no_run_keeps_parked(
+    conn: db.Connection, workers: Workers, dsn: str, as_superuser: Callable[[str], str]
+) -> None:
+    """A run of the key `gone` has ended without the triggers; that of `k` goes on."""
+    one, two = workers(), workers()
+    run(conn, one)
+    job = run(conn, one, key="gone")
+    (waiting,) = parked(conn, two, 1)
+    first, second = parked(conn, two, 2, key="gone")
+    with db.connect(as_superuser(dsn), name="test", schema="public") as admin:
+        admin.execute("SET session_replication_role = replica")
+        admin.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job.job_id,))
+    two.notes()
+    one.conn.execute("SELECT pg_advisory_unlock_all()")
+    after = None
+    for _ in range(2):
+        after = lifecycle.unpark_stranded(conn, after, 1)
+        assert after is not None
+    assert lifecycle.unpark_stranded(conn, after, 1) is None
+    assert waits(conn, waiting, first, second) == ["key", None, "key"]
+    assert two.notes() == ["q"]
+
+
+# --- the head leaves ---
+
+
+def by_request(conn: db.Connection, head: UUID) -> None:
+    lifecycle.request_cancel(conn, head)
+
+
+def by_operator(conn: db.Connection, head: UUID) -> None:
+    operations.delete(conn, [head], "test")
+
+
+LEAVE = {
+    "canceled": "UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s",
+    "deleted": "DELETE FROM dl_jobs WHERE job_id = %s",
+    "put off": "UPDATE dl_jobs SET available_at = now() + interval '1 h' WHERE job_id = %s",
+    "to another queue": "UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s",
+    "to another key": "UPDATE dl_jobs SET lock_key = 'other' WHERE job_id = %s",
+}
+
+
+def by_statement(statement: str) -> Callable[[db.Connection, UUID], None]:
+    return lambda conn, head: conn.execute(statement.encode(), (head,)) and None
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [by_request, by_operator, *map(by_statement, LEAVE.values())],
+    ids=["canceled by us", "deleted by an operator", *LEAVE],
+)
+def test_a_head_that_leaves_passes_its_place_on(
+    conn: db.Connection, workers: Workers, leave: Callable[[db.Connection, UUID], None]
+) -> None:
+    one, two = workers(), workers()
+    job = run(conn, one)
+    head, second, third = parked(conn, two, 3)
+    one.finish(job)
+    assert waits(conn, head, second, third) == [None, "key", "key"]
+    two.notes()
+    leave(conn, head)
+    assert waits(conn, second, third) == [None, "key"]
+    assert "q" in two.notes()
+    assert second in ids(step(two, 5))
+
+
+def test_a_head_that_may_not_start_passes_its_place_on(conn: db.Connection, workers: Workers) -> None:
+    """A service has set the column only: the claim ends the job, and makes the next row ready."""
+    one, two = workers(), workers()
+    job = run(conn, one)
+    head, second, third = parked(conn, two, 3)
+    one.finish(job)
+    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (head,))
+    two.notes()
+    assert two.claim().job is None
+    assert state(conn, head) == ("canceled", 0)
+    assert waits(conn, second, third) == [None, "key"]
+    assert two.notes() == ["q"]
+    assert two.take().job_id == second
+
+
+@pytest.mark.parametrize("statement", LEAVE.values(), ids=LEAVE)
+def test_a_parked_row_that_leaves_takes_nobody_with_it(conn: db.Connection, workers: Workers, statement: str) -> None:
+    one, two = workers(), workers()
+    job = run(conn, one)
+    first, second, third = parked(conn, two, 3)
+    conn.execute(statement.encode(), (first,))
+    assert waits(conn, second, third) == ["key", "key"]
+    one.finish(job)
+    assert waits(conn, second, third) == [None, "key"]
+
+
+def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    run(conn, one)
+    to_queue, to_key = parked(conn, two, 2)
+    conn.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (to_queue,))
+    conn.execute("UPDATE dl_jobs SET lock_key = 'other' WHERE job_id = %s", (to_key,))
+    assert waits(conn, to_queue, to_key) == [None, None]
+    assert two.take().job_id == to_key
+
+
+def test_a_parked_row_that_is_canceled_by_its_column_is_set_aside_and_holds_up_nobody(
+    conn: db.Connection, workers: Workers
+) -> None:
+    one, two = workers(), workers()
+    job = run(conn, one)
+    canceled, second, third = parked(conn, two, 3)
+    conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (canceled,))
+    one.finish(job)
+    found = two.claim().job  # or it has set the canceled one aside, and its own step notifies it
+    for job_id in (second, third):
+        found = found or two.take()
+        assert found.job_id == job_id
+        two.finish(found)
+        found = None
+    assert state(conn, canceled) == ("canceled", 0)
+    assert journal(conn, canceled)[-1] == ("canceled", {"attempt": 0, "by": "claim"})
+
+
+def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """A plain UPDATE of these two columns fires no trigger."""
+    one, two = workers(), workers()
+    job = run(conn, one)
+    head, canceled = parked(conn, two, 2)
+    one.finish(job)
+    conn.execute("UPDATE dl_jobs SET cancel_requested = true, priority = 0 WHERE job_id = %s", (canceled,))
+    assert ids(step(two, 1)) == [head]
+    assert state(conn, canceled) == ("canceled", 0)
+
+
+def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """Were each put off by itself, each would cost a claim and its pauses."""
+    one, two = workers(), workers()
+    job = run(conn, one, key="held")
+    rows = parked(conn, two, 3, key="held")
+    conn.execute("UPDATE dl_jobs SET backoffs = 3 WHERE job_id = %s", (rows[1],))
+    one.finish(job)
+    conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
+    found = step(two, 5)
+    assert (found.jobs, found.backoffs) == ([], 1)
+    assert waits(conn, *rows) == ["time"] * 3
+    assert value(conn, "SELECT count(DISTINCT (available_at, backoffs)) FROM dl_jobs WHERE blocked_on = 'time'") == 1
+    assert row(conn, rows[0])["backoffs"] == 4
+
+
+# --- locked ---
+
+
+def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connection, workers: Workers) -> None:
+    """Within a second, by the next claim of any queue; it says that there is something to come back for."""
+    one, two = workers(), workers()
+    job = run(conn, one)
+    rows = parked(conn, two, 2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (rows,))
+        one.finish(job)
+        assert value(one.conn, "SELECT count(*) FROM dl_freed") == 1
+    assert waits(conn, *rows) == ["key", "key"]
+    found = two.claim()
+    assert (found.job, found.due_in) == (None, 1)
+    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    assert two.take().job_id == rows[0]
+    assert waits(conn, rows[1]) == ["key"]
+    assert value(conn, "SELECT count(*) FROM dl_freed") == 0
+
+
+def test_a_key_whose_parked_rows_are_locked_still_waits_for_its_next_try(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    job = run(conn, one)
+    rows = parked(conn, two, 2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (rows,))
+        one.finish(job)
+        one.conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+        assert step(two, 1).due_in == 1
+        assert value(one.conn, "SELECT count(*) FROM dl_freed WHERE since > now() - interval '1 s'") == 1
+
+
+def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Connection, workers: Workers) -> None:
+    """The claim may have looked before the end, and takes its row away at its commit."""
+    one, two, three = workers(), workers(), workers()
+    job = run(conn, one)
+    rows = parked(conn, two, 2)
+    conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
+    with conn.transaction(), three.conn.transaction():
+        three.conn.execute("SELECT FROM dl_freed FOR UPDATE")
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (rows,))
+        one.finish(job)
+        assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
+        one.conn.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")
+        assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
+
+
+def test_where_the_first_parked_row_is_locked_the_next_one_waits_for_it(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    job = run(conn, one)
+    first, second = parked(conn, two, 2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (first,))
+        one.finish(job)
+        assert waits(one.conn, first, second) == ["key", "key"]
+        found = step(two, 1)
+        assert (found.jobs, found.due_in) == ([], 1)
+    conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
+    assert two.take().job_id == first
+
+
+# --- the bookmark ---
+
+
+def locked_head(conn: db.Connection, number: int = 80) -> None:
+    many(conn, number, "locked-%s", priority=1)
+
+
+def test_a_claim_with_the_bookmark_finds_what_is_behind_it_and_later_what_is_before(
+    conn: db.Connection, workers: Workers
+) -> None:
+    worker, stranger = workers(), workers()
+    locked_head(conn)
+    behind = [plain(conn, priority=2) for _ in range(3)]
+    with stranger.conn.transaction():
+        stranger.conn.execute("SELECT FROM dl_jobs WHERE priority = 1 FOR UPDATE")
+        found = step(worker, 1)
+        assert ids(found) == behind[:1]
+        assert found.head is not None
+        assert found.head.priority == 2
+        urgent = plain(conn, priority=0)
+        assert ids(step(worker, 5, found.head)) == behind[1:]
+        assert ids(step(worker, 1, found.head)) == [urgent]
+        nothing = step(worker, 1, found.head)
+        assert (nothing.jobs, nothing.look_again, nothing.due_in) == ([], False, 0.1)
+    assert [job.lock_key for job in step(worker, 1, found.head).jobs] == ["locked-1"]
+
+
+def test_a_few_locked_rows_are_no_reason_to_pass_over_the_head(conn: db.Connection, workers: Workers) -> None:
+    worker, stranger = workers(), workers()
+    locked_head(conn, 10)
+    plain(conn, priority=2)
+    with stranger.conn.transaction():
+        stranger.conn.execute("SELECT FROM dl_jobs WHERE priority = 1 FOR UPDATE")
+        assert step(worker, 1).head is None
+
+
+def test_the_order_of_a_key_holds_across_the_bookmark(conn: db.Connection, workers: Workers) -> None:
+    """What is before the bookmark may be free by now, and comes first; if it is not, what is behind waits for it."""
+    worker, stranger = workers(), workers()
+    locked_head(conn)
+    before = plain(conn, lock_key="k", priority=1)
+    plain(conn, priority=2)
+    with stranger.conn.transaction():
+        stranger.conn.execute("SELECT FROM dl_jobs WHERE priority = 1 FOR UPDATE")
+        head = step(worker, 1).head
+        assert head is not None
+        behind = plain(conn, lock_key="k", priority=2)
+        assert step(worker, 1, head).jobs == []
+    assert ids(step(worker, 1, head)) == [before]
+    assert state(conn, behind) == ("queued", 0)
+
+
+def test_a_bookmark_that_is_too_far_is_no_harm(conn: db.Connection, worker: Worker) -> None:
+    """What is before it is found once nothing is behind."""
+    rows = [plain(conn, priority=priority) for priority in range(3)]
+    assert ids(step(worker, 3, Head(500, "-infinity"))) == rows
+
+
+# --- other reasons to wait ---
+
+
+@pytest.mark.parametrize("change", ["available_at = now()", "queue = 'other'", "lock_key = 'other'"])
+def test_a_reason_to_wait_that_nobody_knows_is_left_alone(conn: db.Connection, worker: Worker, change: str) -> None:
+    job_id = plain(conn)
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'order' WHERE job_id = %s", (job_id,))
+    conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job_id,))
+    assert waits(conn, job_id) == ["order"]
+    assert (worker.claim().job, worker.claim("other").job) == (None, None)
+
+
+def test_a_time_goes_before_any_other_reason(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    run(conn, one)
+    (waiting,) = parked(conn, two, 1)
+    age(conn, waiting, "available_at", -3_600)
+    assert waits(conn, waiting) == ["time"]
+    age(conn, waiting, "available_at", 3_600)
+    assert waits(conn, waiting) == [None]

@@ -5,8 +5,8 @@
 -- name: seed
 -- Jobs as a plain producer adds them, oldest first, in one transaction of the caller. Ours and the bare tables alike.
 INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, available_at, created_at, status, finished_at)
-SELECT gen_random_uuid(), %(queue)s, %(task)s, %(args)s::jsonb || jsonb_build_object('n', i),
-       'key-' || i %% %(keys)s::int, now() + make_interval(secs => %(delay_sec)s::float8),
+SELECT gen_random_uuid(), 'bench', 'bench.noop', jsonb_build_object('n', i),
+       %(key)s || '-' || i %% %(keys)s::int, now() + make_interval(secs => %(delay_sec)s::float8),
        now() - make_interval(secs => (%(jobs)s::int - i) * 0.0001 + %(age_sec)s::float8), %(status)s::dl_status,
        CASE WHEN %(status)s NOT IN ('queued', 'running') THEN now() END
   FROM generate_series(1, %(jobs)s::int) i;
@@ -16,9 +16,14 @@ SELECT gen_random_uuid(), %(queue)s, %(task)s, %(args)s::jsonb || jsonb_build_ob
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal AND tgtype & 2 = 0;
 
 -- name: hold
--- One running job of a key, with a lease that outlasts the measurement: the key is busy.
+-- A running job for each of these keys, with a lease that outlasts the measurement: the keys are busy.
 INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expires_at, heartbeat_at, started_at)
-VALUES (gen_random_uuid(), 'held', 'bench.noop', %(key)s, 'running', 1, now() + interval '1 day', now(), now());
+SELECT gen_random_uuid(), 'held', 'bench.noop', %(key)s || '-' || i, 'running', 1, now() + interval '1 day', now(), now()
+  FROM generate_series(0, %(keys)s::int - 1) i;
+
+-- name: lock_older
+-- Somebody's open transaction on the rows at the head of the queue.
+SELECT count(*) FROM (SELECT FROM dl_jobs WHERE created_at < now() - make_interval(secs => %(age_sec)s) FOR UPDATE) locked;
 
 -- name: newest
 -- The last job in the order of the claim: once it has ended, few others have not.

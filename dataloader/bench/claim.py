@@ -1,8 +1,10 @@
 """claim: the time of one claim behind a backlog, against a queue of 1,000 jobs; the cases in turns.
 
 Each case is a schema of its own with 1,000 claimable jobs and, beside them, more claimable jobs, jobs for next week,
-finished jobs, or jobs of one busy key in front. The claims that meet jobs of a busy key first park them, many at a
-time; the time of these claims is a line of its own. Then the bench vacuums their table.
+finished jobs, jobs of busy keys in front, or rows in front that an open transaction has locked. One case has just seen
+200 jobs claimed and handed back; one has a few jobs only, in a table that nobody has analysed. Claims that meet jobs
+of a busy key first park them, many at a time; the time of these claims is a line of its own. Then the bench vacuums
+their table.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import sql
 
 from dataloader.bench.line import Line, Must, median, percentile
-from dataloader.bench.place import SQL, BenchError, Place, seed
+from dataloader.bench.place import SQL, BenchError, Place, add, seed
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Finish
 
@@ -25,43 +27,60 @@ SAMPLES = 200
 CLAIMABLE = 1_000  # jobs in every case, beside what the case adds
 MANY = 1_000_000
 OF_ONE_KEY = 100_000
+FEW = 300
 _HOUR_SEC = 3_600.0
 _WEEK_SEC = 168 * _HOUR_SEC
 BACKOFF_SEC = 15.0
+HEAD_SEC = 1.0  # for so long a worker passes over what it has found locked
 _MUST = Must(most=1.2, aim=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`rows` further rows of a kind, beside those of the base."""
+    """`rows` further rows of a kind, beside those of the base; `busy`: their keys have running jobs."""
 
     name: str
     rows: int
-    more: dict[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
+    busy: int = 0
+    is_locked: bool = False
+    hand_backs: int = 0
+    is_analysed: bool = True
 
 
-BASE = Case("base", 0, {})
+BASE = Case("base", 0)
+ONE_KEY = Case("100,000 of one busy key", OF_ONE_KEY, {"keys": 1, "age_sec": _HOUR_SEC}, busy=1)
 CASES = (
     Case("100,000 ready", 100_000, {"age_sec": -_HOUR_SEC}),
     Case("1,000,000 ready", MANY, {"age_sec": -_HOUR_SEC}),
     Case("1,000,000 for next week", MANY, {"delay_sec": _WEEK_SEC}),
     Case("1,000,000 finished", MANY, {"status": "succeeded"}),
-    Case("100,000 of one busy key", OF_ONE_KEY, {"keys": 1, "age_sec": _HOUR_SEC}),
+    Case("5,000 of keys busy elsewhere", 5_000, {"key": "busy", "keys": 5_000, "age_sec": _HOUR_SEC}, busy=5_000),
+    Case("2,000 locked at the head", 2_000, {"key": "locked", "age_sec": _HOUR_SEC}, is_locked=True),
+    Case("just after 200 hand-backs", 0, hand_backs=200),
+    Case("few rows, not analysed", 0, is_analysed=False),
+    ONE_KEY,
 )
 
 
 class Claimer:
     """A worker's session on one case, without a worker."""
 
-    def __init__(self, conn: db.Connection, name: str) -> None:
+    def __init__(self, conn: db.Connection, name: str, case: Case) -> None:
         self.conn = conn
         self.session = lifecycle.open_session(conn, f"bench:{name}")
+        self._case = case
+        self._head = lifecycle.Head()
+        self._head_until = 0.0
 
     def claim(self) -> tuple[float, bool]:
         """Milliseconds of one claim, and whether it got a job; the call finishes the job."""
         start = time.perf_counter()
-        claim = lifecycle.claim(self.session, "bench", BACKOFF_SEC)
+        if start > self._head_until:  # as a worker does
+            self._head, self._head_until = lifecycle.Head(), start + HEAD_SEC
+        claim = lifecycle.step(self.session, "bench", BACKOFF_SEC, 1, None, self._head)
         took = (time.perf_counter() - start) * 1_000
+        self._head = claim.head or self._head
         if claim.job:
             lifecycle.finish(self.conn, claim.job, Finish("succeed"))
         elif not claim.look_again:
@@ -77,15 +96,32 @@ class Claimer:
             if has_job:
                 return times
 
+    def fill_up(self, jobs: int) -> None:
+        """Add as many jobs as were claimed, and hand back a batch if that is the case."""
+        if self._case.is_analysed:
+            seed(self.conn, jobs, age_sec=-2 * _HOUR_SEC)
+        else:
+            add(self.conn, jobs)
+        self.hand_back()
+
+    def hand_back(self) -> None:
+        """Claim many jobs at once, and return all of them."""
+        if most := self._case.hand_backs:
+            jobs = lifecycle.step(self.session, "bench", BACKOFF_SEC, most).jobs
+            ends = [lifecycle.Ended(job, Finish("hand_back", "bench")) for job in jobs]
+            lifecycle.finish_some(self.conn, self.session.worker, ends)
+
     def buffers(self) -> int:
         """Pages that one claim reads, by EXPLAIN; the claim is rolled back."""
-        parameters = {
+        ends = dict.fromkeys(("job_ids", "attempts", "verbs", "errors", "delays_sec", "progress", "facts"))
+        parameters = ends | {
             "queue": "bench",
             "worker": self.session.worker,
             "backend_start": self.session.backend_start,
             "backoff_sec": BACKOFF_SEC,
             "most": 1,
-            "ends": None,
+            "from_priority": self._head.priority,
+            "from_time": self._head.time,
         }
         self.conn.execute("BEGIN")
         explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["step"]
@@ -100,16 +136,25 @@ def measure(place: Place) -> Iterator[Line]:
     with ExitStack() as stack:
         claimers = _claimers(place, stack)
         first = {name: claimer.until_claimed() for name, claimer in claimers.items()}
+        before = _before_vacuum(claimers[ONE_KEY.name])
+        _lock_heads(place, stack)
         pages = {name: claimer.buffers() for name, claimer in claimers.items()}
-        before = _before_vacuum(claimers[CASES[-1].name])
-        pages[CASES[-1].name] = claimers[CASES[-1].name].buffers()
         times = _times(place, claimers, place.wish.scaled(SAMPLES, least=10))
     for case in CASES:
         yield _line(place, case, times, pages)
-    parking = first[CASES[-1].name]
+    parking = first[ONE_KEY.name]
     facts = {"claims": len(parking), "total_ms": sum(parking), "before_vacuum_ms": median(before)}
     note = f"the longest of {len(parking)} claims, {sum(parking):,.0f} ms in all; {median(before):.2f} until the vacuum"
-    yield Line("claim", "marking the busy key's jobs", "ms", [max(parking)], note=note, facts=facts)
+    yield Line("claim", "parking the busy key's jobs", "ms", [max(parking)], note=note, facts=facts)
+
+
+def _lock_heads(place: Place, stack: ExitStack) -> None:
+    """Lock the oldest rows of the cases that say so; last, for open transactions delay vacuums and new indexes."""
+    for case in CASES:
+        if case.is_locked:
+            other = stack.enter_context(place.connect(place.queue(_schema(case))))
+            other.execute("BEGIN")
+            other.execute(SQL["lock_older"], {"age_sec": _HOUR_SEC / 2})
 
 
 def _before_vacuum(claimer: Claimer) -> list[float]:
@@ -124,7 +169,7 @@ def _before_vacuum(claimer: Claimer) -> list[float]:
 
 
 def _line(place: Place, case: Case, times: dict[str, list[list[float]]], pages: dict[str, int]) -> Line:
-    rows = place.wish.scaled(case.rows)
+    rows = place.wish.scaled(case.rows) if case.rows else 0
     facts: dict[str, Any] = {"rows": rows, "pages": pages[case.name], "pages_base": pages[BASE.name]}
     facts |= {f"p{percent}_ms": _over_rounds(times[case.name], percent) for percent in (50, 90, 99)}
     ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, BASE.name))
@@ -155,23 +200,36 @@ def _times(place: Place, claimers: dict[str, Claimer], samples: int) -> dict[str
                 step()
             for name, sample in this.items():
                 times[name].append(sample)
-                seed(claimers[name].conn, samples, age_sec=-2 * _HOUR_SEC)  # the number of jobs stays the same
+                claimers[name].fill_up(samples)  # the number of jobs stays the same
     return times
 
 
 def _claimer(place: Place, stack: ExitStack, case: Case) -> Claimer:
-    name = "claim_" + re.sub(r"\W", "_", case.name)
-    conn = stack.enter_context(place.connect(place.queue(name)))
+    conn = stack.enter_context(place.connect(place.queue(_schema(case))))
+    if case.is_analysed:
+        _fill(conn, place, case)
+    else:
+        add(conn, place.wish.scaled(SAMPLES, least=10) + FEW)
+    claimer = Claimer(conn, _schema(case), case)
+    claimer.hand_back()
+    return claimer
+
+
+def _schema(case: Case) -> str:
+    return "claim_" + re.sub(r"\W", "_", case.name)
+
+
+def _fill(conn: db.Connection, place: Place, case: Case) -> None:
+    """The rows of the base and of the case; vacuumed and analysed, as by autovacuum within its minute."""
     quiet = [row[0] for row in conn.execute(SQL["quiet"]).fetchall()]
     _switch(conn, quiet, "DISABLE")
     seed(conn, CLAIMABLE)
     if case.rows:
         seed(conn, place.wish.scaled(case.rows), **case.more)
     _switch(conn, quiet, "ENABLE")
-    if case.more.get("keys"):
-        conn.execute(SQL["hold"], {"key": "key-0"})
+    if case.busy:
+        conn.execute(SQL["hold"], {"key": case.more.get("key", "key"), "keys": case.busy})
     conn.execute("VACUUM (ANALYZE) dl_jobs")
-    return Claimer(conn, name)
 
 
 def _switch(conn: db.Connection, triggers: list[str], what: str) -> None:

@@ -15,7 +15,7 @@ from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must
 from dataloader.bench.marks import read
 from dataloader.bench.pipelines import rounds_for
-from dataloader.bench.place import BenchError, Place, await_drained, clear, seed
+from dataloader.bench.place import BenchError, Place, add, await_drained, clear
 
 JOBS = 400
 JOB_SEC = 0.020
@@ -39,7 +39,7 @@ def _farm_rate(place: Place, burn: int, jobs: int, prefetch: int) -> float:
     with Farm(place, PROCESSES, prefetch, marks) as farm, place.connect(farm.schema) as conn:
         farm.warm()
         marks.write_bytes(b"")
-        seed(conn, jobs, task="bench.mark", args={"burn": burn})
+        add(conn, jobs, task="bench.mark", burn=burn)
         await_drained(conn, farm.check)
         clear(conn)
     found = read(marks)

@@ -20,7 +20,7 @@ import psutil
 
 from dataloader import embedded
 from dataloader.bench.marks import WHERE
-from dataloader.bench.place import BenchError, Place, await_drained, clear, seed
+from dataloader.bench.place import BenchError, Place, add, await_drained, clear
 from dataloader.config import Settings
 
 READY_WITHIN = 60.0  # seconds
@@ -107,11 +107,13 @@ class Program:
 class Farm(Program):
     """`dataloader workers` on the queue `bench`; ready once all its workers listen."""
 
-    def __init__(self, place: Place, workers: int, prefetch: int = 1, marks: Path | None = None) -> None:
+    def __init__(
+        self, place: Place, workers: int, prefetch: int = 1, marks: Path | None = None, schema: str | None = None
+    ) -> None:
         entry = {"queue": "bench", "concurrency": workers} | ({"prefetch": prefetch} if prefetch > 1 else {})
         settings = {"WORKERS_JSON": json.dumps([entry]), "DL_PIPELINES": "dataloader.bench.pipelines"}
         settings |= {WHERE: str(marks)} if marks else {}
-        super().__init__(place, place.queue(), "workers", **settings)
+        super().__init__(place, schema or place.queue(), "workers", **settings)
         self.workers = workers
 
     def is_ready(self) -> bool:
@@ -120,7 +122,7 @@ class Farm(Program):
     def warm(self) -> None:
         """Let every worker do some jobs, so that its statements are prepared, and empty the tables."""
         with self.place.connect(self.schema) as conn:
-            seed(conn, self.place.wish.scaled(WARM_JOBS, least=10) * self.workers)
+            add(conn, self.place.wish.scaled(WARM_JOBS, least=10) * self.workers)
             await_drained(conn, self.check)
             clear(conn)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must, gaps, percentile
 from dataloader.bench.marks import read
-from dataloader.bench.place import BenchError, Place, await_drained, clear, seed
+from dataloader.bench.place import BenchError, Place, add, await_drained, clear
 
 JOBS = 300
 JOB_SEC = 0.005  # long enough for the other worker to wait for the key
@@ -33,7 +33,7 @@ def _gaps(place: Place, jobs: int) -> list[float]:
     marks.write_bytes(b"")
     with Farm(place, WORKERS, marks=marks) as farm, place.connect(farm.schema) as conn:
         farm.warm()
-        seed(conn, jobs, task="bench.mark", keys=1, args={"sleep": JOB_SEC})
+        add(conn, jobs, task="bench.mark", keys=1, sleep=JOB_SEC)
         await_drained(conn, farm.check)
         clear(conn)
     found = gaps([(mark.start, mark.end) for mark in read(marks)])

@@ -11,7 +11,7 @@ from functools import partial
 from dataloader.bench.farm import Farm
 from dataloader.bench.line import Line, Must, disorder
 from dataloader.bench.marks import read
-from dataloader.bench.place import BenchError, Place, await_drained, clear, drained, seed
+from dataloader.bench.place import BenchError, Place, add, await_drained, clear, drained
 
 JOBS = 10_000
 KEYS = 64
@@ -34,7 +34,7 @@ def _rate(place: Place, jobs: int, keys: int, prefetch: int) -> float:
     marks.write_bytes(b"")
     with Farm(place, WORKERS, prefetch, marks) as farm, place.connect(farm.schema) as conn:
         farm.warm()
-        seed(conn, jobs, task="bench.mark", keys=keys)
+        add(conn, jobs, task="bench.mark", keys=keys)
         await_drained(conn, farm.check)
         rate = jobs / drained(conn, jobs)
         clear(conn)

@@ -15,10 +15,10 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.types.json import Jsonb
 from rich.progress import Progress
 
 from dataloader.queue import db, migrations
+from dataloader.queue.enqueue import NewJob, enqueue_many
 
 SQL = db.statements("bench.sql")
 PATIENCE = 30.0  # seconds without an event after which a measurement fails
@@ -120,17 +120,21 @@ class Place:
         return samples
 
 
-def seed(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, **more: Any) -> None:
-    """Add jobs to the queue `bench` in one transaction, with a key each or with `keys` keys, and ANALYZE the table.
+def add(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, **args: Any) -> None:
+    """Enqueue jobs as users do, in one transaction, with a key each or with `keys` keys; nothing is analysed."""
+    keyed = ((number, number % keys if keys else number) for number in range(1, jobs + 1))
+    enqueue_many(conn, [NewJob("bench", task, f"key-{key}", {**args, "n": number}) for number, key in keyed])
 
-    `more`: args, queue, status, delay_sec until the jobs are due, age_sec by which the jobs are older.
+
+def seed(conn: db.Connection, jobs: int, *, keys: int = 0, **more: Any) -> None:
+    """Insert rows, for tables that are not the farm's and for rows by the million, and ANALYZE the table.
+
+    `keys`: as for `add`. `more`: key, the beginning of their names; status; delay_sec until the jobs are due;
+    age_sec, by which the jobs are older.
     """
-    given = {"queue": "bench", "args": {}, "status": "queued", "delay_sec": 0, "age_sec": 0} | more
+    given = {"key": "key", "status": "queued", "delay_sec": 0, "age_sec": 0} | more
     with conn.transaction():
-        conn.execute(
-            SQL["seed"],
-            given | {"args": Jsonb(given["args"]), "task": task, "jobs": jobs, "keys": keys or 1_000_000_000},
-        )
+        conn.execute(SQL["seed"], given | {"jobs": jobs, "keys": keys or 1_000_000_000})
         conn.execute("ANALYZE dl_jobs")
 
 

@@ -65,6 +65,7 @@ def test_it_measures_in_a_schema_of_its_own(own_db: str, tmp_path: Path) -> None
     assert result["machine"]["postgresql"]["fsync"] in ("on", "off")
     assert len(measured["drain", "one by one, 2 workers"]["ours"]) == 1
     assert measured["drain", "one by one, 2 workers"]["ours_median"] > 0
+    assert measured["drain", "a fresh farm, 2 workers"]["ratio"] > 0
     assert (measured["drain", "prefetch 200, 2 workers"]["bare_median"] is None) == (pgbench.find(None) is None)
     assert 0 < measured["latency", "commit to start, p50"]["ours_median"] < 1_000
     assert measured["cpu", "jobs of 20 ms, 2 workers"]["ratio"] > 0  # at so few jobs it is noise
@@ -84,6 +85,10 @@ def test_the_other_figures_measure_too(own_db: str, tmp_path: Path) -> None:
     assert lines["64 keys, 2 workers"]["ratio"] > 0
     assert lines["100,000 of one busy key (here 1,000)"]["facts"]["pages"] > 0
     assert lines["1,000,000 finished (here 10,000)"]["ratio"] > 0
+    assert lines["5,000 of keys busy elsewhere (here 50)"]["ratio"] > 0
+    assert lines["2,000 locked at the head (here 20)"]["ratio"] > 0
+    assert lines["just after 200 hand-backs"]["ratio"] > 0
+    assert lines["few rows, not analysed"]["ratio"] > 0
     assert lines["statements per worker"]["ours_median"] >= 0
     assert "64 keys, 2 workers" in done.stdout
     assert left_behind(own_db, tmp_path) == []

@@ -7,9 +7,8 @@ thread that has the session (`Heartbeat.holding`) writes.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
@@ -252,17 +251,14 @@ class Batch:
 
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
         """Log the written ends, and keep those whose rows are locked."""
-        self._keep_locked(ends, set(locked))
+        if locked or self._reported:
+            self._keep_locked(ends, set(locked))
         for end in ends:
             job_id = end.job.job_id
-            if job_id not in ended and job_id not in locked:
+            if status := ended.get(job_id):
+                self._log_finished(end, status)
+            elif job_id not in locked:
                 self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
-            elif job_id in ended and self.prefetch == 1:
-                self._log_finished(end, ended[job_id])
-        if self.prefetch > 1 and ended:
-            counts = Counter(status.value for status in ended.values())
-            self._log.info("worker.jobs.finished", **counts)
-            log.metric("job.runs", queue=self._queue, **counts)
 
     def _keep_locked(self, ends: Sequence[Ended], locked: set[UUID]) -> None:
         if not self._locked:
@@ -273,11 +269,16 @@ class Batch:
         self._reported = (self._reported | new) - {end.job.job_id for end in ends if end.job.job_id not in locked}
 
     def _log_finished(self, end: Ended, status: Status) -> None:
-        with named(end.job):
-            error = end.finish.error and end.finish.error.splitlines()[0]
-            self._log.info("worker.job.finished", verb=end.finish.verb, status=status, error=error)
+        """One line for each run; only a line with an error's text goes the long way through the log."""
+        report = end.report or identity(end.job)
+        finished = {**report, "verb": str(end.finish.verb), "status": status.value}
+        if end.finish.error:
+            self._log.info("worker.job.finished", **finished, error=end.finish.error.splitlines()[0])
+        else:
+            worker = end.job.claimed_by
+            log.often("worker", "worker.job.finished", worker=worker, queue=self._queue, **finished, error=None)
 
 
-def named(job: Job) -> AbstractContextManager[None]:
-    """Each log line in the block names the job."""
-    return log.context(job_id=str(job.job_id), task=job.task, attempt=job.attempt)
+def identity(job: Job) -> dict[str, Any]:
+    """The fields of log lines that name the job."""
+    return {"job_id": job.job_id, "task": job.task, "attempt": job.attempt}

@@ -57,7 +57,7 @@ class Heartbeat(threading.Thread):
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Lend the session to the thread while the block runs; the thread looks after the batch and `run_of`.
+        """Lend the session to the thread while the block runs; the thread looks after the batch and the run.
 
         Afterwards the caller has the session again, which may be a new one, or closed. Unless `is_sound`, the caller
         enters no other such block.
@@ -73,19 +73,18 @@ class Heartbeat(threading.Thread):
             if not self.is_sound:
                 self._session.conn.close()  # it may have been in the middle of an exchange
 
-    @contextmanager
-    def run_of(self, job: Job, slot: Slot) -> Iterator[Lease]:
-        """Keep the lease of `job`, which the worker's slot shows, while the block runs; within `holding`."""
-        lease = Lease(job, slot, self._settings, self._hurry, self.is_alive)
-        self._lease = lease
+    def attend(self, job: Job, slot: Slot) -> Lease:
+        """Keep the lease of `job`, which the worker's slot shows, until `leave`; within `holding`."""
+        self._lease = lease = Lease(job, slot, self._settings, self._hurry, self.is_alive)
         if self._sleeps_until > lease.began + TICK_SEC:
             self._wake()
-        try:
-            yield lease
-        finally:
-            lease.released = True
-            self._lease = None
-            self._hurry()
+        return lease
+
+    def leave(self, lease: Lease) -> None:
+        """The run is over."""
+        lease.released = True
+        self._lease = None
+        self._hurry()
 
     def _take_back(self) -> None:
         """Wait until the thread has stopped to use the session."""

@@ -39,7 +39,7 @@ class Lease:
         self._wake = wake
         self._is_watched = is_watched
         self._timeout_sec: float | None = None
-        self._look_at = 0.0
+        self._look_at = self.began + LOOK_SEC
 
     def limit(self, timeout_sec: float | None, max_memory_mb: float | None) -> None:
         """The run of the pipeline begins, and may take so many seconds and megabytes; None: any."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, at fifty times the cost
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` make enums, at fifty times the cost
 import ctypes
 import gc
 import os
@@ -62,14 +62,14 @@ class Signals:
 
     def keep(self) -> None:
         """Remember how signals are handled now, for `put_back`."""
-        self._kept = {number: _signal.getsignal(number) for number in _TAKEN}
+        self._kept = [(number, _signal.getsignal(number)) for number in _TAKEN]
 
     def put_back(self) -> list[str]:
         """Handle signals as at `keep` again; returns the names of the handlers that other code has changed.
 
         Signals of these names may have been missed meanwhile.
         """
-        changed = [number for number, handler in self._kept.items() if _signal.getsignal(number) is not handler]
+        changed = [number for number, handler in self._kept if _signal.getsignal(number) is not handler]
         found = [number.name for number in changed]
         if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
             found.append("wakeup_fd")
@@ -77,8 +77,8 @@ class Signals:
             signal.setitimer(signal.ITIMER_REAL, 0)
         for number in changed:
             if number is not signal.SIGTTIN:
-                signal.signal(number, self._kept[number])
-        if signal.pthread_sigmask(signal.SIG_SETMASK, ()):
+                signal.signal(number, dict(self._kept)[number])
+        if _signal.pthread_sigmask(signal.SIG_SETMASK, ()):
             found.append("mask")
         return found
 
@@ -193,30 +193,32 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def cpu_used() -> float:
-    """CPU seconds that this process and its children have used."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+class Meter:
+    """What the runs of this process cost. The end of a run is the begin of the next, so a run costs one look.
 
-
-class Peak:
-    """The most memory that this process has used, counted anew for each run; wait4 reports the same figure."""
+    The most memory is counted anew for each run; wait4 reports the same figure.
+    """
 
     SLACK = 2**20  # bytes; a new count costs as much as a short run, so a smaller growth is ignored
 
     def __init__(self) -> None:
-        self._before: int | None = None
+        self.cpu_sec = 0.0  # of this process and its children, at the latest look
+        self.peak_memory = 0  # bytes, within SLACK
+        self._least: int | None = None  # the most memory right after it was last counted anew
 
-    def bytes(self) -> int:
-        """The most memory used since `forget`, within SLACK."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    def look(self) -> None:
+        """Note what has been used so far."""
+        own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.cpu_sec = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+        self.peak_memory = own.ru_maxrss * 1024
 
-    def forget(self) -> None:
-        """Count from now on (Linux: proc(5), clear_refs), unless the peak has grown by less than SLACK."""
-        if self._before is None or self.bytes() > self._before + self.SLACK:
+    def forget_peak(self) -> None:
+        """Count the most memory from now on (Linux: proc(5), clear_refs), unless it has grown by less than SLACK."""
+        if self._least is None or self.peak_memory > self._least + self.SLACK:
             with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
                 file.write("5")
-            self._before = self.bytes()
+            self.look()
+            self._least = self.peak_memory
 
 
 def adopt_orphans() -> None:

@@ -22,7 +22,7 @@ from setproctitle import setproctitle
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import traces
-from dataloader.farm.batch import Batch, Unwritten, named
+from dataloader.farm.batch import Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import (
@@ -30,9 +30,8 @@ from dataloader.farm.process import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_RECYCLE,
-    Peak,
+    Meter,
     adopt_orphans,
-    cpu_used,
     end_children,
     now,
     unblock_signals,
@@ -95,7 +94,7 @@ class Worker:
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
-        self._peak = Peak()
+        self._meter = Meter()
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         self.orders.signals.keep()
         adopt_orphans()
@@ -157,6 +156,7 @@ class Worker:
     def _run_batch(self, jobs: Sequence[Job], sent: float) -> None:
         """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
         self.batch.claimed(jobs)
+        self._meter.look()
         if self.traces.is_on:
             self._learn_traces(jobs)
         with self.heartbeat.holding():
@@ -169,14 +169,13 @@ class Worker:
     def _run(self, job: Job, sent: float) -> None:
         """Run a job whose claim was sent at that instant; the batch keeps its end."""
         began = now()
-        self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent)
+        self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent, self._meter.cpu_sec)
         if began > self.slot.fence_at:
             self.slot.end()
             self.batch.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
             return
-        if self.batch.prefetch == 1:
-            self._title(f"job={job.job_id} attempt={job.attempt}")
-        with named(job), self.traces.run(job) as report:
+        self._title(f"job={job.job_id} attempt={job.attempt}")
+        with log.context(**identity(job)), self.traces.run(job) as report:
             outcome, facts = self._run_pipeline(job)
             report(outcome)
             self._log_failure(outcome)
@@ -184,13 +183,17 @@ class Worker:
 
     def _run_pipeline(self, job: Job) -> tuple[Outcome, dict[str, float]]:
         """How the run has ended and its cost; afterwards the process is as before the run, or not sound."""
-        self._peak.forget()
-        with self.heartbeat.run_of(job, self.slot) as lease:
+        self._meter.forget_peak()
+        lease = self.heartbeat.attend(job, self.slot)
+        try:
             outcome = self.runner.run(job, lease)
             changed = self.orders.signals.put_back()
-            facts = self.slot.cost(cpu_used(), self._peak.bytes())
+            self._meter.look()
+            facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
             is_alone = end_children(CHILDREN_SEC)  # a process that the pipeline has started ends with its job
             self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
+        finally:
+            self.heartbeat.leave(lease)
         self._jobs += 1
         if changed:  # a signal in the meantime was not heard, and it may have been an order to leave
             self.log.warning("worker.signals.taken", changed=changed)
@@ -203,13 +206,14 @@ class Worker:
         if outcome.progress:
             outcome = outcome._replace(progress=log.masked(outcome.progress))
         end = decide(job, outcome)
-        if self.batch.prefetch == 1:
-            duration_ms = round(seconds * 1_000, 1)
-            log.metric("job.run", queue=job.queue, outcome=outcome.end, duration_ms=duration_ms, **facts)
+        took = {"outcome": outcome.end.value, "duration_ms": round(seconds * 1_000, 1)}
+        report = identity(job) | {"task": log.masked(job.task)} | took | facts
+        if log.keeps_metrics():
+            log.often("metric", "job.run", queue=self.queue, **report)
         if end is None:
             self.log.warning("worker.ownership.lost")
         else:
-            self.batch.add(Ended(job, end, facts))
+            self.batch.add(Ended(job, end, facts, report))
 
     def _log_failure(self, outcome: Outcome) -> None:
         """The stack of a failed run; another line reports the job's status once that is written."""

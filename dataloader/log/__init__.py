@@ -18,8 +18,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -34,7 +34,20 @@ from dataloader.log.channel import Channel, Sink
 from dataloader.log.masking import MASK, learn_configured, learn_job, masked
 from dataloader.log.outage import Outage
 
-__all__ = ["MASK", "Outage", "audit", "close", "configure", "context", "flush", "learn_job", "masked", "metric"]
+__all__ = [
+    "MASK",
+    "Outage",
+    "audit",
+    "close",
+    "configure",
+    "context",
+    "flush",
+    "keeps_metrics",
+    "learn_job",
+    "masked",
+    "metric",
+    "often",
+]
 
 FLUSH_SEC = 1.0
 STREAMS = ("application", "metric", "audit")
@@ -100,15 +113,22 @@ def configure(settings: Settings, *, threaded: bool = False, output: int = 1) ->
     )
 
 
-@contextmanager
-def context(**fields: Any) -> Iterator[None]:
+class context:
     """Add these fields to every line of every thread while the block runs."""
-    global _context
-    before, _context = _context, {**_context, **fields}
-    try:
-        yield
-    finally:
-        _context = before
+
+    # No generator: a worker enters such a block for each job.
+    __slots__ = ("_before", "_fields")
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def __enter__(self) -> None:
+        global _context
+        self._before, _context = _context, {**_context, **self._fields}
+
+    def __exit__(self, *_: object) -> None:
+        global _context
+        _context = self._before
 
 
 def metric(event: str, **fields: Any) -> None:
@@ -119,6 +139,18 @@ def metric(event: str, **fields: Any) -> None:
 def audit(event: str, **fields: Any) -> None:
     """Write a line to the audit stream: a client's request and its outcome."""
     _emit("audit", logging.INFO, {**structlog.contextvars.get_contextvars(), **fields, "event": event})
+
+
+def often(logger: str, event: str, **fields: Any) -> None:
+    """Write an info line as a worker does for each job: short texts, numbers and ids, without the context's fields."""
+    stream = _stream(logger)
+    whole = record.stamped({**fields, "event": event}, "info", logger, stream)
+    _send(whole, stream, record.as_brief_json)
+
+
+def keeps_metrics() -> bool:
+    """True when the metric stream has a file of its own."""
+    return "metric" in _outputs.files
 
 
 def flush(within: float = FLUSH_SEC) -> bool:
@@ -172,15 +204,23 @@ def _counting_text(line: bytes, dropped: int) -> bytes:
 
 
 def _emit(logger: str, level: int, event: dict[str, Any]) -> None:
-    """Send one event: application lines to stdout and to their file, others to their file, or without one to stdout."""
-    stream = logger if logger in STREAMS else "application"
+    """Send one event of a level to its stream."""
+    stream = _stream(logger)
+    whole = record.stamped({**_context, **event}, logging.getLevelName(level).lower(), logger, stream)
+    _send(whole, stream, record.as_json, urgent=level >= logging.ERROR)
+
+
+def _stream(logger: str) -> str:
+    return logger if logger in STREAMS else "application"
+
+
+def _send(whole: dict[str, Any], stream: str, as_line: Callable[[dict[str, Any]], bytes], urgent: bool = False) -> None:
+    """Send an event: application lines to stdout and to their file, others to their file, or without one to stdout."""
     file = _outputs.files.get(stream)
     at_stdout = stream == "application" or file is None
-    whole = record.stamped({**_context, **event}, logging.getLevelName(level).lower(), logger, stream)
-    urgent = level >= logging.ERROR
     plain = [channel for channel in (_outputs.stdout if at_stdout else None, file) if channel]
     if plain:
-        line = record.as_json(whole)
+        line = as_line(whole)
         for channel in plain:
             channel.put(line, urgent)
     if _outputs.people and at_stdout:

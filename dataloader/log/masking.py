@@ -24,6 +24,7 @@ DEPTH_LIMIT = 100  # levels; a value nested deeper is masked unseen
 # A shorter secret is masked by name and place only: a value such as "etl" occurs everywhere.
 SHORTEST = 4
 SHORTEST_FOUND = 8  # the same for a guess: a variable of the environment, a value inside credentials
+SHORT = 200  # characters of a text that may come again
 SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 _NAMES = (
     r"pass(?:word|wd|phrase|code)|pwd|secret|token|authorization|cookie|credential|bearer|jwt|"
@@ -95,6 +96,16 @@ def _masked(value: Any, depth: int) -> Any:
 
 def masked_text(text: str) -> str:
     """The text without known secrets and without values in a secret's place."""
+    return _masked_again(text) if len(text) <= SHORT and type(text) is str else _masked_anew(text)
+
+
+@lru_cache(maxsize=2_048)
+def _masked_again(text: str) -> str:
+    """The same for a short text: words, names and identities come again and again (`_remember` forgets them)."""
+    return _masked_anew(text)
+
+
+def _masked_anew(text: str) -> str:
     if len(text) > TEXT_LIMIT:
         text = clipped(text, TEXT_LIMIT)
     for secret in _known:
@@ -191,6 +202,7 @@ def _remember() -> None:
     global _known
     # The longest first, for one secret may be part of another.
     _known = tuple(sorted(_configured | _of_job, key=len, reverse=True))
+    _masked_again.cache_clear()
 
 
 def _of_environment() -> Iterator[str]:

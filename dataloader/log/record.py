@@ -10,11 +10,12 @@ import json
 import math
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
 from textwrap import indent
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import structlog
 
@@ -64,6 +65,37 @@ def as_json(event: Event) -> bytes:
         if len(line) <= CAP:
             return line
     return _core(event, "too large")
+
+
+def as_brief_json(event: Event) -> bytes:
+    """The same at a fraction of the cost, for an event of short texts that come again, numbers and ids.
+
+    The names of its fields are the caller's own, so they tell of no secret.
+    """
+    line = "{" + ", ".join([f'"{name}": {_brief(value)}' for name, value in event.items()]) + "}\n"
+    return line.encode() if line.isascii() and len(line) <= CAP else as_json(event)
+
+
+def _brief(value: Any) -> str:
+    return _BRIEF.get(type(value), _brief_other)(value)
+
+
+def _brief_text(value: str) -> str:
+    return _quote(_fitted(value, _ROOMS[0].text))
+
+
+def _brief_other(value: Any) -> str:
+    return _encode(_plain(value, _ROOMS[0]))
+
+
+_quote = json.encoder.encode_basestring
+_BRIEF: dict[type, Callable[[Any], str]] = {
+    str: _brief_text,
+    int: str,
+    float: lambda value: str(value) if math.isfinite(value) else _brief_other(value),
+    type(None): lambda _: "null",
+    UUID: lambda value: f'"{value}"',  # no secret is part of a random number
+}
 
 
 def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:

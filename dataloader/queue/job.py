@@ -113,10 +113,10 @@ class Verb(StrEnum):
     @property
     def status(self) -> Status:
         """The state that the verb leads to, unless a cancellation was asked for."""
-        return _LEADS_TO[self]
+        return LEADS_TO[self]
 
 
-_LEADS_TO = {
+LEADS_TO: dict[str, Status] = {
     Verb.SUCCEED: Status.SUCCEEDED,
     Verb.RETRY: Status.QUEUED,
     Verb.FAIL: Status.FAILED,
@@ -188,7 +188,7 @@ def to_json(value: dict[str, Any]) -> str | None:
     None.
     """
     try:
-        text = json.dumps(_plain(value), default=_text, allow_nan=False, ensure_ascii=False)
+        text = _encode(_plain(value))
     except Exception:  # whatever a value's own methods raise, or the pipeline changes meanwhile
         return None
     return text if len(text) <= PROGRESS_LIMIT else None
@@ -210,6 +210,12 @@ def _text(value: object) -> str:
     return _storable(str(value))
 
 
+# Made once: to make an encoder costs as much as to use it.
+_encode = json.JSONEncoder(default=_text, allow_nan=False, ensure_ascii=False).encode
+
+
 def _storable(text: str) -> str:
     """Without what PostgreSQL refuses in text: NUL and lone surrogates become U+FFFD."""
+    if text.isascii() and "\0" not in text:
+        return text
     return _UNSTORABLE.sub("\ufffd", text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn
-from dataloader.queue.job import SETTLED, Finish, Job, Status, Verb
+from dataloader.queue.job import LEADS_TO, SETTLED, Finish, Job, Status
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
@@ -53,11 +53,15 @@ class Session:
 
 
 class Ended(NamedTuple):
-    """A run that is over: what is to be written of its job, and the facts that join its row in the journal."""
+    """A run that is over: what is to be written of its job, and the facts that join its row in the journal.
+
+    `report` is for the log: what it says of the run, masked.
+    """
 
     job: Job
     finish: Finish
-    facts: Mapping[str, Any] | None = None
+    facts: Mapping[str, float] | None = None
+    report: Mapping[str, Any] | None = None
 
 
 class Head(NamedTuple):
@@ -177,14 +181,14 @@ def step(
     parameters = {
         "queue": queue,
         "worker": session.worker,
-        "backend_start": session.backend_start,
+        "backend_start": session.backend_start.isoformat(),
         "backoff_sec": backoff_sec,
         "most": most,
         "from_priority": head.priority,
         "from_time": head.time,
     } | _arrays(ends)
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
-    jobs = [Job(*(row[0], queue, *row[1:11], session.worker)) for row in rows]
+    jobs = [Job._make((row[0], queue, *row[1:11], session.worker)) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
     written = _written(ends or (), *last[11:14])
@@ -275,30 +279,51 @@ def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> W
 
 
 def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: Any) -> Written:
-    statuses = {e.job.job_id: Verb(e.finish.verb).status for e in ends}
+    statuses = {e.job.job_id: LEADS_TO[e.finish.verb] for e in ends}
     statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
     for job_id in [*(unfinished or ()), *(locked or ())]:
         del statuses[job_id]
     return Written(statuses, locked or ())
 
 
-def _arrays(ends: Collection[Ended] | None) -> dict[str, Any]:
-    """As dl_finish reads them: a list for each value, None for a list of nothing. Progress is JSON already."""
+def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
+    """As dl_finish reads them: an array for each value, None for one of nulls. Progress is JSON already.
+
+    Each array is a text made here: psycopg looks at each element of a list on its own, at several times the cost.
+    """
     finishes = [ended.finish for ended in ends or ()]
-    facts = [ended.facts and json.dumps(ended.facts) for ended in ends or ()]
     return {
-        "job_ids": None if ends is None else [ended.job.job_id for ended in ends],
-        "attempts": [ended.job.attempt for ended in ends or ()],
-        "verbs": [str(finish.verb) for finish in finishes],
-        "errors": _unless_none([finish.error for finish in finishes]),
-        "delays_sec": _unless_none([finish.delay_sec for finish in finishes]),
-        "progress": _unless_none([finish.progress for finish in finishes]),
-        "facts": _unless_none(facts),
+        "job_ids": None if ends is None else _array([ended.job.job_id.hex for ended in ends]),
+        "attempts": _array([str(ended.job.attempt) for ended in ends or ()]),
+        "verbs": _array([finish.verb for finish in finishes]),
+        "errors": _texts([finish.error for finish in finishes]),
+        "delays_sec": _texts([None if finish.delay_sec is None else str(finish.delay_sec) for finish in finishes]),
+        "progress": _texts([finish.progress for finish in finishes]),
+        "facts": _texts([_numbers(ended.facts) if ended.facts else None for ended in ends or ()]),
     }
 
 
-def _unless_none(values: list[Any]) -> list[Any] | None:
-    return values if any(value is not None for value in values) else None
+def _array(words: Sequence[str]) -> str:
+    """An array of words that need no quotes."""
+    return "{" + ",".join(words) + "}"
+
+
+def _texts(values: Sequence[str | None]) -> str | None:
+    """An array of any texts; None when there is none."""
+    if values.count(None) == len(values):
+        return None
+    return _array(["NULL" if value is None else _quoted(value) for value in values])
+
+
+def _quoted(text: str) -> str:
+    if "\0" in text:
+        raise psycopg.DataError("PostgreSQL's texts have no NUL")  # libpq would take the text for shorter
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _numbers(facts: Mapping[str, float]) -> str:
+    """A JSON object of numbers."""
+    return "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
 
 
 def has_ended(conn: Conn, job: Job) -> bool:

@@ -39,19 +39,29 @@ DOTENV = Path(".env")
 # The prefixes of environment variables that `misspelt` looks at. In .env it looks at every variable.
 _OURS = ("DL_", "PG_", "WORKER")
 
+AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
+
 
 class ConfigError(Exception):
     """A setting is wrong. The message names the variable and what would be right, never its value."""
 
 
 class WorkerSpec(BaseModel):
-    """One entry of WORKERS_JSON: `concurrency` processes for one queue, each claims up to `prefetch` jobs at once."""
+    """One entry of WORKERS_JSON: `concurrency` processes for one queue, each claims up to `prefetch` jobs at once.
+
+    How many a worker claims in fact depends on how long its jobs take.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     queue: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
     concurrency: int = Field(default=1, ge=1, le=1024)
-    prefetch: int = Field(default=1, ge=1, le=1000)
+    prefetch: int = Field(default=AUTOMATIC_PREFETCH, ge=1, le=1000)
+
+    @property
+    def is_automatic(self) -> bool:
+        """True where the entry names no `prefetch`."""
+        return "prefetch" not in self.model_fields_set
 
 
 class ApiToken(BaseModel):
@@ -275,8 +285,8 @@ class Settings(BaseSettings):
     workers_json: Workers = Field(
         default=(),
         description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
-        "add up; by default one worker per core on `etl.default`. `prefetch` (1 to 1000, default 1) is the number of "
-        "short jobs that a worker may claim at once, see docs/pipelines.md.",
+        "add up; by default one worker per core on `etl.default`. `prefetch` (1 to 1000, default 100) is the most "
+        "short jobs that a worker claims at once; it claims long ones one by one in any case, see docs/pipelines.md.",
     )
     dl_heartbeat_sec: Seconds = Field(
         default=10, description="Seconds between renewals of a lease; never more than a third of the lease."

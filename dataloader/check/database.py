@@ -252,13 +252,16 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
 
     With a full lock table no session of the server can start a statement.
     """
-    wanted, at_most = probe.keys_wanted(workers), probe.most_at_once(table, workers)
+    wanted, at_most = probe.keys_wanted(table, workers), probe.most_at_once(table, workers)
+    automatic = probe.most_at_once(table, workers, is_automatic=True)
     what = f"this machine may hold {wanted} keys, others hold {of_others}; the server has room for {table.room} locks"
     needed = wanted * probe.LOCK_SHARE if wanted * probe.LOCK_SHARE > table.room else (wanted + of_others) * 2
     raised = f"raise max_locks_per_transaction to {-(-needed // table.transactions)} and restart the server"
-    if any(spec.prefetch > at_most for spec in workers):
+    if any(spec.prefetch > at_most for spec in workers if not spec.is_automatic):
         what = f"{what}: a worker claims {at_most} jobs at once at most"
         return Finding(Level.WARNING, "locks", what, f"lower prefetch in WORKERS_JSON to {at_most}, or {raised}")
+    if any(spec.prefetch > automatic for spec in workers if spec.is_automatic):
+        what = f"{what}: a worker without prefetch claims {automatic} jobs at once at most"
     if (wanted + of_others) * 2 > table.room:
         return Finding(Level.WARNING, "locks", what, raised)
     return Finding(Level.OK, "locks", what)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,16 +16,18 @@ import psycopg
 from psycopg import errors
 
 from dataloader import log
-from dataloader.config import Settings
+from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
-from dataloader.queue import db, lifecycle
+from dataloader.farm.slots import Siblings
+from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step, Written
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
 HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
+SIZE_MOST = 1_000  # the largest `prefetch`
 LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
 LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 
@@ -34,19 +36,39 @@ class Unwritten(Exception):
     """The worker could not write a job's end before it had to leave: the keeper or the reaper recovers the job."""
 
 
+def size_after(size: int, seconds: float, runs: int) -> int:
+    """How many jobs to claim after a claim of up to `size`, whose runs took so many seconds together.
+
+    So many that the first job's end waits at most TICK_SEC for the others, and at most twice as many as before: jobs
+    that differ in length come to small claims. After a long run the worker starts over with one.
+    """
+    if seconds > 2 * TICK_SEC:
+        return 1
+    return min(2 * size, 1 + int(TICK_SEC * runs / seconds), SIZE_MOST)
+
+
+def fair_share(size: int, siblings: Siblings, found_fewer: bool) -> int:
+    """What a worker takes of `size` jobs: the idle siblings want as many, and at the end of a queue all siblings."""
+    wanting = siblings.working if found_fewer else siblings.idle
+    return max(1, size // (1 + wanting))
+
+
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
 
     def __init__(self, settings: Settings, queue: str, session: WorkerSession, orders: Orders, logger: Any) -> None:
-        self.prefetch = max((spec.prefetch for spec in settings.workers if spec.queue == queue), default=1)
+        entries = [spec for spec in settings.workers if spec.queue == queue]
+        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queue=queue))
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
         self._settings = settings
         self._queue = queue
         self._session = session
         self._orders = orders
         self._log = logger
-        self._most = self.prefetch  # less where the server's lock table is small
-        self._seconds_each: float | None = None  # of the jobs of the last claim
+        self._most = self._spec.prefetch  # less where the server's lock table is small
+        self._size = 1  # of the next claim, as the last runs suggest
+        self._seconds_each = 0.0  # of the last runs
+        self._found_fewer = False  # the last claim returned fewer jobs than it asked for
         self._waiting: deque[Job] = deque()
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
@@ -58,22 +80,30 @@ class Batch:
 
     # --- jobs ---
 
-    def size_next(self) -> int:
-        """How many jobs to claim: so many that the first job's end waits at most TICK_SEC for the others.
+    def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
+        """How many jobs to claim, of which `siblings` that also want jobs leave this worker its fair share.
 
         0 while LOCKED_MOST ends wait for locked rows.
         """
         if len(self._locked) >= LOCKED_MOST:
             return 0
-        if self._most == 1 or self._seconds_each is None:
-            return 1
-        return min(self._most, 1 + int(TICK_SEC / self._seconds_each))
+        size = min(self._most, self._size)
+        return size if size == 1 else fair_share(size, siblings(), self._found_fewer)
 
     def limit(self, most: int, why: str) -> None:
-        """Claim at most so many jobs from now on; `dataloader check` names the server's right setting."""
+        """Claim at most so many jobs from now on, and log that."""
         if most < self._most:
             self._most = most
-            self._log.warning("worker.prefetch.lowered", prefetch=self.prefetch, at_most=most, why=why)
+            self._log.warning("worker.prefetch.lowered", prefetch=self._spec.prefetch, at_most=most, why=why)
+
+    def fit(self, table: probe.LockTable) -> None:
+        """Claim at most as many jobs as the server's lock table has room for."""
+        workers, is_automatic = self._settings.workers, self._spec.is_automatic
+        most = probe.most_at_once(table, workers, is_automatic)
+        if is_automatic:  # nobody has asked for more
+            self._most = min(self._most, most)
+        else:
+            self.limit(most, "the keys of this machine's jobs would fill the server's lock table")
 
     def claimed(self, jobs: Sequence[Job]) -> None:
         """Keep claimed jobs, the best first."""
@@ -95,9 +125,15 @@ class Batch:
             except IndexError:
                 return  # the other thread has taken the last one
 
-    def took(self, seconds: float, jobs: int) -> None:
-        """The last claim's jobs took so many seconds."""
-        self._seconds_each = seconds / jobs
+    @property
+    def waiting_sec(self) -> float:
+        """How long the runs of the waiting jobs will take together, going by the last runs."""
+        return len(self._waiting) * self._seconds_each
+
+    def took(self, seconds: float, runs: int) -> None:
+        """The runs after the last claim took so many seconds together."""
+        self._size = size_after(self._size, seconds, runs)
+        self._seconds_each = seconds / runs
 
     # --- ends ---
 
@@ -157,6 +193,7 @@ class Batch:
                 raise
             self._write_one_by_one(ends, e)
             return Step([], {}, 0, True, None)
+        self._found_fewer = len(step.jobs) < most
         self._session.outage.ended()
         self._head = step.head or self._head
         self._written(ends, step.ended, step.locked)

@@ -14,6 +14,7 @@ import resource
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from dataloader.farm.process import now
@@ -30,6 +31,9 @@ class State(IntEnum):
     BUSY = 5  # runs the job that the slot shows
     LEAVING = 6  # about to exit, for its successor
     DEAD = 7  # reaped; the keeper recovers its jobs
+
+
+_WORKING = frozenset({State.AWAKE, State.IDLE, State.BUSY})
 
 
 class Order(IntEnum):
@@ -118,7 +122,7 @@ class Slot:
     @property
     def works(self) -> bool:
         """True while the worker may be at a claim, a run or an end."""
-        return self.state in (State.AWAKE, State.IDLE, State.BUSY)
+        return self.state in _WORKING
 
     @property
     def is_ready(self) -> bool:
@@ -254,6 +258,13 @@ class Slot:
         return float(min(self.fields.fence_by or unrenewed, unrenewed))
 
 
+class Siblings(NamedTuple):
+    """How many other workers of the same queue there are, and how many of them wait for a job."""
+
+    working: int = 0
+    idle: int = 0
+
+
 class SharedSlots:
     """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
 
@@ -261,6 +272,8 @@ class SharedSlots:
         self._memory = mmap.mmap(-1, ctypes.sizeof(_Fields) * size)
         fields = (_Fields * size).from_buffer(self._memory)
         self.slots = [Slot(index, fields[index]) for index in range(size)]
+        numbers = memoryview(self._memory).cast("i")  # all states by one call: there are hundreds of free slots
+        self._states = numbers[_Fields.state.offset // 4 :: ctypes.sizeof(_Fields) // 4]
 
     def free(self) -> Slot | None:
         """A slot for a new process; None while every slot is in use."""
@@ -270,6 +283,26 @@ class SharedSlots:
         """How many idle workers of the same queue have a slot before this one: their turn to claim comes first."""
         return sum(
             other.state is State.IDLE and other.fields.queue == slot.fields.queue for other in self.slots[: slot.index]
+        )
+
+    def siblings(self, slot: Slot) -> Siblings:
+        """The other workers of the slot's queue."""
+        working = [
+            state
+            for index, state in enumerate(self._states.tolist())
+            if state in _WORKING and index != slot.index and self.slots[index].fields.queue == slot.fields.queue
+        ]
+        return Siblings(len(working), working.count(State.IDLE))
+
+    def has_found_no_job(self, slot: Slot, since: float) -> bool:
+        """True while a sibling is idle whose claim since then has found no job."""
+        if State.IDLE not in self._states.tolist():
+            return False
+        kin = (slot.fields.queue, slot.fields.reload)
+        return any(
+            other.state is State.IDLE and other.fields.looked_at >= since
+            for other in self.slots
+            if (other.fields.queue, other.fields.reload) == kin
         )
 
     def looked_for(self, slot: Slot, since: float) -> float | None:

@@ -45,6 +45,7 @@ from dataloader.queue.lifecycle import Ended
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
+GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
@@ -127,7 +128,7 @@ class Worker:
             self.slot.state = State.AWAKE
             self._title("idle")
         sent = now()
-        most = self.batch.size_next()
+        most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
         step = self.batch.step(most)
         if step.jobs:
             self._run_batch(step.jobs, sent)
@@ -145,8 +146,7 @@ class Worker:
         elif self.session.unrecovered:
             self.batch.recover()
         self._due_in = None
-        most = probe.most_at_once(probe.lock_table(self.session.conn), self.settings.workers)
-        self.batch.limit(most, "the keys of this machine's jobs would fill the server's lock table")
+        self.batch.fit(probe.lock_table(self.session.conn))
 
     def _title(self, doing: str) -> None:
         setproctitle(f"dataloader: worker {self.queue}#{self.slot.index} {doing}")
@@ -159,12 +159,28 @@ class Worker:
         self._meter.look()
         if self.traces.is_on:
             self._learn_traces(jobs)
+        began, runs = now(), 0
         with self.heartbeat.holding():
-            while self._sound and not self.orders.stopping and (job := self.batch.next()):
+            while self._goes_on(sent, runs) and (job := self.batch.next()):
                 self._run(job, sent)
-        self.batch.hand_back("drain" if self.orders.stopping else "not started: the worker is replaced")
-        self.batch.took(now() - sent, len(jobs))
+                runs += 1
+        if runs:
+            self.batch.took(now() - began, runs)
+        self.batch.hand_back(self._why_not_started())
         self._title("idle")
+
+    def _goes_on(self, sent: float, runs: int) -> bool:
+        """Whether to begin another job of the claim that was sent at that instant."""
+        if not self._sound or self.orders.stopping:
+            return False
+        # Not the first one, or two workers could hand it to each other for ever.
+        is_worth_giving = runs > 0 and self.batch.waiting_sec >= GIVE_SEC
+        return not (is_worth_giving and self.shared.has_found_no_job(self.slot, sent))
+
+    def _why_not_started(self) -> str:
+        if self.orders.stopping:
+            return "drain"
+        return "not started: an idle worker may take it" if self._sound else "not started: the worker is replaced"
 
     def _run(self, job: Job, sent: float) -> None:
         """Run a job whose claim was sent at that instant; the batch keeps its end."""

@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from dataloader.config import ConfigError, WorkerSpec
+from dataloader.config import AUTOMATIC_PREFETCH, ConfigError, WorkerSpec
 from dataloader.queue import db
 
 LOCK_SHARE = 4  # the part of the server's lock table that a machine's workers may fill with their jobs' keys: a quarter
@@ -82,19 +82,30 @@ def lock_table(conn: db.Connection) -> LockTable:
     return LockTable(*row)
 
 
-def keys_wanted(workers: Sequence[WorkerSpec]) -> int:
-    """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may."""
-    return sum(spec.concurrency * spec.prefetch for spec in workers)
+def keys_wanted(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
+    """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may.
+
+    Those with a `prefetch` of their own count with all of it.
+    """
+    automatic = most_at_once(table, workers, is_automatic=True)
+    return sum(spec.concurrency * (automatic if spec.is_automatic else spec.prefetch) for spec in workers)
 
 
-def most_at_once(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
+def most_at_once(table: LockTable, workers: Sequence[WorkerSpec], is_automatic: bool = False) -> int:
     """How many jobs each of these workers may claim at once, so that all hold no more than their share of the table.
 
-    Where their `prefetch` asks for no more than that, it is the largest of it.
+    It bounds the workers that have a `prefetch`. Where these ask for no more than the share, the bound is the largest
+    `prefetch`. With `is_automatic`, it bounds the others: they divide what is left.
     """
-    if keys_wanted(workers) * LOCK_SHARE <= table.room:
-        return max((spec.prefetch for spec in workers), default=1)
-    return max(1, table.room // LOCK_SHARE // sum(spec.concurrency for spec in workers))
+    share = table.room // LOCK_SHARE
+    given = [spec for spec in workers if not spec.is_automatic]
+    others = sum(spec.concurrency for spec in workers) - sum(spec.concurrency for spec in given)
+    wanted = sum(spec.concurrency * spec.prefetch for spec in given)
+    if is_automatic:
+        return max(1, min(AUTOMATIC_PREFETCH, (share - min(share, wanted)) // max(1, others)))
+    if wanted + others <= share:
+        return max((spec.prefetch for spec in given), default=1)
+    return max(1, share // (others + sum(spec.concurrency for spec in given)))
 
 
 def is_poolers_refusal(error: psycopg.Error) -> bool:

@@ -12,12 +12,12 @@ import pytest
 import structlog
 
 from dataloader.config import Settings, WorkerSpec
-from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch
+from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
-from dataloader.farm.slots import SharedSlots
-from dataloader.queue import lifecycle
+from dataloader.farm.slots import SharedSlots, Siblings
+from dataloader.queue import lifecycle, probe
 from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Session, Step, Written
 
@@ -51,15 +51,70 @@ def batch(session: WorkerSession) -> Batch:
     return Batch(SETTINGS, "q", session, session._orders, structlog.get_logger())
 
 
-def test_the_next_claim_takes_what_fits_beside_the_first_job(batch: Batch) -> None:
-    assert batch.size_next() == 1
-    batch.took(TICK_SEC / 2, 10)
-    assert batch.size_next() == 21
-    batch.took(0.000_01, 10)
-    assert batch.size_next() == 100
+@pytest.mark.parametrize(
+    ("size", "seconds", "runs", "then"),
+    [
+        (1, 0.001, 1, 2),
+        (16, 0.001, 1, 32),
+        (16, TICK_SEC / 2, 10, 21),
+        (64, TICK_SEC / 2, 10, 21),
+        (1, TICK_SEC * 0.99, 1, 2),
+        (1, TICK_SEC * 1.01, 1, 1),
+        (2, TICK_SEC * 1.9, 2, 2),
+        (100, TICK_SEC * 2.1, 100, 1),
+        (1_000, 0.001, 1_000, 1_000),
+    ],
+)
+def test_a_claim_takes_what_fits_beside_its_first_job_and_at_most_twice_the_last(
+    size: int, seconds: float, runs: int, then: int
+) -> None:
+    assert size_after(size, seconds, runs) == then
+
+
+def test_a_worker_begins_with_one_job_and_learns(batch: Batch) -> None:
+    sizes = []
+    for _ in range(9):
+        sizes.append(batch.size_next())
+        batch.took(0.000_01, 10)
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 100, 100]
     batch.limit(30, "a small lock table")
     batch.limit(50, "never more again")
     assert batch.size_next() == 30
+    batch.took(TICK_SEC * 3, 30)
+    assert batch.size_next() == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "siblings", "found_fewer", "share"),
+    [
+        (100, Siblings(3, 0), False, 100),
+        (100, Siblings(3, 1), False, 50),
+        (100, Siblings(3, 1), True, 25),
+        (3, Siblings(1, 1), False, 1),
+        (2, Siblings(9, 9), False, 1),
+        (100, Siblings(0, 0), True, 100),
+    ],
+)
+def test_idle_siblings_and_at_the_end_of_a_queue_all_have_their_share(
+    size: int, siblings: Siblings, found_fewer: bool, share: int
+) -> None:
+    assert fair_share(size, siblings, found_fewer) == share
+
+
+@pytest.mark.parametrize(
+    ("given", "transactions", "most", "lines"),
+    [({}, 100, 100, 0), ({}, 10, 32, 0), ({"prefetch": 100}, 10, 32, 1), ({"prefetch": 1}, 10, 1, 0)],
+)
+def test_the_lock_table_bounds_an_automatic_prefetch_without_a_word(
+    session: WorkerSession, given: dict[str, int], transactions: int, most: int, lines: int
+) -> None:
+    settings = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=5, **given)])
+    with structlog.testing.capture_logs() as said:
+        batch = Batch(settings, "q", session, session._orders, structlog.get_logger())
+        batch.fit(probe.LockTable(64, transactions))
+    for _ in range(9):
+        batch.took(0.000_01, 10)
+    assert (batch.size_next(), len(said)) == (most, lines)
 
 
 def test_an_end_of_a_locked_row_is_kept_and_tried_again(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

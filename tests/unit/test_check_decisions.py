@@ -114,6 +114,28 @@ def test_whether_the_lock_table_has_room_for_the_keys(
     assert "room for 1600 locks" in found.what
 
 
+@pytest.mark.parametrize(
+    ("given", "others", "of_others", "level", "automatic", "what"),
+    [
+        (0, 4, 0, "ok", 100, "may hold 400 keys"),
+        (0, 5, 0, "ok", 80, "may hold 400 keys, others hold 0; the server has room for 1600 locks: a worker without"),
+        (0, 5, 401, "warning", 80, "claims 80 jobs at once at most"),
+        (300, 5, 0, "ok", 20, "may hold 400 keys"),
+        (400, 5, 0, "warning", 1, "may hold 405 keys"),
+        (0, 500, 0, "ok", 1, "may hold 500 keys"),
+    ],
+)
+def test_workers_without_prefetch_divide_what_the_others_leave(
+    given: int, others: int, of_others: int, level: str, automatic: int, what: str
+) -> None:
+    workers = [WorkerSpec(queue="a", concurrency=others)]
+    workers += [WorkerSpec(queue="b", prefetch=given)] if given else []
+    table = probe.LockTable(64, 25)
+    assert probe.most_at_once(table, workers, is_automatic=True) == automatic
+    found = database.locks(table, workers, of_others)
+    assert (found.level, what in found.what) == (level, True)
+
+
 def test_a_worker_that_claims_many_is_not_bounded_for_many_that_claim_one() -> None:
     given = [WorkerSpec(queue="a", prefetch=200), WorkerSpec(queue="b", concurrency=100)]
     assert probe.most_at_once(probe.LockTable(64, 25), given) == 200

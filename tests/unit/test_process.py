@@ -139,6 +139,27 @@ def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
     assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 0, 1]
 
 
+def test_a_worker_knows_which_siblings_work_and_which_wait() -> None:
+    shared = SharedSlots(300)
+    for index, state in enumerate([State.BUSY, State.IDLE, State.AWAKE, State.RESTING, State.DEAD, State.IDLE]):
+        shared.slots[index].take(index // 5)
+        shared.slots[index].state = state
+    assert [shared.siblings(shared.slots[index]) for index in (0, 1, 5)] == [(2, 1), (2, 0), (0, 0)]
+
+
+def test_an_idle_sibling_wants_jobs_once_it_has_looked_for_them() -> None:
+    shared = SharedSlots(4)
+    mine, busy, idle, newer = shared.slots
+    for slot, reload in ((mine, 0), (busy, 0), (idle, 0), (newer, 1)):
+        slot.take(0, reload)
+        slot.found_no_job(5.0, None)
+    newer.state = State.IDLE
+    assert not shared.has_found_no_job(mine, 5.0)
+    idle.state = State.IDLE
+    assert shared.has_found_no_job(mine, 5.0)
+    assert not shared.has_found_no_job(mine, 5.1)
+
+
 @pytest.mark.parametrize(
     ("kin", "sent", "due_in", "answer"),
     [

@@ -110,7 +110,7 @@ class Farm(Program):
     def __init__(
         self, place: Place, workers: int, prefetch: int = 1, marks: Path | None = None, schema: str | None = None
     ) -> None:
-        entry = {"queue": "bench", "concurrency": workers} | ({"prefetch": prefetch} if prefetch > 1 else {})
+        entry = {"queue": "bench", "concurrency": workers, "prefetch": prefetch}
         settings = {"WORKERS_JSON": json.dumps([entry]), "DL_PIPELINES": "dataloader.bench.pipelines"}
         settings |= {WHERE: str(marks)} if marks else {}
         super().__init__(place, schema or place.queue(), "workers", **settings)

@@ -8,8 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import psutil
+import pytest
 from farming import Farm, Program, until
 from judge import illegal
+
+from dataloader.queue import enqueue
 
 PREFETCH = 20
 
@@ -141,3 +144,20 @@ def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -
     assert farm.wait(call, "succeeded")["attempt"] == 1
     assert farm.rows("SELECT count(*) FROM runs WHERE job_id = %s", waiting) == [(1,)]
     assert illegal([kind for kind, _ in farm.journal(waiting)], "succeeded") is None
+
+
+@pytest.mark.parametrize(("entry", "together_at_most"), [({}, 100), ({"prefetch": 1}, 1), ({"prefetch": 7}, 7)])
+def test_a_worker_claims_short_jobs_together_by_itself(
+    farm: Farm, entry: dict[str, int], together_at_most: int
+) -> None:
+    program = farm.ready(workers=1, workers_json=json.dumps([{"queue": "q", "concurrency": 1} | entry]))
+    new = [enqueue.NewJob("q", "noop", f"key-{number}") for number in range(300)]
+    enqueue.enqueue_many(farm.conn, new)
+    until(lambda: farm.rows("SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'") == [(300,)], "the jobs to end")
+    claims = farm.rows("SELECT count(*) FROM dl_job_events WHERE kind = 'picked' GROUP BY ts")
+    assert 1 <= max(count for (count,) in claims) <= together_at_most
+    assert (max(count for (count,) in claims) > 1) == (together_at_most > 1)
+    assert program.stop() == 0
+    finished = program.events("worker.job.finished")
+    assert len({line["job_id"] for line in finished if line["status"] == "succeeded"}) == 300
+    assert all(line["duration_ms"] >= 0 and line["peak_mb"] > 0 and line["cpu_sec"] >= 0 for line in finished)

@@ -193,6 +193,17 @@ SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND s
 -- running -> queued, lost, failed or canceled: the job of a worker that died; see dl_settle.
 SELECT job_id, status::text FROM dl_settle(%(worker)s, %(running)s, %(end)s, %(reason)s, %(facts)s);
 
+-- name: take_back
+-- running -> queued: jobs that a living worker has claimed ahead of its run and cannot hand back. A worker begins the
+-- jobs of a claim in this order, so those before the run are done, and their ends are still to be written.
+WITH waiting AS MATERIALIZED (
+  SELECT j.job_id FROM dl_jobs j, dl_jobs begun
+   WHERE begun.job_id = %(running)s AND begun.status = 'running' AND begun.claimed_by = %(worker)s
+     AND j.status = 'running' AND j.claimed_by = %(worker)s AND j.heartbeat_at IS NULL
+     AND (j.priority, j.created_at, j.job_id) > (begun.priority, begun.created_at, begun.job_id)
+     FOR NO KEY UPDATE OF j SKIP LOCKED)
+SELECT dl_give_back(job_id, 'drain', %(reason)s, '{}') FROM waiting;
+
 -- name: reap
 -- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.
 SELECT job_id, queue, status::text FROM dl_reap(%(up_sec)s, %(patience_sec)s) WHERE job_id IS NOT NULL;

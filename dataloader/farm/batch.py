@@ -6,6 +6,7 @@ thread that has the session (`Heartbeat.holding`) writes.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -124,6 +125,11 @@ class Batch:
                 self.add(Ended(self._waiting.pop(), Finish("hand_back", reason)))
             except IndexError:
                 return  # the other thread has taken the last one
+
+    @property
+    def ahead(self) -> int:
+        """How many jobs wait that the keeper may hand back: it takes the worker's other rows for jobs of this claim."""
+        return 0 if self._locked else len(self._waiting)
 
     @property
     def waiting_sec(self) -> float:
@@ -295,7 +301,8 @@ class Batch:
             if status := ended.get(job_id):
                 self._log_finished(end, status)
             elif job_id not in locked:
-                self._log.warning("worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
+                level = logging.WARNING if end.report else logging.INFO  # a job that was not begun: nothing is lost
+                self._log.log(level, "worker.ownership.lost", job_id=str(job_id), verb=end.finish.verb)
 
     def _keep_locked(self, ends: Sequence[Ended], locked: set[UUID]) -> None:
         if not self._locked:

@@ -27,7 +27,7 @@ from dataloader.farm.batch import TICK_SEC, Batch
 from dataloader.farm.lease import Lease
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import WorkerSession
-from dataloader.farm.slots import Slot
+from dataloader.farm.slots import TOOK_LONGER, Slot
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import End, Job, beat_interval, to_json
 
@@ -176,7 +176,8 @@ class Heartbeat(threading.Thread):
     def _unburden(self, lease: Lease) -> bool:
         """Write ends that have waited for their batch, hand back jobs behind a long run; False: nothing was written."""
         if lease.began < now() - TICK_SEC:
-            self._batch.hand_back("not started: another job took longer")
+            lease.slot.fields.ahead = 0  # this thread is alive: the keeper need not do it
+            self._batch.hand_back(TOOK_LONGER)
         if not self._batch.is_due(lease.began):
             return False
         self._batch.write()

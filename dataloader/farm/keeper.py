@@ -30,11 +30,12 @@ from dataloader.farm.process import (
     unblock_signals,
 )
 from dataloader.farm.registry import WorkerRegistry
-from dataloader.farm.slots import Held, SharedSlots, Slot, State
+from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
 
 TICK_SEC = 0.25
+SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
 HEARD_SEC = 5.0  # how long the keeper looks for the worker of a cancelled job: its slot may not show the job yet
 LAST_RECOVERY_SEC = 5.0  # how long a keeper in a drain tries to recover the last jobs
 _STOP = (signal.SIGTERM, signal.SIGINT)
@@ -103,6 +104,8 @@ class Keeper:
         for slot in self.shared.slots:
             if slot.state is State.DEAD:
                 self._recover(slot)
+            elif slot.fields.ahead:
+                self._take_back(slot)
         self._show_workers()
 
     def _show_workers(self) -> None:
@@ -155,6 +158,20 @@ class Keeper:
             lifecycle.end_session(conn, *slot.session)
         end = _ENDS.get(why_of_death(slot), "crash")
         return lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
+
+    def _take_back(self, slot: Slot) -> None:
+        """Hand back what a worker has claimed ahead of a run, where its heartbeat cannot: a C call holds the GIL.
+
+        The worker's session ends, for it has the keys of these jobs. The run goes on: its row has its key, and the
+        worker takes the key again after the call.
+        """
+        held = slot.held()
+        if held is None or now() < slot.fields.renewed + SILENT_SEC or not slot.recall(held) or not slot.session:
+            return
+        lifecycle.end_session(self._connection(), *slot.session)
+        jobs = lifecycle.take_back(self._connection(), slot.worker, held.job_id, TOOK_LONGER)
+        self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
+        slot.fields.ahead = 0
 
     def _is_silent(self, held: Held) -> bool:
         """Whether the worker has missed a beat."""

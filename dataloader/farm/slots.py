@@ -33,6 +33,7 @@ class State(IntEnum):
     DEAD = 7  # reaped; the keeper recovers its jobs
 
 
+TOOK_LONGER = "not started: another job took longer"
 _WORKING = frozenset({State.AWAKE, State.IDLE, State.BUSY})
 
 
@@ -57,11 +58,13 @@ class _Fields(ctypes.Structure):
         ("timeout_at", ctypes.c_double),  # when the run has to stop for its timeout; 0: no timeout
         ("cancel_at", ctypes.c_double),  # when the run has to stop for a cancellation, by the keeper; 0: none
         ("canceled", ctypes.c_uint64),  # the generation of the run that cancel_at is for
+        ("recalled", ctypes.c_uint64),  # the generation of the run behind which the worker begins no other job
         ("memory_limit", ctypes.c_uint64),  # bytes that the run's processes may use together; 0: no limit
         ("memory_used", ctypes.c_uint64),  # bytes that they used at the latest look
         ("cpu_before", ctypes.c_double),  # CPU seconds that the worker had used when the run began
         ("cpu", ctypes.c_double),  # the same at its death
         ("peak_memory", ctypes.c_uint64),  # the most memory that it ever used, in bytes
+        ("ahead", ctypes.c_int32),  # how many jobs wait behind the run that the keeper may hand back
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
@@ -158,8 +161,13 @@ class Slot:
         self.fields.queue_name = queue.encode()
         self.fields.pid = os.getpid()
 
-    def begin(self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0) -> None:
-        """By the worker: it begins to run this job, whose claim was sent at `renewed`; it has used `cpu_sec` so far."""
+    def begin(
+        self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0
+    ) -> None:
+        """By the worker: it begins to run this job, whose claim was sent at `renewed`.
+
+        The worker has used `cpu_sec` so far; `ahead` jobs wait that the keeper may hand back.
+        """
         fields = self.fields
         fields.generation += 1
         self._job.raw = job_id.bytes
@@ -168,6 +176,7 @@ class Slot:
         fields.renewed = renewed
         fields.kept = fields.fence_by = fields.timeout_at = fields.memory_limit = 0
         fields.cpu_before = cpu_sec
+        fields.ahead = ahead
         fields.generation += 1
         fields.state = State.BUSY
 
@@ -177,6 +186,20 @@ class Slot:
             self.fields.timeout_at = now() + timeout_sec
         if max_memory_mb:
             self.fields.memory_limit = int(max_memory_mb * 2**20)
+
+    def recall(self, held: Held) -> bool:
+        """By the keeper: the worker begins none of the jobs behind the run that `held` shows.
+
+        True from the second tick on: by then either the worker has seen it, or `held` would show no such run any more.
+        """
+        was_recalled = bool(self.fields.recalled == held.generation)
+        self.fields.recalled = held.generation
+        return was_recalled
+
+    @property
+    def is_recalled(self) -> bool:
+        """By the worker, after a run: whether the keeper hands back the jobs behind it."""
+        return bool(self.fields.recalled == self.fields.generation)
 
     def cancel(self, held: Held, at: float) -> None:
         """By the keeper: the run that `held` shows has to stop at this monotonic instant."""

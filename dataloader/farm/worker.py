@@ -38,7 +38,7 @@ from dataloader.farm.process import (
 )
 from dataloader.farm.runner import Runner, headline
 from dataloader.farm.session import WorkerSession
-from dataloader.farm.slots import Order, SharedSlots, Slot, State
+from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.queue import db, lifecycle, migrations, probe
 from dataloader.queue.job import End, Finish, Job, Outcome, decide
 from dataloader.queue.lifecycle import Ended
@@ -171,7 +171,7 @@ class Worker:
 
     def _goes_on(self, sent: float, runs: int) -> bool:
         """Whether to begin another job of the claim that was sent at that instant."""
-        if not self._sound or self.orders.stopping:
+        if not self._sound or self.orders.stopping or (runs and self.slot.is_recalled):
             return False
         # Not the first one, or two workers could hand it to each other for ever.
         is_worth_giving = runs > 0 and self.batch.waiting_sec >= GIVE_SEC
@@ -180,12 +180,14 @@ class Worker:
     def _why_not_started(self) -> str:
         if self.orders.stopping:
             return "drain"
+        if self.slot.is_recalled:
+            return TOOK_LONGER
         return "not started: an idle worker may take it" if self._sound else "not started: the worker is replaced"
 
     def _run(self, job: Job, sent: float) -> None:
         """Run a job whose claim was sent at that instant; the batch keeps its end."""
         began = now()
-        self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent, self._meter.cpu_sec)
+        self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent, self._meter.cpu_sec, self.batch.ahead)
         if began > self.slot.fence_at:
             self.slot.end()
             self.batch.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))

@@ -362,6 +362,14 @@ def settle(
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 
 
+def take_back(conn: Conn, worker: str, running: UUID, reason: str) -> int:
+    """Hand back, uncounted, the jobs of a living worker that it has claimed ahead of its run; returns their number.
+
+    The worker begins none of them any more, and its session has ended.
+    """
+    return conn.execute(_SQL["take_back"], {"worker": worker, "running": running, "reason": reason}).rowcount
+
+
 def clock(conn: Conn) -> tuple[float, float]:
     """The database's clock (seconds since 1970), and for how many seconds its server has been up."""
     row = conn.execute(_SQL["clock"]).fetchone()

@@ -134,16 +134,57 @@ def test_errors_are_written_with_the_rest(farm: Farm) -> None:
 
 
 def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -> None:
-    """Nobody could hand it back: the call holds the GIL. The reaper gives it to somebody else, and it runs once."""
-    ready(farm)
+    """Nobody could hand it back: the call holds the GIL, the keeper is stopped. The reaper does, and it runs once."""
+    program = ready(farm)
     farm.start("reaper")
+    (keeper,) = program.children("dataloader: keeper")
+    keeper.suspend()
     with farm.conn.transaction():
         call = farm.enqueue("holds_the_gil", priority=0, args={"sec": 5}, lease_ttl_sec=60)
         waiting = farm.enqueue("recorded", priority=1, args={"sec": 0}, lease_ttl_sec=2)
     farm.wait(waiting, "succeeded")
     assert farm.wait(call, "succeeded")["attempt"] == 1
+    keeper.resume()
     assert farm.rows("SELECT count(*) FROM runs WHERE job_id = %s", waiting) == [(1,)]
     assert illegal([kind for kind, _ in farm.journal(waiting)], "succeeded") is None
+
+
+def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Farm) -> None:
+    """The keeper hands it back, for the heartbeat cannot; and not the job before, whose end is still to be written."""
+    program = ready(farm)
+    (worker,) = program.workers()
+    (neighbour,) = farm.ready(workers=1).workers()
+    neighbour.suspend()
+    with farm.conn.transaction():
+        tasks = [("noop", 0), ("holds_the_gil", 8), ("recorded", 0), ("recorded", 0), ("recorded", 0)]
+        before, call, *others = (
+            farm.enqueue(task, priority=number, max_attempts=1, args={"sec": sec})
+            for number, (task, sec) in enumerate(tasks)
+        )
+    until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", call), "the call to begin")
+    assert {farm.job(job)["status"] for job in (before, call, *others)} == {"running"}
+    neighbour.resume()
+    for job in others:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert {farm.job(job)["status"] for job in (before, call)} == {"running"}
+    for job in (before, call):
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+        assert farm.story(job).count("picked") == 1
+    runs = farm.rows("SELECT job_id, pid FROM runs")
+    assert sorted(runs) == sorted([(call, worker.pid), *((job, neighbour.pid) for job in others)])
+    assert program.workers() == [worker]
+    assert illegal([kind for kind, _ in farm.journal(others[0])], "succeeded") is None
+
+
+def test_the_next_claim_after_a_long_run_is_of_one_job(farm: Farm) -> None:
+    """And the first job after a pause is begun alone."""
+    ready(farm)
+    long, *others = together(farm, "recorded", "noop", "noop", sec=0.5)
+    for job in (long, *others):
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+    claims = farm.rows("SELECT ts FROM dl_job_events WHERE kind = 'picked' AND job_id = ANY (%s)", others)
+    *_, one, other = sorted(claims)
+    assert one != other
 
 
 @pytest.mark.parametrize(("entry", "together_at_most"), [({}, 100), ({"prefetch": 1}, 1), ({"prefetch": 7}, 7)])

@@ -235,6 +235,23 @@ def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(
     assert journal(conn, running.job_id)[-1][1]["reason"] == "worker killed by signal 9 on attempt 1"
 
 
+def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
+    conn: db.Connection, workers: Workers
+) -> None:
+    worker, other = workers(), workers()
+    for number in range(5):
+        enqueue(conn, priority=number, max_attempts=1)
+    (elses,) = step(other, 1).jobs
+    before, running, *behind = step(worker, 4).jobs
+    assert lifecycle.take_back(conn, worker.name, running.job_id, "it took longer") == 2
+    assert [state(conn, job.job_id) for job in behind] == [("queued", 0)] * 2
+    assert journal(conn, behind[0].job_id)[-1] == ("requeue", {"attempt": 0, "reason": "it took longer"})
+    assert {state(conn, job.job_id) for job in (before, running, elses)} == {("running", 1)}
+    ends = [Ended(job, DONE) for job in (before, running, *behind)]
+    assert set(step(worker, 0, *ends).ended) == {before.job_id, running.job_id}
+    assert lifecycle.take_back(conn, worker.name, running.job_id, "it took longer") == 0
+
+
 def test_a_farm_of_before_settles_as_before(conn: db.Connection, worker: Worker) -> None:
     """Its statement has no word of what was running: all of it was."""
     enqueue(conn)

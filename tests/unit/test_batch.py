@@ -143,6 +143,13 @@ def test_a_worker_with_very_many_locked_rows_claims_nothing(batch: Batch) -> Non
     assert batch.size_next() == 0
 
 
+def test_the_keeper_may_hand_back_what_waits_unless_rows_of_earlier_claims_look_the_same(batch: Batch) -> None:
+    batch.claimed([job(), job()])
+    assert batch.ahead == 2
+    batch._locked = [Ended(job(), Finish("succeed"))]
+    assert batch.ahead == 0
+
+
 def test_every_lost_sessions_claim_is_recovered_also_after_a_failure(
     batch: Batch, session: WorkerSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

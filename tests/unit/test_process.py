@@ -139,6 +139,19 @@ def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
     assert [shared.idle_before(slot) for slot in shared.slots] == [0, 0, 0, 1]
 
 
+def test_a_recalled_worker_knows_it_after_this_run_and_not_after_the_next() -> None:
+    slot = SharedSlots(1).slots[0]
+    slot.begin(uuid4(), 1, 60.0, 5.0, ahead=3)
+    held = slot.held()
+    assert held is not None
+    assert (slot.fields.ahead, slot.is_recalled) == (3, False)
+    assert [slot.recall(held), slot.recall(held)] == [False, True]
+    slot.end()
+    assert (slot.is_recalled, slot.held()) == (True, None)
+    slot.begin(uuid4(), 1, 60.0, 6.0)
+    assert (slot.is_recalled, slot.fields.ahead) == (False, 0)
+
+
 def test_a_worker_knows_which_siblings_work_and_which_wait() -> None:
     shared = SharedSlots(300)
     for index, state in enumerate([State.BUSY, State.IDLE, State.AWAKE, State.RESTING, State.DEAD, State.IDLE]):

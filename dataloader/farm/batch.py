@@ -200,6 +200,8 @@ class Batch:
             self._write_one_by_one(ends, e)
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most
+        if most and not (step.jobs or step.look_again):
+            self._size = 1  # the next job may be of another kind: it is claimed alone
         self._session.outage.ended()
         self._head = step.head or self._head
         self._written(ends, step.ended, step.locked)

@@ -380,7 +380,7 @@ def test_errors_are_tried_again_later_and_permanent_ones_are_not(farm: Farm) -> 
         until(lambda job=job: farm.story(job) == ["queued", "picked", "requeue"])
         end = farm.job(job)
         assert end["error"].startswith(text)
-        delay = (end["available_at"] - end["heartbeat_at"]).total_seconds()
+        delay = (end["available_at"] - end["started_at"]).total_seconds()
         assert 29 < delay < 31, "30 s times the attempt"
 
 

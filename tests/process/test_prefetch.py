@@ -15,10 +15,11 @@ from judge import illegal
 from dataloader.queue import enqueue
 
 PREFETCH = 20
+LEARNING = 1 + 2 + 4  # short jobs after which a worker that was idle claims up to eight at once
 
 
 def ready(farm: Farm, workers: int = 1, **settings: Any) -> Program:
-    """A farm that claims ahead, and whose workers have seen that the jobs are short."""
+    """A farm that claims ahead, and whose workers have run jobs."""
     wish = json.dumps([{"queue": "q", "concurrency": workers, "prefetch": PREFETCH}])
     program = farm.ready(workers=workers, workers_json=wish, **settings)
     for _ in range(3 * workers):
@@ -26,10 +27,23 @@ def ready(farm: Farm, workers: int = 1, **settings: Any) -> Program:
     return program
 
 
+def learning(farm: Farm) -> None:
+    """Add short jobs that come before the others of this transaction: a worker claims the first jobs one by one."""
+    for _ in range(LEARNING):
+        farm.enqueue("noop", priority=0)
+
+
 def together(farm: Farm, *tasks: str, **args: Any) -> list[UUID]:
     """Add jobs that become claimable at one instant, in this order; each may run once."""
     with farm.conn.transaction():
-        return [farm.enqueue(task, priority=number, max_attempts=1, args=args) for number, task in enumerate(tasks)]
+        learning(farm)
+        return [farm.enqueue(task, priority=number, max_attempts=1, args=args) for number, task in enumerate(tasks, 1)]
+
+
+def claimed_together(farm: Farm, jobs: list[UUID]) -> list[set[UUID]]:
+    """Those of these jobs that one claim took, for each claim of any."""
+    one_claim = "SELECT array_agg(job_id) FROM dl_job_events WHERE kind = 'picked' AND job_id = ANY (%s) GROUP BY ts"
+    return [set(found) for (found,) in farm.rows(f"{one_claim} ORDER BY ts", jobs)]
 
 
 def test_each_runs_once_and_in_the_order_of_its_key(farm: Farm) -> None:
@@ -80,9 +94,10 @@ def test_a_machine_that_is_gone_costs_only_the_job_that_ran(farm: Farm) -> None:
     """Nobody settles what its workers held: the reaper does, and each of the jobs may run once."""
     program = ready(farm)
     with farm.conn.transaction():
+        learning(farm)
         call, *others = (
             farm.enqueue(task, priority=number, max_attempts=1, lease_ttl_sec=2, args={"sec": 3600})
-            for number, task in enumerate(["holds_the_gil", "noop", "noop", "noop"])
+            for number, task in enumerate(["holds_the_gil", "noop", "noop", "noop"], 1)
         )
     until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", call), "the call to begin")
     assert {farm.job(job)["status"] for job in (call, *others)} == {"running"}
@@ -140,8 +155,9 @@ def test_i1_a_job_whose_lease_ran_out_behind_a_c_call_is_not_begun(farm: Farm) -
     (keeper,) = program.children("dataloader: keeper")
     keeper.suspend()
     with farm.conn.transaction():
-        call = farm.enqueue("holds_the_gil", priority=0, args={"sec": 5}, lease_ttl_sec=60)
-        waiting = farm.enqueue("recorded", priority=1, args={"sec": 0}, lease_ttl_sec=2)
+        learning(farm)
+        call = farm.enqueue("holds_the_gil", priority=1, args={"sec": 5}, lease_ttl_sec=60)
+        waiting = farm.enqueue("recorded", priority=2, args={"sec": 0}, lease_ttl_sec=2)
     farm.wait(waiting, "succeeded")
     assert farm.wait(call, "succeeded")["attempt"] == 1
     keeper.resume()
@@ -156,10 +172,11 @@ def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Far
     (neighbour,) = farm.ready(workers=1).workers()
     neighbour.suspend()
     with farm.conn.transaction():
+        learning(farm)
         tasks = [("noop", 0), ("holds_the_gil", 8), ("recorded", 0), ("recorded", 0), ("recorded", 0)]
         before, call, *others = (
             farm.enqueue(task, priority=number, max_attempts=1, args={"sec": sec})
-            for number, (task, sec) in enumerate(tasks)
+            for number, (task, sec) in enumerate(tasks, 1)
         )
     until(lambda: farm.rows("SELECT FROM runs WHERE job_id = %s", call), "the call to begin")
     assert {farm.job(job)["status"] for job in (before, call, *others)} == {"running"}
@@ -177,14 +194,27 @@ def test_a_neighbour_takes_what_waits_behind_a_call_that_holds_the_gil(farm: Far
 
 
 def test_the_next_claim_after_a_long_run_is_of_one_job(farm: Farm) -> None:
-    """And the first job after a pause is begun alone."""
     ready(farm)
-    long, *others = together(farm, "recorded", "noop", "noop", sec=0.5)
+    long, *others = together(farm, "recorded", "noop", "noop", "noop", sec=0.5)
     for job in (long, *others):
         assert farm.wait(job, "succeeded")["attempt"] == 1
-    claims = farm.rows("SELECT ts FROM dl_job_events WHERE kind = 'picked' AND job_id = ANY (%s)", others)
-    *_, one, other = sorted(claims)
-    assert one != other
+    first, second, *_ = claimed_together(farm, others)
+    assert others[0] in first
+    assert len(first) > 1
+    assert second == {others[0]}
+
+
+def test_the_first_job_after_a_pause_is_claimed_alone(farm: Farm) -> None:
+    ready(farm)
+    jobs = together(farm, *["noop"] * 20)
+    for job in jobs:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert max(map(len, claimed_together(farm, jobs))) > 1
+    with farm.conn.transaction():
+        after = [farm.enqueue("noop", priority=number) for number in range(3)]
+    for job in after:
+        assert farm.wait(job, "succeeded")["attempt"] == 1
+    assert claimed_together(farm, after)[0] == {after[0]}
 
 
 @pytest.mark.parametrize(("entry", "together_at_most"), [({}, 100), ({"prefetch": 1}, 1), ({"prefetch": 7}, 7)])

@@ -84,6 +84,17 @@ def test_a_worker_begins_with_one_job_and_learns(batch: Batch) -> None:
     assert batch.size_next() == 1
 
 
+def test_a_worker_that_was_idle_begins_with_one_job_again(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [Step([job()], {}, 0, False, None), Step([], {}, 0, True, None), Step([], {}, 0, False, None)]
+    monkeypatch.setattr(lifecycle, "step", lambda *_: steps.pop(0))
+    batch.took(0.000_01, 10)
+    sizes = []
+    for most in (2, 2, 2):
+        batch.step(most)
+        sizes.append(batch.size_next())
+    assert sizes == [2, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("size", "siblings", "found_fewer", "share"),
     [

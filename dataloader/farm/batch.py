@@ -68,7 +68,6 @@ class Batch:
         self._log = logger
         self._most = self._spec.prefetch  # less where the server's lock table is small
         self._size = 1  # of the next claim, as the last runs suggest
-        self._seconds_each = 0.0  # of the last runs
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
         self._waiting: deque[Job] = deque()
         self._ends: deque[Ended] = deque()
@@ -132,14 +131,13 @@ class Batch:
         return 0 if self._locked else len(self._waiting)
 
     @property
-    def waiting_sec(self) -> float:
-        """How long the runs of the waiting jobs will take together, going by the last runs."""
-        return len(self._waiting) * self._seconds_each
+    def waiting(self) -> int:
+        """How many jobs of the last claim have not begun."""
+        return len(self._waiting)
 
     def took(self, seconds: float, runs: int) -> None:
         """The runs after the last claim took so many seconds together."""
         self._size = size_after(self._size, seconds, runs)
-        self._seconds_each = seconds / runs
 
     # --- ends ---
 

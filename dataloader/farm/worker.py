@@ -46,6 +46,7 @@ from dataloader.queue.lifecycle import Ended
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
+GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
@@ -96,6 +97,7 @@ class Worker:
         self._jobs = 0
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = Meter()
+        self._glanced_at = 0.0  # for idle siblings
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         self.orders.signals.keep()
         adopt_orphans()
@@ -161,7 +163,7 @@ class Worker:
             self._learn_traces(jobs)
         began, runs = now(), 0
         with self.heartbeat.holding():
-            while self._goes_on(sent, runs) and (job := self.batch.next()):
+            while self._goes_on(sent, began, runs) and (job := self.batch.next()):
                 self._run(job, sent)
                 runs += 1
         if runs:
@@ -169,13 +171,22 @@ class Worker:
         self.batch.hand_back(self._why_not_started())
         self._title("idle")
 
-    def _goes_on(self, sent: float, runs: int) -> bool:
-        """Whether to begin another job of the claim that was sent at that instant."""
+    def _goes_on(self, sent: float, began: float, runs: int) -> bool:
+        """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
         if not self._sound or self.orders.stopping or (runs and self.slot.is_recalled):
             return False
         # Not the first one, or two workers could hand it to each other for ever.
-        is_worth_giving = runs > 0 and self.batch.waiting_sec >= GIVE_SEC
-        return not (is_worth_giving and self.shared.has_found_no_job(self.slot, sent))
+        if not runs or not self._may_give((now() - began) / runs):
+            return True
+        return not self.shared.has_found_no_job(self.slot, sent)
+
+    def _may_give(self, seconds_each: float) -> bool:
+        """Whether the waiting jobs would be worth an idle sibling; True at most every GLANCE_SEC."""
+        at = now()
+        if self.batch.waiting * seconds_each < GIVE_SEC or at < self._glanced_at + GLANCE_SEC:
+            return False
+        self._glanced_at = at
+        return True
 
     def _why_not_started(self) -> str:
         if self.orders.stopping:

@@ -16,7 +16,8 @@ from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
-from dataloader.farm.slots import SharedSlots, Siblings
+from dataloader.farm.slots import SharedSlots, Siblings, State
+from dataloader.farm.worker import GIVE_SEC, Worker
 from dataloader.queue import lifecycle, probe
 from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Session, Step, Written
@@ -159,6 +160,35 @@ def test_the_keeper_may_hand_back_what_waits_unless_rows_of_earlier_claims_look_
     assert batch.ahead == 2
     batch._locked = [Ended(job(), Finish("succeed"))]
     assert batch.ahead == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds_each", "runs", "idle", "goes_on"),
+    [
+        (GIVE_SEC / 2, 1, True, False),
+        (GIVE_SEC / 2, 1, False, True),
+        (GIVE_SEC / 9, 100, True, True),
+        (GIVE_SEC / 2, 0, True, True),
+        (GIVE_SEC / 2, 5, True, False),
+    ],
+)
+def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
+    batch: Batch, seconds_each: float, runs: int, idle: bool, goes_on: bool
+) -> None:
+    """It goes by the runs of this claim: the jobs before may have been shorter."""
+    shared, worker = SharedSlots(2), Worker.__new__(Worker)
+    worker.shared, worker.slot, worker.batch, worker.orders = shared, shared.slots[0], batch, batch._orders
+    worker._sound, worker._glanced_at = True, 0.0
+    worker.slot.begin(uuid4(), 1, 60.0, 0.0)
+    shared.slots[1].found_no_job(now(), None)
+    shared.slots[1].state = State.IDLE if idle else State.BUSY
+    batch.claimed([job()] * 3)
+    batch.took(0.000_01, 1)
+    sent = now() - seconds_each * runs
+    shared.slots[1].fields.looked_at = sent
+    assert worker._goes_on(sent, sent, runs) is goes_on
+    worker._glanced_at = now() + 60
+    assert worker._goes_on(sent, sent, runs), "it has looked for siblings just now"
 
 
 def test_every_lost_sessions_claim_is_recovered_also_after_a_failure(

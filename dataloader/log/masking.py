@@ -64,6 +64,8 @@ T = TypeVar("T")
 _configured: frozenset[str] = frozenset()
 _of_job: frozenset[str] = frozenset()
 _known: tuple[str, ...] = ()
+_learned = 0  # how often `_known` has changed
+_PLAIN = frozenset({int, float, bool, type(None)})
 
 
 @overload
@@ -81,6 +83,8 @@ def masked(value: Any) -> Any:
 def _masked(value: Any, depth: int) -> Any:
     if isinstance(value, str):
         return masked_text(value)
+    if type(value) in _PLAIN:
+        return value
     if not isinstance(value, dict | list | tuple):
         return MASK if hasattr(value, "get_secret_value") else value
     if depth == 0:
@@ -96,12 +100,15 @@ def _masked(value: Any, depth: int) -> Any:
 
 def masked_text(text: str) -> str:
     """The text without known secrets and without values in a secret's place."""
-    return _masked_again(text) if len(text) <= SHORT and type(text) is str else _masked_anew(text)
+    return _masked_again(text, _learned) if len(text) <= SHORT and type(text) is str else _masked_anew(text)
 
 
 @lru_cache(maxsize=2_048)
-def _masked_again(text: str) -> str:
-    """The same for a short text: words, names and identities come again and again (`_remember` forgets them)."""
+def _masked_again(text: str, _: int) -> str:
+    """The same for a short text: words, names and identities come again and again.
+
+    The number is `_learned`: what a thread has masked while another learns a secret is not for later.
+    """
     return _masked_anew(text)
 
 
@@ -199,9 +206,10 @@ def learn_job(args: Mapping[str, Any]) -> None:
 
 
 def _remember() -> None:
-    global _known
+    global _known, _learned
     # The longest first, for one secret may be part of another.
     _known = tuple(sorted(_configured | _of_job, key=len, reverse=True))
+    _learned += 1
     _masked_again.cache_clear()
 
 

@@ -195,6 +195,8 @@ def to_json(value: dict[str, Any]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _AS_IT_IS:
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, str):
@@ -210,6 +212,7 @@ def _text(value: object) -> str:
     return _storable(str(value))
 
 
+_AS_IT_IS = frozenset({int, bool, type(None)})
 # Made once: to make an encoder costs as much as to use it.
 _encode = json.JSONEncoder(default=_text, allow_nan=False, ensure_ascii=False).encode
 

@@ -72,6 +72,21 @@ def _as_before() -> Iterator[None]:
     masking._remember()
 
 
+def test_what_was_masked_while_a_secret_was_learned_is_masked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    anew = masking._masked_anew
+
+    def slowly(text: str) -> str:
+        """With the secrets of before; meanwhile another thread learns one."""
+        found = anew(text)
+        masking.learn_job({"password": "hunter22"})
+        return found
+
+    monkeypatch.setattr(masking, "_masked_anew", slowly)
+    masking.masked_text("hunter22 is here")
+    monkeypatch.undo()
+    assert masking.masked_text("hunter22 is here") == "*** is here"
+
+
 @pytest.fixture
 def output(tmp_path: Path) -> Iterator[int]:
     """A file in place of stdout."""

@@ -135,6 +135,12 @@ MUTANTS: list[Mutant] = [
         ("any status", "status = 'running' AND "),
         ("not asked", " AND cancel_requested"),
     ),
+    *_statement(
+        "take_back",
+        ("any run", " AND begun.claimed_by = %(worker)s"),
+        ("another worker's", " AND j.claimed_by = %(worker)s"),
+        ("what has run", "j.job_id) > (begun", "j.job_id) <> (begun"),
+    ),
     *_statement("reap", ("a row of nulls", " WHERE job_id IS NOT NULL")),
     *_function(
         "dl_is_running",

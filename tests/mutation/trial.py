@@ -60,6 +60,7 @@ FIRST = {
     "producer": "rights",
     "spread": "rights",
     "dl_settle": "settle step guards",
+    "take_back": "step",
     "dl_reap": "reap",
     "dl_retake": "lease guards",
     "dl_jobs_place_ins": "wake retention",

@@ -239,16 +239,19 @@ def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
     conn: db.Connection, workers: Workers
 ) -> None:
     worker, other = workers(), workers()
-    for number in range(5):
+    for number in range(7):
         enqueue(conn, priority=number, max_attempts=1)
     (elses,) = step(other, 1).jobs
-    before, running, *behind = step(worker, 4).jobs
+    first, before, running, *behind = step(worker, 5).jobs
+    enqueue(conn, priority=7)
+    also_elses = step(other, 2).jobs
+    assert lifecycle.take_back(conn, worker.name, elses.job_id, "not its run") == 0
     assert lifecycle.take_back(conn, worker.name, running.job_id, "it took longer") == 2
     assert [state(conn, job.job_id) for job in behind] == [("queued", 0)] * 2
     assert journal(conn, behind[0].job_id)[-1] == ("requeue", {"attempt": 0, "reason": "it took longer"})
-    assert {state(conn, job.job_id) for job in (before, running, elses)} == {("running", 1)}
-    ends = [Ended(job, DONE) for job in (before, running, *behind)]
-    assert set(step(worker, 0, *ends).ended) == {before.job_id, running.job_id}
+    assert {state(conn, job.job_id) for job in (first, before, running, elses, *also_elses)} == {("running", 1)}
+    ends = [Ended(job, DONE) for job in (first, before, running, *behind)]
+    assert set(step(worker, 0, *ends).ended) == {first.job_id, before.job_id, running.job_id}
     assert lifecycle.take_back(conn, worker.name, running.job_id, "it took longer") == 0
 
 

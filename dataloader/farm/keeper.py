@@ -1,7 +1,8 @@
 """PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
 
-The keeper renews the lease of a worker that is alive but silent (a C call holds its GIL), recovers a dead worker's jobs
-at once, shows the workers to people, and ends the workers of a supervisor that was killed.
+The keeper renews the lease of a worker that is alive but silent (a C call holds its GIL) and hands back what the worker
+has claimed ahead, recovers a dead worker's jobs at once, shows the workers to people, and ends the workers of a
+supervisor that was killed.
 """
 
 from __future__ import annotations

@@ -56,4 +56,6 @@ def __getattr__(name: str) -> Any:
         return import_module("dataloader.farm.traces")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("dataloader.client" if name == "Client" else "dataloader.queue.new_job"), name)
+    found = getattr(import_module("dataloader.client" if name == "Client" else "dataloader.queue.new_job"), name)
+    globals()[name] = found  # the next use costs what any attribute costs
+    return found

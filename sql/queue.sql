@@ -9,16 +9,20 @@
 -- {columns} and {values}: of the fields of a new job, and of their parameters (queue/enqueue.py).
 -- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
 WITH added AS (
-  INSERT INTO dl_jobs (job_id, created_at, journaled, {columns})
-  SELECT gen_random_uuid(), clock_timestamp(), 1, {values}
+  INSERT INTO dl_jobs (job_id, created_at, blocked_on, journaled, {columns})
+  SELECT %(job_id)s, clock_timestamp(), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {values}
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) DO NOTHING
-  RETURNING job_id, queue, status),
+  RETURNING job_id, queue),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, 'queued', jsonb_strip_nulls(jsonb_build_object(
                                     'producer', %(producer)s::text, 'by', %(by)s::text)) FROM added)
-SELECT job_id, status::text FROM added;
+SELECT pg_notify('dl_jobs', queue) FROM added;
+
+-- name: enqueue_one
+-- none -> queued, with no more than a producer's rights; see dl_enqueue_one. {values}: of the fields of a producer.
+SELECT dl_enqueue_one(p_job_id => %(job_id)s, {values}), pg_backend_pid();
 
 -- name: enqueue_many
 -- none -> queued, for each job of a batch; a row for each that was not added (see dl_enqueue_many). {arrays}: a list

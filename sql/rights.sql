@@ -32,7 +32,7 @@ BEGIN
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec')),
          string_agg(oid::regprocedure::text, ', ')
-           FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_many', 'dl_set_trace', 'dl_job_status'))
+           FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_one', 'dl_enqueue_many', 'dl_set_trace', 'dl_job_status'))
     INTO all_functions, called, harmless, of_producers
     FROM pg_proc
    WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())

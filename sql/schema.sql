@@ -61,7 +61,7 @@ CREATE TABLE dl_jobs (
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
   claimed_pid int,                                   -- that worker's backend, with its start: what may still
   claimed_backend_start timestamptz,                 -- hold the key's advisory lock when the worker is gone
-  journaled int NOT NULL DEFAULT 0,                  -- steps that their writer put into the journal
+  journaled int NOT NULL DEFAULT 0,                  -- steps that their writer journaled; 2 at once: it also notified
   timeout_sec int,                                   -- how long one run may take; null: as its pipeline says
   cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
   claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
@@ -78,7 +78,7 @@ COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visibl
 COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
 COMMENT ON COLUMN dl_jobs.claimed_pid IS 'backend of that worker''s session';
 COMMENT ON COLUMN dl_jobs.claimed_backend_start IS 'start of that backend: pids are used again';
-COMMENT ON COLUMN dl_jobs.journaled IS 'changes of status that their writer put into the journal itself';
+COMMENT ON COLUMN dl_jobs.journaled IS 'changes of status that their writer journaled; 2 from the start if it also notified';
 COMMENT ON COLUMN dl_jobs.timeout_sec IS 'seconds that one run may take, null for what its pipeline says';
 COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a safe point';
 COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
@@ -197,14 +197,14 @@ CREATE TABLE dl_migrations (
 );
 
 
--- The conditions keep the triggers from firing where they would have nothing to do. A worker's own starts and ends change
--- claimed_by; its functions do what dl_jobs_step does for all other steps.
+-- The conditions keep the triggers from firing where they would have nothing to do. Our inserts do themselves what the
+-- triggers of inserts do, and say so by `journaled`: 2. Code of before 0021 says 1, other services 0. A worker's own
+-- starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
-  FOR EACH ROW WHEN (NEW.status = 'queued' AND NEW.available_at > now()
-                     OR NEW.status NOT IN ('queued', 'running') AND NEW.finished_at IS NULL)
-  EXECUTE FUNCTION dl_jobs_place();
+  FOR EACH ROW WHEN (NEW.journaled < 2) EXECUTE FUNCTION dl_jobs_place();
+-- By the row: a condition cannot be asked of a statement. A transaction notifies of a queue once, whatever it inserts.
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
-  REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION notify_job_ready();
+  FOR EACH ROW WHEN (NEW.journaled < 2) EXECUTE FUNCTION notify_job_ready();
 CREATE CONSTRAINT TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at, queue, lock_key ON dl_jobs
   DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = OLD.journaled OR NEW.claimed_by IS NOT DISTINCT FROM OLD.claimed_by)

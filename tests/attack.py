@@ -41,7 +41,7 @@ CREATE TEMP TABLE dl_jobs (
   partition_key text, priority int, available_at timestamptz, max_attempts int, lease_ttl_sec int, timeout_sec int,
   producer text, consumer_group text, created_at timestamptz, journaled int, status text DEFAULT 'queued', attempt int,
   started_at timestamptz, finished_at timestamptz, heartbeat_at timestamptz, error text, progress jsonb, trace text,
-  cancel_requested boolean);
+  cancel_requested boolean, blocked_on text);
 CREATE TEMP TABLE dl_job_events (event_id bigserial, job_id uuid, queue text, kind text, payload jsonb, ts timestamptz);
 GRANT ALL ON dl_jobs, dl_job_events TO PUBLIC;
 CREATE TRIGGER evil BEFORE INSERT OR UPDATE OR DELETE ON dl_jobs FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.evil();
@@ -86,8 +86,11 @@ def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
     conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
     first, second = (f"'{{00000000-0000-0000-0000-00000000000{n}}}', '{{q}}', '{{t}}', '{{\"{{}}\"}}'" for n in (1, 2))
     rest = "'{k}', '{\"\"}', '{1}', '{null}', '{1}', '{60}', '{null}', '{null}', '{null}', null, null"
+    one, of_one = "gen_random_uuid(), 'q', 't', 'k', '{}'", "'', 1, null, 1, 60, null, null, null"
     for statement in (
         "SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')",
+        f"SELECT public.dl_enqueue_one({one}, 'a', {of_one})",
+        f"SELECT public.dl_enqueue_one({one}, null, {of_one})",
         f"SELECT public.dl_enqueue_many({first}, '{{null}}', {rest})",
         f"SELECT public.dl_enqueue_many({second}, '{{b}}', {rest})",
         f"SELECT public.dl_job_status('{job_id}')",
@@ -107,8 +110,17 @@ def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
             " 'BEGIN INSERT INTO pg_temp.ran_as VALUES (current_user); RETURN true; END'"
         )
         conn.execute(f"CREATE OPERATOR public.= (LEFTARG = {kind}, RIGHTARG = {kind}, FUNCTION = public.{name})")  # type: ignore
+    conn.execute(
+        "CREATE FUNCTION public.evil_concat(text, public.dl_status) RETURNS text LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO pg_temp.ran_as VALUES (current_user); RETURN $1; END'"
+    )
+    conn.execute(
+        "CREATE OPERATOR public.|| (LEFTARG = text, RIGHTARG = public.dl_status, FUNCTION = public.evil_concat)"
+    )
     conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
     conn.execute("SELECT public.dl_enqueue('q', 't', 'k', idempotency_key => 'a')")
+    one = "gen_random_uuid(), 'q', 't', 'k', '{}', 'a', '', 1, null, 1, 60, null, null, null"
+    conn.execute(f"SELECT public.dl_enqueue_one({one})")
     conn.execute("SELECT public.dl_job_status(%s)", (job_id,))
     return _ran_as(conn) or _refused()
 

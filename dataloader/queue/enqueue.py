@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import cache
 from itertools import islice
 from operator import attrgetter
 from typing import Any
 from uuid import UUID
+from weakref import WeakSet
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
-from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn
@@ -48,11 +50,19 @@ _ENQUEUE = (
     .replace("{columns}", ", ".join(field.name for field in OF_NEW_JOB))
     .replace("{values}", ", ".join(map(_value, OF_NEW_JOB)))
 )
+_ENQUEUE_ONE = _SQL["enqueue_one"].replace(
+    "{values}", ", ".join(f"p_{field.name} => %({field.name})s" for field in OF_PRODUCER)
+)
 _ENQUEUE_MANY = _SQL["enqueue_many"].replace("{arrays}", ", ".join(map(_array, OF_PRODUCER)))
 _NOT_YET = UUID(int=0)
 _loader = psycopg.adapters.get_loader(psycopg.adapters.types["uuid"].oid, psycopg.pq.Format.BINARY)
 assert _loader  # noqa: S101  psycopg knows the type
+_halves = struct.Struct(">QQ").pack
 _uuid_of = _loader(0).load  # of sixteen bytes; in half of the time that UUID() takes where psycopg is in C
+
+# Sessions that PostgreSQL itself has opened, by their first answer: a pooler hands out process ids of its own making.
+# Behind one the name of a prepared statement may be another client's.
+_direct: WeakSet[Conn] = WeakSet()
 
 Columns = dict[str, list[Any]]
 
@@ -115,10 +125,12 @@ def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None 
     `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
     that job is none that the `asker` may see.
     """
-    parameters = asdict(new) | {"args": Jsonb(new.args), "limited": limited, "by": asker and asker.by}
+    job_id = next(_new_ids(1))
+    parameters = {name: get(new) for name, get in _GETTERS.items()}
+    parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     while True:
-        if row := conn.execute(_ENQUEUE.encode(), parameters).fetchone():
-            return row[0], row[1]
+        if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
+            return job_id, "queued"
         # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
         if row := conn.execute(_SQL["find"], parameters).fetchone():
             if asker and not_for(conn, asker, [row[0]]):
@@ -127,6 +139,30 @@ def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None 
         if limited:
             require_room(conn, [new.queue])
         # The job that had the key was deleted between the two: the key is free again.
+
+
+def enqueue_one(conn: Conn, fields: Mapping[str, Any], schema: str | None = None) -> tuple[UUID, str]:
+    """Add one job as enqueue_many does, in one statement whatever happens; returns its id and status.
+
+    `fields` are a value for each field of a producer, `args` as JSON. For an idempotency key seen before, the id and
+    status of the job that has it. The connection's own `prepare_threshold` says when the statement is prepared; behind
+    a pooler it never is.
+    """
+    job_id, is_direct = next(_new_ids(1)), conn in _direct
+    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    cursor.execute(_enqueue_one(schema), {**fields, "job_id": job_id}, prepare=None if is_direct else False)
+    ((known, backend_pid),) = cursor.fetchall()
+    if not is_direct and backend_pid == conn.info.backend_pid:
+        _direct.add(conn)
+    if known is None:
+        return job_id, "queued"
+    known_id, status = known.split()
+    return UUID(known_id), status
+
+
+@cache
+def _enqueue_one(schema: str | None) -> bytes:
+    return _in_schema(_ENQUEUE_ONE, schema).encode()
 
 
 def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
@@ -194,7 +230,7 @@ def enqueue_columns(
     results = [(_NOT_YET, "queued")] * count
     found: set[int] = set()
     left = _fixed_order(columns["idempotency_key"], count)
-    with _in_one_transaction(conn):
+    with _in_one_transaction(conn) if _needs_several(columns) else nullcontext():
         since = _now(conn) if count > AT_ONCE else None
         while left:
             left = _add(conn, columns, results, found, left, since, schema)
@@ -202,6 +238,11 @@ def enqueue_columns(
         if asker and columns["idempotency_key"] != [None]:
             _sign(conn, results, found, asker)
     return results
+
+
+def _needs_several(columns: Columns) -> bool:
+    """Whether these jobs may take several statements; one is a transaction by itself."""
+    return len(columns["args"]) > AT_ONCE or columns["idempotency_key"] != [None] or any(columns.get("trace", ()))
 
 
 def _sign(conn: Conn, results: list[tuple[UUID, str]], found: set[int], asker: Asker) -> None:
@@ -311,7 +352,7 @@ def _in_schema(statement: str, schema: str | None) -> str:
     if schema is None:
         return statement
     name = psycopg.sql.Identifier(schema).as_string().replace("%", "%%")
-    return statement.replace("FROM dl_", f"FROM {name}.dl_")
+    return re.sub(r"^(SELECT|.* FROM) dl_", lambda found: f"{found[1]} {name}.dl_", statement)
 
 
 def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:
@@ -328,9 +369,9 @@ def _new_ids(count: int) -> Iterator[UUID]:
     """Time-ordered UUIDs (version 7, RFC 9562), a microsecond apart: an index takes them at its right edge."""
     first = time.time_ns() // 1_000
     noise = struct.unpack(f">{count}Q", os.urandom(8 * count))
-    return (_uuid_of((_time_of(at) | random >> 2).to_bytes(16)) for at, random in enumerate(noise, first))
+    return (_uuid_of(_halves(_time_of(at), 1 << 63 | random >> 2)) for at, random in enumerate(noise, first))
 
 
 def _time_of(microseconds: int) -> int:
-    """The bits of such a UUID that are not random: milliseconds, version, parts of 4,096 of the last one, variant."""
-    return microseconds // 1_000 << 80 | (0x7000 | microseconds % 1_000 * 4_096 // 1_000) << 64 | 1 << 63
+    """The first half of such a UUID: milliseconds, version, parts of 4,096 of the last one; the rest is random."""
+    return microseconds // 1_000 << 16 | 0x7000 | microseconds % 1_000 * 4_096 // 1_000

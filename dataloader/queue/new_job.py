@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from dataloader import config
 from dataloader.queue import fields
-from dataloader.queue.enqueue import Columns, NewJob, as_texts, enqueue_columns, merged, spread
+from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue_columns, enqueue_one, merged, spread
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
@@ -96,6 +96,7 @@ Trigger = create_model(
 _FIELDS = tuple(Trigger.model_fields)
 _fields_of = attrgetter(*_FIELDS)
 _DEFAULTS = {name: None if field.is_required() else field.default for name, field in Trigger.model_fields.items()}
+_document = Trigger.__pydantic_validator__.validate_python
 _DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
 # The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
 _RULES: dict[str, TypeAdapter[Any]] = {
@@ -132,8 +133,11 @@ def enqueue(
     does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
     statement on `conn` does.
     """
-    given = {name: value for name, value in locals().items() if name in Trigger.model_fields}
-    return enqueue_many(conn, [NewJob(**given | {"args": {} if args is None else args})], schema=schema)[0]
+    given = locals() | {"args": {} if args is None else args}
+    del given["conn"], given["schema"]
+    if (checked := _checked_one(given)) is None:
+        raise ValueError("; ".join(_complaints_of(given)))
+    return enqueue_one(conn, checked, _configured_schema() if schema is None else schema)
 
 
 def enqueue_many(
@@ -153,6 +157,18 @@ def enqueue_many(
     if not checked or _unfit(checked):
         raise ValueError("; ".join(_complaints(jobs)))
     return enqueue_columns(conn, checked, _configured_schema() if schema is None else schema)
+
+
+def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields of one job, `args` as JSON; None unless they meet the rules and can be stored."""
+    try:
+        checked = vars(_document(given))
+        args = as_json(checked["args"])
+    except (ValueError, TypeError, RecursionError):
+        return None
+    texts = [value for value in checked.values() if isinstance(value, str)]
+    is_fit = _are_storable(texts, is_json=False) and _are_storable([args], is_json=True) and not _is_deep_json(args)
+    return checked | {"args": args} if is_fit else None
 
 
 def columns_of(documents: Sequence[Any], lease_ttl_sec: int) -> Columns:
@@ -200,7 +216,7 @@ def _is_deep_json(text: str) -> bool:
 
 
 def _are_storable(values: Sequence[object], is_json: bool) -> bool:
-    text = "".join(value for value in values if isinstance(value, str))
+    text = "".join([value for value in values if isinstance(value, str)])
     try:
         text.encode()
     except UnicodeEncodeError:

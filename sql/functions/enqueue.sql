@@ -48,10 +48,11 @@ BEGIN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, producer, consumer_group, created_at, journaled)
+           timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
            max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
-           since + coalesce(n.place, nth) * interval '1 microsecond', 1
+           since + coalesce(n.place, nth) * interval '1 microsecond',
+           CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
                    unnest(%1$I.dl_spread(p_partition_key, size)) AS partition_key,
@@ -68,16 +69,18 @@ BEGIN
            CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer) n;
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
     RETURN;
   END IF;
 
   WITH added AS (
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, journaled)
+           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
            coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
-           since + coalesce(n.place, nth) * interval '1 microsecond', 1
+           since + coalesce(n.place, nth) * interval '1 microsecond',
+           CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task,
                    unnest(%1$I.dl_spread(p_idempotency_key, size)) AS idempotency_key,
@@ -99,6 +102,9 @@ BEGIN
          CASE WHEN producer IS NULL THEN added_by ELSE added_by || jsonb_build_object('producer', producer) END
     FROM added;
   GET DIAGNOSTICS written = ROW_COUNT;
+  IF written > 0 THEN
+    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT unnest(p_queue) AS queue) told;
+  END IF;
   IF written < size THEN
     -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
     RETURN QUERY
@@ -107,6 +113,54 @@ BEGIN
       LEFT JOIN %1$I.dl_jobs j USING (idempotency_key)
      WHERE idempotency_key IS NOT NULL AND j.job_id IS DISTINCT FROM n.job_id;
   END IF;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Add one job as dl_enqueue_many does, at half of the cost that a batch of one has. Returns null when the job was added,
+-- else the id and the status of the job that has its idempotency key, with a space between: a client reads a text faster
+-- than a row or an array. An insert that need not look for a key is cheaper by a fifth.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue_one(
+  p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
+  p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
+  p_timeout_sec int, p_producer text, p_consumer_group text)
+RETURNS text LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  known text;
+BEGIN
+  IF p_idempotency_key IS NULL THEN
+    INSERT INTO %1$I.dl_jobs (
+           job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
+           timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
+    VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
+            p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_producer, p_consumer_group, clock_timestamp(),
+            CASE WHEN p_available_at > now() THEN 'time' END, 2);
+  ELSE
+    LOOP
+      INSERT INTO %1$I.dl_jobs (
+             job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
+             lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
+      VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
+              coalesce(p_available_at, now()), p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_producer,
+              p_consumer_group, clock_timestamp(), CASE WHEN p_available_at > now() THEN 'time' END, 2)
+      ON CONFLICT (idempotency_key) DO NOTHING;
+      EXIT WHEN FOUND;
+      -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
+      SELECT job_id || ' ' || status INTO known FROM %1$I.dl_jobs WHERE idempotency_key = p_idempotency_key;
+      IF FOUND THEN
+        RETURN known;
+      END IF;
+      -- The job that had the key was deleted between the two: the key is free again.
+    END LOOP;
+  END IF;
+  INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+  VALUES (p_job_id, p_queue, 'queued',
+          jsonb_strip_nulls(jsonb_build_object('user', session_user, 'producer', p_producer)));
+  PERFORM pg_notify('dl_jobs', p_queue);
+  RETURN NULL;
 END
 $$
 $function$, current_schema()); END $bound$;

@@ -17,7 +17,8 @@ $$;
 
 
 -- A row may be claimable now or will be at a known time: notify the workers of its queue, also of a future row, for an
--- idle worker sleeps until the due time that it knows. Inserts notify once a statement, updates once a row.
+-- idle worker sleeps until the due time that it knows. By the row, for a transaction notifies of a queue once whatever it
+-- inserts; by the statement for the trigger of migration 0007, until 0021 has replaced that.
 CREATE OR REPLACE FUNCTION notify_job_ready() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
   IF TG_LEVEL = 'STATEMENT' THEN

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, TARGET, OPERATE, RIGHTS = "queue.sql", "target.sql", "operate.sql", "rights.sql"
-JOURNAL, ENDS, STEP = (f"migrations/{name}.sql" for name in ("0004_journal", "0015_ends", "0019_one_claim"))
+JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -94,8 +94,10 @@ STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_bac
 MUTANTS: list[Mutant] = [
     *_statement(
         "enqueue",
-        ("not counted as journaled", "clock_timestamp(), 1,", "clock_timestamp(), 0,"),
-        ("all of a transaction at one time", "clock_timestamp(), 1,", "now(), 1,"),
+        ("not counted as journaled", "THEN 'time' END, 2,", "THEN 'time' END, 0,"),
+        ("all of a transaction at one time", "clock_timestamp()", "now()"),
+        ("starts future jobs", "CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END", "NULL"),
+        ("tells nobody", "SELECT pg_notify('dl_jobs', queue) FROM added", "SELECT queue FROM added"),
         ("into a full queue", "dl_is_full(%(queue)s)", "false"),
         ("limits whoever did not ask", "%(limited)s AND "),
         ("fails on a twin", "ON CONFLICT (idempotency_key) DO NOTHING\n"),
@@ -622,6 +624,8 @@ MUTANTS: list[Mutant] = [
         ("blocks rows of any status", "CASE WHEN NEW.status = 'queued' AND ", "CASE WHEN "),
         ("blocks nothing", "NEW.status = 'queued' AND NEW.available_at > now()", "false"),
         ("no time of an end", "coalesce(NEW.finished_at, now())", "NEW.finished_at"),
+        ("another time of an end", "coalesce(NEW.finished_at, now())", "now()"),
+        ("an end for every row", "IF NEW.status NOT IN ('queued', 'running') THEN", "IF true THEN"),
     ),
     *_body(
         "FUNCTION dl_jobs_step()",
@@ -683,18 +687,21 @@ MUTANTS: list[Mutant] = [
         ("after any step", "OLD.status IN ('queued', 'running') AND (NEW", "(NEW"),
     ),
     *_in(
-        ENDS,
+        INSERTS,
         "TRIGGER dl_jobs_place_ins",
-        ("no look at the time", "NEW.available_at > now()", "false"),
-        ("no look at an end", " AND NEW.finished_at IS NULL", " AND false"),
-        ("calls for every row", "NEW.status = 'queued' AND NEW.available_at > now()", "true", COSTS),
+        ("not for code of before", "NEW.journaled < 2", "NEW.journaled < 1"),
+        ("for our own inserts too", "NEW.journaled < 2", "true", COSTS),
+    ),
+    *_in(
+        INSERTS,
+        "TRIGGER dl_jobs_notify_ins",
+        ("not for code of before", "NEW.journaled < 2", "NEW.journaled < 1"),
+        ("for our own inserts too", "NEW.journaled < 2", "true", COSTS),
     ),
     *_body(
         "FUNCTION notify_job_ready()",
-        ("tells of every row", "NEW.status = 'queued'", "true", COSTS),
+        ("tells of every row", "NEW.status = 'queued'", "true"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', NEW.queue)", "NULL"),
-        ("tells of every new row", " WHERE status = 'queued'"),
-        ("tells nobody of new rows", "PERFORM pg_notify('dl_jobs', queue) FROM", "PERFORM FROM"),
     ),
     *_body(
         "FUNCTION dl_jobs_gone()",
@@ -742,6 +749,17 @@ MUTANTS: list[Mutant] = [
         "FUNCTION dl_enqueue(",
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
+    ),
+    *_function(
+        "dl_enqueue_one",
+        ("with the caller's rights", "SECURITY DEFINER"),
+        ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
+        ("all of a transaction at one time", "clock_timestamp(),\n", "now(),\n"),
+        ("all of a transaction at one time, with keys", "clock_timestamp(), CASE", "now(), CASE"),
+        ("starts future jobs", "CASE WHEN p_available_at > now() THEN 'time' END, 2);", "NULL, 2);"),
+        ("starts future jobs with keys", "CASE WHEN p_available_at > now() THEN 'time' END, 2)\n", "NULL, 2)\n"),
+        ("tells nobody", "PERFORM pg_notify('dl_jobs', p_queue)", "NULL"),
+        ("fails on a twin", "\n      ON CONFLICT (idempotency_key) DO NOTHING"),
     ),
     *_function(
         "dl_job_status",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
 from uuid import UUID
 
 import psycopg
 import pytest
-from hands import Worker, journal, row, value
+from hands import Worker, journal, row, started, value
 from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
@@ -70,7 +71,7 @@ def test_every_field_is_stored(conn: db.Connection, key: str | None, beside: lis
     *_, (job_id, status) = enqueue.enqueue_many(conn, [*beside, new])
     stored = row(conn, job_id)
     assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
-    assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 1)
+    assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 2)
     assert journal(conn, job_id) == [("queued", {"producer": "billing", "user": conn.info.user})]
 
 
@@ -334,6 +335,141 @@ def test_the_configured_schema_is_the_default(conn: db.Connection, dsn: str) -> 
     script += "dataloader.enqueue(conn, queue='q', task='t', lock_key='k')"
     subprocess.run([sys.executable, "-c", script, dsn], env={"PG_SCHEMA_QUEUE": "farm"}, check=True, timeout=60)
     assert value(conn, "SELECT count(*) FROM farm.dl_jobs") == 1
+
+
+# One job, in one statement.
+
+
+@pytest.fixture
+def lone(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """A producer's session in autocommit."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        yield conn
+
+
+def add(conn: psycopg.Connection[Any], **more: Any) -> tuple[UUID, str]:
+    return dataloader.enqueue(conn, **({"queue": "q", "task": "t", "lock_key": "k", "schema": "public"} | more))
+
+
+@pytest.mark.parametrize("key", [None, "once"])
+def test_one_job_is_stored_with_every_field(
+    conn: db.Connection, lone: psycopg.Connection[Any], key: str | None
+) -> None:
+    job_id, status = add(lone, **EVERYTHING, idempotency_key=key)
+    stored = row(conn, job_id)
+    assert {name: stored[name] for name in EVERYTHING} == EVERYTHING
+    assert (status, stored["status"], stored["idempotency_key"], stored["journaled"]) == ("queued", "queued", key, 2)
+    assert journal(conn, job_id) == [("queued", {"producer": "billing", "user": conn.info.user})]
+    assert job_id.version == 7
+
+
+def test_one_job_is_as_a_list_of_one(conn: db.Connection, lone: psycopg.Connection[Any]) -> None:
+    differ = {"job_id", "idempotency_key", "created_at", "available_at", "now"}
+    one, many = row(conn, add(lone)[0]), row(conn, enqueue.enqueue_many(lone, [NewJob("q", "t", "k")])[0][0])
+    assert {name for name in one if one[name] != many[name]} <= differ
+    assert journal(conn, one["job_id"]) == journal(conn, many["job_id"]) == [("queued", {"user": conn.info.user})]
+
+
+@pytest.mark.parametrize("key", [None, "once"])
+def test_single_jobs_run_in_the_order_of_the_calls_within_a_transaction_too(
+    conn: db.Connection, key: str | None
+) -> None:
+    with conn.transaction():
+        for n in range(5):
+            add(conn, args={"n": n}, idempotency_key=key and f"{key} {n}")
+    assert order(conn) == list(range(5))
+
+
+@pytest.mark.parametrize("key", [None, "once"])
+@pytest.mark.parametrize("ways", ["one", "many", "without checks"])
+def test_each_way_to_add_a_future_job_tells_its_queue_and_makes_it_wait(
+    conn: db.Connection, worker: Worker, ways: str, key: str | None
+) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    new = NewJob("q", "t", "k", available_at=later, idempotency_key=key)
+    if ways == "one":
+        job_id, _ = add(conn, available_at=later, idempotency_key=key)
+    elif ways == "many":
+        ((job_id, _),) = dataloader.enqueue_many(conn, [new], schema="public")
+    else:
+        job_id, _ = enqueue.enqueue(conn, new)
+    assert row(conn, job_id)["blocked_on"] == "time"
+    assert worker.notes() == ["q"]
+
+
+def test_a_known_key_tells_nobody(conn: db.Connection, worker: Worker) -> None:
+    first = add(conn, idempotency_key="once")
+    worker.notes()
+    assert add(conn, idempotency_key="once", queue="other") == first
+    assert dataloader.enqueue_many(conn, keyed("once"), schema="public") == [first]
+    assert worker.notes() == []
+    assert len(journal(conn, first[0])) == 1
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_twin_of_one_job_is_waited_for(
+    conn: db.Connection, dsn: str, lone: psycopg.Connection[Any], commits: bool
+) -> None:
+    with psycopg.connect(dsn) as other:
+        first = add(other, idempotency_key="once")
+        with started(lambda: add(lone, idempotency_key="once"), lone.info.backend_pid, conn) as twin:
+            other.commit() if commits else other.rollback()
+            assert (twin.result() == first) == commits
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(*) FROM dl_job_events") == 1
+
+
+@pytest.fixture
+def remover(conn: db.Connection) -> Iterator[None]:
+    """After each insert of jobs, of none too, the jobs of the producer `old` are deleted."""
+    conn.execute("""
+        CREATE FUNCTION public.remove() RETURNS trigger LANGUAGE plpgsql AS
+          $$ BEGIN DELETE FROM public.dl_jobs WHERE producer = 'old'; RETURN NULL; END $$;
+        CREATE TRIGGER remove AFTER INSERT ON dl_jobs EXECUTE FUNCTION public.remove()""")
+    yield
+    conn.execute("DROP FUNCTION public.remove CASCADE")
+
+
+def test_the_key_of_one_job_that_is_removed_meanwhile_is_free_again(
+    conn: db.Connection, lone: psycopg.Connection[Any], request: pytest.FixtureRequest
+) -> None:
+    old, _ = add(conn, idempotency_key="once", producer="old")
+    request.getfixturevalue("remover")
+    new, _ = add(lone, idempotency_key="once")
+    assert new != old
+    assert [kind for kind, _ in journal(conn, new)] == ["queued"]
+
+
+def round_trips(conn: psycopg.Connection[Any], action: Callable[[], Any]) -> int:
+    """How often `action` waits for the server, by libpq's trace of the session."""
+    with tempfile.TemporaryFile() as trace:
+        conn.pgconn.trace(trace.fileno())
+        action()
+        conn.pgconn.untrace()
+        trace.seek(0)
+        lines = [line.split() for line in trace]
+    return sum(line[2] == b"F" and line[4] in (b"Query", b"Sync") for line in lines)
+
+
+def test_one_job_is_one_round_trip_and_so_is_a_list_without_keys(lone: psycopg.Connection[Any]) -> None:
+    for key in (None, "once", "once"):
+        assert round_trips(lone, lambda key=key: add(lone, idempotency_key=key)) == 1
+    assert round_trips(lone, lambda: dataloader.enqueue_many(lone, jobs(1_000), schema="public")) == 1
+
+
+def test_one_job_is_prepared_by_psycopgs_own_count(lone: psycopg.Connection[Any]) -> None:
+    for _ in range(7):
+        add(lone)
+    assert value(lone, "SELECT count(*) FROM pg_prepared_statements") == 1
+
+
+def test_one_job_is_not_prepared_on_a_session_that_a_pooler_may_have_opened(
+    lone: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler hands out process ids of its own making."""
+    monkeypatch.setattr(psycopg.ConnectionInfo, "backend_pid", 1)
+    for _ in range(7):
+        add(lone)
+    assert value(lone, "SELECT count(*) FROM pg_prepared_statements") == 0
 
 
 class Untouchable:

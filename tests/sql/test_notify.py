@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, heard, plain, row
+from hands import Worker, enqueue, expire, heard, kinds, plain, row
 
 from dataloader.queue import db, lifecycle
 
@@ -27,6 +27,16 @@ def test_a_new_row_tells_its_queue_now_or_later(conn: db.Connection, ear: Worker
     plain(conn, queue="b", in_sec=60)
     enqueue(conn, queue="c")
     assert ear.notes() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("journaled", [0, 1], ids=["another service", "code of before 0021"])
+def test_an_insert_that_leaves_it_to_the_triggers_is_placed_and_told(
+    conn: db.Connection, ear: Worker, journaled: int
+) -> None:
+    job_id = plain(conn, in_sec=60, journaled=journaled)
+    assert ear.notes() == ["q"]
+    assert row(conn, job_id)["blocked_on"] == "time"
+    assert len(kinds(conn, job_id)) == 1 - journaled
 
 
 def test_rows_that_are_not_queued_tell_nobody(conn: db.Connection, ear: Worker) -> None:

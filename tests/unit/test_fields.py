@@ -25,7 +25,7 @@ from dataloader.queue.fields import FIELDS, INT4_MAX, OF_PRODUCER, REQUIRED, Fie
 ROOT = Path(__file__).parents[2]
 PRODUCERS = {field.name for field in OF_PRODUCER}
 TRIGGERED = PRODUCERS | {field.name for field in FIELDS if field.by == "api"}
-INSERTED = TRIGGERED | {"job_id", "created_at", "journaled"}
+INSERTED = TRIGGERED | {"job_id", "created_at", "blocked_on", "journaled"}
 STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
 # The queue's own business, which the client leaves in `document`.
 UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
@@ -93,7 +93,22 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         lambda: re.findall(r"(\w+) \w+(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
         PRODUCERS,
     ),
-    f"{OF_SQL}, dl_enqueue, columns": (lambda: inserted(function("dl_enqueue"))[0], INSERTED - {"journaled", "trace"}),
+    f"{OF_SQL}, dl_enqueue, columns": (
+        lambda: inserted(function("dl_enqueue"))[0],
+        INSERTED - {"blocked_on", "journaled", "trace"},
+    ),
+    f"{OF_SQL}, dl_enqueue_one, parameters": (
+        lambda: set(re.findall(r"p_(\w+) \w+[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"},
+        PRODUCERS,
+    ),
+    f"{OF_SQL}, dl_enqueue_one, columns without keys": (
+        lambda: inserted(function("dl_enqueue_one"))[0],
+        INSERTED - {"idempotency_key", "trace"},
+    ),
+    f"{OF_SQL}, dl_enqueue_one, columns with keys": (
+        lambda: inserted(function("dl_enqueue_one"))[1],
+        INSERTED - {"trace"},
+    ),
     f"{OF_SQL}, dl_enqueue_many, parameters": (
         lambda: set(re.findall(r"p_(\w+) \w+\[\]", function("dl_enqueue_many"))) - {"job_id", "place"},
         PRODUCERS,

@@ -198,13 +198,13 @@ CREATE TABLE dl_migrations (
 
 
 -- The conditions keep the triggers from firing where they would have nothing to do. Our inserts do themselves what the
--- triggers of inserts do, and say so by `journaled`: 2. Code of before 0021 says 1, other services 0. A worker's own
--- starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
+-- triggers of inserts do, and say so by `journaled`: 2. Code of before 0021 says 1, other services 0, a copy of a row that
+-- ran more. A worker's own starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
-  FOR EACH ROW WHEN (NEW.journaled < 2) EXECUTE FUNCTION dl_jobs_place();
+  FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
 -- By the row: a condition cannot be asked of a statement. A transaction notifies of a queue once, whatever it inserts.
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
-  FOR EACH ROW WHEN (NEW.journaled < 2) EXECUTE FUNCTION notify_job_ready();
+  FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION notify_job_ready();
 CREATE CONSTRAINT TRIGGER dl_jobs_notify_upd AFTER UPDATE OF status, available_at, queue, lock_key ON dl_jobs
   DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = OLD.journaled OR NEW.claimed_by IS NOT DISTINCT FROM OLD.claimed_by)

@@ -689,14 +689,16 @@ MUTANTS: list[Mutant] = [
     *_in(
         INSERTS,
         "TRIGGER dl_jobs_place_ins",
-        ("not for code of before", "NEW.journaled < 2", "NEW.journaled < 1"),
-        ("for our own inserts too", "NEW.journaled < 2", "true", COSTS),
+        ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
+        ("not for copies", "NEW.journaled <> 2", "NEW.journaled < 2"),
+        ("for our own inserts too", "NEW.journaled <> 2", "true", COSTS),
     ),
     *_in(
         INSERTS,
         "TRIGGER dl_jobs_notify_ins",
-        ("not for code of before", "NEW.journaled < 2", "NEW.journaled < 1"),
-        ("for our own inserts too", "NEW.journaled < 2", "true", COSTS),
+        ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
+        ("not for copies", "NEW.journaled <> 2", "NEW.journaled < 2"),
+        ("for our own inserts too", "NEW.journaled <> 2", "true", COSTS),
     ),
     *_body(
         "FUNCTION notify_job_ready()",
@@ -776,6 +778,7 @@ MUTANTS: list[Mutant] = [
         RIGHTS,
         "-- name: producer\n",
         ("a producer says what runs", "INSERT ({columns})", "INSERT (status, {columns})"),
+        ("a producer says what is journaled", "INSERT ({columns})", "INSERT (journaled, {columns})"),
     ),
     *_in(
         RIGHTS,

@@ -180,6 +180,8 @@ def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_anoth
         "DELETE FROM dl_jobs",
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status) VALUES (gen_random_uuid(), 'q', 't', 'k', 'lost')",
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, claimed_pid) SELECT gen_random_uuid(), 'q', 't', 'k', 1",
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, journaled) SELECT gen_random_uuid(), 'q', 't', 'k', 2",
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, blocked_on) SELECT gen_random_uuid(), 'q', 't', 'k', 'x'",
         "INSERT INTO dl_job_events (job_id, queue, kind) SELECT gen_random_uuid(), 'q', 'done'",
         "INSERT INTO dl_queues (queue, paused_at) VALUES ('q', now())",
         "DELETE FROM dl_workers",
@@ -251,6 +253,8 @@ def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, ca
         assert value(producer, "SELECT dl_enqueue('q', 't', 'k', idempotency_key => 'secret')") == theirs
         again = NewJob("q", "t", "k", idempotency_key="secret", trace="00-mine")
         assert dataloader.enqueue_many(producer, [again], schema="public") == [(theirs, "queued")]
+        one = {"queue": "q", "task": "t", "lock_key": "k", "idempotency_key": "secret"}
+        assert dataloader.enqueue(producer, schema="public", **one) == (theirs, "queued")
         for job_id in (theirs, of_the_api, uuid4()):
             assert told(producer, job_id) is None
         with pytest.raises(errors.InsufficientPrivilege):

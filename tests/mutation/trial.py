@@ -86,7 +86,7 @@ FIRST = {
     "not_due": "operate",
 }
 OPTIONS = [
-    *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=40"),
+    *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=120"),
     *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:schemathesis"),  # the last takes seconds to import
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of the libraries that the parent has imported
 ]

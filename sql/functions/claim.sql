@@ -92,8 +92,8 @@ $$;
 -- it. Where another session has the first row locked, the key goes to dl_freed, to be tried again. Called by triggers,
 -- so it is bound to this schema by its text.
 DO $bound$ BEGIN EXECUTE format($function$
-CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   this record;
   first tid;

@@ -182,8 +182,6 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_unpark(p_key_hashes",
-        ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
-        ("in the caller's search_path", "SET search_path = pg_catalog, pg_temp ", ""),
         (
             "plans as on a short table",
             "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off ",

@@ -259,6 +259,7 @@ def test_the_reaper_makes_ready_what_no_run_keeps_parked(
     assert lifecycle.unpark_stranded(conn, after, 1) is None
     assert waits(conn, waiting, first, second) == ["key", None, "key"]
     assert two.notes() == ["q"]
+    assert lifecycle.unpark_stranded(conn, None, 5) is None  # it goes on from key to key
 
 
 # --- the head leaves ---
@@ -435,6 +436,14 @@ def test_an_end_while_a_claim_tries_the_key_again_writes_its_own_row(conn: db.Co
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
         one.conn.execute("SELECT dl_unpark(ARRAY[hashtext('k')])")
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 2
+
+
+def test_a_claim_leaves_a_freed_key_to_the_claim_that_tries_it(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    conn.execute("INSERT INTO dl_freed (key_hash, since) VALUES (hashtext('k'), now() - interval '1 min')")
+    with one.conn.transaction():
+        one.conn.execute("SELECT FROM dl_freed FOR UPDATE")
+        assert step(two, 1).due_in == 1
 
 
 def test_where_the_first_parked_row_is_locked_the_next_one_waits_for_it(conn: db.Connection, workers: Workers) -> None:

@@ -95,7 +95,7 @@ def test_all_is_well(check: Check, dsn: str) -> None:
     }  # fmt: skip
     assert about["session"] == "direct; LISTEN works"
     assert "load.csv" in about["pipelines"]
-    assert found.document["settings"]["WORKERS_JSON"] == '[{"queue": "q", "concurrency": 1, "prefetch": 1}]'
+    assert found.document["settings"]["WORKERS_JSON"] == '[{"queue": "q", "concurrency": 1, "prefetch": 100}]'
 
 
 def test_the_report_for_people(dsn: str, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ CALLS = {
     ),
     "dl_wake": Call(
         "SELECT dl_wake('future', 10)",
-        250,
+        300,
         "UPDATE dl_jobs SET available_at = now() WHERE job_id = ANY ("
         + ten("job_id", "queue = 'future' AND status = 'queued' AND blocked_on = 'time'", "queue, available_at")
         + ")",

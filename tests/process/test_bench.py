@@ -18,7 +18,7 @@ from farming import until
 
 from dataloader.bench import pgbench
 from dataloader.bench.program import FIGURES, INTERRUPTED
-from dataloader.cli import main as cli
+from dataloader.cli import main
 from dataloader.config import Settings
 
 pytestmark = pytest.mark.long
@@ -141,7 +141,7 @@ def test_interrupted_it_leaves_nothing(own_db: str, tmp_path: Path, number: sign
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(tmp_path: Path, arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(cli.main, ["bench", *arguments], env={"DL_HOME": str(tmp_path)})
+    done = CliRunner().invoke(main, ["bench", *arguments], env={"DL_HOME": str(tmp_path)})
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
     assert list(tmp_path.iterdir()) == []

@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner, Result
 from farming import Farm, until
 
-from dataloader.cli import main as cli
+from dataloader.cli import main
 from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
 
 pytestmark = pytest.mark.long
@@ -79,7 +79,7 @@ def ask(request: pytest.FixtureRequest, farm: Farm, url: str, monkeypatch: pytes
     more = ["--direct"] if request.param == "direct" else []
 
     def run(*words: object, **given: Any) -> Result:
-        result = CliRunner().invoke(cli.main, [*map(str, words), *more], **given)
+        result = CliRunner().invoke(main, [*map(str, words), *more], **given)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return result
 
@@ -281,7 +281,7 @@ def test_a_users_error_is_a_line_of_words(
     words: list[str], status: int, said: str, farm: Farm, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DL_URL", url)
-    result = CliRunner().invoke(cli.main, words)
+    result = CliRunner().invoke(main, words)
     assert result.exit_code == status, result.output
     assert said in result.stderr
     assert "Traceback" not in result.output

@@ -18,7 +18,7 @@ from dataloader.bench import marks, plot, program
 from dataloader.bench.line import Line, Must, disorder, gaps, median, paired_ratio, percentile
 from dataloader.bench.memory import pss_mb
 from dataloader.bench.place import Place, Wish
-from dataloader.cli import main as cli
+from dataloader.cli import main
 
 SAMPLES = st.lists(st.floats(-1e9, 1e9), min_size=1)
 
@@ -131,7 +131,7 @@ def test_a_side_that_is_missing_has_no_sample() -> None:
 
 
 def test_every_figure_is_in_the_help() -> None:
-    words = re.split(r"\W+", CliRunner().invoke(cli.main, ["bench", "--help"]).output)
+    words = re.split(r"\W+", CliRunner().invoke(main, ["bench", "--help"]).output)
     assert set(program.FIGURES) <= set(words)
 
 

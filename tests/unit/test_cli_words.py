@@ -20,8 +20,8 @@ import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
 from click.testing import CliRunner, Result
 
-from dataloader.cli import doctor, journal, screen, watch
-from dataloader.cli import main as cli
+from dataloader.cli import doctor, journal, main, screen, watch
+from dataloader.cli.main import _MODULES
 from dataloader.client import Event, Job, Queue, Worker
 from dataloader.queue.stats import Attempt
 
@@ -39,7 +39,7 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service
 
 
 def run(*words: str, **given: Any) -> Result:
-    result = CliRunner().invoke(cli.main, words, **given)
+    result = CliRunner().invoke(main, words, **given)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
 
@@ -142,10 +142,16 @@ def test_a_shell_can_complete(shell: str) -> None:
     assert "_DATALOADER_COMPLETE" in run("completion", shell).stdout
 
 
+def test_a_program_runs_a_command_by_main() -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+
+
 def test_the_help_tells_programs_from_what_people_ask() -> None:
     text = run("--help").stdout
     assert text.index("Programs:") < text.index("  workers") < text.index("What people ask of a farm:")
-    for name in cli._MODULES:
+    for name in _MODULES:
         assert f"\n  {name} " in text
         assert run(name, "--help").exit_code == 0
 

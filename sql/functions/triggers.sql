@@ -65,9 +65,10 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- A step of another service, or of an operator, at the commit: until then nobody else sees it. It does for a foreign step
 -- what ours do themselves: the row takes its place, its queue's workers are notified, the journal gets its line, and the
 -- row that is next of its key becomes ready. A finished job that somebody puts back by a plain UPDATE is to run: with a
--- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not fired by a worker's own starts and ends, which
--- change claimed_by: each statement pays for a trigger's condition. Leaves a reason to wait alone that it does not know.
--- With the owner's rights and bound to this schema, as dl_jobs_journal.
+-- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not
+-- fired by a worker's own starts and ends, which change claimed_by: each statement pays for a trigger's condition.
+-- Leaves a reason to wait alone that it does not know. With the owner's rights and bound to this schema, as
+-- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$

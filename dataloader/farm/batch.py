@@ -10,6 +10,8 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
+from types import NoneType
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +32,20 @@ TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind anot
 HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
 SIZE_MOST = 1_000  # the largest `prefetch`
 LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
+REPORT: dict[str, type] = {
+    "job_id": UUID,
+    "task": str,
+    "attempt": int,
+    "outcome": StrEnum,
+    "duration_ms": float,
+    "cpu_sec": float,
+    "peak_mb": float,
+}  # the fields of a run's line
+FINISHED = log.Template(
+    "worker",
+    "worker.job.finished",
+    {"worker": str, "queue": str, **REPORT, "verb": StrEnum, "status": StrEnum, "error": NoneType},
+)
 LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 
 
@@ -314,13 +330,11 @@ class Batch:
 
     def _log_finished(self, end: Ended, status: Status) -> None:
         """One line for each run; only a line with an error's text goes the long way through the log."""
-        report = end.report or identity(end.job)
-        finished = {**report, "verb": str(end.finish.verb), "status": status.value}
-        if end.finish.error:
-            self._log.info("worker.job.finished", **finished, error=end.finish.error.splitlines()[0])
+        finished = {**(end.report or identity(end.job)), "verb": str(end.finish.verb), "status": status.value}
+        if end.finish.error or not end.report:
+            self._log.info("worker.job.finished", **finished, error=(end.finish.error or "").split("\n", 1)[0] or None)
         else:
-            worker = end.job.claimed_by
-            log.often("worker", "worker.job.finished", worker=worker, queue=self._queue, **finished, error=None)
+            FINISHED.write({"worker": end.job.claimed_by, "queue": self._queue, **finished})
 
 
 def identity(job: Job) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from setproctitle import setproctitle
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import traces
-from dataloader.farm.batch import Batch, Unwritten, identity
+from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import (
@@ -47,6 +47,7 @@ HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, t
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
+RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
@@ -238,7 +239,7 @@ class Worker:
         took = {"outcome": outcome.end.value, "duration_ms": round(seconds * 1_000, 1)}
         report = identity(job) | {"task": log.masked(job.task)} | took | facts
         if log.keeps_metrics():
-            log.often("metric", "job.run", queue=self.queue, **report)
+            RUN.write({"queue": self.queue, **report})
         if end is None:
             self.log.warning("worker.ownership.lost")
         else:

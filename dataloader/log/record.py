@@ -10,16 +10,16 @@ import json
 import math
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
 from textwrap import indent
+from types import NoneType
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import structlog
 
-from dataloader.log.masking import MASK, SHORT, clipped, is_secret, masked_text
+from dataloader.log.masking import MASK, clipped, is_secret, masked_text
 
 CAP = 4_000
 WINDOW = 20_000  # characters; a longer text is cut in its middle before it is masked
@@ -45,13 +45,16 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 def stamped(event: Event, level: str, logger: str, stream: str) -> dict[str, Any]:
     """The event with the fields of every line; its exception becomes text."""
-    now = datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
-    whole = {"timestamp": now, "level": level, "event": "", "logger": logger, "stream": stream, **event}
+    whole = {"timestamp": _now(), "level": level, "event": "", "logger": logger, "stream": stream, **event}
     if trouble := whole.pop("exc_info", None):
         whole["exception"] = _described(trouble)
     if whole.pop("stack_info", None):
         whole["stack"] = "".join(traceback.format_stack(limit=30))
     return whole
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
 def as_json(event: Event) -> bytes:
@@ -67,34 +70,32 @@ def as_json(event: Event) -> bytes:
     return _core(event, "too large")
 
 
-def as_brief_json(event: Event) -> bytes:
-    """The same at a fraction of the cost, for a stamped event of short texts that come again, numbers and ids.
+class Template:
+    """A line that comes for each job: as `as_json` writes it, at half of the cost, for its fields are known.
 
-    The names of its fields are the caller's own, so they tell of no secret.
+    The names of the fields are the caller's own, so they tell of no secret. Texts are masked. Numbers are finite; words
+    of our own and ids hold no secret and nothing to be escaped.
     """
-    fields, brief = iter(event.items()), _BRIEF.get
-    _, timestamp = next(fields)  # no text that comes again
-    rest = ", ".join([f'"{name}": {brief(type(value), _brief_other)(value)}' for name, value in fields])
-    line = f'{{"timestamp": "{timestamp}", {rest}}}\n'
-    return line.encode() if line.isascii() and len(line) <= CAP else as_json(event)
 
+    _FORMS: Mapping[type, str] = {str: "%({})s", int: "%({})s", float: "%({})s", NoneType: "null"}
 
-def _brief_text(value: str) -> str:
-    return _quote(masked_text(value) if len(value) <= SHORT else _fitted(value, _ROOMS[0].text))
+    def __init__(self, event: Event, kinds: Mapping[str, type]) -> None:
+        """`event` is a stamped event without these fields, `kinds` the type of each field, StrEnum for a word."""
+        fields = [f'"{name}": {_encode(value)}' for name, value in event.items() if name != "timestamp"]
+        fields += [f'"{name}": ' + self._FORMS.get(kind, '"%({})s"').format(name) for name, kind in kinds.items()]
+        self._format = '{"timestamp": "%(timestamp)s", ' + ", ".join(fields) + "}\n"
+        self._texts = [name for name, kind in kinds.items() if kind is str]
 
-
-def _brief_other(value: Any) -> str:
-    return _encode(_plain(value, _ROOMS[0]))
+    def line(self, values: Event) -> bytes | None:
+        """The line, stamped; None where one needs more care: it is long, or holds other letters."""
+        known = {**values, "timestamp": _now()}
+        for name in self._texts:
+            known[name] = _quote(masked_text(known[name]))
+        line = self._format % known
+        return line.encode() if line.isascii() and len(line) <= CAP else None
 
 
 _quote = json.encoder.encode_basestring
-_BRIEF: dict[type, Callable[[Any], str]] = {
-    str: _brief_text,
-    int: str,
-    float: lambda value: str(value) if math.isfinite(value) else _brief_other(value),
-    type(None): lambda _: "null",
-    UUID: lambda value: f'"{value}"',  # no secret is part of a random number
-}
 
 
 def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:

@@ -12,9 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
+from uuid import UUID, uuid4
 
 import psutil
 import pytest
@@ -311,6 +313,33 @@ def test_a_logged_line_costs_the_caller_little(output: int) -> None:
     logger = structlog.get_logger("worker").bind(worker="host:1:abc", queue="q")
     best = min(_seconds(lambda: logger.info("worker.job.finished", verb="succeed", error=None)) for _ in range(5))
     assert best < 0.000_3
+
+
+FINISHED = {"worker": str, "job_id": UUID, "task": str, "attempt": int, "outcome": StrEnum, "cpu_sec": float}
+
+
+@pytest.mark.parametrize(
+    "task", ["t", 'a"b\\c', "tab\tend", "\u00fc", "\u202e", "x" * 5_000, "password=s3cret", "%(task)s %s"]
+)
+def test_a_template_writes_what_the_long_way_writes(task: str, output: int, tmp_path: Path) -> None:
+    template = log.Template("worker", "worker.job.finished", FINISHED | {"error": NoneType})
+    fields = {"worker": "host:1:abc", "job_id": uuid4(), "task": task, "attempt": 3, "outcome": "done", "cpu_sec": 0.25}
+    log.configure(settings(log_path=tmp_path), output=output)
+    template.write(fields)
+    log._emit("worker", logging.INFO, {"event": "worker.job.finished", **fields, "error": None})
+    briefly, at_length = parsed(os.pread(output, 100_000, 0))
+    assert list(briefly)[:5] == ["timestamp", "level", "event", "logger", "stream"]
+    at_length["timestamp"] = briefly["timestamp"]
+    assert {"error": None, **briefly} == at_length
+    assert "s3cret" not in str(briefly)
+    log.flush()
+    assert [line["event"] for line in parsed((tmp_path / "app.log").read_bytes())] == ["worker.job.finished"] * 2
+
+
+def test_a_template_writes_for_people_too(output: int) -> None:
+    log.configure(settings(local=True), output=output)
+    log.Template("worker", "worker.job.finished", {"task": str}).write({"task": "load"})
+    assert b"worker.job.finished" in os.pread(output, 10_000, 0)
 
 
 def _seconds(action: Callable[[], None], times: int = 300) -> float:
@@ -801,7 +830,7 @@ def test_the_documentation_names_every_event() -> None:
     root = Path(log.__file__).parents[2]
     source = "\n".join(path.read_text("utf-8") for path in (root / "dataloader").rglob("*.py"))
     call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit|failed)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
-    others = r"(?:\"event\": |Outage\([a-z.]+, )\"([a-z.]+)\""
+    others = r"(?:\"event\": |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*)\"([a-z.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
     assert {"worker.claim.backoff", "worker.complete.failed", "reaper.requeued", "api.error"} <= events
     documented = set(

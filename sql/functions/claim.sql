@@ -7,6 +7,9 @@
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.
 -- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for: 'time' (dl_wake), or 'key': the row
 -- is *parked* behind a running row of its key_hash. Whoever ends that run makes the first parked row ready (dl_unpark).
+--
+-- Spellings. `status = 'queued'` lets the partial indexes serve. `status::text = 'queued'` tests a row that is found
+-- already, and lets no index in. `enum_eq(status, 'queued')` lets only ix_dl_jobs_parked and ix_dl_jobs_queued in.
 
 
 -- Make up to p_limit due rows of the queue ready, and notify the queue's workers. Returns the number of rows. Called by
@@ -98,7 +101,7 @@ DECLARE
   this record;
   first tid;
 BEGIN
-  -- The snapshot of such a transaction may be older than the rows that were parked behind its own: a claim looks again.
+  -- Such a transaction may not see rows that were parked behind its run after its snapshot: a later claim looks.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
     PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM %1$I.dl_workers) served;
@@ -129,6 +132,7 @@ BEGIN
            FOR NO KEY UPDATE SKIP LOCKED) locked;
     IF FOUND THEN
       UPDATE %1$I.dl_jobs SET blocked_on = NULL WHERE ctid = first AND blocked_on = 'key';
+    -- A row of dl_freed that we lock stays until our commit, and stands for us. One that is locked may be about to go.
     ELSIF NOT EXISTS (SELECT FROM %1$I.dl_freed WHERE key_hash = this.key_hash FOR SHARE SKIP LOCKED) THEN
       INSERT INTO %1$I.dl_freed (key_hash) VALUES (this.key_hash);
     END IF;
@@ -178,9 +182,9 @@ END
 $$;
 
 
--- Take ready rows that may not start out of their place: a cancelled one ends canceled, one without attempts lost, one
--- before its time waits for it. Only other services make such rows. Returns their number; locked rows are left. The
--- trigger makes the next row of the key ready.
+-- Remove rows that may not start from their places: a cancelled one ends canceled, one without attempts lost, one before
+-- its time waits for it. Only other services make such rows. Returns their number; locked rows are left. The trigger
+-- makes the next row of the key ready.
 CREATE OR REPLACE FUNCTION dl_set_aside(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   rows int;
@@ -217,6 +221,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
   refused int[] := '{}';
   before int;
+  keys int;
   pause float8;
 BEGIN
   FOREACH pause IN ARRAY ARRAY[0, 0.001, 0.005, 0.025] LOOP
@@ -224,13 +229,14 @@ BEGIN
     before := cardinality(refused);
     -- A lock that this look gets, it lets go at once.
     refused := ARRAY(SELECT k FROM unnest(CASE pause WHEN 0 THEN p_key_hashes ELSE refused END) k
-                      WHERE NOT (SELECT pg_try_advisory_lock(k) AND pg_advisory_unlock(k)) AND NOT dl_is_running(k));
+                      WHERE NOT (SELECT CASE WHEN pg_try_advisory_lock(k) THEN pg_advisory_unlock(k) ELSE false END)
+                        AND NOT dl_is_running(k));
     IF pause > 0 AND cardinality(refused) < before THEN
       RETURN NULL;
     END IF;
     EXIT WHEN refused = '{}';
   END LOOP;
-  WITH free AS MATERIALIZED (
+  WITH unlocked AS MATERIALIZED (
     SELECT ctid AS at, hashtext(lock_key) AS key_hash, backoffs FROM dl_jobs WHERE ctid = ANY (ARRAY(
       SELECT its_row.at FROM unnest(refused) k CROSS JOIN LATERAL (
         SELECT ctid AS at FROM dl_jobs
@@ -241,7 +247,7 @@ BEGIN
   off AS (
     UPDATE dl_jobs SET blocked_on = 'time', backoffs = refusals.number + 1,
            available_at = now() + make_interval(secs => least(p_most_sec, 0.1 * 2.0 ^ least(refusals.number, 20)))
-      FROM (SELECT at, max(backoffs) OVER (PARTITION BY key_hash) AS number FROM free) refusals
+      FROM (SELECT at, max(backoffs) OVER (PARTITION BY key_hash) AS number FROM unlocked) refusals
      WHERE dl_jobs.ctid = refusals.at
     RETURNING job_id, queue, hashtext(lock_key) AS key_hash, attempt, backoffs, priority, created_at),
   journal AS (
@@ -249,8 +255,8 @@ BEGIN
     SELECT DISTINCT ON (key_hash) job_id, queue, 'requeue', jsonb_build_object(
              'reason', 'the key is held by another session', 'attempt', attempt, 'backoffs', backoffs)
       FROM off ORDER BY key_hash, priority, created_at)
-  SELECT count(DISTINCT key_hash) INTO before FROM off;
-  RETURN before;
+  SELECT count(DISTINCT key_hash) INTO keys FROM off;
+  RETURN keys;
 END
 $$;
 
@@ -265,18 +271,21 @@ END
 $$;
 
 
--- Lock the keys of the queue's first ready rows for this session, in the order of the rows: up to p_most keys, and of
--- few keys not all. The rows before p_priority and p_from are passed over, p_past rows more, and the keys of p_passed.
+-- Lock the keys of the queue's first ready rows for this session, in the order of the rows, up to p_most keys. If there
+-- are fewer keys, and more rows behind them, the function leaves a sixteenth of the keys to other workers.
 --
--- mine              the keys taken: free, or busy by a running row whose session is lost
+-- p_priority, p_from   the rows before these are not read
+-- p_past               nor are so many rows behind these
+-- p_passed             keys that are passed over
+-- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
+--                      not ask, for most keys are free
+--
+-- mine              the keys whose locks this session has now; unless p_looks, they may still prove busy
 -- others            the keys that are busy, and p_passed
 -- odd               rows that may not start (dl_set_aside)
 -- rows              how many rows were read
 -- more              there may be more of them
 -- priority, since   where the first row of a key taken stands
---
--- p_looks: take only keys that have no running row, whose row no other session has locked. A first look need not ask, for
--- most keys are free.
 CREATE OR REPLACE FUNCTION dl_take_keys(
   p_queue text, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
   OUT mine int[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
@@ -285,7 +294,9 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   near record;
-  behind int := 0;  -- rows of keys that are mine since the last new key: the more there are, the less is worth reading on
+  -- Rows of keys that are mine since the last new key. The function reads on for 500 / mine of them at most: the more it
+  -- has, the less another key is worth.
+  behind int := 0;
   spared int;
 BEGIN
   mine := '{}'; others := p_passed; odd := '{}'; rows := 0; more := false;
@@ -322,7 +333,7 @@ BEGIN
   END LOOP;
   more := more OR rows = 1000 + p_most;
   -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
-  -- none, and park rows instead of working; as each leaves a sixteenth of what it finds, all have as many in the end.
+  -- none, and park rows instead of working. Each claim of eight keys or more leaves some, so the shares even out.
   IF behind > 0 AND cardinality(mine) < p_most THEN
     spared := (cardinality(mine) + 8) / 16;
     PERFORM pg_advisory_unlock(k) FROM unnest(mine[cardinality(mine) - spared + 1:]) k;
@@ -344,14 +355,14 @@ $$;
 -- Returns a row for each claimed job, the best first, then one without a job:
 -- unfinished, canceled, locked   as dl_finish
 -- backoffs                       how many keys were put off
--- look_again                     nothing claimed, but there is more to look at: call again at once
+-- look_again                     there is more to look at: where nothing was claimed, call again at once
 -- due_in                         nothing claimed: seconds until the queue may have something; null: a notification tells
--- from_priority, from_time       where the next steps may begin, for others have locked the many rows before; null: as
---                                this one
+-- from_priority, from_time       where the worker's steps of the next second may begin, for this one has read many rows in
+--                                vain; null: the worker keeps what it has
 --
 -- A claim that starts nothing leaves no row that could start without a notification. It parks rows of busy keys, puts
 -- off those of keys that a foreign session holds, and asks to be called again where others have rows locked. A claim
--- that has passed many rows of busy keys parks these too, so that each row is passed a few times in its life.
+-- that has passed many rows of busy keys parks these too, so that each row is passed a few times at most.
 CREATE OR REPLACE FUNCTION dl_step(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
   p_priority int, p_from timestamptz,
@@ -377,8 +388,9 @@ DECLARE
   started int := 0;
   looks boolean := false;
   looked_twice boolean := false;
-  past int := 0;            -- rows of earlier pages, and the keys that did not start there
-  passed int[] := '{}';
+  not_started int[];
+  past int := 0;            -- rows of earlier pages
+  passed int[] := '{}';     -- keys that did not start there
 BEGIN
   backoffs := 0;
   look_again := false;
@@ -442,23 +454,24 @@ BEGIN
                   timeout_sec, claims, priority, created_at),
       journal AS (
         INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-        SELECT job_id, p_queue, at_once, 'picked', jsonb_build_object('attempt', attempt, 'worker', p_worker) FROM started)
+        SELECT job_id, p_queue, at_once, 'picked',
+               ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
       SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
              timeout_sec, claims, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false, NULL::float8, 0, NULL
         FROM started ORDER BY priority, created_at, job_id;
       GET DIAGNOSTICS started = ROW_COUNT;
       IF started < cardinality(took.mine) THEN
         -- A running row keeps the key busy after all, or another session has its first row locked.
-        took.mine := ARRAY(SELECT k FROM unnest(took.mine) k
-                            WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
-                                                 AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
-                                                 -- by this claim: the end of an earlier run may wait for its row
-                                                 AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
-        PERFORM pg_advisory_unlock(k) FROM unnest(took.mine) k;
-        busy := busy || took.mine;
-        -- Nor may a first row stand in the way that may not start: a parked one is not among those that were looked at.
+        -- The lease tells which rows this claim has started: an earlier run of ours may be running still, its end unwritten.
+        not_started := ARRAY(SELECT k FROM unnest(took.mine) k
+                              WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
+                                                   AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
+                                                   AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
+        PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
+        busy := busy || not_started;
+        -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
         took.odd := took.odd || ARRAY(
-          SELECT first.job_id FROM unnest(took.mine) k CROSS JOIN LATERAL (
+          SELECT first.job_id FROM unnest(not_started) k CROSS JOIN LATERAL (
             SELECT * FROM dl_jobs
              WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
                AND queue = p_queue
@@ -469,15 +482,17 @@ BEGIN
     END IF;
     IF took.odd <> '{}' THEN
       off := dl_set_aside(took.odd);
-      look_again := clock_timestamp() > now() + interval '1 s';
-      EXIT WHEN look_again;
+      IF clock_timestamp() > now() + interval '1 s' THEN
+        look_again := true;
+        EXIT;
+      END IF;
       CONTINUE WHEN off > 0 AND started = 0;
     END IF;
     IF started > 0 AND looks AND past + took.rows - started > 64 THEN
       from_priority := took.priority;
       from_time := took.since;
     END IF;
-    EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;
+    EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
     looks := true;
     IF took.rows = 0 THEN
       EXIT WHEN (p_priority, p_from) = (0, '-infinity');

@@ -69,13 +69,16 @@ BEGIN
       INSERT INTO dl_job_events (job_id, queue, kind, payload)
       SELECT job_id, queue,
              CASE status WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue' ELSE status::text END,
-             jsonb_strip_nulls(jsonb_build_object(
-               'attempt', attempt, 'worker', p_worker,
-               'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL ELSE error END,
-               'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
-               'delay_sec', delay_sec)) || coalesce(facts::jsonb, '{}') FROM ended)
+             -- A text that becomes jsonb costs half of jsonb_build_object.
+             ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb
+             || CASE status WHEN 'succeeded' THEN '{}' ELSE jsonb_strip_nulls(jsonb_build_object(
+                  'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL
+                                      ELSE error END,
+                  'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
+                  'delay_sec', delay_sec)) END
+             || coalesce(facts::jsonb, '{}') FROM ended)
     SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS key_hashes,
-           array_agg(DISTINCT queue) FILTER (WHERE status = 'queued') AS queues,
+           array_agg(queue) FILTER (WHERE status = 'queued') AS queues,
            array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel') AS canceled
       INTO wrote FROM ended;
     ended := ended || wrote.job_ids;
@@ -99,7 +102,7 @@ BEGIN
   IF p_let_go THEN
     PERFORM pg_advisory_unlock_all();
   ELSE
-    -- Where an end comes late, for its row was locked, the key may be that of the next run by now.
+    -- An end may come late, for its row was locked; if its lease was over, the key may be that of this worker's next run.
     PERFORM pg_advisory_unlock(key_hash) FROM unnest(key_hashes) key_hash
       WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                            AND claimed_by = p_worker);

@@ -235,8 +235,12 @@ MUTANTS: list[Mutant] = [
     *_function(
         "dl_put_off",
         ("no patience", "ARRAY[0, 0.001, 0.005, 0.025]", "ARRAY[0]"),
-        ("what is free too", "NOT (SELECT pg_try_advisory_lock(k) AND pg_advisory_unlock(k)) AND", ""),
-        ("keeps what it gets", " AND pg_advisory_unlock(k)", ""),
+        (
+            "what is free too",
+            "NOT (SELECT CASE WHEN pg_try_advisory_lock(k) THEN pg_advisory_unlock(k) ELSE false END)\n"
+            "                        AND",
+        ),
+        ("keeps what it gets", "THEN pg_advisory_unlock(k)", "THEN true"),
         ("what runs too", " AND NOT dl_is_running(k)", ""),
         ("no word of what has become free", "      RETURN NULL;\n", "      NULL;\n"),
         ("every queue", "\n           AND queue = p_queue"),

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from foreign import Foreign
-from hands import Worker, age, enqueue, journal, kinds, many, plain, row, started, state, value
+from hands import Worker, age, enqueue, journal, kinds, many, plain, quietly, row, started, state, value
 
 from dataloader.queue import db, lifecycle
 
@@ -300,3 +300,20 @@ def test_a_start_is_journaled_at_its_time_and_not_at_the_claims_beginning(conn: 
         worker.take()
     queued, picked = conn.execute("SELECT ts FROM dl_job_events WHERE job_id = %s ORDER BY event_id", (job_id,))
     assert queued < picked
+
+
+def test_a_claim_that_wakes_only_rows_that_may_not_start_looks_again_for_more(
+    conn: db.Connection, worker: Worker
+) -> None:
+    """A claim wakes a hundred due rows at most."""
+    many(conn, 101, "k%s")
+    good = plain(conn)
+    with quietly(conn):
+        conn.execute("UPDATE dl_jobs SET blocked_on = 'time', available_at = created_at, cancel_requested = true")
+        conn.execute(
+            "UPDATE dl_jobs SET available_at = now(), cancel_requested = false WHERE job_id = %s",
+            (good,),
+        )
+    claim = worker.claim()
+    assert (claim.job, claim.look_again) == (None, True)
+    assert worker.take().job_id == good

@@ -294,8 +294,8 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   near record;
-  -- Rows of keys that are mine since the last new key. The function reads on for 500 / mine of them at most: the more it
-  -- has, the less another key is worth.
+  -- Rows since the last new key. The function reads on for 500 / mine of them at most: the more keys it has, the less
+  -- another one is worth. It reads on for all where it has none.
   behind int := 0;
   spared int;
 BEGIN
@@ -308,12 +308,10 @@ BEGIN
      ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
   LOOP
     rows := rows + 1;
+    behind := behind + 1;
     IF near.is_odd THEN
       odd := odd || near.job_id;
-    ELSIF near.key_hash = ANY (mine) THEN
-      behind := behind + 1;
-      more := behind * cardinality(mine) > 500;
-    ELSIF near.key_hash <> ALL (others) THEN
+    ELSIF near.key_hash <> ALL (mine) AND near.key_hash <> ALL (others) THEN
       IF NOT pg_try_advisory_lock(near.key_hash) THEN
         others := others || near.key_hash;
       ELSIF p_looks AND dl_is_taken(near.at, near.key_hash) THEN
@@ -326,9 +324,9 @@ BEGIN
         END IF;
         mine := mine || near.key_hash;
         behind := 0;
-        more := cardinality(mine) = p_most;
       END IF;
     END IF;
+    more := cardinality(mine) = p_most OR behind * cardinality(mine) > 500;
     EXIT WHEN more;
   END LOOP;
   more := more OR rows = 1000 + p_most;

@@ -123,6 +123,21 @@ def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, wor
 # --- the end of a run ---
 
 
+def test_a_claim_with_some_keys_does_not_read_on_for_long_among_busy_ones(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """To park a row and make it ready again costs as much as to pass over it fifty times."""
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, created_at)"
+        " SELECT gen_random_uuid(), 'q', 't', 'k-' || i % 64, now() - interval '1 h' + i * interval '1 ms'"
+        "   FROM generate_series(1, 2560) i"
+    )
+    one, two = workers(), workers()
+    assert len(step(one, 60).jobs) == 60
+    assert len(step(two, 100).jobs) == 4
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 0
+
+
 def test_the_end_of_a_run_makes_the_first_of_each_queue_ready_and_tells_it(
     conn: db.Connection, workers: Workers
 ) -> None:

@@ -159,7 +159,7 @@ MUTANTS: list[Mutant] = [
     *_function(
         "dl_wake",
         ("every queue", "queue = p_queue AND "),
-        ("any status", "status = 'queued' AND ", "", "the trigger blocks queued rows only; it names the index"),
+        ("any status", "status = 'queued' AND "),
         ("not blocked", "blocked_on = 'time' AND "),
         ("too early", " AND available_at <= now()"),
         ("waits for a locked row", LOCK, WAIT),
@@ -186,6 +186,7 @@ MUTANTS: list[Mutant] = [
             "plans as on a short table",
             "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off ",
             "",
+            "on tables of 0, 10 and 600 rows the planner chose the same without it; it may not always",
         ),
         ("of one queue only", "queue > place.queue", "false"),
         (

@@ -268,6 +268,14 @@ def test_a_row_that_was_never_placed_is_put_right_not_chewed_for_ever(conn: db.C
     assert row(conn, job_id)["blocked_on"] == "time"
 
 
+def test_a_row_before_its_time_waits_for_it_also_with_max_attempts_0(conn: db.Connection, worker: Worker) -> None:
+    """A job may run once, whatever its max_attempts."""
+    job_id = plain(conn, in_sec=3_600, max_attempts=0)
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (job_id,))
+    assert worker.claim().job is None
+    assert (state(conn, job_id), row(conn, job_id)["blocked_on"]) == (("queued", 0), "time")
+
+
 def test_a_foreign_worker_claims_and_ends_jobs_beside_ours(
     conn: db.Connection, worker: Worker, foreign: Foreign
 ) -> None:

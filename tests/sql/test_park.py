@@ -405,6 +405,15 @@ def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
     assert row(conn, rows[0])["backoffs"] == 4
 
 
+def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(
+    conn: db.Connection, worker: Worker
+) -> None:
+    here, there = plain(conn, lock_key="held"), plain(conn, queue="other", lock_key="held")
+    conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
+    assert step(worker, 5).backoffs == 1
+    assert waits(conn, here, there) == ["time", None]
+
+
 # --- locked ---
 
 

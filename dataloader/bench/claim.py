@@ -20,6 +20,7 @@ from psycopg import sql
 
 from dataloader.bench.line import Line, Must, median, percentile
 from dataloader.bench.place import SQL, BenchError, Place, add, seed
+from dataloader.farm.batch import Bookmark
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Finish
 
@@ -31,7 +32,6 @@ FEW = 300
 _HOUR_SEC = 3_600.0
 _WEEK_SEC = 168 * _HOUR_SEC
 BACKOFF_SEC = 15.0
-HEAD_SEC = 1.0  # for so long a worker passes over what it has found locked
 _MUST = Must(most=1.2, aim=1.0)
 
 
@@ -70,17 +70,14 @@ class Claimer:
         self.conn = conn
         self.session = lifecycle.open_session(conn, f"bench:{name}")
         self._case = case
-        self._head = lifecycle.Head()
-        self._head_until = 0.0
+        self._bookmark = Bookmark()
 
     def claim(self) -> tuple[float, bool]:
         """Milliseconds of one claim, and whether it got a job; the call finishes the job."""
         start = time.perf_counter()
-        if start > self._head_until:  # as a worker does
-            self._head, self._head_until = lifecycle.Head(), start + HEAD_SEC
-        claim = lifecycle.step(self.session, "bench", BACKOFF_SEC, 1, None, self._head)
+        claim = lifecycle.step(self.session, "bench", BACKOFF_SEC, 1, None, self._bookmark.start())
         took = (time.perf_counter() - start) * 1_000
-        self._head = claim.head or self._head
+        self._bookmark.move(claim.head)
         if claim.job:
             lifecycle.finish(self.conn, claim.job, Finish("succeed"))
         elif not claim.look_again:
@@ -120,8 +117,8 @@ class Claimer:
             "backend_start": self.session.backend_start,
             "backoff_sec": BACKOFF_SEC,
             "most": 1,
-            "from_priority": self._head.priority,
-            "from_time": self._head.time,
+            "from_priority": self._bookmark.head.priority,
+            "from_time": self._bookmark.head.time,
         }
         self.conn.execute("BEGIN")
         explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["step"]

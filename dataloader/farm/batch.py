@@ -32,6 +32,7 @@ TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind anot
 HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
 SIZE_MOST = 1_000  # the largest `prefetch`
 LOCKED_SEC = 0.25  # until the next try to write the end of a row that another session has locked
+LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 REPORT: dict[str, type] = {
     "job_id": UUID,
     "task": str,
@@ -46,7 +47,6 @@ FINISHED = log.Template(
     "worker.job.finished",
     {"worker": str, "queue": str, **REPORT, "verb": StrEnum, "status": StrEnum, "error": NoneType},
 )
-LOCKED_MOST = 1_000  # locked ends from which on a worker claims nothing
 
 
 class Unwritten(Exception):
@@ -65,9 +65,27 @@ def size_after(size: int, seconds: float, runs: int) -> int:
 
 
 def fair_share(size: int, siblings: Siblings, found_fewer: bool) -> int:
-    """What a worker takes of `size` jobs: the idle siblings want as many, and at the end of a queue all siblings."""
+    """How many of `size` jobs a worker takes: its idle siblings want as many, at the end of a queue all siblings."""
     wanting = siblings.working if found_fewer else siblings.idle
     return max(1, size // (1 + wanting))
+
+
+class Bookmark:
+    """Where a session's next claim begins: behind the rows that its claims of the last HEAD_SEC have found locked."""
+
+    def __init__(self) -> None:
+        self.head = lifecycle.Head()
+        self._until = 0.0
+
+    def start(self) -> lifecycle.Head:
+        """Begin a claim here; every HEAD_SEC a claim begins at the head of the queue."""
+        if now() >= self._until:
+            self.head, self._until = lifecycle.Head(), now() + HEAD_SEC
+        return self.head
+
+    def move(self, found: lifecycle.Head | None) -> None:
+        """Follow what a claim has answered; None: the bookmark stays."""
+        self.head = found or self.head
 
 
 class Batch:
@@ -90,8 +108,7 @@ class Batch:
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
-        self._head = lifecycle.Head()
-        self._head_until = 0.0
+        self._bookmark = Bookmark()
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
 
     # --- jobs ---
@@ -204,7 +221,7 @@ class Batch:
         """
         ends = self._take()
         try:
-            backoff_sec, start = self._settings.dl_claim_backoff_sec, self._start_of_claim()
+            backoff_sec, start = self._settings.dl_claim_backoff_sec, self._bookmark.start()
             step = lifecycle.step(self._session.current, self._queue, backoff_sec, most, ends, start)
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
@@ -217,17 +234,11 @@ class Batch:
         if most and not (step.jobs or step.look_again):
             self._size = 1  # the next job may be of another kind: it is claimed alone
         self._session.outage.ended()
-        self._head = step.head or self._head
+        self._bookmark.move(step.head)
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
-
-    def _start_of_claim(self) -> lifecycle.Head:
-        """Where the next claim begins: behind what the claims of the last HEAD_SEC have found locked."""
-        if now() >= self._head_until:
-            self._head, self._head_until = lifecycle.Head(), now() + HEAD_SEC
-        return self._head
 
     def write(self) -> None:
         """Write the ends without a claim, for the heartbeat; after psycopg.Error the batch still holds the ends."""

@@ -69,15 +69,15 @@ class Signals:
 
         Signals of these names may have been missed meanwhile.
         """
-        changed = [number for number, handler in self._kept if _signal.getsignal(number) is not handler]
+        changed = {number: handler for number, handler in self._kept if _signal.getsignal(number) is not handler}
         found = [number.name for number in changed]
         if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
             found.append("wakeup_fd")
         if signal.SIGALRM in changed:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        for number in changed:
+        for number, handler in changed.items():
             if number is not signal.SIGTTIN:
-                signal.signal(number, dict(self._kept)[number])
+                signal.signal(number, handler)
         if _signal.pthread_sigmask(signal.SIG_SETMASK, ()):
             found.append("mask")
         return found
@@ -194,7 +194,7 @@ def follow_parent(parent: int, number: signal.Signals) -> None:
 
 
 class Meter:
-    """What the runs of this process cost. The end of a run is the begin of the next, so a run costs one look.
+    """The cost of each run of this process. The end of a run is the begin of the next, so a run costs one look.
 
     The most memory is counted anew for each run; wait4 reports the same figure.
     """

@@ -196,11 +196,6 @@ def step(
     return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked, Head(*found) if found[1] else None)
 
 
-def claim(session: Session, queue: str, backoff_sec: float) -> Step:
-    """Claim the best job of `queue` that may run now, holding its key for this session besides those that it has."""
-    return step(session, queue, backoff_sec, 1, None)
-
-
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
     """The W3C traceparents of those of these jobs that have one."""
     return dict(conn.execute(_SQL["traces"], {"job_ids": list(job_ids)}).fetchall())

@@ -85,7 +85,7 @@ def lock_table(conn: db.Connection) -> LockTable:
 def keys_wanted(table: LockTable, workers: Sequence[WorkerSpec]) -> int:
     """How many keys, each an advisory lock, a machine's workers hold when each has claimed all that it may.
 
-    Those with a `prefetch` of their own count with all of it.
+    A worker with a `prefetch` of its own counts with all of it.
     """
     automatic = most_at_once(table, workers, is_automatic=True)
     return sum(spec.concurrency * (automatic if spec.is_automatic else spec.prefetch) for spec in workers)

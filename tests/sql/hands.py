@@ -42,8 +42,8 @@ class Worker:
         return self.conn.info.backend_pid
 
     def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
-        """One look into the queue."""
-        return lifecycle.claim(self.session, queue_name, backoff_sec)
+        """One look into the queue, for the best job; the session keeps its keys."""
+        return lifecycle.step(self.session, queue_name, backoff_sec, 1, None)
 
     def take(self, queue_name: str = "q") -> Job:
         """Claim where there must be a job."""
@@ -149,6 +149,15 @@ def quietly(conn: psycopg.Connection[Any]) -> Iterator[None]:
     conn.execute("SET session_replication_role = replica")
     yield
     conn.execute("RESET session_replication_role")
+
+
+@contextmanager
+def ended_beside_locked_rows(conn: psycopg.Connection[Any], worker: Worker, job: Job, *rows: UUID) -> Iterator[None]:
+    """The worker's run ends while a session has these rows locked; the session has them for the block."""
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (list(rows),))
+        worker.finish(job)
+        yield
 
 
 def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> int:

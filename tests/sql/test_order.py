@@ -13,7 +13,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hands import BACKOFF_SEC, Worker, expire, keys_held, plain, quietly, row, started, state, value
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    ended_beside_locked_rows,
+    expire,
+    keys_held,
+    plain,
+    quietly,
+    row,
+    started,
+    state,
+    value,
+)
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Job
@@ -164,9 +176,7 @@ def test_a_parked_row_that_nobody_could_make_ready_goes_before_a_ready_one(
     job = one.take()
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (old,))
-        one.finish(job)
+    with ended_beside_locked_rows(conn, one, job, old):
         assert two.claim().job is None
     assert (row(conn, old)["blocked_on"], state(conn, new)) == ("key", ("queued", 0))
     assert ids(two.claim()) == [old]
@@ -184,9 +194,8 @@ def test_a_parked_row_that_may_not_start_keeps_no_ready_one_waiting(
     job = one.take()
     old = parked(conn, two, lock_key="k", priority=1)
     new = plain(conn, lock_key="k", priority=2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (old,))
-        one.finish(job)
+    with ended_beside_locked_rows(conn, one, job, old):
+        pass
     with quietly(conn):
         conn.execute(f"UPDATE dl_jobs SET {odd} WHERE job_id = %s", (old,))
         conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")

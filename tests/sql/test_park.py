@@ -11,6 +11,7 @@ from hands import (
     BACKOFF_SEC,
     Worker,
     age,
+    ended_beside_locked_rows,
     expire,
     journal,
     kinds,
@@ -422,9 +423,7 @@ def test_a_key_whose_parked_rows_are_all_locked_is_tried_again(conn: db.Connecti
     one, two = workers(), workers()
     job = run(conn, one)
     rows = parked(conn, two, 2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (rows,))
-        one.finish(job)
+    with ended_beside_locked_rows(conn, one, job, *rows):
         assert value(one.conn, "SELECT count(*) FROM dl_freed") == 1
     assert waits(conn, *rows) == ["key", "key"]
     found = two.claim()
@@ -439,9 +438,7 @@ def test_a_key_whose_parked_rows_are_locked_still_waits_for_its_next_try(conn: d
     one, two = workers(), workers()
     job = run(conn, one)
     rows = parked(conn, two, 2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (rows,))
-        one.finish(job)
+    with ended_beside_locked_rows(conn, one, job, *rows):
         one.conn.execute("UPDATE dl_freed SET since = since - interval '1 s'")
         assert step(two, 1).due_in == 1
         assert value(one.conn, "SELECT count(*) FROM dl_freed WHERE since > now() - interval '1 s'") == 1
@@ -474,9 +471,7 @@ def test_where_the_first_parked_row_is_locked_the_next_one_waits_for_it(conn: db
     one, two = workers(), workers()
     job = run(conn, one)
     first, second = parked(conn, two, 2)
-    with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (first,))
-        one.finish(job)
+    with ended_beside_locked_rows(conn, one, job, first):
         assert waits(one.conn, first, second) == ["key", "key"]
         found = step(two, 1)
         assert (found.jobs, found.due_in) == ([], 1)

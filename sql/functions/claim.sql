@@ -1,344 +1,15 @@
--- queued -> running: one way to claim, for one job and for many. A function per verb, for READ COMMITTED gives each
--- statement of a PL/pgSQL function a fresh snapshot. `dataloader migrate` applies the files of this folder again
--- whenever one has changed, so farms of two versions share them: a function whose signature or promise changes gets a
--- new name, or keeps the old signature in superseded.sql.
+-- queued -> running: one way to claim, for one job and for many. From the top down: the worker's step, then how it takes
+-- keys. A function per verb, for READ COMMITTED gives each statement of a PL/pgSQL function a fresh snapshot. `dataloader
+-- migrate` applies the files of this folder again whenever one has changed, so farms of two versions share them: a
+-- function whose signature or promise changes gets a new name, or keeps the old signature in superseded.sql.
 --
 -- Words. The *key_hash* of a job is hashtext(lock_key): two keys may share one; they then exclude each other and nothing
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.
--- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for: 'time' (dl_wake), or 'key': the row
--- is *parked* behind a running row of its key_hash. Whoever ends that run makes the first parked row ready (dl_unpark).
+-- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for (waiting.sql): 'time', or 'key': the
+-- row is *parked* behind a running row of its key_hash. Whoever ends that run makes the first parked row ready.
 --
 -- Spellings. `status = 'queued'` lets the partial indexes serve. `status::text = 'queued'` tests a row that is found
 -- already, and lets no index in. `enum_eq(status, 'queued')` lets only ix_dl_jobs_parked and ix_dl_jobs_queued in.
-
-
--- Make up to p_limit due rows of the queue ready, and notify the queue's workers. Returns the number of rows. Called by
--- dl_step, and by the reaper for queues without a worker. Served by ix_dl_jobs_due.
-CREATE OR REPLACE FUNCTION dl_wake(p_queue text, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-  woken int;
-BEGIN
-  WITH due AS (
-    SELECT ctid AS at FROM dl_jobs
-     WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
-     ORDER BY available_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED)
-  UPDATE dl_jobs SET blocked_on = NULL WHERE ctid = ANY (ARRAY(SELECT at FROM due));
-  GET DIAGNOSTICS woken = ROW_COUNT;
-  IF woken > 0 THEN
-    PERFORM pg_notify('dl_jobs', p_queue);
-  END IF;
-  RETURN woken;
-END
-$$;
-
-
--- dl_wake for every queue, up to p_limit rows each. Returns their number. The queues are found by a loose scan.
-CREATE OR REPLACE FUNCTION dl_wake_all(p_limit int) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-  woken int := 0;
-  this text;
-BEGIN
-  SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time';
-  WHILE this IS NOT NULL LOOP
-    woken := woken + dl_wake(this, p_limit);
-    SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > this;
-  END LOOP;
-  RETURN woken;
-END
-$$;
-
-
--- Has the key_hash a running row with a live lease? Served by ix_dl_jobs_running. VOLATILE: each call sees every commit
--- of before.
-CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-  RETURN EXISTS (SELECT FROM dl_jobs
-                  WHERE status = 'running' AND hashtext(lock_key) = p_key_hash AND lease_expires_at > now());
-END
-$$;
-
-
--- Park the ready rows of busy keys among the queue's first p_rows from p_priority and p_from on, and return their
--- number. The function holds each key's running row FOR SHARE: an end that comes later waits for this commit, and then
--- finds the parked rows. Keys whose running row others have locked are left alone. Nothing is waited for, so nothing can
--- deadlock.
-CREATE OR REPLACE FUNCTION dl_park(
-  p_queue text, p_key_hashes int[], p_priority int, p_from timestamptz, p_rows int) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-  held int[] := ARRAY(
-    SELECT hashtext(lock_key) FROM dl_jobs
-     WHERE status = 'running' AND hashtext(lock_key) = ANY (p_key_hashes) AND lease_expires_at > now()
-       FOR SHARE SKIP LOCKED);
-  parked int := 0;
-BEGIN
-  IF held <> '{}' THEN
-    UPDATE dl_jobs SET blocked_on = 'key' WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_jobs
-       WHERE ctid = ANY (ARRAY(
-               SELECT at FROM (
-                 SELECT ctid AS at, hashtext(lock_key) AS key_hash FROM dl_jobs
-                  WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-                    AND (priority, created_at) >= (p_priority, p_from)
-                  ORDER BY priority, created_at LIMIT p_rows) near
-                WHERE key_hash = ANY (held)))
-         AND status::text = 'queued' AND blocked_on IS NULL
-         FOR NO KEY UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS parked = ROW_COUNT;
-  END IF;
-  RETURN parked;
-END
-$$;
-
-
--- These key hashes may be free now: see that the first row of each is ready, in every queue where rows of it are parked,
--- and notify the queue's workers. Called by whoever ends a run, or takes a ready row out of its place without starting
--- it. Where another session has the first row locked, the key goes to dl_freed, to be tried again. Called by triggers,
--- so it is bound to this schema by its text.
-DO $bound$ BEGIN EXECUTE format($function$
-CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-  this record;
-  first tid;
-BEGIN
-  -- Such a transaction may not see rows that were parked behind its run after its snapshot: a later claim looks.
-  IF current_setting('transaction_isolation') <> 'read committed' THEN
-    INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM %1$I.dl_workers) served;
-    RETURN;
-  END IF;
-  FOR this IN
-    WITH RECURSIVE place (key_hash, queue) AS (
-      SELECT free.key_hash, first.queue FROM unnest(p_key_hashes) AS free (key_hash) CROSS JOIN LATERAL (
-        SELECT queue FROM %1$I.dl_jobs
-         WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) = free.key_hash
-         ORDER BY queue LIMIT 1) first
-      UNION
-      SELECT place.key_hash, next.queue FROM place CROSS JOIN LATERAL (
-        SELECT queue FROM %1$I.dl_jobs
-         WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) = place.key_hash
-           AND queue > place.queue
-         ORDER BY queue LIMIT 1) next)
-    SELECT key_hash, queue FROM place
-  LOOP
-    SELECT locked.ctid INTO first FROM (
-      SELECT ctid AS at FROM %1$I.dl_jobs
-       WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-         AND hashtext(lock_key) = this.key_hash AND queue = this.queue
-       ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) near
-      CROSS JOIN LATERAL (
-        SELECT ctid FROM %1$I.dl_jobs
-         WHERE ctid = near.at AND status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-           FOR NO KEY UPDATE SKIP LOCKED) locked;
-    IF FOUND THEN
-      UPDATE %1$I.dl_jobs SET blocked_on = NULL WHERE ctid = first AND blocked_on = 'key';
-    -- A row of dl_freed that we lock stays until our commit, and stands for us. One that is locked may be about to go.
-    ELSIF NOT EXISTS (SELECT FROM %1$I.dl_freed WHERE key_hash = this.key_hash FOR SHARE SKIP LOCKED) THEN
-      INSERT INTO %1$I.dl_freed (key_hash) VALUES (this.key_hash);
-    END IF;
-    PERFORM pg_notify('dl_jobs', this.queue);
-  END LOOP;
-END
-$$
-$function$, current_schema()); END $bound$;
-
-
--- Try the keys of dl_freed again, each once a second. Until the commit a key's row stays locked, so an end that frees the
--- key meanwhile writes a row of its own.
-CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-  freed int[];
-BEGIN
-  WITH again AS (
-    DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' LIMIT 1000 FOR UPDATE SKIP LOCKED))
-    RETURNING key_hash)
-  SELECT array_agg(DISTINCT key_hash) INTO freed FROM again;
-  PERFORM dl_unpark(freed);
-END
-$$;
-
-
--- Make the first row of each parked key ready that no running row has: only a step that no trigger saw leaves such keys
--- (session_replication_role, DISABLE TRIGGER). Reads up to p_limit keys after p_after; returns the last one, null at the
--- end. Called by the reaper. Served by ix_dl_jobs_parked.
-CREATE OR REPLACE FUNCTION dl_unpark_stranded(p_after bigint, p_limit int) RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-  this int;
-BEGIN
-  FOR i IN 1 .. p_limit LOOP
-    SELECT hashtext(lock_key) INTO this FROM dl_jobs
-     WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) > p_after
-     ORDER BY hashtext(lock_key), queue LIMIT 1;
-    EXIT WHEN NOT FOUND;
-    p_after := this;
-    IF NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = this) THEN
-      PERFORM dl_unpark(ARRAY[this]);
-    END IF;
-  END LOOP;
-  RETURN this;
-END
-$$;
-
-
--- Remove rows that may not start from their places: a cancelled one ends canceled, one without attempts lost, one before
--- its time waits for it. Only other services make such rows. Returns their number; locked rows are left. The trigger
--- makes the next row of the key ready.
-CREATE OR REPLACE FUNCTION dl_set_aside(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
-DECLARE
-  rows int;
-BEGIN
-  WITH odd AS MATERIALIZED (
-    SELECT ctid AS at, CASE WHEN cancel_requested THEN 'canceled'
-                            WHEN attempt >= greatest(max_attempts, 1) THEN 'lost'
-                            WHEN available_at > clock_timestamp() THEN 'queued' END AS becomes
-      FROM dl_jobs WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' FOR NO KEY UPDATE SKIP LOCKED),
-  ended AS (
-    UPDATE dl_jobs SET status = becomes::dl_status, blocked_on = CASE becomes WHEN 'queued' THEN 'time' END,
-           journaled = journaled + CASE becomes WHEN 'queued' THEN 0 ELSE 1 END,
-           finished_at = CASE WHEN becomes <> 'queued' THEN now() END,
-           error = CASE becomes WHEN 'lost' THEN
-                     concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) ELSE error END
-      FROM odd WHERE dl_jobs.ctid = odd.at AND becomes IS NOT NULL
-    RETURNING job_id, queue, becomes, attempt),
-  journal AS (
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
-    SELECT job_id, queue, becomes, jsonb_build_object('attempt', attempt, 'by', 'claim') FROM ended
-     WHERE becomes <> 'queued')
-  SELECT count(*) INTO rows FROM ended;
-  RETURN rows;
-END
-$$;
-
-
--- Put off the rows of keys that another session holds without a running row, ready and parked ones, up to 1,000: for
--- 0.1 s, then twice as long with each refusal in a row, up to p_most_sec. Such a session is mostly a claim about to
--- commit, so the function looks again after 1, 5, 25 ms. Returns the number of keys put off; null when a key has become
--- free, or busy by a running row, meanwhile: then look at the queue again.
-CREATE OR REPLACE FUNCTION dl_put_off(p_queue text, p_key_hashes int[], p_most_sec float8) RETURNS int
-LANGUAGE plpgsql AS $$
-DECLARE
-  refused int[] := '{}';
-  before int;
-  keys int;
-  pause float8;
-BEGIN
-  FOREACH pause IN ARRAY ARRAY[0, 0.001, 0.005, 0.025] LOOP
-    PERFORM pg_sleep(pause);
-    before := cardinality(refused);
-    -- A lock that this look gets, it lets go at once.
-    refused := ARRAY(SELECT k FROM unnest(CASE pause WHEN 0 THEN p_key_hashes ELSE refused END) k
-                      WHERE NOT (SELECT CASE WHEN pg_try_advisory_lock(k) THEN pg_advisory_unlock(k) ELSE false END)
-                        AND NOT dl_is_running(k));
-    IF pause > 0 AND cardinality(refused) < before THEN
-      RETURN NULL;
-    END IF;
-    EXIT WHEN refused = '{}';
-  END LOOP;
-  WITH unlocked AS MATERIALIZED (
-    SELECT ctid AS at, hashtext(lock_key) AS key_hash, backoffs FROM dl_jobs WHERE ctid = ANY (ARRAY(
-      SELECT its_row.at FROM unnest(refused) k CROSS JOIN LATERAL (
-        SELECT ctid AS at FROM dl_jobs
-         WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
-           AND queue = p_queue
-         ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1000) its_row LIMIT 1000))
-       AND status::text = 'queued' AND blocked_on IS DISTINCT FROM 'time' FOR NO KEY UPDATE SKIP LOCKED),
-  off AS (
-    UPDATE dl_jobs SET blocked_on = 'time', backoffs = refusals.number + 1,
-           available_at = now() + make_interval(secs => least(p_most_sec, 0.1 * 2.0 ^ least(refusals.number, 20)))
-      FROM (SELECT at, max(backoffs) OVER (PARTITION BY key_hash) AS number FROM unlocked) refusals
-     WHERE dl_jobs.ctid = refusals.at
-    RETURNING job_id, queue, hashtext(lock_key) AS key_hash, attempt, backoffs, priority, created_at),
-  journal AS (
-    INSERT INTO dl_job_events (job_id, queue, kind, payload)
-    SELECT DISTINCT ON (key_hash) job_id, queue, 'requeue', jsonb_build_object(
-             'reason', 'the key is held by another session', 'attempt', attempt, 'backoffs', backoffs)
-      FROM off ORDER BY key_hash, priority, created_at)
-  SELECT count(DISTINCT key_hash) INTO keys FROM off;
-  RETURN keys;
-END
-$$;
-
-
--- Has the key_hash, whose lock this session has, a running row, or has another session the row at p_at locked? Else this
--- session has the row locked now.
-CREATE OR REPLACE FUNCTION dl_is_taken(p_at tid, p_key_hash int) RETURNS boolean LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM FROM dl_jobs WHERE ctid = p_at FOR NO KEY UPDATE SKIP LOCKED;
-  RETURN NOT FOUND OR dl_is_running(p_key_hash);
-END
-$$;
-
-
--- Lock the keys of the queue's first ready rows for this session, in the order of the rows, up to p_most keys. If there
--- are fewer keys, and more rows behind them, the function leaves a sixteenth of the keys to other workers.
---
--- p_priority, p_from   the rows before these are not read
--- p_past               nor are so many rows behind these
--- p_passed             keys that are passed over
--- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
---                      not ask, for most keys are free
---
--- mine              the keys whose locks this session has now; unless p_looks, they may still prove busy
--- others            the keys that are busy, and p_passed
--- odd               rows that may not start (dl_set_aside)
--- rows              how many rows were read
--- more              there may be more of them
--- priority, since   where the first row of a key taken stands
-CREATE OR REPLACE FUNCTION dl_take_keys(
-  p_queue text, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
-  OUT mine int[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
-  OUT since timestamptz)
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE
-  near record;
-  -- Rows since the last new key. The function reads on for 500 / mine of them at most: the more keys it has, the less
-  -- another one is worth. It reads on for all where it has none.
-  behind int := 0;
-  spared int;
-BEGIN
-  mine := '{}'; others := p_passed; odd := '{}'; rows := 0; more := false;
-  FOR near IN
-    SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, priority, created_at,
-           cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp() AS is_odd
-      FROM dl_jobs
-     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
-     ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
-  LOOP
-    rows := rows + 1;
-    behind := behind + 1;
-    IF near.is_odd THEN
-      odd := odd || near.job_id;
-    ELSIF near.key_hash <> ALL (mine) AND near.key_hash <> ALL (others) THEN
-      IF NOT pg_try_advisory_lock(near.key_hash) THEN
-        others := others || near.key_hash;
-      ELSIF p_looks AND dl_is_taken(near.at, near.key_hash) THEN
-        PERFORM pg_advisory_unlock(near.key_hash);
-        others := others || near.key_hash;
-      ELSE
-        IF mine = '{}' THEN
-          priority := near.priority;
-          since := near.created_at;
-        END IF;
-        mine := mine || near.key_hash;
-        behind := 0;
-      END IF;
-    END IF;
-    more := cardinality(mine) = p_most OR behind * cardinality(mine) > 500;
-    EXIT WHEN more;
-  END LOOP;
-  more := more OR rows = 1000 + p_most;
-  -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
-  -- none, and park rows instead of working. Each claim of eight keys or more leaves some, so the shares even out.
-  IF behind > 0 AND cardinality(mine) < p_most THEN
-    spared := (cardinality(mine) + 8) / 16;
-    PERFORM pg_advisory_unlock(k) FROM unnest(mine[cardinality(mine) - spared + 1:]) k;
-    mine := trim_array(mine, spared);
-  END IF;
-END
-$$;
 
 
 -- Write how runs of this worker have ended (p_job_id to p_facts: as dl_finish; null: none, and the session keeps its
@@ -535,5 +206,95 @@ BEGIN
          ORDER BY queue, available_at LIMIT 1) next ON true;
   END IF;
   RETURN NEXT;
+END
+$$;
+
+
+-- Lock the keys of the queue's first ready rows for this session, in the order of the rows, up to p_most keys. If there
+-- are fewer keys, and more rows behind them, the function leaves a sixteenth of the keys to other workers.
+--
+-- p_priority, p_from   the rows before these are not read
+-- p_past               nor are so many rows behind these
+-- p_passed             keys that are passed over
+-- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
+--                      not ask, for most keys are free
+--
+-- mine              the keys whose locks this session has now; unless p_looks, they may still prove busy
+-- others            the keys that are busy, and p_passed
+-- odd               rows that may not start (dl_set_aside)
+-- rows              how many rows were read
+-- more              there may be more of them
+-- priority, since   where the first row of a key taken stands
+CREATE OR REPLACE FUNCTION dl_take_keys(
+  p_queue text, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
+  OUT mine int[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
+  OUT since timestamptz)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  near record;
+  -- Rows since the last new key. The function reads on for 500 / mine of them at most: the more keys it has, the less
+  -- another one is worth. It reads on for all where it has none.
+  behind int := 0;
+  spared int;
+BEGIN
+  mine := '{}'; others := p_passed; odd := '{}'; rows := 0; more := false;
+  FOR near IN
+    SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, priority, created_at,
+           cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp() AS is_odd
+      FROM dl_jobs
+     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
+     ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
+  LOOP
+    rows := rows + 1;
+    behind := behind + 1;
+    IF near.is_odd THEN
+      odd := odd || near.job_id;
+    ELSIF near.key_hash <> ALL (mine) AND near.key_hash <> ALL (others) THEN
+      IF NOT pg_try_advisory_lock(near.key_hash) THEN
+        others := others || near.key_hash;
+      ELSIF p_looks AND dl_is_taken(near.at, near.key_hash) THEN
+        PERFORM pg_advisory_unlock(near.key_hash);
+        others := others || near.key_hash;
+      ELSE
+        IF mine = '{}' THEN
+          priority := near.priority;
+          since := near.created_at;
+        END IF;
+        mine := mine || near.key_hash;
+        behind := 0;
+      END IF;
+    END IF;
+    more := cardinality(mine) = p_most OR behind * cardinality(mine) > 500;
+    EXIT WHEN more;
+  END LOOP;
+  more := more OR rows = 1000 + p_most;
+  -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
+  -- none, and park rows instead of working. Each claim of eight keys or more leaves some, so the shares even out.
+  IF behind > 0 AND cardinality(mine) < p_most THEN
+    spared := (cardinality(mine) + 8) / 16;
+    PERFORM pg_advisory_unlock(k) FROM unnest(mine[cardinality(mine) - spared + 1:]) k;
+    mine := trim_array(mine, spared);
+  END IF;
+END
+$$;
+
+
+-- Has the key_hash, whose lock this session has, a running row, or has another session the row at p_at locked? Else this
+-- session has the row locked now.
+CREATE OR REPLACE FUNCTION dl_is_taken(p_at tid, p_key_hash int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM FROM dl_jobs WHERE ctid = p_at FOR NO KEY UPDATE SKIP LOCKED;
+  RETURN NOT FOUND OR dl_is_running(p_key_hash);
+END
+$$;
+
+
+-- Has the key_hash a running row with a live lease? Served by ix_dl_jobs_running. VOLATILE: each call sees every commit
+-- of before.
+CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN EXISTS (SELECT FROM dl_jobs
+                  WHERE status = 'running' AND hashtext(lock_key) = p_key_hash AND lease_expires_at > now());
 END
 $$;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from uuid import uuid4
@@ -9,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import BACKOFF_SEC, Worker, enqueue, heard, kinds, plain, quietly, row, started, value
+from hands import BACKOFF_SEC, Worker, enqueue, heard, kinds, plain, quietly, row, started, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from test_order import BEFORE_THE_LOCK, at_gate
@@ -290,6 +292,23 @@ def test_a_row_that_changes_hands_while_another_is_settled_is_left_alone(own_db:
 def test_nobody_ends_his_own_session(conn: db.Connection, worker: Worker) -> None:
     lifecycle.end_session(worker.conn, worker.pid, worker.session.backend_start)
     assert value(worker.conn, "SELECT 1") == 1
+
+
+def test_an_ended_session_is_gone_when_the_caller_goes_on(conn: db.Connection, workers: Workers) -> None:
+    """Else the next claim would find its keys held."""
+    caller, zombie = workers(), workers()
+    os.kill(zombie.pid, signal.SIGSTOP)
+    event = "SELECT wait_event FROM pg_stat_activity WHERE pid = %s"
+    with started(
+        lambda: lifecycle.end_session(caller.conn, zombie.pid, zombie.session.backend_start), None, conn
+    ) as ending:
+        try:
+            until(lambda: ending.done() or value(conn, event, caller.pid) == "BackendTermination", "the caller to wait")
+            assert not ending.done()
+        finally:
+            os.kill(zombie.pid, signal.SIGCONT)
+        ending.result()
+    assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", zombie.pid) == 0
 
 
 def test_a_session_that_one_may_not_end_is_let_be(conn: db.Connection, worker: Worker, other_role: str) -> None:

@@ -136,11 +136,15 @@ def a_million(test: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.fixture
 def thousand(dsn: str) -> Iterator[db.Connection]:
-    """A queue with a thousand rows."""
+    """A queue with a thousand rows, which nothing vacuums while a test counts what a call touches."""
     with db.connect(dsn, name="few", schema="public") as conn:
-        filled(conn, THOUSAND)
-        conn.execute("VACUUM ANALYZE dl_jobs")
-        yield conn
+        conn.execute("ALTER TABLE dl_jobs SET (autovacuum_enabled = off)")
+        try:
+            filled(conn, THOUSAND)
+            conn.execute("VACUUM ANALYZE dl_jobs")
+            yield conn
+        finally:
+            conn.execute("ALTER TABLE dl_jobs RESET (autovacuum_enabled)")
 
 
 @pytest.fixture(scope="module")
@@ -276,9 +280,9 @@ def test_c3_a_session_that_planned_on_a_short_table_claims_and_ends_as_cheaply_o
 def test_calls_cost_the_same_in_a_thousand_rows_and_in_a_million(
     million: db.Connection, thousand: db.Connection
 ) -> None:
-    """An index may be two levels higher, and a vacuum may come or not; nothing grows as the number of rows does."""
+    """An index may be two levels higher; nothing else grows."""
     few, many = costs(thousand), costs(million)
-    assert {name: (few[name], many[name]) for name in few if many[name] > 5 * few[name] + 20} == {}
+    assert {name: (few[name], many[name]) for name in few if many[name] > max(2.5 * few[name], few[name] + 20)} == {}
     assert too_dear(many) == {}
 
 

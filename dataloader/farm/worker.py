@@ -218,9 +218,9 @@ class Worker:
         try:
             outcome = self.runner.run(job, lease)
             changed = self.orders.signals.put_back()
+            is_alone = end_children(CHILDREN_SEC)  # a process that the pipeline has started ends with its job
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
-            is_alone = end_children(CHILDREN_SEC)  # a process that the pipeline has started ends with its job
             self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
         finally:
             self.heartbeat.leave(lease)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 
 from dataloader.pipelines import Context, PermanentError, Progress, register
@@ -244,6 +245,14 @@ def leaves_children(args: dict[str, Any], context: Context) -> None:
     subprocess.run(["/bin/sh", "-c", f"setsid sleep {600 + args['mark']} &"], check=True)
     if args.get("die"):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@register("leaves_a_busy_child")
+def leaves_a_busy_child(args: dict[str, Any]) -> None:
+    """End while a process that it started goes on; the process has used 0.3 s of CPU by then."""
+    child = psutil.Popen([sys.executable, "-c", "while True: pass"])
+    while child.cpu_times().user < 0.3:
+        time.sleep(0.01)
 
 
 @register("queries")

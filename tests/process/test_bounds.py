@@ -184,6 +184,17 @@ def test_i5_no_child_survives_its_job(farm: Farm, die: bool) -> None:
     farm.wait(farm.enqueue("noop"), "succeeded")
 
 
+def test_what_a_child_has_used_counts_for_its_own_run(farm: Farm) -> None:
+    """Also where the worker has to kill the child after the run."""
+    farm.ready(workers=1)
+    costs = []
+    for task in ("leaves_a_busy_child", "noop"):
+        job = farm.enqueue(task)
+        farm.wait(job, "succeeded")
+        costs.append(story_of(farm, job)[1]["cpu_sec"])
+    assert costs[0] >= 0.3 > costs[1]
+
+
 @pytest.mark.parametrize("daemon", [False, True])
 def test_i5_a_child_does_not_survive_a_forced_end(farm: Farm, daemon: bool) -> None:
     farm.ready(workers=1)

@@ -61,16 +61,38 @@ def _refused() -> NoReturn:
 
 
 def forget_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
-    """dl_jobs_forget deletes from dl_job_events with the owner's rights: the attack puts a table of that name first."""
+    """dl_jobs_forget, which dl_jobs_gone follows, deletes from dl_job_events with the owner's rights."""
+    return _delete(conn, job_id, "dl_jobs_forget")
+
+
+def gone_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
+    """dl_jobs_gone deletes the journal of its trigger's rows with the owner's rights."""
+    return _delete(conn, job_id, "dl_jobs_gone")
+
+
+def _delete(conn: psycopg.Connection, job_id: str, function: str) -> str:
+    """Call the trigger's function from a table of the attacker's, who puts a journal of his own first."""
     conn.execute(EVIL + SHADOWS)
-    conn.execute("CREATE TEMP TABLE bait (job_id uuid)")
+    conn.execute("CREATE TEMP TABLE bait (job_id uuid, lock_key text, status public.dl_status, blocked_on text)")
     conn.execute(
-        "CREATE TRIGGER bite AFTER DELETE ON bait REFERENCING OLD TABLE AS gone"
-        " FOR EACH STATEMENT EXECUTE FUNCTION public.dl_jobs_forget()"
+        "CREATE TRIGGER bite AFTER DELETE ON bait REFERENCING OLD TABLE AS gone"  # type: ignore[call-overload]
+        f" FOR EACH STATEMENT EXECUTE FUNCTION public.{function}()"
     )
-    conn.execute("INSERT INTO bait VALUES (%s)", (job_id,))
+    conn.execute("INSERT INTO bait VALUES (%s, 'k', 'queued')", (job_id,))
     conn.execute("DELETE FROM bait")
     return _ran_as(conn) or _refused()
+
+
+def step_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
+    """dl_jobs_step changes its trigger's job with the owner's rights: the attack puts a job back, and journals that."""
+    conn.execute(
+        "CREATE TEMP TABLE bait (job_id uuid, queue text, lock_key text, status public.dl_status, attempt int,"
+        " journaled int, available_at timestamptz, blocked_on text, cancel_requested bool)"
+    )
+    conn.execute("CREATE TRIGGER bite AFTER UPDATE ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_step()")
+    conn.execute("INSERT INTO bait VALUES (%s, 'q', 'k', 'failed', 1, 0, now())", (job_id,))
+    conn.execute("UPDATE bait SET status = 'queued'")
+    return "forged a row of the journal: another's job came back"
 
 
 def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
@@ -125,7 +147,12 @@ def an_operator_that_fits_better(conn: psycopg.Connection, job_id: str) -> str:
     return _ran_as(conn) or _refused()
 
 
-OF_STRANGERS: tuple[Attack, ...] = (forget_on_a_table_of_its_own, journal_on_a_table_of_its_own)
+OF_STRANGERS: tuple[Attack, ...] = (
+    forget_on_a_table_of_its_own,
+    gone_on_a_table_of_its_own,
+    journal_on_a_table_of_its_own,
+    step_on_a_table_of_its_own,
+)
 OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_operator_that_fits_better)
 
 

@@ -678,7 +678,7 @@ MUTANTS: list[Mutant] = [
         (
             "a deleted job",
             "FROM %1$I.dl_jobs WHERE job_id = NEW.job_id  --",
-            "FROM (SELECT NEW.job_id job_id, '' queue) j  --",
+            "FROM (SELECT NEW.job_id job_id, '' queue) j WHERE true  --",
         ),
         ("repeats what a service told", "AND NOT EXISTS (", "AND true OR false AND EXISTS ("),
         ("no look at the instant", "e.ts = now() OR "),

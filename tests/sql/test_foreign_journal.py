@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import REAP, Foreign
-from hands import Worker, enqueue, expire, journal, kinds, plain, row, value
+from hands import Worker, enqueue, expire, journal, kinds, plain, quietly, row, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
@@ -106,6 +106,10 @@ def test_what_is_undone_or_deleted_leaves_no_trace(conn: db.Connection) -> None:
         conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (plain(conn),))
     with conn.transaction(force_rollback=True):
         plain(conn)
+    job_id = plain(conn)
+    with conn.transaction():
+        change(conn, job_id, "canceled")
+        conn.execute("DELETE FROM dl_jobs")
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
 
 
@@ -154,3 +158,21 @@ def test_many_inserts_at_once_find_their_rows_by_the_index(conn: db.Connection, 
         producer.execute("SELECT pg_stat_force_next_flush()")
     assert value(conn, READ) - before < 500
     assert value(conn, "SELECT count(*) FROM dl_job_events") == 501
+
+
+def test_many_steps_at_once_find_their_rows_by_the_index(conn: db.Connection, dsn: str) -> None:
+    """The trigger's plans are kept: made for a short queue, they would read all of a long one for each row."""
+    job_id = plain(conn)
+    conn.execute("VACUUM ANALYZE dl_jobs, dl_job_events")
+    with psycopg.connect(dsn, autocommit=True) as service:
+        for status in ["canceled", "queued"] * 5:  # five times until PostgreSQL keeps a plan
+            change(service, job_id, status)
+        with quietly(conn):
+            for _ in range(500):
+                plain(conn)
+        service.execute("SELECT pg_stat_force_next_flush()")
+        before = value(conn, READ)
+        service.execute("UPDATE dl_jobs SET status = 'canceled'")
+        service.execute("SELECT pg_stat_force_next_flush()")
+    assert value(conn, READ) - before < 500
+    assert value(conn, "SELECT count(*) FROM dl_job_events WHERE kind = 'canceled'") == 506

@@ -358,6 +358,14 @@ def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, wo
     assert two.take().job_id == to_key
 
 
+def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    run(conn, one)
+    (waiting,) = parked(conn, two, 1)
+    conn.execute("UPDATE dl_jobs SET available_at = available_at - interval '1 s' WHERE job_id = %s", (waiting,))
+    assert waits(conn, waiting) == ["key"]
+
+
 def test_a_parked_row_that_is_canceled_by_its_column_is_set_aside_and_holds_up_nobody(
     conn: db.Connection, workers: Workers
 ) -> None:

@@ -140,6 +140,7 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
 # --- roles that mean ill ---
 
 
+OF_TRIGGERS = "dl_jobs_forget, dl_jobs_gone, dl_jobs_journal, dl_jobs_step"  # they run with the owner's rights
 HOSTILE = [("stranger", each) for each in attack.OF_STRANGERS] + [("producer", each) for each in attack.OF_PRODUCERS]
 
 
@@ -162,11 +163,11 @@ def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_anoth
 ) -> None:
     """The second wall, should EXECUTE be granted after all."""
     job_id = enqueue(conn)
-    conn.execute("GRANT EXECUTE ON FUNCTION dl_jobs_forget, dl_jobs_journal TO PUBLIC")
+    conn.execute(f"GRANT EXECUTE ON FUNCTION {OF_TRIGGERS} TO PUBLIC")
     try:
         succeeded, words = attack.tried(attack_, cast.stranger, str(job_id))
     finally:
-        conn.execute("REVOKE EXECUTE ON FUNCTION dl_jobs_forget, dl_jobs_journal FROM PUBLIC")
+        conn.execute(f"REVOKE EXECUTE ON FUNCTION {OF_TRIGGERS} FROM PUBLIC")
     assert (succeeded, words) == (False, f"dl_jobs_{attack_.__name__.split('_')[0]} is for dl_jobs")
     assert kinds(conn, job_id) == ["queued"]
 

@@ -748,7 +748,7 @@ MUTANTS: list[Mutant] = [
     *_in(
         JOURNAL,
         "CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins",
-        ("our own inserts too", "WHEN (NEW.journaled = 0) ", "", COSTS),
+        ("our own inserts too", "WHEN (NEW.journaled = 0) ", ""),
     ),
     *_body(
         "FUNCTION dl_enqueue(",

@@ -87,16 +87,28 @@ def test_what_putting_back_sets_itself_stands(conn: db.Connection, worker: Worke
     assert (row(conn, job_id)["status"], row(conn, job_id)["attempt"]) == ("canceled", 4)
 
 
-def test_a_service_that_keeps_the_journal_itself_is_not_repeated(conn: db.Connection) -> None:
+def tell_of_another_time(conn: db.Connection, *what: object) -> None:
+    conn.execute(TELL.replace("kind)", "kind, ts)").replace("%s)", "%s, '2001-01-01')"), what)
+
+
+def tell_in_a_savepoint(conn: db.Connection, *what: object) -> None:
+    """It has a transaction number of its own."""
+    with conn.transaction():
+        conn.execute(TELL, what)
+
+
+@pytest.mark.parametrize("tell", [tell_of_another_time, tell_in_a_savepoint])
+def test_a_service_that_keeps_the_journal_itself_is_not_repeated(
+    conn: db.Connection, tell: Callable[..., None]
+) -> None:
     with conn.transaction():
         job_id = plain(conn)
-        conn.execute(TELL, (job_id, "queued"))
+        tell(conn, job_id, "queued")
     with conn.transaction():
         change(conn, job_id, "running")
-        with conn.transaction():  # a savepoint
-            conn.execute(TELL, (job_id, "picked"))
+        tell(conn, job_id, "picked")
     with conn.transaction():
-        conn.execute(TELL.replace("kind)", "kind, ts)").replace("%s)", "%s, '2001-01-01')"), (job_id, "done"))
+        tell(conn, job_id, "done")
         change(conn, job_id, "succeeded")
     assert journal(conn, job_id) == [("queued", None), ("picked", None), ("done", None)]
 

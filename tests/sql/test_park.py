@@ -358,6 +358,15 @@ def test_a_parked_row_that_moves_is_ready_where_it_comes(conn: db.Connection, wo
     assert two.take().job_id == to_key
 
 
+def test_a_step_of_a_job_that_had_ended_makes_nobody_ready(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    ended = plain(conn, lock_key="k", status="failed")
+    run(conn, one)
+    (waiting,) = parked(conn, two, 1)
+    conn.execute("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", (ended,))
+    assert waits(conn, waiting) == ["key"]
+
+
 def test_a_parked_row_that_a_service_makes_due_earlier_stays_parked(conn: db.Connection, workers: Workers) -> None:
     one, two = workers(), workers()
     run(conn, one)

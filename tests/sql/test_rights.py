@@ -137,6 +137,18 @@ def test_functions_of_a_later_version_reach_those_who_had_the_others(
             assert may_call(theirs, "SELECT dl_new()") is may
 
 
+def test_who_may_delete_jobs_needs_no_right_on_their_journal(
+    conn: db.Connection, dsn: str, make_role: Callable[[str], str]
+) -> None:
+    theirs = make_role(dsn)
+    role = sql.Identifier(str(conninfo_to_dict(theirs)["user"]))
+    conn.execute(sql.SQL("GRANT SELECT, DELETE ON dl_jobs TO {}").format(role))
+    enqueue(conn)
+    with session(theirs) as service:
+        service.execute("DELETE FROM dl_jobs")
+    assert value(conn, "SELECT count(*) FROM dl_job_events") == 0
+
+
 # --- roles that mean ill ---
 
 

@@ -491,7 +491,7 @@ class Storm:
         """One of our workers."""
         worker = Worker(self.dsn, f"{name}:{chance.random()}")
         with closing(worker.conn) as conn:
-            while self.left:
+            while self.left and not self.forgotten:
                 claim = worker.claim(name, backoff_sec=0.02)
                 if claim.job:
                     self.busy(chance)
@@ -527,7 +527,7 @@ class Storm:
             pause = until - time.monotonic()
             if pause <= 0:
                 # A slow machine is no lost wake-up: something must be there to claim, and no word of it under way.
-                if value(conn, CLAIMABLE, name) and not list(conn.notifies(timeout=0.1)):
+                if value(conn, CLAIMABLE, name) and not list(conn.notifies(timeout=2, stop_after=1)):
                     self.forgotten.append(name)
                 return
             ready, _, _ = select.select([conn.fileno(), self.ends], [], [], pause)

@@ -29,9 +29,10 @@
 -- from_priority, from_time       where the worker's steps of the next second may begin, for this one has read many rows in
 --                                vain; null: the worker keeps what it has
 --
--- A claim that starts nothing leaves no row that could start without a notification. It parks rows of busy keys, puts
--- off those of keys that a foreign session holds, and asks to be called again where others have rows locked. A claim
--- that has passed many rows of busy keys parks these too, so that each row is passed a few times at most.
+-- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
+-- will come. The claim parks rows of busy keys, and puts off those of keys that a session holds without a running row;
+-- where others have rows locked it asks to be called again. A claim that starts something, but has passed many rows of
+-- busy keys, parks these too.
 CREATE OR REPLACE FUNCTION dl_step(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
   p_priority int, p_from timestamptz,
@@ -55,11 +56,11 @@ DECLARE
   parked int;
   off int;
   started int := 0;
-  looks boolean := false;
-  looked_twice boolean := false;
+  looks boolean := false;         -- dl_take_keys asks whether its keys are free
+  looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
   not_started int[];
-  past int := 0;            -- rows of earlier pages
-  passed int[] := '{}';     -- keys that did not start there
+  past int := 0;            -- how many rows behind p_from this call has looked at in vain
+  passed int[] := '{}';     -- their keys
 BEGIN
   backoffs := 0;
   look_again := false;
@@ -87,6 +88,8 @@ BEGIN
     PERFORM dl_unpark_freed();
   END IF;
 
+  -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting aside,
+  -- parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
   LOOP
     took := dl_take_keys(p_queue, p_most, p_priority, p_from, past, passed, looks);
     busy := took.others;
@@ -130,8 +133,9 @@ BEGIN
         FROM started ORDER BY priority, created_at, job_id;
       GET DIAGNOSTICS started = ROW_COUNT;
       IF started < cardinality(took.mine) THEN
-        -- A running row keeps the key busy after all, or another session has its first row locked.
-        -- The lease tells which rows this claim has started: an earlier run of ours may be running still, its end unwritten.
+        -- A running row keeps the key busy after all; or another session has its first row locked, has changed that row
+        -- since, or the row may not start. The lease tells which rows this claim has started: an earlier run of ours may
+        -- be running still, its end unwritten.
         not_started := ARRAY(SELECT k FROM unnest(took.mine) k
                               WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
                                                    AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
@@ -219,7 +223,7 @@ $$;
 -- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
 --                      not ask, for most keys are free
 --
--- mine              the keys whose locks this session has now; unless p_looks, they may still prove busy
+-- mine              the keys whose locks this session has now; they may still prove busy, with p_looks hardly
 -- others            the keys that are busy, and p_passed
 -- odd               rows that may not start (dl_set_aside)
 -- rows              how many rows were read
@@ -280,8 +284,8 @@ END
 $$;
 
 
--- Has the key_hash, whose lock this session has, a running row, or has another session the row at p_at locked? Else this
--- session has the row locked now.
+-- Has the key_hash, whose lock this session has, a running row, or has another session the row at p_at locked? Unless
+-- another has, this session has the row locked now.
 CREATE OR REPLACE FUNCTION dl_is_taken(p_at tid, p_key_hash int) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM FROM dl_jobs WHERE ctid = p_at FOR NO KEY UPDATE SKIP LOCKED;

@@ -18,9 +18,9 @@ $$;
 --
 -- `unfinished` are the jobs that are no longer this worker's, `canceled` those that ended canceled by another verb,
 -- `locked` those whose rows another session has locked: their worker writes these ends again a little later. Null:
--- none. A claim holds running rows for a moment (dl_park), so the function tries a locked row again after 1, 5, 25 ms. It
--- releases the keys of the ended jobs, and with p_let_go all keys of the session: a locked job's row is still running,
--- and so keeps its key.
+-- none. A claim that parks holds running rows until its commit, so the function tries a locked row again after 1, 5,
+-- 25 ms. It releases the keys of jobs that are not running any more, and with p_let_go all keys of the session: a locked
+-- job's row is still running, and its live lease keeps the key.
 --
 -- Each row is found by its job_id, locked, and changed where it was found (ctid). Were it looked for by job_id once
 -- more, a plan that was made on a short table would read all of a long one.
@@ -29,7 +29,7 @@ CREATE OR REPLACE FUNCTION dl_finish(
   p_progress text[], p_facts text[], OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
-  key_hashes int[] := '{}';
+  key_hashes int[] := '{}';  -- of the ended jobs
   ended uuid[] := '{}';
   wrote record;
   pause float8;
@@ -63,7 +63,8 @@ BEGIN
                                ELSE e.error END
         FROM free e WHERE j.ctid = e.at AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
       RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, facts,
-                CASE verb WHEN 'retry' THEN extract(epoch FROM available_at - now())::float8 END AS delay_sec,
+                CASE WHEN verb = 'retry' AND status = 'queued' THEN extract(epoch FROM available_at - now())::float8 END
+                  AS delay_sec,
                 CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
     journal AS (
       INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -102,6 +103,9 @@ BEGIN
   IF p_let_go THEN
     PERFORM pg_advisory_unlock_all();
   ELSE
+    IF unfinished IS NOT NULL THEN
+      key_hashes := key_hashes || ARRAY(SELECT hashtext(lock_key) FROM dl_jobs WHERE job_id = ANY (unfinished));
+    END IF;
     -- An end may come late, for its row was locked; if its lease was over, the key may be that of this worker's next run.
     PERFORM pg_advisory_unlock(key_hash) FROM unnest(key_hashes) key_hash
       WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash

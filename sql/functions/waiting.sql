@@ -67,7 +67,7 @@ BEGIN
          ORDER BY queue LIMIT 1) next)
     SELECT key_hash, queue FROM place
   LOOP
-    SELECT locked.ctid INTO first FROM (
+    SELECT got.ctid INTO first FROM (
       SELECT ctid AS at FROM %1$I.dl_jobs
        WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
          AND hashtext(lock_key) = this.key_hash AND queue = this.queue
@@ -75,7 +75,7 @@ BEGIN
       CROSS JOIN LATERAL (
         SELECT ctid FROM %1$I.dl_jobs
          WHERE ctid = near.at AND status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-           FOR NO KEY UPDATE SKIP LOCKED) locked;
+           FOR NO KEY UPDATE SKIP LOCKED) got;
     IF FOUND THEN
       UPDATE %1$I.dl_jobs SET blocked_on = NULL WHERE ctid = first AND blocked_on = 'key';
     -- A row of dl_freed that we lock stays until our commit, and stands for us. One that is locked may be about to go.
@@ -128,10 +128,11 @@ END
 $$;
 
 
--- Put off the rows of keys that another session holds without a running row, ready and parked ones, up to 1,000: for
--- 0.1 s, then twice as long with each refusal in a row, up to p_most_sec. Such a session is mostly a claim about to
--- commit, so the function looks again after 1, 5, 25 ms. Returns the number of keys put off; null when a key has become
--- free, or busy by a running row, meanwhile: then look at the queue again.
+-- Put off the rows of keys that another session holds without a running row, ready and parked ones, up to 1,000 in all:
+-- until 0.1 s from the begin of the transaction, then twice as long with each refusal in a row, up to p_most_sec. Such a
+-- session is mostly a claim about to commit, so the function looks again after 1, 5, 25 ms. Returns the number of keys
+-- put off; null when a key has become free, or busy by a running row, meanwhile: then look at the queue again. The
+-- trigger notifies the queue's workers of the new time.
 CREATE OR REPLACE FUNCTION dl_put_off(p_queue text, p_key_hashes int[], p_most_sec float8) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE

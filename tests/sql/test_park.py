@@ -17,6 +17,7 @@ from hands import (
     kinds,
     many,
     plain,
+    quietly,
     row,
     started,
     state,
@@ -391,6 +392,25 @@ def test_a_parked_row_that_is_canceled_by_its_column_is_set_aside_and_holds_up_n
         found = None
     assert state(conn, canceled) == ("canceled", 0)
     assert journal(conn, canceled)[-1] == ("canceled", {"attempt": 0, "by": "claim"})
+
+
+def test_a_row_that_may_not_start_is_passed_over_while_another_session_has_it_locked(
+    conn: db.Connection, worker: Worker
+) -> None:
+    odd, good = plain(conn, priority=1, cancel_requested=True), plain(conn, priority=2)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (odd,))
+        assert ids(step(worker, 2)) == [good]
+    assert state(conn, odd) == ("queued", 0)
+
+
+def test_a_row_before_its_time_that_stands_as_ready_waits_for_it(conn: db.Connection, worker: Worker) -> None:
+    """No trigger saw its insert. That is no step, so the journal has no line."""
+    with quietly(conn):
+        early = plain(conn, in_sec=3_600)
+    assert waits(conn, early) == [None]
+    assert worker.claim().job is None
+    assert (waits(conn, early), kinds(conn, early)) == (["time"], [])
 
 
 def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(

@@ -128,6 +128,20 @@ def test_a_job_with_no_attempts_has_one_and_goes_with_the_others(conn: db.Connec
     assert ids(step(worker, 5).jobs) == jobs
 
 
+def test_the_key_of_a_job_that_is_not_ours_any_more_is_let_go_while_another_of_the_batch_runs(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """The heartbeat writes such an end; the run of the other may go on for hours."""
+    one, two = workers(), workers()
+    plain(conn, lock_key="a", priority=1)
+    plain(conn, lock_key="b", priority=2)
+    lost, _running = step(one, 2).jobs
+    conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (lost.job_id,))
+    assert not lifecycle.finish_some(one.conn, one.name, [Ended(lost, DONE)]).ended
+    assert two.take().job_id == lost.job_id
+    assert two.claim().job is None
+
+
 def test_a_row_that_somebody_holds_is_passed_over_and_its_key_let_go(conn: db.Connection, workers: Workers) -> None:
     one, other = workers(), workers()
     held, free = plain(conn, priority=1), plain(conn, priority=2)

@@ -85,6 +85,6 @@ SELECT job_id FROM dl_jobs WHERE queue = %(queue)s AND status IN ('failed', 'los
  ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
 
 -- name: not_due
--- The next of a queue's jobs that wait for their time, the earliest first. Served by ix_dl_jobs_due.
+-- The next of a queue's jobs that wait for their time, the earliest first. Served by ix_dl_jobs_time.
 SELECT job_id FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on = 'time'
  ORDER BY available_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED;

@@ -17,7 +17,7 @@
 --
 -- A queued row is ready, or blocked_on says why not; that decides how it is found:
 --   ready     blocked_on null                the claim may start it      ix_dl_jobs_ready
---   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_due
+--   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_time
 --   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
@@ -95,7 +95,7 @@ CREATE INDEX ix_dl_jobs_key ON dl_jobs (hashtext(lock_key), queue, priority, cre
 CREATE INDEX ix_dl_jobs_parked ON dl_jobs (hashtext(lock_key), queue)
   WHERE enum_eq(status, 'queued') AND blocked_on = 'key';
 -- Rows that wait for their time: dl_wake, and the next due instant.
-CREATE INDEX ix_dl_jobs_due ON dl_jobs (queue, available_at)
+CREATE INDEX ix_dl_jobs_time ON dl_jobs (queue, available_at, priority, created_at)
   WHERE status = 'queued' AND blocked_on = 'time';
 -- Keys that are busy, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';

@@ -9,7 +9,7 @@ SELECT set_config('statement_timeout', %(time)s, true);
 -- not grow with what is queued: the queues are found by loose scans, each count is of one index and ends at `most`, and
 -- beyond that counts what the reaper has noted within ten minutes (`counted_at` says when). All scans but the one for
 -- the lag come from an index's end, where a queue that is being worked off has its living jobs: at its begin are those
--- that were taken and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_due,
+-- that were taken and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_time,
 -- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running.
 WITH RECURSIVE
 waiting (queue) AS (

@@ -208,8 +208,9 @@ END
 $$;
 
 
--- Make up to p_limit due rows of the queue ready, and notify the queue's workers. Returns the number of rows. Called by
--- dl_step, and by the reaper for queues without a worker. Served by ix_dl_jobs_due.
+-- Make up to p_limit due rows of the queue ready, the earliest first and those of one instant in the order of the claim,
+-- and notify the queue's workers. Returns the number of rows. Called by dl_step, and by the reaper for queues without a
+-- worker. Served by ix_dl_jobs_time.
 CREATE OR REPLACE FUNCTION dl_wake(p_queue text, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   woken int;
@@ -217,7 +218,7 @@ BEGIN
   WITH due AS (
     SELECT ctid AS at FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
-     ORDER BY available_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED)
+     ORDER BY available_at, priority, created_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED)
   UPDATE dl_jobs SET blocked_on = NULL WHERE ctid = ANY (ARRAY(SELECT at FROM due));
   GET DIAGNOSTICS woken = ROW_COUNT;
   IF woken > 0 THEN

@@ -428,7 +428,7 @@ def test_a_farm_of_older_code_claims_by_its_own_role_when_a_migration_has_stoppe
             "SELECT ON dl_migrations TO {}",
         ):
             conn.execute(sql.SQL("GRANT " + right).format(farm))
-        for migration in migrations.known()[-3:]:
+        for migration in [each for each in migrations.known() if each.name >= "0018"]:
             migrations._apply(conn, migration)
             if migration.name.startswith("0018"):
                 continue
@@ -452,7 +452,7 @@ def test_a_queue_in_public_does_not_stand_in_for_a_schema_that_was_never_migrate
 
 
 # What an interrupted CREATE INDEX CONCURRENTLY leaves.
-INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_due'::regclass"
+INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_dl_jobs_time'::regclass"
 # What somebody may do to the schema, and what is said of it.
 DRIFTS = {
     "ALTER TABLE dl_jobs DISABLE TRIGGER dl_jobs_notify_ins": "trigger dl_jobs_notify_ins is disabled",
@@ -462,7 +462,7 @@ DRIFTS = {
     "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
     " EXECUTE FUNCTION notify_job_ready()": "trigger dl_jobs_forget is changed",
     "DROP INDEX ix_dl_jobs_ready": "index ix_dl_jobs_ready is missing",
-    INVALID: "index ix_dl_jobs_due is invalid",
+    INVALID: "index ix_dl_jobs_time is invalid",
     "CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
         "function dl_is_running is changed",
     "ALTER FUNCTION dl_wake_all SECURITY DEFINER": "function dl_wake_all is changed",
@@ -499,11 +499,11 @@ def test_an_invalid_index_is_named_and_built_again(own_db: str, dsn: str) -> Non
     with session(own_db) as conn:
         for _ in range(2):
             plain(conn)
-        conn.execute("DROP INDEX ix_dl_jobs_due")
+        conn.execute("DROP INDEX ix_dl_jobs_time")
         with pytest.raises(psycopg.errors.UniqueViolation):
-            conn.execute("CREATE UNIQUE INDEX CONCURRENTLY ix_dl_jobs_due ON dl_jobs (queue)")
-        assert migrations.drifted(conn) == ["index ix_dl_jobs_due is invalid"]
-        assert migrations.migrate(own_db, "public") == ["index ix_dl_jobs_due, which is invalid"]
+            conn.execute("CREATE UNIQUE INDEX CONCURRENTLY ix_dl_jobs_time ON dl_jobs (queue)")
+        assert migrations.drifted(conn) == ["index ix_dl_jobs_time is invalid"]
+        assert migrations.migrate(own_db, "public") == ["index ix_dl_jobs_time, which is invalid"]
     assert catalog(own_db) == catalog(dsn)
 
 

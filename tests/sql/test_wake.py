@@ -31,6 +31,18 @@ def test_due_rows_of_every_queue_wake_and_their_sleepers_are_told_once(conn: db.
     assert worker.notes() == []
 
 
+def test_rows_whose_time_comes_at_one_instant_wake_in_the_order_of_the_claim(conn: db.Connection) -> None:
+    """A claim wakes some at a time; whatever woke first would start first."""
+    with conn.transaction():
+        last, second, first = (plain(conn, in_sec=60, priority=n, made_sec=s) for n, s in ((2, 0), (1, 0), (1, -5)))
+    with quietly(conn):
+        conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s'")
+    for woken in (first, second, last):
+        assert row(conn, woken)["blocked_on"] == "time"
+        assert lifecycle.wake(conn, 1) == 1
+        assert row(conn, woken)["blocked_on"] is None
+
+
 def test_nothing_due_tells_nobody(conn: db.Connection, worker: Worker) -> None:
     plain(conn, in_sec=60)
     worker.notes()

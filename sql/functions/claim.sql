@@ -275,7 +275,7 @@ BEGIN
   more := more OR rows = 1000 + p_most;
   -- Fewer keys than this session could do with, and jobs wait behind them. Were all taken, the next worker would find
   -- none, and park rows instead of working. Each claim of eight keys or more leaves some, so the shares even out.
-  IF behind > 0 AND cardinality(mine) < p_most THEN
+  IF behind > 0 THEN
     spared := (cardinality(mine) + 8) / 16;
     PERFORM pg_advisory_unlock(k) FROM unnest(mine[cardinality(mine) - spared + 1:]) k;
     mine := trim_array(mine, spared);

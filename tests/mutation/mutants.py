@@ -243,7 +243,12 @@ MUTANTS: list[Mutant] = [
         ),
         ("keeps what it gets", "THEN pg_advisory_unlock(k)", "THEN true"),
         ("what runs too", " AND NOT dl_is_running(k)", ""),
-        ("no word of what has become free", "      RETURN NULL;\n", "      NULL;\n"),
+        (
+            "no word of what has become free",
+            "      RETURN NULL;\n",
+            "      NULL;\n",
+            "the claim looks once more in any case, and then comes back after 0.1 s",
+        ),
         ("every queue", "\n           AND queue = p_queue"),
         (
             "ready rows only",
@@ -272,7 +277,12 @@ MUTANTS: list[Mutant] = [
         "dl_is_taken",
         ("waits for a locked row", LOCK, WAIT),
         ("no look at the row", "RETURN NOT FOUND OR ", "RETURN "),
-        ("no look at the running rows", " OR dl_is_running(p_key_hash)"),
+        (
+            "no look at the running rows",
+            " OR dl_is_running(p_key_hash)",
+            "",
+            "the start looks too; this look saves a round for each such key",
+        ),
     ),
     *_function(
         "dl_take_keys",
@@ -280,7 +290,12 @@ MUTANTS: list[Mutant] = [
         ("keeps the key of what is taken", "PERFORM pg_advisory_unlock(near.key_hash)", "NULL"),
         ("a key twice", "near.key_hash <> ALL (mine) AND ", ""),
         ("a later job of a refused key", " AND near.key_hash <> ALL (others) THEN", " THEN"),
-        ("a later job of a passed key", "others := p_passed;", "others := '{}';"),
+        (
+            "a later job of a passed key",
+            "others := p_passed;",
+            "others := '{}';",
+            "the key's first row is locked, so the start refuses it; the list saves a round for each row of the key",
+        ),
         ("a canceled row", "cancel_requested OR attempt", "attempt"),
         ("a spent one", " OR attempt >= greatest(max_attempts, 1)"),
         ("no run for max_attempts 0", "greatest(max_attempts, 1)", "max_attempts"),
@@ -298,8 +313,7 @@ MUTANTS: list[Mutant] = [
             "PERFORM pg_advisory_unlock(k) FROM unnest(mine[",
             "PERFORM k FROM unnest(mine[",
         ),
-        ("leaves keys that nobody waits behind", "IF behind > 0 AND cardinality", "IF cardinality"),
-        ("leaves keys though it has what it asked for", " AND cardinality(mine) < p_most THEN", " THEN"),
+        ("leaves keys that nobody waits behind", "IF behind > 0 THEN", "IF true THEN"),
         ("no word of what is behind", "more := more OR rows = 1000 + p_most", "more := more"),
     ),
     *_body(

@@ -443,6 +443,14 @@ def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
     assert row(conn, rows[0])["backoffs"] == 4
 
 
+def test_keys_that_sessions_hold_are_put_off_each_by_its_own_refusals(conn: db.Connection, worker: Worker) -> None:
+    often, never = plain(conn, lock_key="often"), plain(conn, lock_key="never")
+    conn.execute("UPDATE dl_jobs SET backoffs = 3 WHERE job_id = %s", (often,))
+    conn.execute("SELECT pg_advisory_lock(hashtext('often')), pg_advisory_lock(hashtext('never'))")
+    assert worker.claim().backoffs == 2
+    assert [row(conn, job_id)["backoffs"] for job_id in (often, never)] == [4, 1]
+
+
 def test_rows_of_a_held_key_in_another_queue_are_left_to_that_queues_claims(
     conn: db.Connection, worker: Worker
 ) -> None:

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Worker, age, enqueue, expire, many, plain, quietly, row, value
+from hands import Worker, age, enqueue, expire, many, plain, quietly, row, until, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dataloader.queue import db, lifecycle, operations, stats
@@ -244,9 +244,9 @@ def test_the_overview_reads_no_more_of_a_longer_queue(conn: db.Connection, monke
                 "        now() - interval '1 min' FROM generate_series(1, %s) n",
                 (jobs,),
             )
-        conn.execute("VACUUM (ANALYZE) dl_jobs")
-        read.append(pages(conn))
-    assert read[1] < 1.2 * read[0] + 20, read
+        read.append(pages_after_vacuum(conn))
+    # An autovacuum's ANALYZE may hold back what a vacuum removes.
+    until(lambda: read[0] * 1.2 + 20 > pages_after_vacuum(conn), "the overview of a longer queue to read no more")
     with psycopg.connect(conn.info.dsn) as snapshot, quietly(conn):
         snapshot.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         snapshot.execute("SELECT count(*) FROM dl_jobs")  # nothing can be removed from the indexes meanwhile
@@ -257,7 +257,12 @@ def test_the_overview_reads_no_more_of_a_longer_queue(conn: db.Connection, monke
         assert [queue["length"] for queue in stats.overview(conn)["queues"]] == [100] * 5
         # What is left is the lag's: the oldest due job stands behind all that were taken.
         read.append(pages(conn, without_lag=True))
-    assert read[2] < 1.2 * read[0] + 100, read
+    assert read[-1] < 1.2 * read[0] + 100, read
+
+
+def pages_after_vacuum(conn: db.Connection) -> int:
+    conn.execute("VACUUM (ANALYZE) dl_jobs")
+    return pages(conn)
 
 
 def pages(conn: db.Connection, without_lag: bool = False) -> int:

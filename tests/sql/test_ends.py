@@ -191,3 +191,14 @@ def test_a_retry_without_a_delay_waits_as_its_attempts_say(conn: db.Connection, 
     lifecycle.settle(conn, worker.name, "timeout", "too long")
     found = row(conn, job_id)
     assert (found["available_at"] - found["now"]).total_seconds() == pytest.approx(30 * attempts, abs=5)
+
+
+def test_a_cancelled_job_whose_run_failed_waits_for_no_retry(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    lifecycle.request_cancel(conn, job_id)
+    assert worker.finish(job, "retry", error="why", delay_sec=60.0) == "canceled"
+    assert row(conn, job_id)["blocked_on"] is None
+    kind, payload = journal(conn, job_id)[-1]
+    assert (kind, payload["error"]) == ("canceled", "why")
+    assert "delay_sec" not in payload

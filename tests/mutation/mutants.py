@@ -380,7 +380,12 @@ MUTANTS: list[Mutant] = [
     *_body(
         "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, p_waits",
         ("never waits", "IF p_waits THEN", "IF false THEN"),
-        ("waits in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
+        (
+            "waits in no order",
+            "ORDER BY job_id FOR NO KEY UPDATE",
+            "FOR NO KEY UPDATE",
+            "a worker's session finds rows by their ids in this order, for it has no plan but the index",
+        ),
     ),
     *_body(
         "FUNCTION dl_finish(\n  p_worker text, p_ends json, p_let_go boolean, OUT",

@@ -112,6 +112,23 @@ def test_a_claim_that_has_passed_many_rows_parks_them_beside_its_job(conn: db.Co
     assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'key'") == 200
 
 
+@pytest.mark.parametrize("why", ["busy", "held", "canceled"])
+def test_a_claim_goes_on_until_nothing_is_in_its_way(conn: db.Connection, workers: Workers, why: str) -> None:
+    """It reads a thousand rows at a time."""
+    one, two = workers(), workers()
+    if why == "busy":
+        run(conn, one)
+    if why == "held":
+        conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
+    many(conn, 2_100, "k")
+    if why == "canceled":
+        conn.execute("UPDATE dl_jobs SET cancel_requested = true")
+    good = plain(conn, priority=200)
+    while (found := step(two, 1)).look_again and not found.jobs:
+        pass  # a claim stops after a second
+    assert ids(found) == [good]
+
+
 def test_a_claim_that_has_passed_a_few_rows_leaves_them(conn: db.Connection, workers: Workers) -> None:
     """To park each row of a key whose turn is near would cost more than to pass it."""
     one, two = workers(), workers()

@@ -6,7 +6,7 @@
 -- Words. The *key_hash* of a job is hashtext(lock_key): two keys may share one; they then exclude each other and nothing
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.
 -- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for (waiting.sql): 'time', or 'key': the
--- row is *parked* behind a running row of its key_hash. Whoever ends that run makes the first parked row ready.
+-- row is *parked* behind a running row of its key_hash. The session that ends that run makes the first parked row ready.
 --
 -- Spellings. `status = 'queued'` lets the partial indexes serve. `status::text = 'queued'` tests a row that is found
 -- already, and lets no index in. `enum_eq(status, 'queued')` lets only ix_dl_jobs_parked and ix_dl_jobs_queued in.

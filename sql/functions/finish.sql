@@ -29,7 +29,7 @@ CREATE OR REPLACE FUNCTION dl_finish(
   p_progress text[], p_facts text[], OUT unfinished uuid[], OUT canceled uuid[], OUT locked uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
-  key_hashes int[] := '{}';  -- of the ended jobs
+  key_hashes int[] := '{}';  -- of jobs that this worker does not run any more
   ended uuid[] := '{}';
   wrote record;
   pause float8;

@@ -6,8 +6,8 @@
 
 -- Park the ready rows of busy keys among the queue's first p_rows from p_priority and p_from on, and return their
 -- number. The function holds each key's running row FOR SHARE: an end that comes later waits for this commit, and then
--- finds the parked rows. Keys whose running row others have locked are left alone. Nothing is waited for, so nothing can
--- deadlock.
+-- finds the parked rows. Keys whose running row others have locked are left alone. The function waits for no lock, so it
+-- cannot deadlock.
 CREATE OR REPLACE FUNCTION dl_park(
   p_queue text, p_key_hashes int[], p_priority int, p_from timestamptz, p_rows int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
@@ -47,7 +47,8 @@ DECLARE
   this record;
   first tid;
 BEGIN
-  -- Such a transaction may not see rows that were parked behind its run after its snapshot: a later claim looks.
+  -- A transaction with one snapshot may not see the rows that claims have parked behind its run since. So a later claim
+  -- looks.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
     PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM %1$I.dl_workers) served;
@@ -129,8 +130,8 @@ $$;
 
 
 -- Put off the rows of keys that another session holds without a running row, ready and parked ones, up to 1,000 in all:
--- until 0.1 s from the begin of the transaction, then twice as long with each refusal in a row, up to p_most_sec. Such a
--- session is mostly a claim about to commit, so the function looks again after 1, 5, 25 ms. Returns the number of keys
+-- until 0.1 s from the begin of the transaction, then twice as long with each refusal in a row, up to p_most_sec. The
+-- session is mostly that of a claim about to commit, so the function looks again after 1, 5, 25 ms. Returns the number of keys
 -- put off; null when a key has become free, or busy by a running row, meanwhile: then look at the queue again. The
 -- trigger notifies the queue's workers of the new time.
 CREATE OR REPLACE FUNCTION dl_put_off(p_queue text, p_key_hashes int[], p_most_sec float8) RETURNS int

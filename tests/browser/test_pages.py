@@ -226,7 +226,12 @@ FAILED_COLUMNS = """() => {
 
 def test_the_chart_has_the_minute_so_far_and_every_failure(lend: Any, visit: Callable[[str], Visitor]) -> None:
     """A burst of a million does not hide one failure, and what happens now is drawn now."""
-    with lend() as dsn, served(dsn) as address, visit(address) as visitor, psycopg.connect(dsn) as conn:
+    with (
+        lend() as dsn,
+        served(dsn) as address,
+        visit(address) as visitor,
+        psycopg.connect(dsn, autocommit=True) as conn,  # each now() below is the statement's, not the wait's
+    ):
         deadline = time.monotonic() + 30
         while conn.execute("SELECT extract(second FROM clock_timestamp()) > 40").fetchone() == (True,):
             assert time.monotonic() < deadline  # the minute must not end while the page is looked at
@@ -237,7 +242,6 @@ def test_the_chart_has_the_minute_so_far_and_every_failure(lend: Any, visit: Cal
             " (date_bin('10 s', now() - interval '10 min', '2000-01-01'), 'q', 1, 1),"
             " (date_bin('10 s', now(), '2000-01-01'), 'q', 2, 1)"
         )
-        conn.commit()
         page = visitor.go("/")
         page.locator("#pace-chart canvas").wait_for()
         columns = page.evaluate(FAILED_COLUMNS)

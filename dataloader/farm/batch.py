@@ -341,11 +341,12 @@ class Batch:
 
     def _log_finished(self, end: Ended, status: Status) -> None:
         """One line for each run; only a line with an error's text goes the long way through the log."""
-        finished = {**(end.report or identity(end.job)), "verb": str(end.finish.verb), "status": status.value}
-        if end.finish.error or not end.report:
-            self._log.info("worker.job.finished", **finished, error=(end.finish.error or "").split("\n", 1)[0] or None)
+        became = {"verb": end.finish.verb, "status": status}
+        if end.report and not end.finish.error:
+            FINISHED.write({"worker": end.job.claimed_by, "queue": self._queue, **end.report, **became})
         else:
-            FINISHED.write({"worker": end.job.claimed_by, "queue": self._queue, **finished})
+            error = (end.finish.error or "").split("\n", 1)[0] or None
+            self._log.info("worker.job.finished", **(end.report or identity(end.job)), **became, error=error)
 
 
 def identity(job: Job) -> dict[str, Any]:

@@ -5,7 +5,7 @@ the thread stops the run. A beat uses the session with the key's advisory lock, 
 The thread also hands back jobs that wait behind a long run, and writes ends that have waited for their batch.
 
 The worker does not wake the thread for a run shorter than TICK_SEC: the thread looks that often while there are runs.
-So a short job costs no switch between threads.
+So a short job costs no switch between threads, and no title of the process.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Heartbeat(threading.Thread):
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
+        self._is_over = False  # is_alive() asks a lock
         self._has_key = True  # False: a former session that cannot end has the key
         self._is_ours = False  # True: the thread may use the session
         self._busy = threading.Lock()  # held while the thread uses the connection
@@ -89,17 +90,23 @@ class Heartbeat(threading.Thread):
     def _take_back(self) -> None:
         """Wait until the thread has stopped to use the session."""
         while not self._busy.acquire(timeout=1.0):
-            if not self.is_alive():
+            if self._is_over:
                 return
         self._busy.release()
 
     @property
     def is_sound(self) -> bool:
         """False once the thread has ended or met an error that is not the database's absence."""
-        return self.is_alive() and not self._failed
+        return not (self._is_over or self._failed)
 
     def run(self) -> None:
         """Look after each run, for the life of the worker."""
+        try:
+            self._look_after_runs()
+        finally:
+            self._is_over = True
+
+    def _look_after_runs(self) -> None:
         seen = now()
         while True:
             self._rest(now() - seen > REST_SEC)
@@ -140,6 +147,7 @@ class Heartbeat(threading.Thread):
         # A beat marks a job that was claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun
         self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
+        lease.slot.show(f"job={lease.job.job_id} attempt={lease.job.attempt}")
         while not lease.released:
             try:
                 busy = self._beat_where_due(lease, interval)
@@ -154,6 +162,7 @@ class Heartbeat(threading.Thread):
                 self._wait_for_release(lease)
             elif not busy:
                 self._sleep(lease)
+        lease.slot.show("works")
 
     def _beat_where_due(self, lease: Lease, interval: float) -> bool:
         """Read notifications and write what is due; False when nothing was due, so that the thread may sleep.

@@ -33,6 +33,7 @@ _TAKEN = (
     *(signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGALRM, signal.SIGTTIN),
 )
 
+now = time.monotonic  # seconds, by the same clock in all processes of one machine
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -321,8 +322,3 @@ def _become(main: Callable[[], int]) -> NoReturn:
             sys.stderr.flush()
         finally:
             os._exit(code)  # in every case: never up the stack that this process has inherited from its parent
-
-
-def now() -> float:
-    """Monotonic seconds, the same clock in all processes of one machine."""
-    return time.monotonic()

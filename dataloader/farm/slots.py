@@ -17,6 +17,8 @@ from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from setproctitle import setproctitle
+
 from dataloader.farm.process import now
 
 
@@ -160,6 +162,10 @@ class Slot:
         self.fields.worker = worker.encode()
         self.fields.queue_name = queue.encode()
         self.fields.pid = os.getpid()
+
+    def show(self, doing: str) -> None:
+        """By the worker: what `ps` shows of it."""
+        setproctitle(f"dataloader: worker {self.queue_name}#{self.index} {doing}")
 
     def begin(
         self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0

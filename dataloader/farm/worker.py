@@ -17,7 +17,6 @@ from uuid import uuid4
 import psutil
 import psycopg
 import structlog
-from setproctitle import setproctitle
 
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
@@ -129,7 +128,7 @@ class Worker:
         """Write the ends of earlier runs, claim jobs, run them. True: claim again at once; False: wait."""
         if self.slot.state is not State.AWAKE:
             self.slot.state = State.AWAKE
-            self._title("idle")
+            self.slot.show("works")
         sent = now()
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
         step = self.batch.step(most)
@@ -151,9 +150,6 @@ class Worker:
         self._due_in = None
         self.batch.fit(probe.lock_table(self.session.conn))
 
-    def _title(self, doing: str) -> None:
-        setproctitle(f"dataloader: worker {self.queue}#{self.slot.index} {doing}")
-
     # --- one run ---
 
     def _run_batch(self, jobs: Sequence[Job], sent: float) -> None:
@@ -170,7 +166,6 @@ class Worker:
         if runs:
             self.batch.took(now() - began, runs)
         self.batch.hand_back(self._why_not_started())
-        self._title("idle")
 
     def _goes_on(self, sent: float, began: float, runs: int) -> bool:
         """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
@@ -204,7 +199,6 @@ class Worker:
             self.slot.end()
             self.batch.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
             return
-        self._title(f"job={job.job_id} attempt={job.attempt}")
         with log.context(**identity(job)), self.traces.run(job) as report:
             outcome, facts = self._run_pipeline(job)
             report(outcome)
@@ -236,8 +230,8 @@ class Worker:
         if outcome.progress:
             outcome = outcome._replace(progress=log.masked(outcome.progress))
         end = decide(job, outcome)
-        took = {"outcome": outcome.end.value, "duration_ms": round(seconds * 1_000, 1)}
-        report = identity(job) | {"task": log.masked(job.task)} | took | facts
+        took = {"task": log.masked(job.task), "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1)}
+        report = {**identity(job), **took, **facts}
         if log.keeps_metrics():
             RUN.write({"queue": self.queue, **report})
         if end is None:
@@ -247,7 +241,7 @@ class Worker:
 
     def _log_failure(self, outcome: Outcome) -> None:
         """The stack of a failed run; another line reports the job's status once that is written."""
-        if outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT) and outcome.error:
+        if outcome.error and outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT):
             head, _, rest = outcome.error.partition("\n")
             stack = {"exception": rest.strip()} if rest else {}
             self.log.warning("worker.job.failed", error=head, **stack)
@@ -271,7 +265,7 @@ class Worker:
             self.batch.step(0)
         if self.slot.state is not State.RESTING:
             self.slot.state = State.RESTING
-            self._title("waits to claim")
+            self.slot.show("waits to claim")
             self.orders.call_supervisor()
         list(self.session.conn.notifies(timeout=0))  # unread ones would stop the backend, and then all NOTIFY
         if not (self.orders.may_claim or self.orders.is_over):
@@ -282,6 +276,7 @@ class Worker:
     def _wait(self) -> None:
         """Until a job may be claimable for which no sibling has looked, the idle poll, or an order."""
         self.slot.state = State.IDLE
+        self.slot.show("idle")
         poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         poll_at = min(now() + poll_sec, self.batch.retry_at)
         due_at = math.inf if self._due_in is None else now() + self._due_in

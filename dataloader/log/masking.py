@@ -245,7 +245,8 @@ def _secrets_in(value: Any, depth: int, is_named: bool = False, is_within: bool 
     elif isinstance(value, Mapping) and depth < DEPTH_LIMIT:
         for name, item in value.items():
             is_secret_item = is_secret(name, item)
-            yield from _secrets_in(item, depth + 1, is_secret_item, is_named or is_within)
+            if is_secret_item or type(item) not in _PLAIN:
+                yield from _secrets_in(item, depth + 1, is_secret_item, is_named or is_within)
     elif isinstance(value, list) and depth < DEPTH_LIMIT:
         for item in value:
             yield from _secrets_in(item, depth + 1, is_named, is_within)

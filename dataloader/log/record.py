@@ -12,8 +12,10 @@ import re
 import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from itertools import islice
 from textwrap import indent
+from time import time_ns
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -54,7 +56,13 @@ def stamped(event: Event, level: str, logger: str, stream: str) -> dict[str, Any
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+    second, of_second = divmod(time_ns() // 1_000, 1_000_000)
+    return f"{_date(second)}.{of_second:06d}Z"
+
+
+@lru_cache(maxsize=2)  # a busy worker writes thousands of lines in a second
+def _date(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).isoformat()[:-6]
 
 
 def as_json(event: Event) -> bytes:

@@ -154,10 +154,10 @@ def decide(job: Job, outcome: Outcome) -> Finish | None:
     progress = to_json(outcome.progress) if outcome.progress is not None else None
     error = clip(outcome.error) if outcome.error is not None else None
     match outcome.end:
+        case End.DONE:  # the first, for it is most of them
+            return Finish(Verb.SUCCEED, None, progress=progress)
         case End.GONE | End.CRASH:
             return None
-        case End.DONE:
-            return Finish(Verb.SUCCEED, None, progress=progress)
         case End.CANCELED:
             return Finish(Verb.CANCEL, error, progress=progress)
         case End.HANDED_BACK:

@@ -14,6 +14,8 @@ from farming import Farm, until
 from judge import illegal
 from psycopg import sql
 
+from dataloader.queue import lifecycle
+
 
 def test_i8_term_lets_a_running_job_finish_and_starts_no_other(farm: Farm) -> None:
     program = farm.ready(workers=1)
@@ -34,6 +36,16 @@ def test_i8_what_does_not_finish_in_time_is_handed_back_uncounted(farm: Farm) ->
     kind, payload = farm.journal(job)[-1]
     assert (kind, payload["attempt"], payload["reason"]) == ("requeue", 0, "drain")
     assert payload["worker"] == farm.journal(job)[1][1]["worker"]
+
+
+def test_a_workers_title_says_what_it_does(farm: Farm) -> None:
+    """`idle`, then the job once its run has lasted for a look of the heartbeat, then `idle` again."""
+    program = farm.ready(workers=1)
+    until(lambda: program.children("q#0 idle"), "an idle worker")
+    job = farm.enqueue("recorded", args={"sec": 60})
+    until(lambda: program.children(f"q#0 job={job} attempt=1"), "the job in the title")
+    lifecycle.request_cancel(farm.conn, job)
+    until(lambda: program.children("q#0 idle"), "an idle worker")
 
 
 def test_i2_a_job_without_safe_points_is_ended_and_handed_back(farm: Farm) -> None:

@@ -48,7 +48,6 @@ class Heartbeat(threading.Thread):
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
-        self._is_over = False  # is_alive() asks a lock
         self._has_key = True  # False: a former session that cannot end has the key
         self._is_ours = False  # True: the thread may use the session
         self._busy = threading.Lock()  # held while the thread uses the connection
@@ -90,23 +89,17 @@ class Heartbeat(threading.Thread):
     def _take_back(self) -> None:
         """Wait until the thread has stopped to use the session."""
         while not self._busy.acquire(timeout=1.0):
-            if self._is_over:
+            if not self.is_alive():
                 return
         self._busy.release()
 
     @property
     def is_sound(self) -> bool:
         """False once the thread has ended or met an error that is not the database's absence."""
-        return not (self._is_over or self._failed)
+        return self.is_alive() and not self._failed
 
     def run(self) -> None:
         """Look after each run, for the life of the worker."""
-        try:
-            self._look_after_runs()
-        finally:
-            self._is_over = True
-
-    def _look_after_runs(self) -> None:
         seen = now()
         while True:
             self._rest(now() - seen > REST_SEC)

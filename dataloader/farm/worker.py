@@ -141,7 +141,9 @@ class Worker:
         return step.look_again
 
     def _connect(self) -> None:
+        self.slot.show("connects")
         self.session.connect()
+        self.slot.show("works")
         if not self.heartbeat.ident:
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())

@@ -61,14 +61,14 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 
 -- name: status
 -- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job
--- that holds its key, the session that refuses it, the jobs before it (as far as they are worth counting), or workers,
--- which may all be stopped. Far-off dates that Python cannot read are cut to the year 9999. `version` is a short text
+-- that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
+-- jobs before it (as far as they are worth counting), or workers, which may all be stopped. Far-off dates that Python cannot read are cut to the year 9999. `version` is a short text
 -- that changes with all that is shown, but for what cannot change and for the figures: how many workers there are, how
 -- many jobs go before.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
-       j.timeout_sec, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
+       j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
        dl_readable(j.available_at) AS available_at, dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (
@@ -77,7 +77,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                         AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before))
             ELSE why END AS waiting_for,
        to_hex(hashtextextended(ROW(j.status, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress,
-         j.queue, j.priority, j.max_attempts, j.timeout_sec, j.cancel_requested, j.available_at, j.blocked_on,
+         j.queue, j.priority, j.max_attempts, j.timeout_sec, j.score, j.cancel_requested, j.available_at, j.blocked_on,
          why - 'workers')::text, 0)) AS version
   FROM dl_jobs j
   LEFT JOIN LATERAL (
@@ -97,6 +97,24 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
            THEN jsonb_build_object('reason', 'time', 'until', dl_readable(j.available_at)) END,
       (SELECT jsonb_build_object('reason', 'lock', 'lock_key', j.lock_key, 'job_id', r.job_id) FROM dl_jobs r
         WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key) AND r.lease_expires_at > now() LIMIT 1),
+      (SELECT jsonb_build_object('reason', 'dead', 'lock_key', j.lock_key, 'job_id', d.job_id)
+         FROM dl_queues q JOIN dl_jobs d ON d.queue = q.queue AND d.lock_key = j.lock_key
+                                        AND d.status IN ('failed', 'lost') AND d.score IS NOT NULL
+        WHERE q.queue = j.queue AND q.ordered AND q.on_dead = 'hold' LIMIT 1),
+      (SELECT jsonb_build_object('reason', 'order', 'lock_key', j.lock_key, 'job_id', before.job_id,
+                                 'until', dl_readable(before.available_at))
+         FROM dl_queues q CROSS JOIN LATERAL (
+           (SELECT o.job_id, o.available_at FROM dl_jobs o
+             WHERE q.merge IS NOT TRUE AND o.status = 'queued' AND o.score IS NOT NULL
+               AND o.queue = j.queue AND o.lock_key = j.lock_key
+               AND (o.score, o.created_at, o.job_id) < (j.score, j.created_at, j.job_id)
+             ORDER BY o.queue, o.lock_key, o.score, o.created_at, o.job_id LIMIT 1)
+           UNION ALL
+           (SELECT t.job_id, t.available_at FROM dl_jobs t
+             WHERE q.merge AND t.status = 'queued' AND t.score IS NOT NULL AND least(t.attempt, 1) = 1
+               AND t.queue = j.queue AND t.lock_key = j.lock_key AND t.available_at > now()
+             LIMIT 1)) before
+        WHERE q.queue = j.queue AND q.ordered),
       (SELECT CASE WHEN live.stopped = live.workers AND live.workers > 0
                    THEN jsonb_build_object('reason', 'stopped', 'queue', j.queue, 'workers', live.workers)
                    WHEN live.workers = 0 AND NOT EXISTS (
@@ -132,7 +150,7 @@ SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 -- name: step
 -- running -> wherever the runs have ended, and queued -> running; see dl_step.
 SELECT * FROM dl_step(
-  %(queue)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(from_priority)s, %(from_time)s::timestamptz,
+  %(queues)s::text[], %(by_lag)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(from_priority)s, %(from_time)s::timestamptz,
   %(job_ids)s::uuid[], %(attempts)s::int[], %(verbs)s::text[], %(errors)s::text[], %(delays_sec)s::float8[],
   %(progress)s::text[], %(facts)s::text[]);
 
@@ -141,22 +159,23 @@ SELECT * FROM dl_step(
 SELECT job_id, trace FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND trace IS NOT NULL;
 
 -- name: beat
--- running -> running: the lease is renewed, progress written where there is any, the journal only at a regular
--- heartbeat. Changes no indexed column, so it can be a heap-only update.
+-- running -> running: the leases of a run's jobs are renewed. Progress is written where there is any, and the journal at
+-- a regular heartbeat, both for the first of the jobs. Changes no indexed column, so these can be heap-only updates.
 WITH renewed AS (
-  UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
-         progress = coalesce(%(progress)s::jsonb, progress)
-   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-  RETURNING job_id, queue, attempt, progress, cancel_requested),
+  UPDATE dl_jobs j SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+         progress = CASE WHEN j.job_id = (%(job_ids)s::uuid[])[1] THEN coalesce(%(progress)s::jsonb, progress) ELSE progress END
+    FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
+   WHERE j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
+  RETURNING j.job_id, queue, j.attempt, progress, cancel_requested),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
   SELECT job_id, queue, 'heartbeat', jsonb_build_object('attempt', attempt, 'progress', progress)
-    FROM renewed WHERE %(journal)s)
-SELECT cancel_requested FROM renewed;
+    FROM renewed WHERE %(journal)s AND job_id = (%(job_ids)s::uuid[])[1])
+SELECT count(*), coalesce(bool_or(cancel_requested), false) FROM renewed;
 
 -- name: retake
 -- running -> running after a reconnect; see dl_retake.
-SELECT dl_retake(%(job_id)s, %(attempt)s, %(claimed_by)s, %(backend_start)s);
+SELECT dl_retake(%(job_ids)s::uuid[], %(attempts)s::int[], %(claimed_by)s, %(backend_start)s);
 
 -- name: leap
 -- running -> running: a new number for this claim, above that of a fence in its target. The queue was restored from an
@@ -178,11 +197,12 @@ SELECT kind <> 'picked' FROM dl_job_events
    AND payload ->> 'worker' = %(claimed_by)s ORDER BY event_id DESC LIMIT 1;
 
 -- name: keep
--- running -> running: the keeper renews the lease of a worker that is alive but silent (a C call holds its GIL).
--- Not once the lease is over: by then another job may have the key. It marks the job as begun, as a heartbeat would.
-UPDATE dl_jobs SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
+-- running -> running: the keeper renews the leases of a worker that is alive but silent (a C call holds its GIL).
+-- Not once the lease is over: by then another job may have the key. It marks the jobs as begun, as a heartbeat would.
+UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
        heartbeat_at = coalesce(heartbeat_at, now())
- WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS run (job_id, attempt)
+ WHERE j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
    AND lease_expires_at > now();
 
 -- name: end_session
@@ -195,17 +215,14 @@ SELECT job_id, cancel_forced FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND s
 
 -- name: settle
 -- running -> queued, lost, failed or canceled: the job of a worker that died; see dl_settle.
-SELECT job_id, status::text FROM dl_settle(%(worker)s, %(running)s, %(end)s, %(reason)s, %(facts)s);
+SELECT job_id, status::text FROM dl_settle(%(worker)s, %(running)s::uuid[], %(end)s, %(reason)s, %(facts)s);
 
 -- name: take_back
--- running -> queued: jobs that a living worker has claimed ahead of its run and cannot hand back. A worker begins the
--- jobs of a claim in this order, so those before the run are done, and their ends are still to be written.
+-- running -> queued: jobs that a living worker has claimed ahead of its run and cannot hand back.
 WITH waiting AS MATERIALIZED (
-  SELECT j.job_id FROM dl_jobs j, dl_jobs begun
-   WHERE begun.job_id = %(running)s AND begun.status = 'running' AND begun.claimed_by = %(worker)s
-     AND j.status = 'running' AND j.claimed_by = %(worker)s AND j.heartbeat_at IS NULL
-     AND (j.priority, j.created_at, j.job_id) > (begun.priority, begun.created_at, begun.job_id)
-     FOR NO KEY UPDATE OF j SKIP LOCKED)
+  SELECT job_id FROM dl_jobs
+   WHERE job_id = ANY (%(job_ids)s) AND status::text = 'running' AND claimed_by = %(worker)s AND heartbeat_at IS NULL
+     FOR NO KEY UPDATE SKIP LOCKED)
 SELECT dl_give_back(job_id, 'drain', %(reason)s, '{}') FROM waiting;
 
 -- name: reap

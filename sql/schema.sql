@@ -18,7 +18,8 @@
 -- A queued row is ready, or blocked_on says why not; that decides how it is found:
 --   ready     blocked_on null                the claim may start it      ix_dl_jobs_ready
 --   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_time
---   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked
+--   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked_keys
+-- In an ordered queue the head of a key, its row with the smallest score, is the only one that may start.
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
 
@@ -65,7 +66,8 @@ CREATE TABLE dl_jobs (
   timeout_sec int,                                   -- how long one run may take; null: as its pipeline says
   cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
   claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
-  trace text                                         -- W3C traceparent of the request that triggered the job
+  trace text,                                        -- W3C traceparent of the request that triggered the job
+  score float8                                       -- place in the key, in an ordered queue; else as its producer gave it
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -83,6 +85,7 @@ COMMENT ON COLUMN dl_jobs.timeout_sec IS 'seconds that one run may take, null fo
 COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a safe point';
 COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggered the job';
+COMMENT ON COLUMN dl_jobs.score IS 'place among the jobs of the key in an ordered queue, the smallest first; else as its producer gave it';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
@@ -92,8 +95,12 @@ CREATE INDEX ix_dl_jobs_ready ON dl_jobs (queue, priority, created_at)
 CREATE INDEX ix_dl_jobs_key ON dl_jobs (hashtext(lock_key), queue, priority, created_at)
   WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key');
 -- In which queues rows of a key are parked: dl_unpark. By enum_eq and not by `=`, so that no other index can serve it.
-CREATE INDEX ix_dl_jobs_parked ON dl_jobs (hashtext(lock_key), queue)
+CREATE INDEX ix_dl_jobs_parked_keys ON dl_jobs (hashtext(lock_key), queue, lock_key)
   WHERE enum_eq(status, 'queued') AND blocked_on = 'key';
+-- Ordered queues: the rows of a key by status, those that were tried and the others in their order (dl_lock_heads). One
+-- index and not three, for each index of the table costs every statement that writes to it.
+CREATE INDEX ix_dl_jobs_order ON dl_jobs (queue, lock_key, status, least(attempt, 1), score, created_at, job_id)
+  WHERE score IS NOT NULL AND status IN ('queued', 'failed', 'lost');
 -- Rows that wait for their time: dl_wake, and the next due instant.
 CREATE INDEX ix_dl_jobs_time ON dl_jobs (queue, available_at, priority, created_at)
   WHERE status = 'queued' AND blocked_on = 'time';
@@ -124,10 +131,23 @@ CREATE TABLE dl_queues (
   paused_at timestamptz,                             -- since when no claim starts a job of it
   paused_by text,
   max_length int,                                    -- queued jobs from which on the API refuses more
-  CONSTRAINT dl_queues_chk_positive CHECK (max_length >= 0)
+  ordered boolean,                                   -- jobs of a key start in the order of their scores; null: not said
+  merge boolean,                                     -- one delivery takes all queued jobs of a key; null: not said
+  merge_limit int,                                   -- the most jobs of a key in one delivery; null: 1000
+  batch int,                                         -- the most keys in one call; null: as the pipeline says
+  on_dead text,                                      -- hold: a dead job stops its key; null: the key continues
+  CONSTRAINT dl_queues_chk_positive CHECK (max_length >= 0),
+  CONSTRAINT dl_queues_chk_order CHECK (
+    (merge IS NOT TRUE OR ordered IS TRUE) AND merge_limit BETWEEN 1 AND 1000 AND batch BETWEEN 1 AND 1000
+    AND on_dead IN ('continue', 'hold'))
 );
 COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
 COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
+COMMENT ON COLUMN dl_queues.ordered IS 'whether the jobs of a key start in the order of their scores; null: nobody has said';
+COMMENT ON COLUMN dl_queues.merge IS 'whether one delivery takes all queued jobs of a key; null: nobody has said';
+COMMENT ON COLUMN dl_queues.merge_limit IS 'the most jobs of a key in one delivery; null: 1000';
+COMMENT ON COLUMN dl_queues.batch IS 'the most keys in one call of a pipeline; null: as the pipeline says';
+COMMENT ON COLUMN dl_queues.on_dead IS 'hold: a dead job stops its key; null: the key continues';
 
 -- Keys that became free while others had their first row locked: tried again once a second.
 CREATE TABLE dl_freed (
@@ -202,6 +222,8 @@ CREATE TABLE dl_migrations (
 -- ran more. A worker's own starts and ends change claimed_by; its functions do what dl_jobs_step does for all other steps.
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
+CREATE TRIGGER dl_jobs_score_ins BEFORE INSERT ON dl_jobs
+  FOR EACH ROW WHEN (NEW.journaled <> 2 AND NEW.score IS NULL) EXECUTE FUNCTION dl_jobs_score();
 -- By the row: a condition cannot be asked of a statement. A transaction notifies of a queue once, whatever it inserts.
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION notify_job_ready();

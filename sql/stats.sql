@@ -30,13 +30,15 @@ serving AS (
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
-  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL)
+  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
 SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
        greatest(0, extract(epoch FROM now() - (
          SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
+       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
+       coalesce(on_dead, 'continue') AS on_dead,
        noted_length, noted_scheduled, noted_retries, noted_dead, counted_at
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
@@ -67,10 +69,12 @@ serving AS (
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
 known AS (
   SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
-  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL)
+  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
 SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled, coalesce(retries, 0) AS retries,
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
+       coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
+       coalesce(on_dead, 'continue') AS on_dead,
        length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead, counted_at
   FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
   LEFT JOIN dl_lengths USING (queue);
@@ -219,7 +223,7 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
 job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-(j).max_attempts, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
 (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
 dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
 dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;

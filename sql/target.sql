@@ -19,24 +19,33 @@ CREATE INDEX IF NOT EXISTS dl_fence_raised_at ON dl_fence (raised_at);
 ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS owner text, ADD COLUMN IF NOT EXISTS owned_at timestamptz;
 
 -- name: raise
--- From now on no run with a smaller claim can commit. No row: it stands higher, or is another's.
-INSERT INTO dl_fence AS f (job_id, claim, owner, owned_at) VALUES (%(job_id)s, %(claim)s, %(owner)s, now())
+-- From now on no run with a smaller claim to one of these jobs can commit. No row for a job: its fence stands higher, or is
+-- another's. In the order of the jobs, so two runs that share some never wait for each other.
+INSERT INTO dl_fence AS f (job_id, claim, owner, owned_at)
+SELECT job_id, claim, %(owner)s, now() FROM unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim)
+ ORDER BY job_id
 ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, raised_at = now(), owner = excluded.owner, owned_at = now()
  WHERE f.claim < excluded.claim OR f.claim = excluded.claim AND f.owner = excluded.owner AND f.owned_at = f.raised_at
 RETURNING current_schema();
 
--- name: height
--- Where the fence stands that could not be raised.
-SELECT claim FROM dl_fence WHERE job_id = %(job_id)s;
+-- name: in_the_way
+-- The fences that could not be raised, and where they stand.
+SELECT job_id, f.claim FROM dl_fence f JOIN unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim) USING (job_id)
+ WHERE f.claim > run.claim
+    OR f.claim = run.claim AND (f.owner IS DISTINCT FROM %(owner)s OR f.owned_at IS DISTINCT FROM f.raised_at);
 
 -- name: rename
 -- The session's name has the claim's number, by which later runs find it.
 SELECT set_config('application_name', %(name)s, false);
 
 -- name: end_older
--- The sessions of older runs, which may hold locks on the target's rows. Best effort: another role's are left alone.
-SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity
- WHERE usename = current_user AND substring(application_name FROM %(session)s)::bigint < %(claim)s;
+-- The sessions of older runs, which may hold locks on the target's rows. Best effort: another role's are left alone, and
+-- a run of several jobs is found by the first of them.
+SELECT pg_terminate_backend(pid, 2000)
+  FROM (SELECT pid, regexp_match(application_name, '^dl-job:([0-9a-f-]{36}):([0-9]{1,18})$') AS name FROM pg_stat_activity
+         WHERE usename = current_user) session
+  JOIN unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim)
+    ON name[1] = run.job_id::text AND name[2]::bigint < run.claim;
 
 -- name: forget
 -- Fences of long ago, a few at a time; no run is that old.
@@ -49,9 +58,9 @@ DELETE FROM dl_fence WHERE job_id IN (
 SELECT set_config(name, '0', true) FROM pg_settings WHERE name = 'transaction_timeout' AND source <> 'client';
 
 -- name: hold
--- The last statement of the transaction: true while no newer run has raised the fence. The row stays locked until the
--- commit, so a newer run waits for it; a process that is stopped in between holds it up for 5 s at most.
+-- The last statement of the transaction: true while no newer run has raised a fence of these. The rows stay locked until
+-- the commit, so a newer run waits for it; a process that is stopped in between holds it up for 5 s at most.
 WITH fence AS (
-  SELECT FROM {schema}.dl_fence
-   WHERE job_id = %(job_id)s AND claim = %(claim)s AND owner = %(owner)s AND owned_at = raised_at FOR SHARE)
-SELECT count(*) = 1, set_config('idle_in_transaction_session_timeout', '5s', true) FROM fence;
+  SELECT FROM {schema}.dl_fence f JOIN unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim) USING (job_id)
+   WHERE f.claim = run.claim AND owner = %(owner)s AND owned_at = raised_at ORDER BY job_id FOR SHARE OF f)
+SELECT count(*) = cardinality(%(job_ids)s::uuid[]), set_config('idle_in_transaction_session_timeout', '5s', true) FROM fence;

@@ -11,6 +11,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
+from operator import attrgetter
 from types import NoneType
 from typing import Any
 from uuid import UUID
@@ -18,14 +20,14 @@ from uuid import UUID
 import psycopg
 from psycopg import errors
 
-from dataloader import log
+from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import Siblings
 from dataloader.queue import db, lifecycle, probe
-from dataloader.queue.job import Finish, Job, Status
+from dataloader.queue.job import Delivery, Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step, Written
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
@@ -102,8 +104,11 @@ class Batch:
         self._log = logger
         self._most = self._spec.prefetch  # less where the server's lock table is small
         self._size = 1  # of the next claim, as the last runs suggest
+        self._keys = max(map(pipelines.batch_size, pipelines.tasks()), default=1)  # of a run, as the last one had them
+        self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[Delivery] = deque()  # the jobs of one key each
+        self._claimed = 0  # how many jobs the last claim had
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
@@ -114,14 +119,16 @@ class Batch:
     # --- jobs ---
 
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
-        """How many jobs to claim, of which `siblings` that also want jobs leave this worker its fair share.
+        """How many keys to claim, of which `siblings` that also want jobs leave this worker its fair share.
 
-        0 while LOCKED_MOST ends wait for locked rows.
+        Enough for one run of a pipeline that takes several keys. 0 while LOCKED_MOST ends wait for locked rows.
         """
         if len(self._locked) >= LOCKED_MOST:
             return 0
         size = min(self._most, self._size)
-        return size if size == 1 else fair_share(size, siblings(), self._found_fewer)
+        if size > 1:
+            size = fair_share(size, siblings(), self._found_fewer)
+        return max(size, min(self._most, self._keys))
 
     def limit(self, most: int, why: str) -> None:
         """Claim at most so many jobs from now on, and log that."""
@@ -138,15 +145,33 @@ class Batch:
         else:
             self.limit(most, "the keys of this machine's jobs would fill the server's lock table")
 
-    def claimed(self, jobs: Sequence[Job]) -> None:
-        """Keep claimed jobs, the best first."""
+    def claimed(self, jobs: Sequence[Job], keys_most: int | None = None) -> None:
+        """Keep claimed jobs, the best first, those of a key together; a run may have so many keys."""
         self.begun = jobs[0].job_id
-        self._waiting.extend(jobs)
+        self._claimed, self._keys_most = len(jobs), keys_most
+        place = 0
+        for _, of_key in groupby(jobs, key=attrgetter("lock_key")):
+            delivery = Delivery(tuple(of_key), place)
+            place += len(delivery.jobs)
+            self._waiting.append(delivery)
 
-    def next(self) -> Job | None:
-        """Take the best waiting job; None when no job waits."""
+    def next(self) -> Delivery | None:
+        """Take the best waiting jobs that make one run; None when no job waits."""
+        if (first := self._pop()) is None:
+            return None
+        task = first.first.task
+        self._keys = min(pipelines.batch_size(task), self._keys_most or SIZE_MOST)
+        jobs = first.jobs
+        for _ in range(self._keys - 1):
+            if (more := self._pop(task)) is None:
+                break
+            jobs += more.jobs
+        return first if jobs is first.jobs else Delivery(jobs, first.place)
+
+    def _pop(self, task: str | None = None) -> Delivery | None:
+        """The first waiting key, where its jobs are of this task; the other thread may have taken it meanwhile."""
         try:
-            return self._waiting.popleft()
+            return self._waiting.popleft() if task in (None, self._waiting[0].first.task) else None
         except IndexError:
             return None
 
@@ -154,18 +179,20 @@ class Batch:
         """Give up the waiting jobs, the last first; their attempts do not count, for no run has begun."""
         while self._waiting:
             try:
-                self.add(Ended(self._waiting.pop(), Finish("hand_back", reason)))
+                jobs = self._waiting.pop().jobs
             except IndexError:
                 return  # the other thread has taken the last one
+            for job in reversed(jobs):
+                self.add(Ended(job, Finish("hand_back", reason)))
 
     @property
     def ahead(self) -> int:
-        """How many jobs wait that the keeper may hand back: it takes the worker's other rows for jobs of this claim."""
+        """How many keys wait that the keeper may hand back; none while ends of locked rows are to be written first."""
         return 0 if self._locked else len(self._waiting)
 
     @property
     def waiting(self) -> int:
-        """How many jobs of the last claim have not begun."""
+        """How many keys of the last claim have not begun."""
         return len(self._waiting)
 
     def took(self, seconds: float, runs: int) -> None:
@@ -230,7 +257,7 @@ class Batch:
                 raise
             self._write_one_by_one(ends, e)
             return Step([], {}, 0, True, None)
-        self._found_fewer = len(step.jobs) < most
+        self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
             self._size = 1  # the next job may be of another kind: it is claimed alone
         self._session.outage.ended()

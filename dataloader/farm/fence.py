@@ -2,7 +2,8 @@
 
 A stopped or disconnected worker may resume writing after another worker has started its job anew. The queue refuses the
 old worker's finish, but the queue has never seen the target's rows. So the target keeps a table `dl_fence` with the
-highest fencing token of each job (M. Kleppmann, "How to do distributed locking", 2016); a run's token is `Job.claim`.
+highest fencing token of each job (M. Kleppmann, "How to do distributed locking", 2016); a run's token for each of its
+jobs is `Job.claim`.
 """
 
 from __future__ import annotations
@@ -28,67 +29,72 @@ class Overtaken(Exception):
 def transaction(
     dsn: str,
     schema: str,
-    job_id: UUID,
-    fence_token: int,
+    tokens: dict[UUID, int],
     owner: str = "",
-    leap: Callable[[int], int | None] = lambda fence: None,
+    leap: Callable[[UUID, int], int | None] = lambda job_id, fence: None,
 ) -> Iterator[psycopg.Connection[Any]]:
-    """A transaction on a connection of its own; it commits only while `fence_token` of `owner` is the job's highest.
+    """A transaction on a connection of its own; it commits only while each token of `owner` is its job's highest.
 
-    At its start the transaction ends the sessions of older runs of the job and waits for their commits. Where another
-    owner's fence stands at `fence_token` or above, `leap` gets the fence's number and returns a higher token from the
-    queue, or None when the job belongs to another worker. Raises Overtaken, after a rollback, when a newer run has
-    begun; psycopg.Error as psycopg does; any exception of `leap`.
+    `tokens` are the fencing tokens of the run's jobs. At its start the transaction ends the sessions of older runs of
+    these jobs and waits for their commits. Where another owner's fence stands at a job's token or above, `leap` gets
+    the job and the fence's number and returns a higher token from the queue, or None when the job belongs to another
+    worker; `tokens` then has the higher one. Raises Overtaken, after a rollback, when a newer run of one of the jobs
+    has begun; psycopg.Error as psycopg does; any exception of `leap`.
     """
     # No limits: a pipeline may compute for hours in one statement or between two.
     conn = db.connect(
         dsn,
-        name=_name(job_id, fence_token),
+        name=_name(tokens),
         schema=schema,
         answer_within=7 * 86_400,
         idle_in_transaction_timeout=0,
         keeps_defaults=True,
     )
     with conn:
-        session = "^" + _name(job_id, "([0-9]+)") + "$"
-        fence = {"job_id": job_id, "claim": fence_token, "owner": owner, "session": session}
-        where = _raise(conn, fence) or _leap(conn, fence, leap)
+        where = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
         conn.execute(_SQL["forget"])
         with conn.transaction():
             conn.execute(_SQL["unlimited"])
             yield conn
-            _hold(conn, where, fence)
+            _hold(conn, where, _fences(tokens, owner))
 
 
-def _name(job_id: UUID, fence_token: int | str) -> str:
-    return f"dl-job:{job_id}:{fence_token}"
+def _name(tokens: dict[UUID, int]) -> str:
+    """The session's name, by which newer runs of the first job find it."""
+    job_id, token = next(iter(tokens.items()))
+    return f"dl-job:{job_id}:{token}"
 
 
-def _raise(conn: db.Connection, fence: dict[str, Any]) -> str | None:
-    """Raise the fence to this run's token; the schema of the fence, or None when another run's fence stands there."""
-    conn.execute(_SQL["end_older"], fence)
+def _fences(tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
+    return {"job_ids": list(tokens), "claims": list(tokens.values()), "owner": owner}
+
+
+def _raise(conn: db.Connection, tokens: dict[UUID, int], owner: str) -> str | None:
+    """Raise the fences to this run's tokens; their schema, or None when another run's fence stands at one of them."""
+    fences = _fences(tokens, owner)
+    conn.execute(_SQL["end_older"], fences)
     try:
-        row = conn.execute(_SQL["raise"], fence).fetchone()
+        rows = conn.execute(_SQL["raise"], fences).fetchall()
     except (errors.UndefinedTable, errors.UndefinedColumn) as e:
         _make(conn, "create" if isinstance(e, errors.UndefinedTable) else "widen")
-        row = conn.execute(_SQL["raise"], fence).fetchone()
-    return str(row[0]) if row else None
+        rows = conn.execute(_SQL["raise"], fences).fetchall()
+    return str(rows[0][0]) if len(rows) == len(tokens) else None
 
 
-def _leap(conn: db.Connection, fence: dict[str, Any], leap: Callable[[int], int | None]) -> str:
-    """Raise the fence above its present number, if the queue confirms this run's claim.
+def _leap(conn: db.Connection, tokens: dict[UUID, int], owner: str, leap: Callable[[UUID, int], int | None]) -> str:
+    """Raise each fence that stands in the way above its present number, if the queue confirms this run's claim.
 
     After the queue was set back, a run without its claim may have the next run's token or a higher one. The run that
     finds another owner's fence asks the queue once; the queue knows one of the two runs. If the fence has risen again
     meanwhile, a later run has raised the fence.
     """
-    row = conn.execute(_SQL["height"], fence).fetchone()
-    fence_token = leap(row[0] if row else fence["claim"])
-    if fence_token is not None:
-        fence["claim"] = fence_token
-        conn.execute(_SQL["rename"], {"name": _name(fence["job_id"], fence_token)})
-        if where := _raise(conn, fence):
-            return where
+    for job_id, height in conn.execute(_SQL["in_the_way"], _fences(tokens, owner)).fetchall():
+        if (token := leap(job_id, height)) is None:
+            raise Overtaken
+        tokens[job_id] = token
+    conn.execute(_SQL["rename"], {"name": _name(tokens)})
+    if where := _raise(conn, tokens, owner):
+        return where
     raise Overtaken
 
 

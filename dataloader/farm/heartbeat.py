@@ -29,7 +29,7 @@ from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Slot
 from dataloader.queue import db, lifecycle
-from dataloader.queue.job import End, Job, beat_interval, to_json
+from dataloader.queue.job import Delivery, End, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress is written at most once in this time
@@ -73,9 +73,9 @@ class Heartbeat(threading.Thread):
             if not self.is_sound:
                 self._session.conn.close()  # it may have been in the middle of an exchange
 
-    def attend(self, job: Job, slot: Slot) -> Lease:
-        """Keep the lease of `job`, which the worker's slot shows, until `leave`; within `holding`."""
-        self._lease = lease = Lease(job, slot, self._settings, self._hurry, self.is_alive)
+    def attend(self, delivery: Delivery, slot: Slot) -> Lease:
+        """Keep the leases of a run's jobs, which the worker's slot shows, until `leave`; within `holding`."""
+        self._lease = lease = Lease(delivery, slot, self._settings, self._hurry, self.is_alive)
         if self._sleeps_until > lease.began + TICK_SEC:
             self._wake()
         return lease
@@ -134,11 +134,11 @@ class Heartbeat(threading.Thread):
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
-        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
+        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
         self._session.conn.answer_within = max(1.0, interval)
         self._has_key = True
-        # A beat marks a job that was claimed ahead as begun (see dl_reap), unless the run is over sooner.
-        is_shown = lease.job.job_id == self._batch.begun
+        # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
+        is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
         self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
         lease.slot.show(f"job={lease.job.job_id} attempt={lease.job.attempt}")
         while not lease.released:
@@ -163,7 +163,7 @@ class Heartbeat(threading.Thread):
         A notification that came during a statement is in psycopg's backlog, not on the socket: after each statement
         the thread looks again before it sleeps.
         """
-        asked = self._heard_cancel(lease.job)
+        asked = self._heard_cancel(lease.delivery)
         due = now() >= self._next_beat
         progress = self._progress_to_write(lease)
         if not (due or asked or progress):
@@ -204,19 +204,22 @@ class Heartbeat(threading.Thread):
         progress, lease.progress = lease.progress, None
         return progress
 
-    def _heard_cancel(self, job: Job) -> bool:
-        """Read the notifications, and drop those of jobs: the worker claims again after this job."""
-        heard = [note for note in self._session.conn.notifies(timeout=0) if note.channel == lifecycle.CANCEL_CHANNEL]
-        return any(note.payload == str(job.job_id) for note in heard)
+    def _heard_cancel(self, delivery: Delivery) -> bool:
+        """Read the notifications, and drop those of jobs: the worker claims again after this run."""
+        notes = list(self._session.conn.notifies(timeout=0))
+        heard = {note.payload for note in notes if note.channel == lifecycle.CANCEL_CHANNEL}
+        return bool(heard) and not heard.isdisjoint([str(job.job_id) for job in delivery.jobs])
 
     def _beat(self, lease: Lease, progress: dict[str, Any] | None, journal: bool) -> None:
         document = to_json(log.masked(progress)) if progress else None
         if progress and document is None:
             self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
         sent = now()
-        answer = lifecycle.beat(self._session.conn, lease.job, document, journal)
+        jobs = lease.delivery.jobs
+        answer = lifecycle.beat(self._session.conn, jobs, document, journal)
         if answer is None:
-            lease.give_up(End.GONE, "the claim belongs to another worker", within=LOST_SEC)
+            how = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
+            lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
             return
         lease.renewed(sent)
         if answer:
@@ -253,10 +256,10 @@ class Heartbeat(threading.Thread):
 
         False: the claim or the key is lost, and the run has to stop.
         """
-        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.job.lease_ttl_sec)
+        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
         self._session.conn.answer_within = max(RETAKE_SEC, interval)
         sent = now()
-        has_key = lifecycle.retake(self._session.current, lease.job)
+        has_key = lifecycle.retake(self._session.current, lease.delivery.jobs)
         self._session.conn.answer_within = max(1.0, interval)
         if has_key is False:
             lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)

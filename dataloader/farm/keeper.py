@@ -127,7 +127,9 @@ class Keeper:
         conn = self._connection()
         for note in conn.notifies(timeout=0):
             self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to begin this job
-        holders = {held.job_id: (slot, held) for slot in self.shared.slots if (held := slot.held())}
+        holders = {
+            job_id: (slot, held) for slot in self.shared.slots if (held := slot.held()) for job_id in held.job_ids
+        }
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             self._cancel(*holders[job_id], is_forced)
@@ -170,7 +172,7 @@ class Keeper:
         if held is None or now() < slot.fields.renewed + SILENT_SEC or not slot.recall(held) or not slot.session:
             return
         lifecycle.end_session(self._connection(), *slot.session)
-        jobs = lifecycle.take_back(self._connection(), slot.worker, held.job_id, TOOK_LONGER)
+        jobs = lifecycle.take_back(self._connection(), slot.worker, slot.waiting, TOOK_LONGER)
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
         slot.fields.ahead = 0
 
@@ -185,7 +187,7 @@ class Keeper:
         if kill_reason(slot, self.settings) or slot.fields.fence_by or not is_running(slot.fields.pid):
             return
         sent = now()
-        if lifecycle.keep(self._connection(), held.job_id, held.attempt, slot.worker) and slot.held() is not None:
+        if lifecycle.keep(self._connection(), held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
             slot.fields.kept = sent
 
     def _connection(self) -> db.Connection:

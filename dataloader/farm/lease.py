@@ -9,7 +9,7 @@ from dataloader.config import Settings
 from dataloader.farm.deadlines import Reason, stop_reason
 from dataloader.farm.process import now
 from dataloader.farm.slots import Slot
-from dataloader.queue.job import End, Job
+from dataloader.queue.job import Delivery, End
 
 LOOK_SEC = 0.005
 
@@ -21,13 +21,19 @@ _ENDS = {
 
 
 class Lease:
-    """One run's hold on its job, shared by the pipeline's thread and the heartbeat."""
+    """One run's hold on its jobs, shared by the pipeline's thread and the heartbeat."""
 
     def __init__(
-        self, job: Job, slot: Slot, settings: Settings, wake: Callable[[], None], is_watched: Callable[[], bool]
+        self,
+        delivery: Delivery,
+        slot: Slot,
+        settings: Settings,
+        wake: Callable[[], None],
+        is_watched: Callable[[], bool],
     ) -> None:
         """`wake` wakes the heartbeat; `is_watched` tells whether the heartbeat is alive."""
-        self.job = job
+        self.delivery = delivery
+        self.job = delivery.first
         self.slot = slot
         self.began = now()
         self.released = False  # the run is over

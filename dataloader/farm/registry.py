@@ -40,7 +40,7 @@ class WorkerRegistry:
             return
         self._looked = now()
         present = {slot: _state(slot) for slot in slots if slot.state is not State.FREE and slot.worker}
-        seen = [(slot.worker, state, slot.jobs) for slot, state in present.items()]
+        seen = [(slot.worker, state, slot.runs) for slot, state in present.items()]
         if seen == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = seen, now()
@@ -62,7 +62,7 @@ class WorkerRegistry:
             "job_id": held and str(held.job_id),
             "memory_bytes": memory_used(slot.fields.pid),
             "cpu_percent": self._cpu_percent(slot),
-            "jobs": slot.jobs,
+            "jobs": slot.runs,
             "started_at": _started(slot.fields.pid),
         }
 

@@ -6,18 +6,29 @@ import json
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import Any
+from uuid import UUID
 
 import psycopg
+import structlog
 
 from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.lease import Lease
-from dataloader.pipelines import PermanentError, Stopped, UnknownTask
-from dataloader.queue.job import End, Job, Outcome
+from dataloader.pipelines import PermanentError, Retry, Stopped, UnknownTask
+from dataloader.queue.job import Delivery, End, Job, Outcome
+
+RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
+RETRY_MOST_SEC = 366 * 86_400
+_log = structlog.get_logger("worker")
+
+
+class WrongPipeline(Exception):
+    """The pipeline cannot take what its queue delivers. A newer farm may have another, so the farm tries again."""
 
 
 class Runner:
@@ -33,18 +44,41 @@ class Runner:
         self._settings = settings
         self._target_dsn = settings.target_dsn or dsn
         self._leap = leap
-        self._fence_token = 0  # of the present run
+        self._tokens: dict[UUID, int] = {}  # the fencing tokens of the present run's jobs
         self._interruptible: Lease | None = None  # the run of a plain function
 
-    def run(self, job: Job, lease: Lease) -> Outcome:
+    def run(self, delivery: Delivery, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; every exception becomes an outcome."""
-        progress: dict[str, Any] | None = None
-        self._fence_token = job.claim
+        self._tokens = {job.job_id: job.claim for job in delivery.jobs}
         try:
+            pipeline = pipelines.resolve(delivery.first.task)
+        except UnknownTask as e:
+            return _failed(e, None)
+        by_key: dict[str, Outcome] = {}
+        outcome = self._step(delivery, lease, pipeline, by_key)
+        if by_key and lease.stop is None:
+            outcome = outcome._replace(by_key=by_key)
+        return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
+
+    def tell_exhausted(self, job: Job) -> None:
+        """The job is about to end `failed`: call its pipeline's `on_exhausted`, if it has one; never raises."""
+        with suppress(UnknownTask):
             pipeline = pipelines.resolve(job.task)
-            lease.limit(job.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
-            context = self._context(job, lease) if pipeline.wants_context else None
-            steps = pipelines.steps(pipeline, _args_of(job), context)
+            if pipeline.on_exhausted:
+                try:
+                    pipeline.on_exhausted(input_of(Delivery((job,)), pipeline))
+                except Exception as e:
+                    _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
+
+    def _step(
+        self, delivery: Delivery, lease: Lease, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]
+    ) -> Outcome:
+        """Step the pipeline until it ends or has to stop; `by_key` gets what it decides for single keys."""
+        progress: dict[str, Any] | None = None
+        try:
+            lease.limit(delivery.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
+            context = self._context(delivery, lease, by_key) if pipeline.wants_context else None
+            steps = pipelines.steps(pipeline, input_of(delivery, pipeline), context)
             while True:
                 item = self._next(steps, None if pipeline.has_safe_points else lease)
                 if isinstance(item, dict):
@@ -75,7 +109,8 @@ class Runner:
             self._interruptible = None
             raise Stopped
 
-    def _context(self, job: Job, lease: Lease) -> pipelines.Context:
+    def _context(self, delivery: Delivery, lease: Lease, by_key: dict[str, Outcome]) -> pipelines.Context:
+        job = delivery.first
         return pipelines.Context(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -86,17 +121,18 @@ class Runner:
             data_dir=self._settings.data_dir,
             _stop_asked=lease.must_stop,
             _report=lease.report,
-            _transaction=lambda dsn: self._transaction(dsn, job, lease),
+            _transaction=lambda dsn: self._transaction(dsn, delivery, lease),
             claim=job.claim,
+            _decide=lambda key, outcome: _decide_key(delivery, by_key, key, outcome),
         )
 
     @contextmanager
-    def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+    def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
         where, schema = dsn or self._target_dsn, self._settings.pg_schema
-        leap = partial(self._leap_over, job, lease)
+        leap = partial(self._leap_over, delivery, lease)
         try:
-            with fence.transaction(where, schema, job.job_id, self._fence_token, job.claimed_by, leap) as conn:
+            with fence.transaction(where, schema, self._tokens, delivery.first.claimed_by, leap) as conn:
                 yield conn
                 if lease.must_stop_now():
                     raise Stopped
@@ -104,24 +140,55 @@ class Runner:
             lease.give_up(End.GONE, "a newer run of the job has begun")
             raise Stopped from None
 
-    def _leap_over(self, job: Job, lease: Lease, fence: int) -> int | None:
-        """A token above a fence in the target, kept for the run's next transactions; None when the claim is lost."""
+    def _leap_over(self, delivery: Delivery, lease: Lease, job_id: UUID, fence: int) -> int | None:
+        """A token above a fence in the target; None when the claim is lost."""
+        (job,) = (job for job in delivery.jobs if job.job_id == job_id)
         try:
-            token = self._leap(job, fence)
+            return self._leap(job, fence)
         except psycopg.Error:
             if lease.must_stop_now():  # the queue's database was away for too long
                 raise Stopped from None
             raise
-        self._fence_token = token or self._fence_token
-        return token
 
 
-def _args_of(job: Job) -> dict[str, Any]:
-    args = json.loads(job.args_json)
+def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
+    """The pipeline's first argument: the job's args; for one with batch_size {lock_key: [args, ...]}, old to new.
+
+    Equal args of a key stand there once, at the first place.
+    """
+    if pipeline.batch_size is None:
+        if len(delivery.jobs) > 1:
+            raise WrongPipeline(
+                f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
+                " one job: register it with batch_size=1 or more"
+            )
+        return _learnt([_args_of(delivery.first.args_json)])[0]
+    keys = {
+        key: [_args_of(text) for text in dict.fromkeys(job.args_json for job in jobs)]
+        for key, jobs in delivery.keys().items()
+    }
+    _learnt(list(chain.from_iterable(keys.values())))
+    return keys
+
+
+def _args_of(text: str) -> dict[str, Any]:
+    args = json.loads(text)
     if not isinstance(args, dict):
         raise PermanentError("args should be a JSON object")
-    log.learn_job(args)
     return args
+
+
+def _learnt(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, their secrets known to the log."""
+    log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
+    return args
+
+
+def _decide_key(delivery: Delivery, by_key: dict[str, Outcome], key: str, outcome: Outcome) -> None:
+    if key not in {job.lock_key for job in delivery.jobs}:
+        raise KeyError(f"{key!r} is no key of this run")
+    error = outcome.error if outcome.error is None else log.masked(outcome.error)
+    by_key[key] = outcome._replace(error=error)
 
 
 def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
@@ -130,11 +197,41 @@ def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
 
 
 def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
-    if isinstance(error, PermanentError | UnknownTask):
+    if isinstance(error, PermanentError | UnknownTask | WrongPipeline | Retry):
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
-        return Outcome(end, log.masked(_message(error)), progress)
+        delay_sec = error.in_sec if isinstance(error, Retry) else None
+        return Outcome(end, log.masked(_message(error)), progress, delay_sec=delay_sec)
     sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
     return Outcome(End.ERROR, log.masked(described(error)), progress, worker_is_sound=sound)
+
+
+def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], float]) -> Outcome:
+    """The outcome with the delays of the pipeline's rule: each key waits by its own attempts.
+
+    A rule that fails, or returns no time from 0 to RETRY_MOST_SEC, is logged, and the default's delay is taken.
+    """
+    if outcome.end not in RETRIED and not outcome.by_key:
+        return outcome
+    by_key = {}
+    for key, jobs in delivery.keys().items():
+        each = outcome.by_key.get(key, outcome._replace(by_key={}))
+        if each.end in RETRIED and each.delay_sec is None:
+            each = each._replace(delay_sec=_delay(retry_in, jobs[0].attempt))
+        by_key[key] = each
+    if len(by_key) == 1:
+        return by_key.popitem()[1]._replace(progress=outcome.progress, worker_is_sound=outcome.worker_is_sound)
+    return outcome._replace(by_key=by_key)
+
+
+def _delay(retry_in: Callable[[int], float], attempt: int) -> float | None:
+    try:
+        seconds = float(retry_in(attempt))
+        if 0 <= seconds <= RETRY_MOST_SEC:
+            return seconds
+        raise ValueError(f"retry_in({attempt}) should be from 0 to {RETRY_MOST_SEC} seconds, not {seconds:g}")
+    except Exception as e:
+        _log.warning("pipeline.retry_in.failed", error=log.masked(headline(e)))
+        return None
 
 
 def described(error: BaseException) -> str:

@@ -11,6 +11,8 @@ import math
 import mmap
 import os
 import resource
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
@@ -35,6 +37,7 @@ class State(IntEnum):
     DEAD = 7  # reaped; the keeper recovers its jobs
 
 
+JOBS_MOST = 2_000  # of one claim: 1,000, or more where the last key of a merged queue has many
 TOOK_LONGER = "not started: another job took longer"
 _WORKING = frozenset({State.AWAKE, State.IDLE, State.BUSY})
 
@@ -50,8 +53,10 @@ class Order(IntEnum):
 class _Fields(ctypes.Structure):
     _fields_ = (
         ("generation", ctypes.c_uint64),  # odd while the worker changes the claim below
-        ("job", ctypes.c_ubyte * 16),
-        ("attempt", ctypes.c_int32),
+        ("place", ctypes.c_int32),  # of the run's first job in `jobs`
+        ("count", ctypes.c_int32),  # of the run's jobs
+        ("runs", ctypes.c_int64),  # begun since the process's start
+        ("claimed", ctypes.c_int32),  # how many of `jobs` there are
         ("lease_ttl", ctypes.c_double),
         ("renewed", ctypes.c_double),  # when the last confirmed renewal was sent, by the worker
         ("kept", ctypes.c_double),  # the same, by the keeper
@@ -80,18 +85,25 @@ class _Fields(ctypes.Structure):
         ("worker", ctypes.c_char * 200),
         ("queue_name", ctypes.c_char * 520),  # 128 characters
         ("session", ctypes.c_char * 64),  # the pid and the start of its backend in PostgreSQL
+        ("jobs", ctypes.c_char * (16 * JOBS_MOST)),  # the ids of the worker's last claim, in its order
+        ("attempts", ctypes.c_int32 * JOBS_MOST),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The claim that a slot shows, and when its lease was last renewed (monotonic seconds)."""
+    """The run that a slot shows, and when its lease was last renewed (monotonic seconds)."""
 
-    job_id: UUID
-    attempt: int
+    job_ids: list[UUID]
+    attempts: list[int]
     lease_ttl: float
     renewed: float
     generation: int
+
+    @property
+    def job_id(self) -> UUID:
+        """The job that stands for the run."""
+        return self.job_ids[0]
 
 
 class Slot:
@@ -100,7 +112,10 @@ class Slot:
     def __init__(self, index: int, fields: _Fields) -> None:
         self.index = index
         self.fields = fields
-        self._job = (ctypes.c_char * 16).from_buffer(fields, _Fields.job.offset)  # written at a tenth of the cost
+        self._jobs = memoryview((ctypes.c_char * (16 * JOBS_MOST)).from_buffer(fields, _Fields.jobs.offset)).cast("B")
+        self._attempts = (
+            memoryview((ctypes.c_int32 * JOBS_MOST).from_buffer(fields, _Fields.attempts.offset)).cast("B").cast("i")
+        )
 
     @property
     def state(self) -> State:
@@ -141,7 +156,7 @@ class Slot:
 
     def take(self, queue: int, reload: int = 0, explains: bool = False) -> None:
         """For a process about to be forked, with the numbers of its queue and of its settings; its order is WAIT."""
-        ctypes.memset(ctypes.addressof(self.fields), 0, ctypes.sizeof(self.fields))
+        ctypes.memset(ctypes.addressof(self.fields), 0, _Fields.jobs.offset)  # the rest counts as far as `claimed`
         self.fields.queue = queue
         self.fields.reload = reload
         self.fields.explains = explains
@@ -167,22 +182,33 @@ class Slot:
         """By the worker: what `ps` shows of it."""
         setproctitle(f"dataloader: worker {self.queue_name}#{self.index} {doing}")
 
+    def claim(self, job_ids: Sequence[UUID], attempts: Sequence[int]) -> None:
+        """By the worker: it has claimed these jobs, and runs none of them yet."""
+        size = len(job_ids)
+        self.fields.generation += 1
+        self.fields.place = self.fields.count = 0
+        self._jobs[: 16 * size] = b"".join([job_id.bytes for job_id in job_ids])
+        self._attempts[:size] = array("i", attempts)
+        self.fields.claimed = size
+        self.fields.generation += 1
+
     def begin(
-        self, job_id: UUID, attempt: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0
+        self, place: int, count: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0
     ) -> None:
-        """By the worker: it begins to run this job, whose claim was sent at `renewed`.
+        """By the worker: it begins to run `count` jobs from this place of its claim on, which was sent at `renewed`.
 
         The worker has used `cpu_sec` so far; `ahead` jobs wait that the keeper may hand back.
         """
         fields = self.fields
         fields.generation += 1
-        self._job.raw = job_id.bytes
-        fields.attempt = attempt
+        fields.place = place
+        fields.count = count
         fields.lease_ttl = lease_ttl
         fields.renewed = renewed
         fields.kept = fields.fence_by = fields.timeout_at = fields.memory_limit = 0
         fields.cpu_before = cpu_sec
         fields.ahead = ahead
+        fields.runs += 1
         fields.generation += 1
         fields.state = State.BUSY
 
@@ -238,28 +264,38 @@ class Slot:
         return bytes(self.fields.queue_name).decode()
 
     @property
-    def jobs(self) -> int:
+    def runs(self) -> int:
         """How many runs the worker has begun."""
-        return int(self.fields.generation // 2)
+        return int(self.fields.runs)
 
     @property
-    def begun_last(self) -> UUID | None:
-        """The job of the worker's latest run, over or not; None before the first run."""
-        job = bytes(self.fields.job)
-        return UUID(bytes=job) if any(job) else None
+    def begun_last(self) -> list[UUID] | None:
+        """The jobs of the latest run of the last claim, over or not; None before the worker's first run."""
+        return self._ids(self.fields.place, self.fields.count) if self.runs else None
 
     def held(self) -> Held | None:
-        """The whole claim; None while there is none, or while the worker changes it."""
-        before = self.fields.generation
+        """The whole run; None while there is none, or while the worker changes it."""
+        fields = self.fields
+        before, place, count = fields.generation, fields.place, fields.count
         held = Held(
-            UUID(bytes=bytes(self.fields.job)),
-            self.fields.attempt,
-            self.fields.lease_ttl,
+            self._ids(place, count),
+            self._attempts[place : place + count].tolist(),
+            fields.lease_ttl,
             self.renewed,
             before,
         )
-        whole = before % 2 == 0 and self.fields.generation == before and self.state is State.BUSY
-        return held if whole else None
+        is_whole = before % 2 == 0 and fields.generation == before and self.state is State.BUSY
+        return held if is_whole and held.job_ids else None
+
+    @property
+    def waiting(self) -> list[UUID]:
+        """The jobs of the claim that come after those of the run."""
+        behind = self.fields.place + self.fields.count
+        return self._ids(behind, self.fields.claimed - behind)
+
+    def _ids(self, place: int, count: int) -> list[UUID]:
+        end = min(16 * (place + count), 16 * JOBS_MOST)
+        return [UUID(bytes=bytes(self._jobs[at : at + 16])) for at in range(16 * place, end, 16)]
 
     def drain_until(self, deadline: float) -> None:
         """The process drains, and is killed at this monotonic instant; of several instants the earliest counts."""

@@ -38,15 +38,16 @@ from dataloader.farm.process import (
 from dataloader.farm.runner import Runner, headline
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
-from dataloader.queue import db, lifecycle, migrations, probe
-from dataloader.queue.job import End, Finish, Job, Outcome, decide
-from dataloader.queue.lifecycle import Ended
+from dataloader.queue import db, lifecycle, migrations, operations, probe
+from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
+from dataloader.queue.lifecycle import Ended, Step
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
+NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
@@ -133,7 +134,7 @@ class Worker:
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
         step = self.batch.step(most)
         if step.jobs:
-            self._run_batch(step.jobs, sent)
+            self._run_batch(step, sent)
             return True
         self._due_in = step.due_in
         if most and not step.look_again:
@@ -145,6 +146,7 @@ class Worker:
         self.session.connect()
         self.slot.show("works")
         if not self.heartbeat.ident:
+            self._agree()
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         elif self.session.unrecovered:
@@ -152,18 +154,28 @@ class Worker:
         self._due_in = None
         self.batch.fit(probe.lock_table(self.session.conn))
 
+    def _agree(self) -> None:
+        """Make the queue what the settings say of its order; raises ConfigError when it is something else."""
+        for spec in self.settings.workers:
+            if spec.queue == self.queue:
+                try:
+                    operations.agree(self.session.conn, self.queue, spec.ordered, spec.merge)
+                except operations.Contradiction as e:
+                    raise ConfigError(str(e)) from None
+
     # --- one run ---
 
-    def _run_batch(self, jobs: Sequence[Job], sent: float) -> None:
+    def _run_batch(self, step: Step, sent: float) -> None:
         """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
-        self.batch.claimed(jobs)
+        self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
+        self.batch.claimed(step.jobs, step.batch)
         self._meter.look()
         if self.traces.is_on:
-            self._learn_traces(jobs)
+            self._learn_traces(step.jobs)
         began, runs = now(), 0
         with self.heartbeat.holding():
-            while self._goes_on(sent, began, runs) and (job := self.batch.next()):
-                self._run(job, sent)
+            while self._goes_on(sent, began, runs) and (delivery := self.batch.next()):
+                self._run(delivery, sent)
                 runs += 1
         if runs:
             self.batch.took(now() - began, runs)
@@ -193,26 +205,27 @@ class Worker:
             return TOOK_LONGER
         return "not started: an idle worker may take it" if self._sound else "not started: the worker is replaced"
 
-    def _run(self, job: Job, sent: float) -> None:
-        """Run a job whose claim was sent at that instant; the batch keeps its end."""
-        began = now()
-        self.slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, sent, self._meter.cpu_sec, self.batch.ahead)
+    def _run(self, delivery: Delivery, sent: float) -> None:
+        """Run the jobs of a delivery whose claim was sent at that instant; the batch keeps their ends."""
+        began, size = now(), len(delivery.jobs)
+        self.slot.begin(delivery.place, size, delivery.lease_ttl_sec, sent, self._meter.cpu_sec, self.batch.ahead)
         if began > self.slot.fence_at:
             self.slot.end()
-            self.batch.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
+            for job in delivery.jobs:
+                self.batch.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
             return
-        with log.context(**identity(job)), self.traces.run(job) as report:
-            outcome, facts = self._run_pipeline(job)
+        with log.context(**identity(delivery.first)), self.traces.run(delivery.first) as report:
+            outcome, facts = self._run_pipeline(delivery)
             report(outcome)
             self._log_failure(outcome)
-            self._end(job, outcome, facts, now() - began)
+            self._end(delivery, outcome, facts, now() - began)
 
-    def _run_pipeline(self, job: Job) -> tuple[Outcome, dict[str, float]]:
+    def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float]]:
         """How the run has ended and its cost; afterwards the process is as before the run, or not sound."""
         self._meter.forget_peak()
-        lease = self.heartbeat.attend(job, self.slot)
+        lease = self.heartbeat.attend(delivery, self.slot)
         try:
-            outcome = self.runner.run(job, lease)
+            outcome = self.runner.run(delivery, lease)
             changed = self.orders.signals.put_back()
             is_alone = end_children(CHILDREN_SEC)  # a process that the pipeline has started ends with its job
             self._meter.look()
@@ -220,26 +233,31 @@ class Worker:
             self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
         finally:
             self.heartbeat.leave(lease)
-        self._jobs += 1
+        self._jobs += len(delivery.jobs)
         if changed:  # a signal in the meantime was not heard, and it may have been an order to leave
             self.log.warning("worker.signals.taken", changed=changed)
         is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound and not changed
         self._sound = is_sound and not self._is_worn_out()
         return outcome, facts
 
-    def _end(self, job: Job, outcome: Outcome, facts: dict[str, float], seconds: float) -> None:
-        """Decide on the run's end; the batch writes it."""
+    def _end(self, delivery: Delivery, outcome: Outcome, facts: dict[str, float], seconds: float) -> None:
+        """Decide on the ends of the run's jobs; the batch writes them. The cost is the first one's."""
         if outcome.progress:
             outcome = outcome._replace(progress=log.masked(outcome.progress))
-        end = decide(job, outcome)
+        job = delivery.first
         took = {"task": log.masked(job.task), "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1)}
         report = {**identity(job), **took, **facts}
         if log.keeps_metrics():
-            RUN.write({"queue": self.queue, **report})
-        if end is None:
-            self.log.warning("worker.ownership.lost")
-        else:
-            self.batch.add(Ended(job, end, facts, report))
+            RUN.write({"queue": job.queue, **report})
+        for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):
+            if end and end.verb == Verb.FAIL:
+                self.runner.tell_exhausted(job)
+            if end is None:
+                self.log.warning("worker.ownership.lost")
+            elif job is delivery.first:
+                self.batch.add(Ended(job, end, facts, report))
+            else:
+                self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
 
     def _log_failure(self, outcome: Outcome) -> None:
         """The stack of a failed run; another line reports the job's status once that is written."""

@@ -25,8 +25,12 @@ from uuid import UUID
 import psycopg
 from pydantic import BaseModel, ValidationError
 
+from dataloader.queue.job import End, Outcome
+
 BUILT_IN = ("noop", "csv_file", "cbr")
 
+BATCH_MOST = 1_000  # keys of one call
+SKIP_SEC = 1.0  # until a skipped key is due again
 _ASYNC_STEP = 0.1  # seconds between two safe points of a coroutine that awaits
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +45,17 @@ class PermanentError(Exception):
 
 class UnknownTask(Exception):
     """This process knows no pipeline for the task. A newer farm may know it, so the farm tries the job again."""
+
+
+class Retry(Exception):
+    """For a pipeline to raise when its job should run again after `in_sec` seconds; the attempt counts."""
+
+    def __init__(self, in_sec: float, why: str = "") -> None:
+        """Raises ValueError unless `in_sec` is 0 or more."""
+        if not in_sec >= 0:
+            raise ValueError(f"in_sec should be 0 or more, not {in_sec}")
+        super().__init__(why or f"asked to be tried again in {in_sec:g} s")
+        self.in_sec = in_sec
 
 
 class Stopped(BaseException):
@@ -65,6 +80,25 @@ class Context:
     _stop_asked: Callable[[], bool]
     _report: Callable[[Progress], None]
     _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
+    _decide: Callable[[str, Outcome], None]
+
+    def fail(self, key: str, error: str | BaseException) -> None:
+        """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.
+
+        A PermanentError ends them at once. Of several decisions the last one counts. Raises KeyError for a key that is
+        not in the batch, as `retry` and `skip` do.
+        """
+        end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
+        self._decide(key, Outcome(end, str(error) or type(error).__name__))
+
+    def retry(self, key: str, in_sec: float) -> None:
+        """Decide that this key of a batch is tried again after so many seconds; the attempt counts, as for `Retry`."""
+        error = Retry(in_sec)
+        self._decide(key, Outcome(End.ERROR, str(error), delay_sec=in_sec))
+
+    def skip(self, key: str) -> None:
+        """Decide that the run has left this key of a batch alone: its jobs go back uncounted, due after SKIP_SEC."""
+        self._decide(key, Outcome(End.HANDED_BACK, "skipped by its pipeline", delay_sec=SKIP_SEC))
 
     @property
     def stopping(self) -> bool:
@@ -109,6 +143,9 @@ class Pipeline:
     wants_context: bool
     timeout_sec: float | None = None
     max_memory_mb: float | None = None
+    batch_size: int | None = None
+    retry_in: Callable[[int], float] | None = None
+    on_exhausted: Callable[[Any], object] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,12 +160,29 @@ class Pipeline:
 _registry: dict[str, Pipeline] = {}
 
 
-def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: float | None = None) -> Callable[[F], F]:
+def register(
+    task: str,
+    *,
+    timeout_sec: float | None = None,
+    max_memory_mb: float | None = None,
+    batch_size: int | None = None,
+    retry_in: Callable[[int], float] | None = None,
+    on_exhausted: Callable[[Any], object] | None = None,
+) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
     A run longer than `timeout_sec` (a job may name its own) ends at its next yield; a plain function gets Stopped
     raised into it. The farm kills a worker that goes on for another DL_KILL_GRACE_SEC. It kills a worker at once that
     uses, with its children, more than `max_memory_mb`.
+
+    With `batch_size` one call takes the jobs of up to so many keys: the function's first argument is
+    {lock_key: [args, ...]}, the args of a key from old to new. An exception fails all keys, each by its own attempts;
+    `context.fail`, `context.retry` and `context.skip` decide single ones.
+
+    `retry_in` returns the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to
+    366 days; by default `retries.linear(30)`. `on_exhausted` is called with the args of a job that is about to end
+    `failed`, for its attempts are spent or its error is permanent; with `batch_size` with {lock_key: [args]}. Its own
+    exception is logged and changes nothing. A job that a crash ends `lost` is not reported to it.
 
     Raises ValueError when another function has the name or a limit is not above 0, TypeError when the function cannot
     be called as f(args) or f(args, context).
@@ -136,15 +190,31 @@ def register(task: str, *, timeout_sec: float | None = None, max_memory_mb: floa
     for name, limit in (("timeout_sec", timeout_sec), ("max_memory_mb", max_memory_mb)):
         if limit is not None and not limit > 0:
             raise ValueError(f"pipeline {task!r}: {name} should be above 0, or None")
+    if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= BATCH_MOST):
+        raise ValueError(f"pipeline {task!r}: batch_size should be a whole number from 1 to {BATCH_MOST}, or None")
+    if retry_in is not None and not callable(retry_in):
+        raise TypeError(f"pipeline {task!r}: retry_in should be a function of the attempt, such as retries.linear(30)")
+
+    if on_exhausted is not None and not callable(on_exhausted):
+        raise TypeError(f"pipeline {task!r}: on_exhausted should be a function of the job's args")
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
         if known and _identity(known.function) != _identity(function):
             raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
-        _registry[task] = Pipeline(task, function, _wants_context(task, function), timeout_sec, max_memory_mb)
+        wants_context = _wants_context(task, function)
+        _registry[task] = Pipeline(
+            task, function, wants_context, timeout_sec, max_memory_mb, batch_size, retry_in, on_exhausted
+        )
         return function
 
     return decorate
+
+
+def batch_size(task: str) -> int:
+    """How many keys a run of this task takes; 1 for a task that is not known here."""
+    pipeline = _registry.get(task)
+    return (pipeline and pipeline.batch_size) or 1
 
 
 def resolve(task: str) -> Pipeline:
@@ -190,7 +260,7 @@ def validated(model: type[M], args: dict[str, Any]) -> M:
         raise PermanentError("; ".join(_complaint(error, model) for error in errors)) from None
 
 
-def steps(pipeline: Pipeline, args: dict[str, Any], context: Context | None) -> Steps:
+def steps(pipeline: Pipeline, args: Any, context: Context | None) -> Steps:
     """Run the pipeline as a generator; each of its yields is a safe point, with the progress or None.
 
     `context` may be None for a pipeline without a second parameter. The generator returns the pipeline's result;

@@ -33,9 +33,15 @@ from dataloader.queue.fields import OF_NEW_JOB, OF_PRODUCER, Field
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
+# The score of a job whose producer gives none: null unless its queue is ordered.
+_PLACE = "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)"
+
+
 def _value(field: Field) -> str:
     """The field's parameter in `enqueue`; a time that is not given is the transaction's."""
     value = f"%({field.name})s::{field.type}"
+    if field.name == "score":
+        return f"coalesce({value}, {_PLACE})"
     return f"coalesce({value}, now())" if field.type == "timestamptz" else value
 
 
@@ -71,7 +77,8 @@ Columns = dict[str, list[Any]]
 class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
-    `available_at` None means now; `timeout_sec` None leaves the limit to the pipeline.
+    `available_at` None means now; `timeout_sec` None leaves the limit to the pipeline. `score` None means
+    the time of creation, in an ordered queue.
     """
 
     queue: str
@@ -85,6 +92,7 @@ class NewJob:
     max_attempts: int = 5
     lease_ttl_sec: int = 60
     timeout_sec: int | None = None
+    score: float | None = None
     producer: str | None = None
     consumer_group: str | None = None
     trace: str | None = None

@@ -57,6 +57,7 @@ FIELDS = (
     _given(
         "timeout_sec", "int", STATUS, "how long one run may take; default: what the pipeline says", None, 1, MONTH_SEC
     ),
+    _given("score", "float8", EVERYWHERE, "place among the jobs of its key in an ordered queue; default: now", None),
     _given("producer", "text", EVERYWHERE, "the program that asks for the job; stored and shown", None, None, 255),
     _given("consumer_group", "text", EVERYWHERE, "stored, shown and filtered by", None, None, 255),
     Field("trace", "text", "the W3C traceparent of the job's trigger", PAGE, "api"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -84,6 +85,39 @@ class Job(NamedTuple):
     claimed_by: str
 
 
+class Delivery(NamedTuple):
+    """The jobs of one run, in their order: usually one.
+
+    Of a merged queue all jobs of a key that a claim has taken; for a pipeline with `batch_size` the jobs of several
+    keys, one key after the other. `place`: where the first of them stands in its claim.
+    """
+
+    jobs: tuple[Job, ...]
+    place: int = 0
+
+    @property
+    def first(self) -> Job:
+        """The job that stands for the run in logs and in the slot."""
+        return self.jobs[0]
+
+    @property
+    def lease_ttl_sec(self) -> int:
+        """The shortest lease of the jobs."""
+        return min([job.lease_ttl_sec for job in self.jobs])
+
+    @property
+    def timeout_sec(self) -> int | None:
+        """The shortest limit that a job names for the run; None when no job names one."""
+        return min([job.timeout_sec for job in self.jobs if job.timeout_sec], default=None)
+
+    def keys(self) -> dict[str, list[Job]]:
+        """The jobs by their key."""
+        found: dict[str, list[Job]] = {}
+        for job in self.jobs:
+            found.setdefault(job.lock_key, []).append(job)
+        return found
+
+
 class End(StrEnum):
     """How a run ended."""
 
@@ -109,6 +143,7 @@ class Verb(StrEnum):
     FAIL = "fail"
     CANCEL = "cancel"
     HAND_BACK = "hand_back"
+    RESTART = "restart"
 
     @property
     def status(self) -> Status:
@@ -122,22 +157,29 @@ LEADS_TO: dict[str, Status] = {
     Verb.FAIL: Status.FAILED,
     Verb.CANCEL: Status.CANCELED,
     Verb.HAND_BACK: Status.QUEUED,
+    Verb.RESTART: Status.QUEUED,
 }
 
 
 class Outcome(NamedTuple):
-    """The result of a run: its end, the last progress, the error's text, and whether the worker is still sound."""
+    """The result of a run: its end, the last progress, the error's text, and whether the worker is still sound.
+
+    `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
+    for single keys of a batch.
+    """
 
     end: End
     error: str | None = None
     progress: dict[str, Any] | None = None
     worker_is_sound: bool = True
+    delay_sec: float | None = None
+    by_key: Mapping[str, Outcome] = {}
 
 
 class Finish(NamedTuple):
     """The write at the end of a run: one of Verb, and the parameters of dl_finish.
 
-    `delay_sec`: how long a retry waits; None leaves that to dl_retry_delay.
+    `delay_sec`: how long a retry or a release waits; None leaves that to dl_retry_delay, a release is due at once.
     """
 
     verb: str
@@ -146,11 +188,35 @@ class Finish(NamedTuple):
     progress: str | None = None
 
 
-def decide(job: Job, outcome: Outcome) -> Finish | None:
-    """The finish that `outcome` calls for; None when nothing may be written any more.
+def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
+    """The finish of each job that `outcome` calls for; None when nothing may be written any more.
 
-    An error is tried again while attempts are left (design: `failed` when attempt >= max_attempts).
+    An error is tried again while attempts are left (design: `failed` when attempt >= max_attempts). The jobs of a key
+    go back together, and have the fewest `max_attempts` of theirs. When these are spent, the first job of the key ends
+    failed and the others start over (Lowkiq's rule for the payloads of an id).
     """
+    if len(delivery.jobs) == 1 and not outcome.by_key:
+        return [_decide(delivery.first, outcome)]
+    if outcome.end is End.CANCELED:  # dl_finish ends those canceled that somebody has canceled
+        outcome = outcome._replace(end=End.HANDED_BACK, error="another job of the run was canceled")
+    finishes: list[Finish | None] = []
+    for key, jobs in delivery.keys().items():
+        finishes += _decide_key(jobs, outcome.by_key.get(key, outcome))
+    return finishes
+
+
+def _decide_key(jobs: list[Job], outcome: Outcome) -> list[Finish | None]:
+    """The finishes of jobs of one key that have run together; the progress is the first one's."""
+    weakest = jobs[0]._replace(max_attempts=min([job.max_attempts for job in jobs]))
+    first = _decide(weakest, outcome)
+    if first is None:
+        return [None] * len(jobs)
+    verb = Verb.RESTART if first.verb == Verb.FAIL else first.verb
+    other = first._replace(verb=verb, progress=None)
+    return [first, *[other] * (len(jobs) - 1)]
+
+
+def _decide(job: Job, outcome: Outcome) -> Finish | None:
     progress = to_json(outcome.progress) if outcome.progress is not None else None
     error = clip(outcome.error) if outcome.error is not None else None
     match outcome.end:
@@ -161,9 +227,9 @@ def decide(job: Job, outcome: Outcome) -> Finish | None:
         case End.CANCELED:
             return Finish(Verb.CANCEL, error, progress=progress)
         case End.HANDED_BACK:
-            return Finish(Verb.HAND_BACK, error, progress=progress)
+            return Finish(Verb.HAND_BACK, error, outcome.delay_sec, progress)
         case End.ERROR | End.TIMEOUT if job.attempt < job.max_attempts:
-            return Finish(Verb.RETRY, error, progress=progress)
+            return Finish(Verb.RETRY, error, outcome.delay_sec, progress)
         case End.ERROR | End.TIMEOUT | End.PERMANENT:
             return Finish(Verb.FAIL, error, progress=progress)
 

@@ -76,7 +76,8 @@ class Step(NamedTuple):
 
     `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
     those whose rows somebody has `locked`, whose ends are to be written again a little later. The next steps may
-    begin at `head`, for up to a second; None: as this one.
+    begin at `head`, for up to a second; None: as this one. The queue allows `batch` keys in one call of a pipeline;
+    None: as the pipeline says.
     """
 
     jobs: list[Job]
@@ -86,6 +87,7 @@ class Step(NamedTuple):
     due_in: float | None
     locked: Collection[UUID] = ()
     head: Head | None = None
+    batch: int | None = None
 
     @property
     def job(self) -> Job | None:
@@ -175,11 +177,13 @@ def step(
 ) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
 
-    All other keys of the session are let go, unless `ends` is None. One transaction, one round trip. Raises
-    psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
+    Of an ordered queue the heads of up to `most` keys; of a merged one all that these keys have, those of a key one
+    after the other. All other keys of the session are let go, unless `ends` is None. One transaction, one round trip.
+    Raises psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
     """
     parameters = {
-        "queue": queue,
+        "queues": [queue],
+        "by_lag": False,
         "worker": session.worker,
         "backend_start": session.backend_start.isoformat(),
         "backoff_sec": backoff_sec,
@@ -188,12 +192,16 @@ def step(
         "from_time": head.time,
     } | _arrays(ends)
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
-    jobs = [Job._make((row[0], queue, *row[1:11], session.worker)) for row in rows]
+    jobs = [Job._make((*row[:12], session.worker)) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    written = _written(ends or (), *last[11:14])
-    backoffs, look_again, due_in, *found = last[14:]
-    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked, Head(*found) if found[1] else None)
+    written = _written(ends or (), *last[12:15])
+    backoffs, look_again, due_in, priority, time, batch, in_order = last[15:]
+    if in_order:
+        places = {job_id: place for place, job_id in enumerate(in_order)}
+        jobs.sort(key=lambda job: places[job.job_id])
+    start = Head(priority, time) if time else None
+    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked, start, batch)
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
@@ -201,21 +209,23 @@ def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
     return dict(conn.execute(_SQL["traces"], {"job_ids": list(job_ids)}).fetchall())
 
 
-def beat(conn: Conn, job: Job, progress: str | None, journal: bool) -> bool | None:
-    """Renew the lease, with progress where given.
+def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool) -> bool | None:
+    """Renew the leases of a run's jobs; progress, where given, is that of the first of them.
 
-    Returns True when the job should stop, None when the claim is over.
+    Returns True when the run should stop, None when the claim of one of the jobs is over.
     """
-    row = conn.execute(_SQL["beat"], _claim_of(job) | {"progress": progress, "journal": journal}).fetchone()
-    return row[0] if row else None
+    row = conn.execute(_SQL["beat"], _claims_of(jobs) | {"progress": progress, "journal": journal}).fetchone()
+    assert row is not None  # noqa: S101  the statement counts
+    held, cancel_requested = row
+    return cancel_requested if held == len(jobs) else None
 
 
-def retake(session: Session, job: Job) -> bool | None:
-    """After a reconnect: hold the key by this session again and renew; False when claim or key are lost.
+def retake(session: Session, jobs: Sequence[Job]) -> bool | None:
+    """After a reconnect: hold the keys by this session again and renew; False when a claim or a key is lost.
 
-    None: renewed, but the former session cannot end and still has the key. May take 2 s, which that one is given.
+    None: renewed, but the former session cannot end and still has a key. May take 2 s, which that one is given.
     """
-    row = session.conn.execute(_SQL["retake"], _claim_of(job) | {"backend_start": session.backend_start}).fetchone()
+    row = session.conn.execute(_SQL["retake"], _claims_of(jobs) | {"backend_start": session.backend_start}).fetchone()
     assert row is not None  # noqa: S101  the function always answers
     held: bool | None = row[0]
     return held
@@ -327,10 +337,10 @@ def has_ended(conn: Conn, job: Job) -> bool:
     return bool(row and row[0])
 
 
-def keep(conn: Conn, job_id: UUID, attempt: int, claimed_by: str) -> bool:
-    """Renew the lease in the place of a worker that is alive but silent; False when the claim is over."""
-    claim = {"job_id": job_id, "attempt": attempt, "claimed_by": claimed_by}
-    return conn.execute(_SQL["keep"], claim).rowcount == 1
+def keep(conn: Conn, job_ids: Sequence[UUID], attempts: Sequence[int], claimed_by: str) -> bool:
+    """Renew the leases in the place of a worker that is alive but silent; False when a claim is over."""
+    claims = {"job_ids": job_ids, "attempts": attempts, "claimed_by": claimed_by}
+    return conn.execute(_SQL["keep"], claims).rowcount == len(job_ids)
 
 
 def end_session(conn: Conn, backend_pid: int, backend_start: datetime) -> None:
@@ -344,12 +354,17 @@ def cancellations(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, bool]:
 
 
 def settle(
-    conn: Conn, worker: str, end: str, reason: str, facts: Mapping[str, Any] | None = None, running: UUID | None = None
+    conn: Conn,
+    worker: str,
+    end: str,
+    reason: str,
+    facts: Mapping[str, Any] | None = None,
+    running: Sequence[UUID] | None = None,
 ) -> list[Settled]:
     """Take from a dead worker the jobs that it held; `end` is one of job.SETTLED, or its word (see dl_settle).
 
-    The end is that of `running`, the job that the worker had begun last; the others are handed back uncounted. When
-    `running` is None, the end is that of all jobs.
+    The end is that of `running`, the jobs of the run that the worker had begun last; the others are handed back
+    uncounted. When `running` is None, the end is that of all jobs.
     """
     word = SETTLED.get(end, end)
     parameters = {"worker": worker, "running": running, "end": word, "reason": reason, "facts": Jsonb(facts or {})}
@@ -357,12 +372,12 @@ def settle(
     return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
 
 
-def take_back(conn: Conn, worker: str, running: UUID, reason: str) -> int:
-    """Hand back, uncounted, the jobs of a living worker that it has claimed ahead of its run; returns their number.
+def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> int:
+    """Hand back, uncounted, jobs that a living worker has claimed ahead of its run; returns their number.
 
     The worker begins none of them any more, and its session has ended.
     """
-    return conn.execute(_SQL["take_back"], {"worker": worker, "running": running, "reason": reason}).rowcount
+    return conn.execute(_SQL["take_back"], {"worker": worker, "job_ids": list(job_ids), "reason": reason}).rowcount
 
 
 def clock(conn: Conn) -> tuple[float, float]:
@@ -406,6 +421,14 @@ def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[in
     row = conn.execute(_SQL["prune"], {"older_than_sec": older_than_sec, "since": since, "limit": limit}).fetchone()
     assert row is not None  # noqa: S101  the function always answers
     return row[0], row[1]
+
+
+def _claims_of(jobs: Sequence[Job]) -> dict[str, Any]:
+    return {
+        "job_ids": [job.job_id for job in jobs],
+        "attempts": [job.attempt for job in jobs],
+        "claimed_by": jobs[0].claimed_by,
+    }
 
 
 def _claim_of(job: Job) -> dict[str, Any]:

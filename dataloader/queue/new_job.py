@@ -16,7 +16,16 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import psycopg
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import PydanticCustomError
 
 from dataloader import config
@@ -69,7 +78,13 @@ def _parsed(value: object) -> datetime | None:
         return None
 
 
-_TYPES: dict[str, Any] = {"text": str, "int": int, "jsonb": dict[str, Any], "timestamptz": datetime}
+_TYPES: dict[str, Any] = {
+    "text": str,
+    "int": int,
+    "float8": FiniteFloat,
+    "jsonb": dict[str, Any],
+    "timestamptz": datetime,
+}
 _CHECKS = {"queue": AfterValidator(_printable), "available_at": BeforeValidator(instant)}
 
 
@@ -122,6 +137,7 @@ def enqueue(
     max_attempts: int = 5,
     lease_ttl_sec: int = 60,
     timeout_sec: int | None = None,
+    score: float | None = None,
     producer: str | None = None,
     consumer_group: str | None = None,
     schema: str | None = None,

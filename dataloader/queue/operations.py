@@ -6,6 +6,7 @@ Every function takes `by`, the name and address of the asker, which the journal 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
@@ -29,6 +30,7 @@ __all__ = [
     "resume",
     "run_all",
     "run_now",
+    "set_order",
 ]
 
 DONE = "done"
@@ -38,13 +40,28 @@ SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
 
 _SQL = db.statements("operate.sql")
+_SQL = {name: text.replace("{settings}", _SQL["settings"].rstrip(";")) for name, text in _SQL.items()}
+SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
+OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
+ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
+# The settings of a queue of which nobody has said anything.
+DEFAULTS: dict[str, Any] = {
+    "paused_at": None,
+    "paused_by": None,
+    "max_length": None,
+    "ordered": False,
+    "merge": False,
+    "merge_limit": 1_000,
+    "batch": None,
+    "on_dead": "continue",
+}
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
     """Keep every claim that begins from now on, on any host, from starting a job of this queue; running jobs go on.
 
-    Returns queue, paused_at, paused_by and max_length. Services with the plain protocol know nothing of it.
+    Returns the settings of the queue (DEFAULTS). Services with the plain protocol know nothing of it.
     """
     return _one(conn, "pause", queue=queue, by=by)
 
@@ -58,6 +75,73 @@ def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dict[str, Any]:
     """Let the API refuse jobs for this queue (QueueFull) once it holds `max_length` queued ones; None: no limit."""
     return _one(conn, "limit_length", queue=queue, max_length=max_length)
+
+
+class Contradiction(ValueError):
+    """The settings of a queue do not go together, or not with those that it has."""
+
+
+def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
+    """Change what a queue says of the order of its jobs (ORDER); the rest stays. Returns what `pause` does.
+
+    `ordered`: the jobs of a key start in the order of their scores. `merge`: one delivery takes all queued jobs of a
+    key, `merge_limit` (1 to 1,000) at most. `batch`: the most keys in one call of a pipeline; None: as the pipeline
+    says. `on_dead`: "hold" lets a dead job stop its key, "continue" does not. Jobs go on meanwhile; from the return on
+    the new settings hold for each claim. Jobs that are queued get their places by their times of creation. Raises
+    Contradiction for `merge` without `ordered`, having changed nothing.
+    """
+    if changes.get("ordered"):
+        _give_scores(conn, queue)  # before the switch, for it may take long
+    with conn.transaction():
+        said = _one(conn, "lock_queue", queue=queue) | changes
+        if said["merge"] and not said["ordered"]:
+            raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
+        transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
+    assert transaction is not None  # noqa: S101  its row is locked
+    if changes.get("ordered"):
+        _wait_for_older(conn, transaction[1])
+        _give_scores(conn, queue)
+    after = None
+    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
+        pass  # jobs that waited for one before them may not do so any more
+    return _settings_of(conn, queue)
+
+
+def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
+    """Let a queue be what a farm's settings say, where nobody has said it; None: the settings say nothing.
+
+    Raises Contradiction, which names both sides, when the queue is something else.
+    """
+    wanted = {name: value for name, value in (("ordered", ordered), ("merge", merge)) if value is not None}
+    row = conn.execute(_SQL["said"], {"queue": queue}).fetchone() if wanted else None
+    said = dict(zip(("ordered", "merge"), row or (None, None), strict=True))
+    for name, value in wanted.items():
+        if said[name] is not None and said[name] is not value:
+            says, is_said = (str(each).lower() for each in (value, said[name]))
+            raise Contradiction(
+                f'WORKERS_JSON says "{name}": {says} of the queue {queue}, and the database {is_said}: correct it, or'
+                f" `dataloader queue set {queue} --{'' if value else 'no-'}{name}`"
+            )
+    if changes := {name: value for name, value in wanted.items() if said[name] is None}:
+        set_order(conn, queue, "WORKERS_JSON", **changes)
+
+
+def _give_scores(conn: Conn, queue: str) -> None:
+    after: str | None = "-infinity"
+    while after:
+        row = conn.execute(_SQL["give_scores"], {"queue": queue, "after": after, "limit": SCORES_AT_ONCE}).fetchone()
+        assert row is not None  # noqa: S101  the function always answers
+        after = row[1] if row[0] else None
+
+
+def _wait_for_older(conn: Conn, transaction: str) -> None:
+    """Wait until no transaction is left that may add jobs without seeing this one; not for ever."""
+    until = time.monotonic() + OLDER_SEC
+    while time.monotonic() < until:
+        row = conn.execute(_SQL["is_past"], {"transaction": transaction}).fetchone()
+        if row and row[0]:
+            return
+        time.sleep(0.02)
 
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
@@ -137,7 +221,7 @@ def _of_cancellation(status: str, is_requested: bool) -> str:
 def _settings_of(conn: Conn, queue: str) -> dict[str, Any]:
     with conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(_SQL["queue"], {"queue": queue}).fetchone()
-    return row or {"queue": queue, "paused_at": None, "paused_by": None, "max_length": None}
+    return row or DEFAULTS | {"queue": queue}
 
 
 def _one(conn: Conn, name: str, **parameters: Any) -> dict[str, Any]:

@@ -190,6 +190,11 @@ def _total(queues: Sequence[Row]) -> Row:
         "paused_at": None,
         "paused_by": None,
         "max_length": None,
+        "ordered": None,
+        "merge": None,
+        "merge_limit": None,
+        "batch": None,
+        "on_dead": None,
         "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
     }
 

@@ -73,6 +73,16 @@ def _session(why: dict[str, Any], now: datetime) -> str:
     )
 
 
+def _order(why: dict[str, Any], now: datetime) -> str:
+    until = _instant(why["until"])
+    due = f", which is due in {duration(until - now)}" if until > now else ", which has not run yet"
+    return f"Its queue is ordered: the jobs of its key {why['lock_key']} wait for job {why['job_id']}{due}."
+
+
+def _dead(why: dict[str, Any], now: datetime) -> str:
+    return f"Its key {why['lock_key']} is held by the dead job {why['job_id']}: requeue or delete that job to go on."
+
+
 def _worker(why: dict[str, Any], now: datetime) -> str:
     ahead, workers, queue = why.get("ahead", 0), why.get("workers", 0), why["queue"]
     if not ahead:  # a queue with running jobs and no worker that shows itself is served by older code or plain services
@@ -105,6 +115,8 @@ REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "time": _time,
     "lock": _lock,
     "session": _session,
+    "order": _order,
+    "dead": _dead,
     "worker": _worker,
     "stopped": _stopped,
     "no_worker": _no_worker,

@@ -7,15 +7,19 @@
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.
 -- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for (waiting.sql): 'time', or 'key': the
 -- row is *parked* behind a running row of its key_hash. The session that ends that run makes the first parked row ready.
+-- The *head* of a key in an ordered queue is its queued row with the smallest score. Any ready row of the key is a
+-- candidate; under the key's lock the claim starts the head instead, or with merge the head and all that follow.
 --
 -- Spellings. `status = 'queued'` lets the partial indexes serve. `status::text = 'queued'` tests a row that is found
 -- already, and lets no index in. `enum_eq(status, 'queued')` lets only ix_dl_jobs_parked and ix_dl_jobs_queued in.
 
 
 -- Write how runs of this worker have ended (p_job_id to p_facts: as dl_finish; null: none, and the session keeps its
--- keys), and claim up to p_most jobs of the queue: the best by priority, then created_at, at most one of each key. One
--- round trip.
+-- keys), and claim up to p_most jobs of the first queue that has some: the best by priority, then created_at, at most one
+-- of each key; of an ordered queue the heads of up to p_most keys, with merge all jobs of these keys. One round trip.
 --
+-- p_queues          the queues in the order in which to look at them; p_by_lag: instead by how long their first ready
+--                   rows have waited, the longest first
 -- p_worker          host:pid:boot of the worker, written to claimed_by
 -- p_backend_start   start of this session's backend
 -- p_backoff_sec     longest back-off of a key that a foreign session holds
@@ -25,42 +29,51 @@
 -- unfinished, canceled, locked   as dl_finish
 -- backoffs                       how many keys were put off
 -- look_again                     there is more to look at: where nothing was claimed, call again at once
--- due_in                         nothing claimed: seconds until the queue may have something; null: a notification tells
+-- due_in                         nothing claimed: seconds until a queue may have something; null: a notification tells
 -- from_priority, from_time       where the worker's steps of the next second may begin, for this one has read many rows in
 --                                vain; null: the worker keeps what it has
+-- batch                          the most keys in one call of a pipeline; null: as the pipeline says
+-- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
 -- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
 -- will come. The claim parks rows of busy keys, and puts off those of keys that a session holds without a running row;
 -- where others have rows locked it asks to be called again. A claim that starts something, but has passed many rows of
 -- busy keys, parks these too.
 CREATE OR REPLACE FUNCTION dl_step(
-  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
+  p_queues text[], p_by_lag boolean, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
   p_priority int, p_from timestamptz,
   p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[])
 RETURNS TABLE (
-  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
   max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
   unfinished uuid[], canceled uuid[], locked uuid[], backoffs int, look_again boolean, due_in float8,
-  from_priority int, from_time text)
+  from_priority int, from_time text, batch int, in_order uuid[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   wrote record;
-  is_open boolean;
+  this text;  -- the queue
+  is_paused boolean;  -- null: the queue has no settings
+  is_ordered boolean;
+  merges int;         -- dl_lock_heads' p_merge_limit
+  holds boolean;
   due_at timestamptz;
   is_freed boolean;
   is_late boolean;
   took record;
+  heads tid[];        -- the rows of in_order, which dl_lock_heads has chosen
+  holders uuid[];
+  odd_heads uuid[];
   at_once timestamptz;
   busy int[];
   parked int;
   off int;
   started int := 0;
-  looks boolean := false;         -- dl_take_keys asks whether its keys are free
-  looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
+  looks boolean;         -- dl_take_keys asks whether its keys are free
+  looked_twice boolean;  -- nothing that the claim could park or put off, once already
   not_started int[];
-  past int := 0;            -- how many rows behind p_from this call has looked at in vain
-  passed int[] := '{}';     -- their keys
+  past int;              -- how many rows behind p_from this call has looked at in vain
+  passed int[];          -- their keys
 BEGIN
   backoffs := 0;
   look_again := false;
@@ -72,144 +85,277 @@ BEGIN
     canceled := wrote.canceled;
     locked := wrote.locked;
   END IF;
-  SELECT (SELECT paused_at FROM dl_queues WHERE queue = p_queue) IS NULL,
-         (SELECT available_at FROM dl_jobs WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time'
-           ORDER BY queue, available_at LIMIT 1),
-         (SELECT true FROM dl_freed LIMIT 1) IS NOT NULL
-    INTO is_open, due_at, is_freed;
-  IF NOT is_open OR p_most = 0 THEN
-    RETURN NEXT;
-    RETURN;
+  IF p_by_lag THEN
+    p_queues := dl_by_lag(p_queues);
   END IF;
-  IF due_at <= now() THEN
-    look_again := dl_wake(p_queue, 100) = 100;
-  END IF;
-  IF is_freed THEN
-    PERFORM dl_unpark_freed();
-  END IF;
-
-  -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting aside,
-  -- parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
-  LOOP
-    took := dl_take_keys(p_queue, p_most, p_priority, p_from, past, passed, looks);
-    busy := took.others;
-    IF took.mine <> '{}' THEN
-      -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows comes
-      -- behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed (Que,
-      -- lib/que/worker.rb:72-82). So does the choice of the first rows: a job that came back in between goes before a
-      -- later one of its key, and a parked one that is older.
-      at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
-      RETURN QUERY
-      WITH free AS MATERIALIZED (
-        SELECT ctid AS at, job_id AS free_id, priority, created_at FROM dl_jobs
-         WHERE ctid = ANY (ARRAY(
-                 SELECT (SELECT ctid FROM dl_jobs
-                          WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-                            AND hashtext(lock_key) = key_hash AND queue = p_queue
-                          ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1)
-                   FROM unnest(took.mine) key_hash
-                  WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
-                            AND lease_expires_at > now() LIMIT 1) IS NULL))
-           AND status::text = 'queued' AND blocked_on IS DISTINCT FROM 'time' AND available_at <= at_once
-           AND NOT cancel_requested AND attempt < greatest(max_attempts, 1)
-           FOR NO KEY UPDATE SKIP LOCKED),
-      started AS (
-        UPDATE dl_jobs SET status = 'running', blocked_on = NULL, attempt = attempt + 1, claims = claims + 1, backoffs = 0,
-               journaled = journaled + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
-               -- The worker begins the best job at once. The others are claimed ahead: null until their runs beat (dl_reap).
-               heartbeat_at = CASE WHEN job_id = (SELECT free_id FROM free ORDER BY priority, created_at, free_id LIMIT 1)
-                                   THEN at_once END,
-               lease_expires_at = at_once + make_interval(secs => lease_ttl_sec),
-               claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
-         WHERE ctid = ANY (ARRAY(SELECT at FROM free))
-        RETURNING job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-                  timeout_sec, claims, priority, created_at),
-      journal AS (
-        INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
-        SELECT job_id, p_queue, at_once, 'picked',
-               ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
-      SELECT job_id, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-             timeout_sec, claims, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false, NULL::float8, 0, NULL
-        FROM started ORDER BY priority, created_at, job_id;
-      GET DIAGNOSTICS started = ROW_COUNT;
-      IF started < cardinality(took.mine) THEN
-        -- A running row keeps the key busy after all; or another session has its first row locked, has changed that row
-        -- since, or the row may not start. The lease tells which rows this claim has started: an earlier run of ours may
-        -- be running still, its end unwritten.
-        not_started := ARRAY(SELECT k FROM unnest(took.mine) k
-                              WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
-                                                   AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
-                                                   AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
-        PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
-        busy := busy || not_started;
-        -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
-        took.odd := took.odd || ARRAY(
-          SELECT first.job_id FROM unnest(not_started) k CROSS JOIN LATERAL (
-            SELECT * FROM dl_jobs
-             WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
-               AND queue = p_queue
-             ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) first
-           WHERE blocked_on = 'key'
-             AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once));
-      END IF;
+  FOREACH this IN ARRAY CASE WHEN p_most > 0 THEN p_queues ELSE '{}' END LOOP
+    SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this),
+           (SELECT available_at FROM dl_jobs WHERE queue = this AND status = 'queued' AND blocked_on = 'time'
+             ORDER BY queue, available_at LIMIT 1),
+           (SELECT true FROM dl_freed LIMIT 1) IS NOT NULL
+      INTO is_paused, due_at, is_freed;
+    CONTINUE WHEN is_paused;
+    is_ordered := false;
+    in_order := NULL;
+    IF NOT is_paused THEN
+      SELECT coalesce(ordered, false), CASE WHEN merge THEN coalesce(merge_limit, 1000) END, on_dead = 'hold', q.batch
+        INTO is_ordered, merges, holds, batch FROM dl_queues q WHERE queue = this;
     END IF;
-    IF took.odd <> '{}' THEN
-      off := dl_set_aside(took.odd);
+    IF due_at <= now() THEN
+      look_again := dl_wake(this, 100) = 100 OR look_again;
+    END IF;
+    IF is_freed THEN
+      PERFORM dl_unpark_freed();
+    END IF;
+    looks := false;
+    looked_twice := false;
+    past := 0;
+    passed := '{}';
+
+    -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
+    -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
+    LOOP
+      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks);
+      busy := took.others;
+      IF took.mine <> '{}' THEN
+        -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
+        -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
+        -- (Que, lib/que/worker.rb:72-82). So does the choice of the first rows: a job that came back in between goes
+        -- before a later one of its key, and a parked one that is older.
+        IF is_ordered THEN
+          SELECT f.* INTO in_order, holders, odd_heads FROM dl_lock_heads(this, took.lock_keys, merges, holds) f;
+          heads := ARRAY(SELECT ctid FROM dl_jobs WHERE job_id = ANY (in_order));
+        END IF;
+        at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
+        RETURN QUERY
+        WITH free AS MATERIALIZED (
+          SELECT ctid AS at, job_id AS free_id, priority, created_at FROM dl_jobs
+           WHERE ctid = ANY (CASE WHEN is_ordered THEN heads ELSE ARRAY(
+                   SELECT (SELECT ctid FROM dl_jobs
+                            WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
+                              AND hashtext(lock_key) = key_hash AND queue = this
+                            ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1)
+                     FROM unnest(took.mine) key_hash
+                    WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
+                              AND lease_expires_at > now() LIMIT 1) IS NULL) END)
+             AND status::text = 'queued'
+             AND (is_ordered OR blocked_on IS DISTINCT FROM 'time' AND available_at <= at_once
+                                     AND NOT cancel_requested AND attempt < greatest(max_attempts, 1))
+             FOR NO KEY UPDATE SKIP LOCKED),
+        started AS (
+          UPDATE dl_jobs SET status = 'running', blocked_on = NULL, attempt = attempt + 1, claims = claims + 1, backoffs = 0,
+                 journaled = journaled + 1, started_at = coalesce(started_at, at_once), finished_at = NULL,
+                 -- The worker begins the best job at once. The others are claimed ahead: null until their runs beat
+                 -- (dl_reap).
+                 heartbeat_at = CASE WHEN job_id = coalesce(in_order[1], (
+                                            SELECT free_id FROM free ORDER BY priority, created_at, free_id LIMIT 1))
+                                     THEN at_once END,
+                 lease_expires_at = at_once + make_interval(secs => lease_ttl_sec),
+                 claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
+           WHERE ctid = ANY (ARRAY(SELECT at FROM free))
+          RETURNING job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+                    timeout_sec, claims, priority, created_at),
+        journal AS (
+          INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
+          SELECT job_id, this, at_once, 'picked',
+                 ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
+        SELECT job_id, this, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
+               lease_ttl_sec, timeout_sec, claims, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false, NULL::float8, 0, NULL, 0, NULL::uuid[]
+          FROM started ORDER BY priority, created_at, job_id;
+        GET DIAGNOSTICS started = ROW_COUNT;
+        IF started < cardinality(took.mine) OR is_ordered THEN
+          -- A running row keeps the key busy after all; or another session has its first row locked, has changed that row
+          -- since, or the row may not start. The lease tells which rows this claim has started: an earlier run of ours may
+          -- be running still, its end unwritten.
+          not_started := ARRAY(SELECT k FROM unnest(took.mine) k
+                                WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = k
+                                                     AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
+                                                     AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
+          PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
+          busy := busy || not_started;
+          -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
+          took.odd := took.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
+            SELECT first.job_id FROM unnest(not_started) k CROSS JOIN LATERAL (
+              SELECT * FROM dl_jobs
+               WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
+                 AND queue = this
+               ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) first
+             WHERE blocked_on = 'key'
+               AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END;
+        END IF;
+      END IF;
+      IF took.odd <> '{}' THEN
+        off := dl_set_aside(took.odd);
+        IF clock_timestamp() > now() + interval '1 s' THEN
+          look_again := true;
+          EXIT;
+        END IF;
+        CONTINUE WHEN off > 0 AND started = 0;
+      END IF;
+      IF started > 0 AND looks AND past + took.rows - started > 64 THEN
+        from_priority := took.priority;
+        from_time := took.since;
+      END IF;
+      EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
+      looks := true;
+      IF took.rows = 0 THEN
+        EXIT WHEN (p_priority, p_from) = (0, '-infinity');
+        p_priority := 0;  -- once more from the head: what was locked there may be free
+        p_from := '-infinity';
+        past := 0;
+        passed := '{}';
+        CONTINUE;
+      END IF;
+
+      parked := dl_park(this, busy, holders, p_priority, p_from, past + took.rows);
+      EXIT WHEN started > 0;
       IF clock_timestamp() > now() + interval '1 s' THEN
         look_again := true;
         EXIT;
       END IF;
-      CONTINUE WHEN off > 0 AND started = 0;
-    END IF;
-    IF started > 0 AND looks AND past + took.rows - started > 64 THEN
-      from_priority := took.priority;
-      from_time := took.since;
-    END IF;
-    EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
-    looks := true;
-    IF took.rows = 0 THEN
-      EXIT WHEN (p_priority, p_from) = (0, '-infinity');
-      p_priority := 0;  -- once more from the head: what was locked there may be free
-      p_from := '-infinity';
-      past := 0;
-      passed := '{}';
-      CONTINUE;
-    END IF;
+      CONTINUE WHEN parked > 0;
+      off := dl_put_off(this, busy, p_backoff_sec);
+      backoffs := backoffs + coalesce(off, 0);
+      CONTINUE WHEN off IS NULL OR off > 0;
+      IF NOT looked_twice THEN
+        looked_twice := true;
+        CONTINUE;  -- a key may have become free between the try at its lock and the look at why it failed
+      END IF;
 
-    parked := dl_park(p_queue, busy, p_priority, p_from, past + took.rows);
+      -- Others have these rows locked, or the running rows of their keys. No notification follows: the caller comes back.
+      past := past + took.rows;
+      passed := busy;
+      EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity');
+    END LOOP;
+
     EXIT WHEN started > 0;
-    IF clock_timestamp() > now() + interval '1 s' THEN
-      look_again := true;
-      EXIT;
-    END IF;
-    CONTINUE WHEN parked > 0;
-    off := dl_put_off(p_queue, busy, p_backoff_sec);
-    backoffs := backoffs + coalesce(off, 0);
-    CONTINUE WHEN off IS NULL OR off > 0;
-    IF NOT looked_twice THEN
-      looked_twice := true;
-      CONTINUE;  -- a key may have become free between the try at its lock and the look at why it failed
-    END IF;
-
-    -- Others have these rows locked, or the running rows of their keys. No notification follows: the caller comes back.
-    past := past + took.rows;
-    passed := busy;
-    EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity');
-  END LOOP;
-
-  IF started = 0 THEN
     is_late := due_at <= now() AND EXISTS (  -- others have these rows locked
       SELECT FROM dl_jobs
-       WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
-    SELECT least(extract(epoch FROM next.at - clock_timestamp()),
+       WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
+    SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
                  CASE WHEN past > 0 THEN least(1, greatest(0.1, past / 1000.0)) END,
                  CASE WHEN is_freed OR is_late THEN 1 END) INTO due_in
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
-         WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
+         WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
          ORDER BY queue, available_at LIMIT 1) next ON true;
-  END IF;
+  END LOOP;
+  queue := NULL;
   RETURN NEXT;
+END
+$$;
+
+
+-- These queues by how long their first ready rows have waited, the longest first; then those without one. Each has its
+-- turn, for the row that waits grows older.
+CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sql AS $$
+  SELECT array_agg(q ORDER BY since, nth) FROM unnest(p_queues) WITH ORDINALITY AS served (q, nth)
+    LEFT JOIN LATERAL (
+      SELECT greatest(created_at, available_at) AS since FROM dl_jobs
+       WHERE queue = q AND status = 'queued' AND blocked_on IS NULL
+       ORDER BY queue, priority, created_at LIMIT 1) first ON true
+$$;
+
+
+-- Choose what an ordered queue may start of these keys, whose advisory locks this session has. Of each key the head: the
+-- queued row with the smallest (score, created_at, job_id), though it wait for its time. A running row of the key keeps it
+-- also when its lease is over: until the reaper has settled it, that job comes first.
+--
+-- p_merge_limit   null: the head alone starts, if it is due. Else the rows are one task: up to so many from the head on,
+--                 whether due or not, as far as they have the head's task and nobody else has them locked. A key of which
+--                 a row was tried before is not due before that row; else one ready row makes it due, and there is one.
+-- p_holds         a dead row keeps its key
+--
+-- due        the rows to start, the keys in the order given, those of a key in their order and with the same attempt
+-- holders    rows that keep their keys waiting: heads or tried rows before their time, dead ones
+-- odd        heads that may not start (dl_set_aside)
+CREATE OR REPLACE FUNCTION dl_lock_heads(
+  p_queue text, p_lock_keys text[], p_merge_limit int, p_holds boolean,
+  OUT due uuid[], OUT holders uuid[], OUT odd uuid[])
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  key record;
+BEGIN
+  due := '{}'; holders := '{}'; odd := '{}';
+  FOR key IN
+    SELECT name, head.job_id, head.task, dead.job_id AS dead_id,
+           CASE WHEN tried.available_at > clock_timestamp() THEN tried.job_id
+                WHEN p_merge_limit IS NULL AND head.available_at > clock_timestamp() THEN head.job_id END AS early_id,
+           cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd
+      FROM unnest(p_lock_keys) WITH ORDINALITY AS keys (name, nth)
+     CROSS JOIN LATERAL (
+       SELECT * FROM (
+         (SELECT * FROM dl_jobs
+           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = name AND least(attempt, 1) = 0
+           ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)
+         UNION ALL
+         (SELECT * FROM dl_jobs
+           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = name AND least(attempt, 1) = 1
+           ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)) two
+        ORDER BY score, created_at, job_id LIMIT 1) head
+      LEFT JOIN LATERAL (
+        SELECT job_id, available_at FROM dl_jobs
+         WHERE p_merge_limit IS NOT NULL AND score IS NOT NULL AND status = 'queued' AND queue = p_queue
+           AND lock_key = name AND least(attempt, 1) = 1
+         ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1) tried ON true
+      LEFT JOIN LATERAL (
+        SELECT job_id FROM dl_jobs
+         WHERE p_holds AND score IS NOT NULL AND status IN ('failed', 'lost') AND queue = p_queue AND lock_key = name
+         LIMIT 1) dead ON true
+     WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(name)
+                          AND (lease_expires_at > now() OR queue = p_queue AND lock_key = name))
+     ORDER BY nth
+  LOOP
+    IF key.dead_id IS NOT NULL OR key.early_id IS NOT NULL THEN
+      holders := holders || coalesce(key.dead_id, key.early_id);
+    ELSIF key.is_odd THEN
+      odd := odd || key.job_id;
+    ELSE
+      due := due || CASE WHEN p_merge_limit IS NULL THEN ARRAY[key.job_id]
+                         ELSE dl_lock_delivery(p_queue, key.name, key.task, p_merge_limit) END;
+      EXIT WHEN cardinality(due) >= 1000;  -- one claim carries so many jobs, and those of the last key
+    END IF;
+  END LOOP;
+END
+$$;
+
+
+-- Lock the first p_limit rows of a key, in their order, as far as they have this task and no other session has one of
+-- them locked: no row may start before one that is before it. All get the attempt of the one that was tried most. Rows
+-- that may not start are passed over.
+CREATE OR REPLACE FUNCTION dl_lock_delivery(p_queue text, p_lock_key text, p_task text, p_limit int) RETURNS uuid[]
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  listed uuid[] := ARRAY(
+    SELECT job_id FROM (
+      SELECT cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd, score, created_at, job_id,
+             bool_and(task = p_task) OVER (ORDER BY score, created_at, job_id) AS is_same_task FROM (
+        (SELECT * FROM dl_jobs
+          WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
+            AND least(attempt, 1) = 0
+          ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT p_limit)
+        UNION ALL
+        (SELECT * FROM dl_jobs
+          WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
+            AND least(attempt, 1) = 1
+          ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT p_limit)) of_key
+       ORDER BY score, created_at, job_id LIMIT p_limit) first
+     WHERE is_same_task AND NOT is_odd ORDER BY score, created_at, job_id);
+  free uuid[] := ARRAY(SELECT job_id FROM dl_jobs
+                         WHERE job_id = ANY (listed) AND status::text = 'queued' AND NOT cancel_requested
+                         FOR NO KEY UPDATE SKIP LOCKED);
+BEGIN
+  IF cardinality(free) < cardinality(listed) THEN
+    listed := listed[1:(SELECT min(nth) - 1 FROM unnest(listed) WITH ORDINALITY AS jobs (id, nth) WHERE id <> ALL (free))];
+  END IF;
+  IF cardinality(listed) > 1 THEN
+    UPDATE dl_jobs SET attempt = most.attempt
+      FROM (SELECT max(attempt) AS attempt FROM dl_jobs WHERE job_id = ANY (listed)) most
+     WHERE job_id = ANY (listed) AND dl_jobs.attempt < most.attempt;
+  END IF;
+  RETURN listed;
 END
 $$;
 
@@ -217,6 +363,7 @@ $$;
 -- Lock the keys of the queue's first ready rows for this session, in the order of the rows, up to p_most keys. If there
 -- are fewer keys, and more rows behind them, the function leaves a sixteenth of the keys to other workers.
 --
+-- p_ordered            whether a row without a score is odd, and the keys' names are asked for
 -- p_priority, p_from   the rows before these are not read
 -- p_past               nor are so many rows behind these
 -- p_passed             keys that are passed over
@@ -224,14 +371,15 @@ $$;
 --                      not ask, for most keys are free
 --
 -- mine              the keys whose locks this session has now; they may still prove busy, with p_looks hardly
+-- lock_keys         in an ordered queue their names
 -- others            the keys that are busy, and p_passed
 -- odd               rows that may not start (dl_set_aside)
 -- rows              how many rows were read
 -- more              there may be more of them
 -- priority, since   where the first row of a key taken stands
 CREATE OR REPLACE FUNCTION dl_take_keys(
-  p_queue text, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
-  OUT mine int[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
+  p_queue text, p_ordered boolean, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
+  OUT mine int[], OUT lock_keys text[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
   OUT since timestamptz)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -244,8 +392,9 @@ DECLARE
 BEGIN
   mine := '{}'; others := p_passed; odd := '{}'; rows := 0; more := false;
   FOR near IN
-    SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, priority, created_at,
-           cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp() AS is_odd
+    SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
+           cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
+           OR p_ordered AND score IS NULL AS is_odd
       FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
      ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
@@ -266,6 +415,9 @@ BEGIN
           since := near.created_at;
         END IF;
         mine := mine || near.key_hash;
+        IF p_ordered THEN
+          lock_keys := lock_keys || near.lock_key;
+        END IF;
         behind := 0;
       END IF;
     END IF;
@@ -279,6 +431,7 @@ BEGIN
     spared := (cardinality(mine) + 8) / 16;
     PERFORM pg_advisory_unlock(k) FROM unnest(mine[cardinality(mine) - spared + 1:]) k;
     mine := trim_array(mine, spared);
+    lock_keys := trim_array(lock_keys, spared);
   END IF;
 END
 $$;

@@ -34,7 +34,7 @@ DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
   p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
-  p_timeout_sec int[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
+  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -42,16 +42,19 @@ DECLARE
   size int := cardinality(p_job_id);
   since timestamptz := coalesce(p_since, clock_timestamp());
   added_by jsonb := jsonb_build_object('user', session_user);
+  ordered text[] := ARRAY(SELECT queue FROM %1$I.dl_queues WHERE ordered);
   written int;
 BEGIN
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
-           max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
-           since + coalesce(n.place, nth) * interval '1 microsecond',
+           max_attempts, lease_ttl_sec, timeout_sec,
+           coalesce(score, CASE WHEN queue = ANY (ordered)
+                                THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
+           producer, consumer_group, since + coalesce(n.place, nth) * interval '1 microsecond',
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
@@ -61,6 +64,7 @@ BEGIN
                    unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
                    unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
                    unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(%1$I.dl_spread(p_score, size)) AS score,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
                    unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n;
@@ -76,10 +80,12 @@ BEGIN
   WITH added AS (
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
-           coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec, producer, consumer_group,
-           since + coalesce(n.place, nth) * interval '1 microsecond',
+           coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec,
+           coalesce(score, CASE WHEN queue = ANY (ordered)
+                                THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
+           producer, consumer_group, since + coalesce(n.place, nth) * interval '1 microsecond',
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task,
@@ -91,6 +97,7 @@ BEGIN
                    unnest(%1$I.dl_spread(p_max_attempts, size)) AS max_attempts,
                    unnest(%1$I.dl_spread(p_lease_ttl_sec, size)) AS lease_ttl_sec,
                    unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
+                   unnest(%1$I.dl_spread(p_score, size)) AS score,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
                    unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
@@ -125,27 +132,31 @@ DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
   p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
-  p_timeout_sec int, p_producer text, p_consumer_group text)
+  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   known text;
+  at timestamptz := clock_timestamp();
 BEGIN
   IF p_idempotency_key IS NULL THEN
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
     VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
-            p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_producer, p_consumer_group, clock_timestamp(),
+            p_max_attempts, p_lease_ttl_sec, p_timeout_sec,
+            coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
+            p_producer, p_consumer_group, at,
             CASE WHEN p_available_at > now() THEN 'time' END, 2);
   ELSE
     LOOP
       INSERT INTO %1$I.dl_jobs (
              job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-             lease_ttl_sec, timeout_sec, producer, consumer_group, created_at, blocked_on, journaled)
+             lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
       VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
-              coalesce(p_available_at, now()), p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_producer,
-              p_consumer_group, clock_timestamp(), CASE WHEN p_available_at > now() THEN 'time' END, 2)
+              coalesce(p_available_at, now()), p_max_attempts, p_lease_ttl_sec, p_timeout_sec,
+              coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
+              p_producer, p_consumer_group, at, CASE WHEN p_available_at > now() THEN 'time' END, 2)
       ON CONFLICT (idempotency_key) DO NOTHING;
       EXIT WHEN FOUND;
       -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
@@ -170,11 +181,14 @@ $function$, current_schema()); END $bound$;
 -- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
 -- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
 -- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
+-- With one more parameter it would be a second function beside that of before 0023, and no call could choose.
+DROP FUNCTION IF EXISTS dl_enqueue(
+  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, text, text);
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
   partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
-  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL,
+  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, score float8 DEFAULT NULL,
   producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -200,6 +214,7 @@ BEGIN
     WHEN dl_enqueue.max_attempts < 1 THEN 'max_attempts should be 1 or more'
     WHEN dl_enqueue.lease_ttl_sec NOT BETWEEN 1 AND 86400 THEN 'lease_ttl_sec should be from 1 to 86400'
     WHEN dl_enqueue.timeout_sec NOT BETWEEN 1 AND 2592000 THEN 'timeout_sec should be from 1 to 2592000'
+    WHEN dl_enqueue.score IN ('NaN', 'Infinity', '-Infinity') THEN 'score should be a finite number'
     WHEN length(dl_enqueue.producer) > 255 THEN 'producer should be a text of at most 255 characters'
     WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
   END;
@@ -209,11 +224,11 @@ BEGIN
   LOOP
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, producer, consumer_group, created_at)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at)
     VALUES (gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
             dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
             coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, 5),
-            coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.producer,
+            coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
             -- Not now(): several jobs of one transaction run in the order of their calls.
             dl_enqueue.consumer_group, clock_timestamp())
     ON CONFLICT (idempotency_key) DO NOTHING

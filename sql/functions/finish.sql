@@ -10,7 +10,8 @@ $$;
 -- Write how runs of this worker have ended. The arrays have one value for each run; an array that is null has nulls.
 --   p_job_id, p_attempt   the claim
 --   p_verb                succeed; retry (again after p_delay_sec, null: dl_retry_delay); fail; cancel (the run stopped
---                         for it); hand_back (again at once, uncounted)
+--                         for it); hand_back (again after p_delay_sec, null: at once; uncounted); restart (again at once,
+--                         with all attempts: another row of its delivery is dead in its place)
 --   p_error               the error's text; for hand_back the reason
 --   p_progress            the last progress, JSON; null: it stays as it is
 --   p_facts               what joins the journal's row, a JSON object
@@ -48,13 +49,17 @@ BEGIN
                         WHEN 'succeed' THEN 'succeeded' WHEN 'fail' THEN 'failed' WHEN 'cancel' THEN 'canceled'
                         ELSE 'queued' END END::dl_status,
              journaled = journaled + 1,
-             attempt = CASE verb WHEN 'hand_back' THEN j.attempt - 1 ELSE j.attempt END,
-             blocked_on = CASE WHEN verb = 'retry' AND NOT cancel_requested
-                                AND coalesce(delay_sec, dl_retry_delay(j.attempt)) > 0 THEN 'time' END,
+             -- A job that joined a key of more attempts than it may have keeps its last one.
+             attempt = CASE verb WHEN 'hand_back' THEN least(j.attempt, greatest(max_attempts, 1)) - 1
+                                 WHEN 'restart' THEN 0 ELSE j.attempt END,
+             blocked_on = CASE WHEN verb IN ('retry', 'hand_back') AND NOT cancel_requested
+                                AND coalesce(delay_sec, CASE verb WHEN 'retry' THEN dl_retry_delay(j.attempt) END) > 0
+                               THEN 'time' END,
              available_at = CASE verb
                               WHEN 'retry' THEN now() + make_interval(secs => coalesce(delay_sec, dl_retry_delay(j.attempt)))
-                              WHEN 'hand_back' THEN now() ELSE available_at END,
-             finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back') THEN now() END,
+                              WHEN 'hand_back' THEN now() + make_interval(secs => coalesce(delay_sec, 0))
+                              WHEN 'restart' THEN now() ELSE available_at END,
+             finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back', 'restart') THEN now() END,
              lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
              progress = coalesce(e.progress::jsonb, j.progress),
              error = CASE verb WHEN 'hand_back' THEN j.error
@@ -74,8 +79,9 @@ BEGIN
              ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb
              || CASE status WHEN 'succeeded' THEN '{}' ELSE jsonb_strip_nulls(jsonb_build_object(
                   'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL
-                                      ELSE error END,
-                  'error', CASE WHEN verb IN ('retry', 'fail') THEN error END,
+                                      WHEN 'restart' THEN 'the first job of its key is dead'
+                                      WHEN 'hand_back' THEN CASE status WHEN 'queued' THEN error END ELSE error END,
+                  'error', CASE WHEN verb IN ('retry', 'fail', 'restart') THEN error END,
                   'delay_sec', delay_sec)) END
              || coalesce(facts::jsonb, '{}') FROM ended)
     SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS key_hashes,
@@ -107,7 +113,7 @@ BEGIN
       key_hashes := key_hashes || ARRAY(SELECT hashtext(lock_key) FROM dl_jobs WHERE job_id = ANY (unfinished));
     END IF;
     -- An end may come late, for its row was locked; if its lease was over, the key may be that of this worker's next run.
-    PERFORM pg_advisory_unlock(key_hash) FROM unnest(key_hashes) key_hash
+    PERFORM pg_advisory_unlock(key_hash) FROM (SELECT DISTINCT unnest(key_hashes)) AS ended (key_hash)
       WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                            AND claimed_by = p_worker);
   END IF;

@@ -27,36 +27,52 @@ $$;
 --   'crash'    the worker died: again after dl_crash_delay, in the end 'lost'
 --   'timeout'  the run took too long, an error of the job: again after dl_retry_delay, in the end 'failed'
 --   'drain'    the run does not count: again at once, without an error, its attempt given back
--- p_facts joins the journal's row: what is known of the process that ran it. The row must be locked by the caller, the
--- session of its claim ended. Returns the new status. Called by dl_settle and dl_reap.
+-- Running rows of one key and one claim are a delivery, and go back together: the fewest max_attempts count, and when
+-- these are spent, the first row is dead and the others start over. p_facts joins the journal's rows: what is known of
+-- the process that ran the job. The row must be locked by the caller, the session of its claim ended. Returns the new
+-- status. Called by dl_settle and dl_reap.
 CREATE OR REPLACE FUNCTION dl_give_back(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
 LANGUAGE plpgsql AS $$
 DECLARE
   job dl_jobs;
+  delivery uuid[];
+  first uuid;  -- of the delivery
+  most int;    -- attempts
   delay_sec float8;
+  is_spent boolean;
 BEGIN
   SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
+  SELECT array_agg(job_id), min(max_attempts),
+         (array_agg(job_id ORDER BY score, created_at, job_id) FILTER (WHERE NOT cancel_requested))[1]
+    INTO delivery, most, first FROM (
+      SELECT * FROM dl_jobs
+       WHERE status = 'running' AND hashtext(lock_key) = hashtext(job.lock_key)
+         AND (job_id = p_job_id OR lock_key = job.lock_key AND queue = job.queue AND claimed_by = job.claimed_by)
+         FOR NO KEY UPDATE SKIP LOCKED) held;
   delay_sec := CASE p_end WHEN 'crash' THEN dl_crash_delay(job.attempt)
                           WHEN 'timeout' THEN dl_retry_delay(job.attempt) ELSE 0 END;
-  IF p_end = 'drain' THEN
-    job.attempt := greatest(job.attempt - 1, 0);
-  END IF;
-  job.status := CASE WHEN job.cancel_requested THEN 'canceled'
-                     WHEN job.attempt < job.max_attempts OR p_end = 'drain' THEN 'queued'
-                     WHEN p_end = 'timeout' THEN 'failed'
-                     ELSE 'lost' END;
-  UPDATE dl_jobs SET
-         status = job.status, journaled = journaled + 1, attempt = job.attempt,
-         blocked_on = CASE WHEN job.status = 'queued' AND delay_sec > 0 THEN 'time' END,
-         available_at = now() + make_interval(secs => delay_sec),
-         finished_at = CASE WHEN job.status <> 'queued' THEN now() END,
-         lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
-         error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END
-   WHERE job_id = p_job_id;
-  INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  VALUES (job.job_id, job.queue, CASE job.status WHEN 'queued' THEN 'requeue' ELSE job.status::text END,
-          jsonb_build_object('reason', p_reason, 'attempt', job.attempt) || p_facts);
-  IF job.status = 'queued' THEN
+  is_spent := p_end <> 'drain' AND job.attempt >= most;
+  WITH given AS (
+    UPDATE dl_jobs SET
+           status = CASE WHEN cancel_requested THEN 'canceled'
+                         WHEN NOT is_spent OR job_id <> first THEN 'queued'
+                         WHEN p_end = 'timeout' THEN 'failed' ELSE 'lost' END::dl_status,
+           journaled = journaled + 1,
+           attempt = CASE WHEN p_end = 'drain' THEN greatest(least(attempt, max_attempts) - 1, 0)  -- as dl_finish
+                          WHEN is_spent AND job_id <> first THEN 0 ELSE attempt END,
+           blocked_on = CASE WHEN NOT cancel_requested AND NOT is_spent AND delay_sec > 0 THEN 'time' END,
+           available_at = now() + make_interval(secs => CASE WHEN is_spent THEN 0 ELSE delay_sec END),
+           finished_at = CASE WHEN cancel_requested OR is_spent AND job_id = first THEN now() END,
+           lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
+           error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END
+     WHERE job_id = ANY (delivery)
+    RETURNING job_id, queue, status, attempt),
+  journal AS (
+    INSERT INTO dl_job_events (job_id, queue, kind, payload)
+    SELECT job_id, queue, CASE status WHEN 'queued' THEN 'requeue' ELSE status::text END,
+           jsonb_build_object('reason', p_reason, 'attempt', attempt) || p_facts FROM given)
+  SELECT status INTO job.status FROM given WHERE job_id = p_job_id;
+  IF job.status = 'queued' OR cardinality(delivery) > 1 THEN
     PERFORM pg_notify('dl_jobs', job.queue);
   END IF;
   PERFORM dl_unpark(ARRAY[hashtext(job.lock_key)]);
@@ -66,11 +82,11 @@ $$;
 
 
 -- Settle the jobs of a dead worker at once: called by the keeper, which saw the worker die; p_end, p_reason and p_facts
--- as for dl_give_back. They are for p_running, the last job that it had begun to run; whatever else it had claimed is
--- handed back uncounted. Null: the running job is unknown, so all count. The worker's session is ended first, so that
+-- as for dl_give_back. They are for p_running, the jobs of the run that it had begun last; whatever else it had claimed
+-- is handed back uncounted. Null: they are unknown, so all count. The worker's session is ended first, so that
 -- its advisory locks are gone when the jobs are claimed again. Returns each job and its new status; a null status for a
 -- locked row, which the keeper tries again.
-CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid, p_end text, p_reason text, p_facts jsonb)
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid[], p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -84,7 +100,7 @@ BEGIN
     CONTINUE WHEN FOUND AND (held.status <> 'running' OR held.claimed_by IS DISTINCT FROM p_worker);
     IF FOUND THEN
       PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-      IF claimed <> p_running THEN
+      IF claimed <> ALL (p_running) THEN
         status := dl_give_back(claimed, 'drain', 'not started: ' || p_reason, '{}');
       ELSE
         status := dl_give_back(
@@ -104,7 +120,7 @@ $$;
 -- without a lease, which only another service can make, has one of lease_ttl_sec from its last sign of life.
 --
 -- A job that was claimed ahead and never beat was not begun (a worker beats for such a job when it has run for 50 ms),
--- so it goes back uncounted. But once for each attempt only: a job that ends its machine within these 50 ms looks the
+-- so it goes back uncounted; in a delivery the first job's heartbeat counts for all. But once for each attempt only: a job that ends its machine within these 50 ms looks the
 -- same.
 --
 -- p_up_sec        for so long the database has answered the caller, by a clock that did not jump
@@ -135,7 +151,10 @@ BEGIN
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
   job_id := held.job_id;
   queue := held.queue;
-  IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL AND held.attempt > (
+  IF held.heartbeat_at IS NULL AND held.claimed_by IS NOT NULL
+     AND NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
+                        AND lock_key = held.lock_key AND claimed_by = held.claimed_by AND heartbeat_at IS NOT NULL)
+     AND held.attempt > (
        SELECT count(*) FROM dl_job_events e
         WHERE e.job_id = held.job_id AND kind = 'requeue' AND payload ->> 'reason' = not_begun) THEN
     status := dl_give_back(held.job_id, 'drain', not_begun, '{}');
@@ -155,7 +174,8 @@ $$;
 -- reached   the latest end among them: where the next call goes on, p_since when there was none. So no call reads again
 --           what those before it deleted, which stays in the index while any old transaction may see it
 --
--- Locked rows are skipped: another session puts them back, or writes to their journal. FOR UPDATE looks at the
+-- Locked rows are skipped: another session puts them back, or writes to their journal. So are dead rows that hold their
+-- keys in an ordered queue. FOR UPDATE looks at the
 -- newest version, so a job that came back to life is left alone. The arrays, like the settings, keep the plans what
 -- they should be whatever the statistics say: each row is found by an index. Served by ix_dl_jobs_finished.
 CREATE OR REPLACE FUNCTION dl_prune(
@@ -169,6 +189,8 @@ BEGIN
     SELECT job_id, finished_at FROM dl_jobs
      WHERE finished_at >= p_since AND finished_at < now() - make_interval(secs => p_older_than_sec)
        AND status::text IN ('succeeded', 'failed', 'canceled', 'lost')
+       AND NOT (score IS NOT NULL AND status::text IN ('failed', 'lost')
+                AND EXISTS (SELECT FROM dl_queues q WHERE q.queue = dl_jobs.queue AND ordered AND on_dead = 'hold'))
      ORDER BY finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED) finished;
   DELETE FROM dl_job_events WHERE job_id = ANY (old);
   DELETE FROM dl_jobs WHERE job_id = ANY (old);
@@ -188,39 +210,50 @@ LANGUAGE sql AS $$
 $$;
 
 
--- After a reconnect: take the key again for this session and renew the claim. True when the run may go on; false
--- when another session has the claim or the key by now, and then this one holds nothing. Null when the run may go on,
--- but its former session still has the key: it cannot end (its process is stopped, its disk hangs). Then try again
--- later.
-CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid, p_attempt int, p_worker text, p_backend_start timestamptz)
+-- After a reconnect: take the keys of a run's jobs again for this session and renew the claim. True when the run may go
+-- on; false when another session has a claim or a key by now. Null when the run may go on, but its former session still
+-- has a key: it cannot end (its process is stopped, its disk hangs). Then try again later. Unless it is true, this
+-- session holds none of the keys.
+CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid[], p_attempt int[], p_worker text, p_backend_start timestamptz)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   held dl_jobs;
+  key_hashes int[] := '{}';
+  key_hash int;
+  has_all boolean := true;
 BEGIN
-  SELECT * INTO held FROM dl_jobs
-   WHERE job_id = p_job_id AND attempt = p_attempt AND claimed_by = p_worker AND status = 'running'
-     FOR NO KEY UPDATE;
-  IF NOT FOUND THEN
+  FOR held IN
+    SELECT j.* FROM dl_jobs j
+     WHERE job_id = ANY (p_job_id) AND attempt = p_attempt[array_position(p_job_id, job_id)] AND claimed_by = p_worker
+       AND status::text = 'running' ORDER BY job_id FOR NO KEY UPDATE
+  LOOP
+    key_hashes := key_hashes || hashtext(held.lock_key);
+  END LOOP;
+  IF cardinality(key_hashes) < cardinality(p_job_id) THEN
     RETURN false;
   END IF;
   -- The server may not have noticed that our old session is gone.
   PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start);
-  IF NOT pg_try_advisory_lock(hashtext(held.lock_key)) THEN
-    IF NOT dl_session_has_key(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key)) THEN
+  FOR key_hash IN SELECT DISTINCT unnest(key_hashes) LOOP
+    IF NOT pg_try_advisory_lock(key_hash) THEN
+      IF NOT dl_session_has_key(held.claimed_pid, held.claimed_backend_start, key_hash) THEN
+        PERFORM pg_advisory_unlock_all();
+        RETURN false;
+      END IF;
+      has_all := NULL;
+    ELSIF EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
+                     AND lease_expires_at > now() AND job_id <> ALL (p_job_id)) THEN
+      PERFORM pg_advisory_unlock_all();
       RETURN false;
     END IF;
-    UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec)
-     WHERE job_id = p_job_id;
-    RETURN NULL;
-  END IF;
-  IF EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = hashtext(held.lock_key)
-                AND lease_expires_at > now() AND job_id <> p_job_id) THEN
-    PERFORM pg_advisory_unlock(hashtext(held.lock_key));
-    RETURN false;
+  END LOOP;
+  IF has_all IS NULL THEN
+    PERFORM pg_advisory_unlock_all();
   END IF;
   UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() + make_interval(secs => lease_ttl_sec),
-         claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
-   WHERE job_id = p_job_id;
-  RETURN true;
+         claimed_pid = CASE WHEN has_all THEN pg_backend_pid() ELSE claimed_pid END,
+         claimed_backend_start = CASE WHEN has_all THEN p_backend_start ELSE claimed_backend_start END
+   WHERE job_id = ANY (p_job_id);
+  RETURN has_all;
 END
 $$;

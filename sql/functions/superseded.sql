@@ -29,6 +29,29 @@ CREATE OR REPLACE FUNCTION dl_finish(
 $$;
 
 
+-- Code of before 0023 claims nothing from an ordered queue: it would run the jobs of a delivery one by one.
+CREATE OR REPLACE FUNCTION dl_step(
+  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
+  p_priority int, p_from timestamptz,
+  p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[])
+RETURNS TABLE (
+  job_id uuid, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int,
+  unfinished uuid[], canceled uuid[], locked uuid[], backoffs int, look_again boolean, due_in float8,
+  from_priority int, from_time text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+  SELECT job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec, timeout_sec,
+         claims, unfinished, canceled, locked, backoffs, look_again, due_in, from_priority, from_time
+    FROM dl_step(ARRAY[p_queue], false, p_worker, p_backend_start, p_backoff_sec,
+                 CASE WHEN EXISTS (SELECT FROM dl_queues WHERE queue = p_queue AND ordered) THEN 0 ELSE p_most END,
+                 p_priority, p_from, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts);
+END
+$$;
+
+
 CREATE OR REPLACE FUNCTION dl_step(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int, p_ends json,
   p_waits boolean)
@@ -50,7 +73,7 @@ BEGIN
   SELECT s.job_id, s.task, s.args, s.idempotency_key, s.lock_key, s.partition_key, s.attempt, s.max_attempts,
          s.lease_ttl_sec, s.timeout_sec, s.claims, wrote.unfinished, wrote.canceled, wrote.locked, s.backoffs,
          s.look_again, s.due_in
-    FROM dl_step(p_queue, p_worker, p_backend_start, p_backoff_sec, p_most, 0, '-infinity',
+    FROM dl_step(p_queue, p_worker, p_backend_start, p_backoff_sec, p_most, 0, '-infinity'::timestamptz,
                  CASE p_ends::text WHEN '[]' THEN '{}'::uuid[] END, NULL, NULL, NULL, NULL, NULL, NULL) s;
 END
 $$;
@@ -69,16 +92,57 @@ LANGUAGE sql AS $$
 $$;
 
 
+-- A run of one job.
+CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_running uuid, p_end text, p_reason text, p_facts jsonb)
+RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
+  SELECT * FROM dl_settle(p_worker, ARRAY[p_running], p_end, p_reason, p_facts)
+$$;
+
+
+CREATE OR REPLACE FUNCTION dl_retake(p_job_id uuid, p_attempt int, p_worker text, p_backend_start timestamptz)
+RETURNS boolean LANGUAGE sql AS $$
+  SELECT dl_retake(ARRAY[p_job_id], ARRAY[p_attempt], p_worker, p_backend_start)
+$$;
+
+
 -- All jobs of the worker count.
 CREATE OR REPLACE FUNCTION dl_settle(p_worker text, p_end text, p_reason text, p_facts jsonb)
 RETURNS TABLE (job_id uuid, status dl_status) LANGUAGE sql AS $$
-  SELECT * FROM dl_settle(p_worker, NULL, p_end, p_reason, p_facts)
+  SELECT * FROM dl_settle(p_worker, NULL::uuid[], p_end, p_reason, p_facts)
 $$;
 
 
 CREATE OR REPLACE FUNCTION dl_reap(OUT job_id uuid, OUT queue text, OUT status dl_status) LANGUAGE sql AS $$
   SELECT * FROM dl_reap('infinity', 0)
 $$;
+
+
+-- Jobs of code that knows no score.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue_many(
+  p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
+  p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
+  p_timeout_sec int[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
+RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT * FROM %1$I.dl_enqueue_many(
+    p_job_id, p_queue, p_task, p_args, p_idempotency_key, p_lock_key, p_partition_key, p_priority, p_available_at,
+    p_max_attempts, p_lease_ttl_sec, p_timeout_sec, ARRAY[NULL::float8], p_producer, p_consumer_group, p_place, p_since)
+$$
+$function$, current_schema()); END $bound$;
+
+
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue_one(
+  p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
+  p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
+  p_timeout_sec int, p_producer text, p_consumer_group text)
+RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT %1$I.dl_enqueue_one(
+    p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority, p_available_at,
+    p_max_attempts, p_lease_ttl_sec, p_timeout_sec, NULL, p_producer, p_consumer_group)
+$$
+$function$, current_schema()); END $bound$;
 
 
 -- Called by triggers of migrations before 0019, while these are on their way.
@@ -120,3 +184,8 @@ END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+
+
+-- Called by our functions alone, and not any more.
+DROP FUNCTION IF EXISTS dl_park(text, int[], int, timestamptz, int);
+DROP FUNCTION IF EXISTS dl_take_keys(text, int, int, timestamptz, int, int[], boolean);

@@ -16,6 +16,22 @@ END
 $$;
 
 
+-- The place in its key of a row that another service inserts into an ordered queue: by its time of creation. With the
+-- owner's rights, for a producer may have none on dl_queues; bound as dl_jobs_journal.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_jobs_score() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF TG_RELID <> %2$L::regclass THEN
+    RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_score is for dl_jobs';
+  END IF;
+  NEW.score := (SELECT extract(epoch FROM NEW.created_at) FROM %1$I.dl_queues WHERE queue = NEW.queue AND ordered);
+  RETURN NEW;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+
+
 -- A row may be claimable now or will be at a known time: notify the workers of its queue, also of a future row, for an
 -- idle worker sleeps until the due time that it knows. By the row, for a transaction notifies of a queue once whatever it
 -- inserts; by the statement for the trigger of migration 0007, until 0021 has replaced that.
@@ -91,15 +107,18 @@ BEGIN
          cancel_requested = j.cancel_requested AND NOT (is_back AND OLD.cancel_requested),
          cancel_forced = j.cancel_forced AND NOT is_back,
          finished_at = CASE WHEN j.status IN ('queued', 'running') THEN CASE WHEN NOT is_back THEN j.finished_at END
-                            ELSE coalesce(j.finished_at, now()) END
-    FROM (SELECT ctid AS at, CASE WHEN status <> 'queued' THEN NULL
+                            ELSE coalesce(j.finished_at, now()) END,
+         score = coalesce(j.score, place.score)
+    FROM (SELECT ctid AS at, CASE WHEN score IS NULL THEN (SELECT extract(epoch FROM dl_jobs.created_at) FROM %1$I.dl_queues q
+                                                            WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
+                             CASE WHEN status <> 'queued' THEN NULL
                                   WHEN available_at > now() THEN 'time'
                                   WHEN blocked_on = 'time' OR blocked_on = 'key' AND has_moved THEN NULL
                                   ELSE blocked_on END AS blocked_on
             FROM %1$I.dl_jobs WHERE job_id = NEW.job_id) place
    WHERE j.ctid = place.at
      AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
-          OR j.blocked_on IS DISTINCT FROM place.blocked_on
+          OR j.blocked_on IS DISTINCT FROM place.blocked_on OR place.score IS NOT NULL
           OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
   IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
@@ -114,9 +133,10 @@ BEGIN
          SELECT FROM %1$I.dl_job_events e
           WHERE e.job_id = NEW.job_id AND e.kind = step AND (e.ts = now() OR e.xmin = pg_current_xact_id()::xid));
   END IF;
-  -- A run has ended, or a ready row has left: it may have stood for parked ones.
+  -- A run has ended, or a ready row has left, or one of an ordered queue: it may have stood for parked ones.
   stays := OLD.status = NEW.status AND NEW.status = 'queued' AND NEW.available_at <= now() AND NOT has_moved;
-  IF NOT stays AND OLD.blocked_on IS NULL AND OLD.status IN ('queued', 'running') AND (NEW.status <> 'running' OR has_moved) THEN
+  IF NOT stays AND (OLD.blocked_on IS NULL OR OLD.score IS NOT NULL) AND OLD.status IN ('queued', 'running')
+     AND (NEW.status <> 'running' OR has_moved) THEN
     PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
   END IF;
   RETURN NULL;
@@ -137,7 +157,9 @@ BEGIN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
   END IF;
   EXECUTE %3$L;
-  key_hashes := ARRAY(SELECT hashtext(lock_key) FROM gone WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL);
+  key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
+                       WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
+                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost'));
   IF key_hashes <> '{}' THEN
     PERFORM %1$I.dl_unpark(key_hashes);
   END IF;

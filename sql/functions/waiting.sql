@@ -1,32 +1,40 @@
 -- ready <-> blocked_on: what makes a queued row wait, and what makes it ready again. Words and spellings: claim.sql.
 --
 -- 'time'   a later available_at, or a put-off key: dl_wake makes the row ready when its time has come
--- 'key'    a running row has the key: a claim parks (dl_park), whoever ends the run unparks (dl_unpark)
+-- 'key'    a running row has the key: a claim parks (dl_park), whoever ends the run unparks (dl_unpark); in an ordered
+--          queue also behind a row of the key that is before it and waits for its time, or is dead and holds the key
 
 
 -- Park the ready rows of busy keys among the queue's first p_rows from p_priority and p_from on, and return their
 -- number. The function holds each key's running row FOR SHARE: an end that comes later waits for this commit, and then
 -- finds the parked rows. Keys whose running row others have locked are left alone. The function waits for no lock, so it
--- cannot deadlock.
+-- cannot deadlock. p_holders are rows of an ordered queue that keep their keys from starting (dl_lock_heads); the same
+-- holds for them.
 CREATE OR REPLACE FUNCTION dl_park(
-  p_queue text, p_key_hashes int[], p_priority int, p_from timestamptz, p_rows int) RETURNS int LANGUAGE plpgsql AS $$
+  p_queue text, p_key_hashes int[], p_holders uuid[], p_priority int, p_from timestamptz, p_rows int) RETURNS int
+LANGUAGE plpgsql AS $$
 DECLARE
-  held int[] := ARRAY(
+  busy int[] := ARRAY(
     SELECT hashtext(lock_key) FROM dl_jobs
      WHERE status = 'running' AND hashtext(lock_key) = ANY (p_key_hashes) AND lease_expires_at > now()
        FOR SHARE SKIP LOCKED);
+  held text[] := ARRAY(
+    SELECT lock_key FROM dl_jobs
+     WHERE job_id = ANY (p_holders)
+       AND (status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))
+       FOR SHARE SKIP LOCKED);
   parked int := 0;
 BEGIN
-  IF held <> '{}' THEN
+  IF busy <> '{}' OR held <> '{}' THEN
     UPDATE dl_jobs SET blocked_on = 'key' WHERE ctid = ANY (ARRAY(
       SELECT ctid FROM dl_jobs
        WHERE ctid = ANY (ARRAY(
                SELECT at FROM (
-                 SELECT ctid AS at, hashtext(lock_key) AS key_hash FROM dl_jobs
+                 SELECT ctid AS at, lock_key FROM dl_jobs
                   WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
                     AND (priority, created_at) >= (p_priority, p_from)
                   ORDER BY priority, created_at LIMIT p_rows) near
-                WHERE key_hash = ANY (held)))
+                WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)))
          AND status::text = 'queued' AND blocked_on IS NULL
          FOR NO KEY UPDATE SKIP LOCKED));
     GET DIAGNOSTICS parked = ROW_COUNT;
@@ -37,7 +45,8 @@ $$;
 
 
 -- These key hashes may be free now: see that the first row of each is ready, in every queue where rows of it are parked,
--- and notify the queue's workers. Called by whoever ends a run, or takes a ready row out of its place without starting
+-- and notify the queue's workers. In an ordered queue this holds for each key, also where two share a hash: one of them
+-- may wait for a retry. Its first row is a candidate; the claim starts the head of its key. Called by whoever ends a run, or takes a ready row out of its place without starting
 -- it. Where another session has the first row locked, the key goes to dl_freed, to be tried again. Called by triggers,
 -- so it is bound to this schema by its text.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -55,23 +64,24 @@ BEGIN
     RETURN;
   END IF;
   FOR this IN
-    WITH RECURSIVE place (key_hash, queue) AS (
-      SELECT free.key_hash, first.queue FROM unnest(p_key_hashes) AS free (key_hash) CROSS JOIN LATERAL (
-        SELECT queue FROM %1$I.dl_jobs
+    WITH RECURSIVE place (key_hash, queue, lock_key) AS (
+      SELECT free.key_hash, first.queue, first.lock_key FROM (SELECT DISTINCT unnest(p_key_hashes)) AS free (key_hash)
+       CROSS JOIN LATERAL (
+        SELECT queue, lock_key FROM %1$I.dl_jobs
          WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) = free.key_hash
-         ORDER BY queue LIMIT 1) first
+         ORDER BY queue, lock_key LIMIT 1) first
       UNION
-      SELECT place.key_hash, next.queue FROM place CROSS JOIN LATERAL (
-        SELECT queue FROM %1$I.dl_jobs
+      SELECT place.key_hash, next.queue, next.lock_key FROM place CROSS JOIN LATERAL (
+        SELECT queue, lock_key FROM %1$I.dl_jobs
          WHERE enum_eq(status, 'queued') AND blocked_on = 'key' AND hashtext(lock_key) = place.key_hash
-           AND queue > place.queue
-         ORDER BY queue LIMIT 1) next)
-    SELECT key_hash, queue FROM place
+           AND (queue, lock_key) > (place.queue, place.lock_key)
+         ORDER BY queue, lock_key LIMIT 1) next)
+    SELECT key_hash, queue, lock_key FROM place
   LOOP
     SELECT got.ctid INTO first FROM (
       SELECT ctid AS at FROM %1$I.dl_jobs
        WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
-         AND hashtext(lock_key) = this.key_hash AND queue = this.queue
+         AND hashtext(lock_key) = this.key_hash AND queue = this.queue AND (score IS NULL OR lock_key = this.lock_key)
        ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) near
       CROSS JOIN LATERAL (
         SELECT ctid FROM %1$I.dl_jobs
@@ -108,7 +118,7 @@ $$;
 
 -- Make the first row of each parked key ready that no running row has: only a step that no trigger saw leaves such keys
 -- (session_replication_role, DISABLE TRIGGER). Reads up to p_limit keys after p_after; returns the last one, null at the
--- end. Called by the reaper. Served by ix_dl_jobs_parked.
+-- end. Called by the reaper. Served by ix_dl_jobs_parked_keys.
 CREATE OR REPLACE FUNCTION dl_unpark_stranded(p_after bigint, p_limit int) RETURNS int LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
@@ -180,7 +190,8 @@ $$;
 
 
 -- Remove rows that may not start from their places: a cancelled one ends canceled, one without attempts lost, one before
--- its time waits for it. Only other services make such rows. Returns their number; locked rows are left. The trigger
+-- its time waits for it; one of an ordered queue that has no score gets it. Only other services make such rows, and
+-- transactions that began before the queue was ordered. Returns their number; locked rows are left. The trigger
 -- makes the next row of the key ready.
 CREATE OR REPLACE FUNCTION dl_set_aside(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
@@ -189,15 +200,18 @@ BEGIN
   WITH odd AS MATERIALIZED (
     SELECT ctid AS at, CASE WHEN cancel_requested THEN 'canceled'
                             WHEN attempt >= greatest(max_attempts, 1) THEN 'lost'
-                            WHEN available_at > clock_timestamp() THEN 'queued' END AS becomes
+                            WHEN available_at > clock_timestamp() THEN 'queued' END AS becomes,
+           CASE WHEN score IS NULL THEN (SELECT extract(epoch FROM dl_jobs.created_at) FROM dl_queues q
+                                          WHERE q.queue = dl_jobs.queue AND ordered) END AS place
       FROM dl_jobs WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' FOR NO KEY UPDATE SKIP LOCKED),
   ended AS (
-    UPDATE dl_jobs SET status = becomes::dl_status, blocked_on = CASE becomes WHEN 'queued' THEN 'time' END,
-           journaled = journaled + CASE becomes WHEN 'queued' THEN 0 ELSE 1 END,
+    UPDATE dl_jobs SET status = coalesce(becomes, 'queued')::dl_status, score = coalesce(score, place),
+           blocked_on = CASE becomes WHEN 'queued' THEN 'time' END,
+           journaled = journaled + CASE WHEN becomes <> 'queued' THEN 1 ELSE 0 END,
            finished_at = CASE WHEN becomes <> 'queued' THEN now() END,
            error = CASE becomes WHEN 'lost' THEN
                      concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) ELSE error END
-      FROM odd WHERE dl_jobs.ctid = odd.at AND becomes IS NOT NULL
+      FROM odd WHERE dl_jobs.ctid = odd.at AND (becomes IS NOT NULL OR place IS NOT NULL)
     RETURNING job_id, queue, becomes, attempt),
   journal AS (
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
@@ -242,5 +256,25 @@ BEGIN
     SELECT min(queue) INTO this FROM dl_jobs WHERE status = 'queued' AND blocked_on = 'time' AND queue > this;
   END LOOP;
   RETURN woken;
+END
+$$;
+
+
+-- Give the jobs of a queue that is, or is about to be, ordered their places in their keys, by their times of creation: up
+-- to p_limit queued ones without a score, from this available_at on, and all running ones. Returns their number, and where
+-- to go on; null: there are no more. Others' locked rows are left: the claim gives them their scores (dl_set_aside).
+CREATE OR REPLACE FUNCTION dl_give_scores(
+  p_queue text, p_after timestamptz, p_limit int, OUT given int, OUT reached timestamptz) LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_sort = off AS $$
+DECLARE
+  rows tid[];
+BEGIN
+  SELECT array_agg(at), max(available_at) INTO rows, reached FROM (
+    SELECT ctid AS at, available_at FROM dl_jobs
+     WHERE queue = p_queue AND status = 'queued' AND available_at >= p_after AND score IS NULL
+     ORDER BY queue, available_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED) plain;
+  UPDATE dl_jobs SET score = extract(epoch FROM created_at) WHERE ctid = ANY (rows || ARRAY(
+    SELECT ctid FROM dl_jobs WHERE status = 'running' AND queue = p_queue AND score IS NULL FOR NO KEY UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS given = ROW_COUNT;
 END
 $$;

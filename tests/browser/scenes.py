@@ -114,7 +114,7 @@ class Scene:
         worker = self._worker()
         job = worker.take(self.queue)
         progress = {"processed": 640, "total": 1_000, "step": f"merge{self.mark}", "token": SECRET}
-        lifecycle.beat(worker.conn, job, json.dumps(progress), journal=True)
+        lifecycle.beat(worker.conn, [job], json.dumps(progress), journal=True)
         age(self.conn, job_id, "started_at", 125)
         self.workers.append(worker)
         return job_id

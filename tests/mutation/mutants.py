@@ -13,6 +13,7 @@ from pathlib import Path
 
 QUEUE, TARGET, OPERATE, RIGHTS = "queue.sql", "target.sql", "operate.sql", "rights.sql"
 JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
+ORDERED = "migrations/0023_ordered.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -83,12 +84,25 @@ def _of_the_claim(name: str) -> list[Mutant]:
     )
 
 
+def _of_the_claims(name: str) -> list[Mutant]:
+    """Of a statement for all jobs of a run."""
+    return _statement(
+        name,
+        ("any attempt", " AND j.attempt = run.attempt"),
+        ("any worker", " AND claimed_by = %(claimed_by)s"),
+        ("any status", " AND status::text = 'running'\n", "\n"),
+    )
+
+
 # No test can step in between two statements of a function that wait for nothing. Were it missing, a row that has just
 # left the queue would get a mark or a time that mean nothing there.
 WITHIN = "a row would have to leave within the microseconds between the look and the lock, and no harm would come of it"
 COSTS = "the function finds that there is nothing to do; the condition saves the call"
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 WAIT = "FOR NO KEY UPDATE"
+LIVE = "lease_expires_at > now()"
+HOLDS = "(status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))"
+IN_ORDER = "ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id"
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
 MUTANTS: list[Mutant] = [
@@ -120,7 +134,8 @@ MUTANTS: list[Mutant] = [
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
         ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
     ),
-    *(mutant for name in ("beat", "keep", "leap") for mutant in _of_the_claim(name)),
+    *_of_the_claim("leap"),
+    *(mutant for name in ("beat", "keep") for mutant in _of_the_claims(name)),
     *_statement(
         "leap",
         ("no farther than the fence", "greatest(claims, %(fence)s) + 1", "greatest(claims, %(fence)s)"),
@@ -131,7 +146,17 @@ MUTANTS: list[Mutant] = [
         ("revives a lease", "   AND lease_expires_at > now()"),
         ("does not say that it was begun", "coalesce(heartbeat_at, now())", "heartbeat_at"),
     ),
-    *_statement("beat", ("journals every renewal", " WHERE %(journal)s")),
+    *_statement(
+        "beat",
+        ("journals every renewal", "WHERE %(journal)s AND", "WHERE"),
+        ("journals every job of a run", " AND job_id = (%(job_ids)s::uuid[])[1])", ")"),
+        (
+            "progress of every job of a run",
+            "CASE WHEN j.job_id = (%(job_ids)s::uuid[])[1] THEN coalesce(",
+            "CASE WHEN true THEN coalesce(",
+        ),
+        ("counts more than its own", "SELECT count(*), coalesce", "SELECT cardinality(%(job_ids)s::uuid[]), coalesce"),
+    ),
     *_statement(
         "cancellations",
         ("any status", "status = 'running' AND "),
@@ -139,9 +164,10 @@ MUTANTS: list[Mutant] = [
     ),
     *_statement(
         "take_back",
-        ("any run", " AND begun.claimed_by = %(worker)s"),
-        ("another worker's", " AND j.claimed_by = %(worker)s"),
-        ("what has run", "j.job_id) > (begun", "j.job_id) <> (begun"),
+        ("any status", " AND status::text = 'running' AND claimed_by", " AND claimed_by"),
+        ("another worker's", " AND claimed_by = %(worker)s"),
+        ("what has run", " AND heartbeat_at IS NULL"),
+        ("waits for a locked row", LOCK, WAIT),
     ),
     *_statement("reap", ("a row of nulls", " WHERE job_id IS NOT NULL")),
     *_function(
@@ -170,11 +196,27 @@ MUTANTS: list[Mutant] = [
         "dl_park",
         ("behind what does not run", "status = 'running' AND hashtext(lock_key) = ANY", "hashtext(lock_key) = ANY"),
         ("behind a lease that is over", " AND lease_expires_at > now()"),
-        ("behind a run that may be over", "\n       FOR SHARE SKIP LOCKED", ""),
-        ("waits for a running row", "FOR SHARE SKIP LOCKED", "FOR SHARE"),
-        ("holds it against its key's readers", "FOR SHARE SKIP LOCKED", "FOR UPDATE SKIP LOCKED"),
+        ("behind a run that may be over", f"{LIVE}\n       FOR SHARE SKIP LOCKED", LIVE),
+        ("waits for a running row", f"{LIVE}\n       FOR SHARE SKIP LOCKED", f"{LIVE}\n       FOR SHARE"),
+        (
+            "holds it against its key's readers",
+            f"{LIVE}\n       FOR SHARE SKIP LOCKED",
+            f"{LIVE}\n       FOR UPDATE SKIP LOCKED",
+        ),
+        ("behind a holder that may leave", f"{HOLDS}\n       FOR SHARE SKIP LOCKED", HOLDS),
+        ("waits for a holder", f"{HOLDS}\n       FOR SHARE SKIP LOCKED", f"{HOLDS}\n       FOR SHARE"),
+        (
+            "behind a holder whose time has come",
+            "status::text = 'queued' AND available_at > clock_timestamp() OR",
+            "status::text = 'queued' OR",
+            "the time would have to come within the microseconds between the look and the lock",
+        ),
+        ("behind a holder that has left", f"\n       AND {HOLDS}", "", WITHIN),
+        ("behind a dead job only", "status::text = 'queued' AND available_at > clock_timestamp() OR ", ""),
+        ("not behind a dead job", " OR status::text IN ('failed', 'lost'))", ")"),
+        ("not behind a holder", " OR lock_key = ANY (held)"),
         ("rows of every queue", "queue = p_queue AND "),
-        ("rows of every key", "WHERE key_hash = ANY (held)", "WHERE true"),
+        ("rows of every key", "WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)", "WHERE true"),
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f"\n         {LOCK}"),
         ("a row that has left", "\n         AND status::text = 'queued' AND blocked_on IS NULL\n", "\n", WITHIN),
@@ -188,7 +230,20 @@ MUTANTS: list[Mutant] = [
             "",
             "on tables of 0, 10 and 600 rows the planner chose the same without it; it may not always",
         ),
-        ("of one queue only", "queue > place.queue", "false"),
+        ("of one queue and key only", "(queue, lock_key) > (place.queue, place.lock_key)", "false"),
+        (
+            "of one queue only",
+            "(queue, lock_key) > (place.queue, place.lock_key)",
+            "queue = place.queue AND lock_key > place.lock_key",
+        ),
+        ("of one key of a hash only", "(queue, lock_key) > (place.queue, place.lock_key)", "queue > place.queue"),
+        ("the first of any key of a hash", " AND (score IS NULL OR lock_key = this.lock_key)"),
+        (
+            "the first of each key where there is no order",
+            "(score IS NULL OR lock_key = this.lock_key)",
+            "lock_key = this.lock_key",
+            "two keys of one hash in a queue without order: one row more is ready, and a claim parks it again",
+        ),
         (
             "the last of a key",
             "queue, priority, created_at LIMIT 1) near",
@@ -223,8 +278,21 @@ MUTANTS: list[Mutant] = [
         ("any status", " AND status::text = 'queued' FOR", " FOR", WITHIN),
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f" {LOCK}"),
-        ("a row that may start", " AND becomes IS NOT NULL"),
-        ("an end not counted as journaled", "WHEN 'queued' THEN 0 ELSE 1 END", "WHEN 'queued' THEN 0 ELSE 0 END"),
+        ("a row that may start", " AND (becomes IS NOT NULL OR place IS NOT NULL)"),
+        ("a row that has no place", " OR place IS NOT NULL"),
+        ("no place", "score = coalesce(score, place)", "score = score"),
+        (
+            "another place",
+            "WHEN score IS NULL THEN (SELECT extract",
+            "WHEN true THEN (SELECT extract",
+            "coalesce keeps the score that is there",
+        ),
+        ("a place in any queue", "q.queue = dl_jobs.queue AND ordered", "q.queue = dl_jobs.queue"),
+        (
+            "an end not counted as journaled",
+            "WHEN becomes <> 'queued' THEN 1 ELSE 0 END",
+            "WHEN becomes <> 'queued' THEN 0 ELSE 0 END",
+        ),
         ("an end of every row in the journal", "\n     WHERE becomes <> 'queued')", ")"),
         (
             "an end without a time",
@@ -344,14 +412,46 @@ MUTANTS: list[Mutant] = [
         ),
         ("forgets the cancellation", "status = CASE WHEN cancel_requested", "status = CASE WHEN false"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
-        ("counts a hand-back", "j.attempt - 1 ELSE", "j.attempt ELSE"),
+        ("counts a hand-back", "least(j.attempt, greatest(max_attempts, 1)) - 1\n", "j.attempt\n"),
+        ("spends the attempts by a hand-back", "least(j.attempt, greatest(max_attempts, 1)) - 1\n", "j.attempt - 1\n"),
+        ("a restart keeps the attempts", "WHEN 'restart' THEN 0 ELSE", "WHEN 'restart' THEN j.attempt ELSE"),
+        ("a restart keeps its time", "WHEN 'restart' THEN now() ELSE available_at", "ELSE available_at"),
+        (
+            "a restart has ended",
+            "verb NOT IN ('retry', 'hand_back', 'restart')",
+            "verb NOT IN ('retry', 'hand_back')",
+            "the trigger takes back the time of an end",
+        ),
+        (
+            "a hand-back waits",
+            "coalesce(delay_sec, CASE verb WHEN 'retry' THEN dl_retry_delay(j.attempt) END) > 0",
+            "coalesce(delay_sec, dl_retry_delay(j.attempt)) > 0",
+        ),
+        (
+            "a hand-back keeps its time",
+            "WHEN 'hand_back' THEN now() + make_interval(secs => coalesce(delay_sec, 0))",
+            "WHEN 'hand_back' THEN available_at",
+        ),
+        (
+            "a restart says nothing",
+            "WHEN 'restart' THEN 'the first job of its key is dead'\n",
+            "\n",
+        ),
         (
             "a retry is due at once",
-            "AND coalesce(delay_sec, dl_retry_delay(j.attempt)) > 0 THEN 'time'",
-            "AND false THEN 'time'",
+            "AND coalesce(delay_sec, CASE verb WHEN 'retry' THEN dl_retry_delay(j.attempt) END) > 0\n",
+            "AND false\n",
         ),
-        ("a retry at once waits", "AND coalesce(delay_sec, dl_retry_delay(j.attempt)) > 0 THEN 'time'", "THEN 'time'"),
-        ("a canceled one waits", "WHEN verb = 'retry' AND NOT cancel_requested\n", "WHEN verb = 'retry'\n"),
+        (
+            "a retry at once waits",
+            "AND coalesce(delay_sec, CASE verb WHEN 'retry' THEN dl_retry_delay(j.attempt) END) > 0\n",
+            "\n",
+        ),
+        (
+            "a canceled one waits",
+            "WHEN verb IN ('retry', 'hand_back') AND NOT cancel_requested\n",
+            "WHEN verb IN ('retry', 'hand_back')\n",
+        ),
         (
             "no delay of its own",
             "make_interval(secs => coalesce(delay_sec, dl_retry_delay(j.attempt)))",
@@ -396,16 +496,20 @@ MUTANTS: list[Mutant] = [
         ("of before does not wait", "p_ends, true)", "p_ends, false)"),
     ),
     *_body(
-        f"FUNCTION dl_step(\n{STEP_BEGINS}\n  p_priority int",
+        "FUNCTION dl_step(\n  p_queues text[]",
         ("holds on to keys when nothing has ended", "PERFORM pg_advisory_unlock_all();\n  ELSIF", "NULL;\n  ELSIF"),
-        ("a paused queue too", "(SELECT paused_at FROM dl_queues WHERE queue = p_queue) IS NULL", "true"),
-        ("wakes nobody", "dl_wake(p_queue, 100) = 100", "false"),
-        ("no word of more due rows", "look_again := dl_wake(p_queue, 100) = 100", "PERFORM dl_wake(p_queue, 100)"),
+        ("a paused queue too", "CONTINUE WHEN is_paused;", "NULL;"),
+        ("wakes nobody", "dl_wake(this, 100) = 100", "false"),
+        (
+            "no word of more due rows",
+            "look_again := dl_wake(this, 100) = 100 OR look_again",
+            "PERFORM dl_wake(this, 100)",
+        ),
         ("forgets the freed keys", "PERFORM dl_unpark_freed()", "NULL"),
-        ("never looks at the rows themselves", "    looks := true;\n", ""),
+        ("never looks at the rows themselves", "      looks := true;\n", ""),
         ("back-offs go on after a start", "backoffs = 0,", "backoffs = backoffs,"),
         ("no token", "claims = claims + 1", "claims = claims"),
-        ("not counted as journaled", "               journaled = journaled + 1,", ""),
+        ("not counted as journaled", "                 journaled = journaled + 1,", ""),
         (
             "the last of a key",
             "queue, priority, created_at LIMIT 1)\n",
@@ -413,32 +517,40 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "no parked rows",
-            "(blocked_on IS NULL OR blocked_on = 'key')\n                            AND hashtext(lock_key) = key_hash",
-            "blocked_on IS NULL\n                            AND hashtext(lock_key) = key_hash",
+            "(blocked_on IS NULL OR blocked_on = 'key')\n                              AND "
+            "hashtext(lock_key) = key_hash",
+            "blocked_on IS NULL\n                              AND hashtext(lock_key) = key_hash",
         ),
-        ("any key", "AND hashtext(lock_key) = key_hash AND queue = p_queue", "AND queue = p_queue"),
-        ("any queue", "AND hashtext(lock_key) = key_hash AND queue = p_queue", "AND hashtext(lock_key) = key_hash"),
+        ("any key", "AND hashtext(lock_key) = key_hash AND queue = this", "AND queue = this"),
+        ("any queue", "AND hashtext(lock_key) = key_hash AND queue = this", "AND hashtext(lock_key) = key_hash"),
         ("no look at the running rows", "AND lease_expires_at > now() LIMIT 1) IS NULL", "AND false LIMIT 1) IS NULL"),
         (
             "a lease that is over",
-            "\n                            AND lease_expires_at > now() LIMIT 1) IS NULL",
+            "\n                              AND lease_expires_at > now() LIMIT 1) IS NULL",
             " LIMIT 1) IS NULL",
         ),
-        ("any status", "status::text = 'queued' AND blocked_on IS DISTINCT", "blocked_on IS DISTINCT", WITHIN),
-        ("a row that waits for its time", " AND blocked_on IS DISTINCT FROM 'time'", "", WITHIN),
-        ("too early", " AND available_at <= at_once\n           AND NOT", "\n           AND NOT"),
+        ("any status", "             AND status::text = 'queued'\n", "", WITHIN),
+        (
+            "a row that waits for its time",
+            "blocked_on IS DISTINCT FROM 'time' AND available_at",
+            "available_at",
+            WITHIN,
+        ),
+        ("too early", " AND available_at <= at_once\n", "\n"),
         (
             "a canceled row",
-            "NOT cancel_requested AND attempt < greatest(max_attempts, 1)\n           FOR",
-            "attempt < greatest(max_attempts, 1)\n           FOR",
+            "AND NOT cancel_requested AND attempt < greatest(max_attempts, 1))\n",
+            "AND attempt < greatest(max_attempts, 1))\n",
         ),
-        ("spent attempts", " AND attempt < greatest(max_attempts, 1)\n           FOR", "\n           FOR"),
+        ("spent attempts", " AND attempt < greatest(max_attempts, 1))\n", ")\n"),
         ("waits for a locked row", LOCK, WAIT),
-        ("no row lock", f"\n           {LOCK}"),
+        ("no row lock", f"\n             {LOCK}"),
         (
             "what is claimed ahead looks begun",
-            "CASE WHEN job_id = (SELECT free_id FROM free ORDER BY priority, created_at, free_id LIMIT 1)\n"
-            "                                   THEN at_once END",
+            "CASE WHEN job_id = coalesce(in_order[1], (\n"
+            "                                            SELECT free_id FROM free ORDER BY priority, "
+            "created_at, free_id LIMIT 1))\n"
+            "                                     THEN at_once END",
             "at_once",
         ),
         (
@@ -448,10 +560,10 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "journaled at the claim's begin",
-            "SELECT job_id, p_queue, at_once, 'picked'",
-            "SELECT job_id, p_queue, now(), 'picked'",
+            "SELECT job_id, this, at_once, 'picked'",
+            "SELECT job_id, this, now(), 'picked'",
         ),
-        ("keeps the key of a row that did not start", "IF started < cardinality(took.mine)", "IF false"),
+        ("keeps the key of a row that did not start", "IF started < cardinality(took.mine) OR", "IF"),
         (
             "lets go of the keys of those that did",
             "AND claimed_by = p_worker AND claimed_pid",
@@ -463,7 +575,7 @@ MUTANTS: list[Mutant] = [
             "));",
         ),
         ("leaves what may not start", "off := dl_set_aside(took.odd)", "off := 0"),
-        ("leaves after it has set rows aside", "      CONTINUE WHEN off > 0 AND started = 0;\n"),
+        ("leaves after it has set rows aside", "        CONTINUE WHEN off > 0 AND started = 0;\n"),
         ("no bookmark", "IF started > 0 AND looks AND past + took.rows - started > 64", "IF false"),
         ("a bookmark behind few rows", "past + took.rows - started > 64 THEN", "true THEN"),
         (
@@ -478,24 +590,28 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "never again from the head",
-            "EXIT WHEN (p_priority, p_from) = (0, '-infinity');\n      p_priority",
-            "EXIT;\n      p_priority",
+            "EXIT WHEN (p_priority, p_from) = (0, '-infinity');\n        p_priority",
+            "EXIT;\n        p_priority",
         ),
-        ("parks nothing", "parked := dl_park(p_queue, busy, p_priority, p_from, past + took.rows)", "parked := 0"),
-        ("leaves after it has parked", "    CONTINUE WHEN parked > 0;\n"),
+        (
+            "parks nothing",
+            "parked := dl_park(this, busy, holders, p_priority, p_from, past + took.rows)",
+            "parked := 0",
+        ),
+        ("leaves after it has parked", "      CONTINUE WHEN parked > 0;\n"),
         (
             "puts nothing off",
-            "off := dl_put_off(p_queue, busy, p_backoff_sec)",
+            "off := dl_put_off(this, busy, p_backoff_sec)",
             "off := 0",
         ),
-        ("leaves after it has put off", "    CONTINUE WHEN off IS NULL OR off > 0;\n"),
+        ("leaves after it has put off", "      CONTINUE WHEN off IS NULL OR off > 0;\n"),
         ("no second look", "IF NOT looked_twice", "IF false"),
         (
             "looks no further than locked rows",
             "EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity')",
             "EXIT",
         ),
-        ("forgets the keys that it has passed", "    passed := busy;\n"),
+        ("forgets the keys that it has passed", "      passed := busy;\n"),
         ("no word of a time", "extract(epoch FROM next.at - clock_timestamp())", "NULL::float8"),
         (
             "no word of locked rows",
@@ -505,19 +621,61 @@ MUTANTS: list[Mutant] = [
         ("comes back at once to many locked rows", "least(1, greatest(0.1, past / 1000.0))", "0.1"),
         ("no word of freed keys", "is_freed OR is_late", "is_late"),
         ("no word of locked due rows", "is_freed OR is_late", "is_freed"),
+        ("order without its settings", "coalesce(ordered, false)", "false"),
+        ("merges without its settings", "CASE WHEN merge THEN coalesce(merge_limit, 1000) END", "NULL"),
+        ("any number in a delivery", "coalesce(merge_limit, 1000)", "1000"),
+        ("no dead job holds", "on_dead = 'hold',", "false,"),
+        ("the best by priority has begun", "coalesce(in_order[1], (", "coalesce(NULL, ("),
+        ("no word of the order", "  queue := NULL;\n", "  queue := NULL;\n  in_order := NULL;\n"),
+        ("the order of another queue", "    in_order := NULL;\n"),
+        ("another queue's settings", "    is_ordered := false;\n"),
+        ("of a delivery only what is due", "is_ordered OR blocked_on", "blocked_on"),
+        (
+            "keeps the key of a head that did not start",
+            "IF started < cardinality(took.mine) OR is_ordered THEN",
+            "IF started < cardinality(took.mine) THEN",
+        ),
+        (
+            "leaves a head that may not start",
+            "CASE WHEN is_ordered THEN odd_heads ELSE",
+            "CASE WHEN is_ordered THEN '{}' ELSE",
+        ),
     ),
     *_function(
         "dl_give_back",
         (
             "forgets the cancellation",
-            "CASE WHEN job.cancel_requested THEN 'canceled'\n                     WHEN",
-            "CASE WHEN",
+            "status = CASE WHEN cancel_requested THEN 'canceled'\n",
+            "status = CASE WHEN false THEN 'canceled'\n",
         ),
-        ("for ever", "job.attempt < job.max_attempts OR p_end = 'drain'", "true"),
-        ("a drain may end it", " OR p_end = 'drain' THEN 'queued'", " THEN 'queued'"),
-        ("what comes back at once waits", "job.status = 'queued' AND delay_sec > 0 THEN", "job.status = 'queued' THEN"),
+        ("for ever", "is_spent := p_end <> 'drain' AND job.attempt >= most", "is_spent := false"),
+        ("a drain may end it", "p_end <> 'drain' AND job.attempt", "job.attempt"),
+        ("by the most attempts", "min(max_attempts)", "max(max_attempts)"),
+        ("what comes back at once waits", " AND delay_sec > 0 THEN 'time' END", " THEN 'time' END"),
+        ("a canceled one waits", "CASE WHEN NOT cancel_requested AND NOT is_spent AND", "CASE WHEN NOT is_spent AND"),
+        (
+            "one job of a delivery",
+            " OR lock_key = job.lock_key AND queue = job.queue AND claimed_by = job.claimed_by)",
+            ")",
+        ),
+        ("another worker's of the key", " AND claimed_by = job.claimed_by)", ")"),
+        ("another queue's of the key", " AND queue = job.queue AND claimed_by", " AND claimed_by"),
+        ("another key's of the hash", "OR lock_key = job.lock_key AND queue", "OR queue"),
+        ("waits for a locked row", LOCK, WAIT),
+        (
+            "the last one is dead",
+            "ORDER BY score, created_at, job_id) FILTER",
+            "ORDER BY score DESC, created_at DESC, job_id DESC) FILTER",
+        ),
+        ("a canceled one is dead in its place", " FILTER (WHERE NOT cancel_requested)"),
+        ("all are dead", "WHEN NOT is_spent OR job_id <> first THEN 'queued'", "WHEN NOT is_spent THEN 'queued'"),
+        ("the others keep their attempts", "WHEN is_spent AND job_id <> first THEN 0 ELSE", "WHEN false THEN 0 ELSE"),
+        ("the others wait", "CASE WHEN is_spent THEN 0 ELSE delay_sec END", "delay_sec"),
+        ("the others have ended", "OR is_spent AND job_id = first THEN now()", "OR is_spent THEN now()"),
+        ("a word of one job only", " OR cardinality(delivery) > 1 THEN", " THEN"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', job.queue)", "NULL"),
-        ("a drain counts", "job.attempt := greatest(job.attempt - 1, 0)", "NULL"),
+        ("a drain counts", "greatest(least(attempt, max_attempts) - 1, 0)", "attempt"),
+        ("spends the attempts by a drain", "least(attempt, max_attempts) - 1", "attempt - 1"),
         ("not counted as journaled", "journaled = journaled + 1", "journaled = journaled"),
         ("keeps the lease", "lease_expires_at = NULL", "lease_expires_at = lease_expires_at"),
         ("makes nobody ready", "PERFORM dl_unpark(ARRAY[hashtext(job.lock_key)])", "NULL"),
@@ -531,8 +689,8 @@ MUTANTS: list[Mutant] = [
         ("no second look at the status", "held.status <> 'running' OR ", ""),
         ("no second look at the worker", " OR held.claimed_by IS DISTINCT FROM p_worker"),
         ("leaves the session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
-        ("what was not begun counts", "IF claimed <> p_running", "IF false"),
-        ("what ran does not count", "IF claimed <> p_running", "IF true"),
+        ("what was not begun counts", "IF claimed <> ALL (p_running)", "IF false"),
+        ("what ran does not count", "IF claimed <> ALL (p_running)", "IF true"),
         ("hides a locked row", "    RETURN NEXT;", "    IF FOUND THEN RETURN NEXT; END IF;"),
     ),
     *_body(
@@ -565,23 +723,39 @@ MUTANTS: list[Mutant] = [
         ("leaves the session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
         ("counts what was not begun", "IF held.heartbeat_at IS NULL", "IF false"),
         ("another service's run as not begun", " AND held.claimed_by IS NOT NULL"),
+        (
+            "each job of a delivery by its own heartbeat",
+            "     AND NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running'",
+            "     AND NOT EXISTS (SELECT FROM dl_jobs WHERE false",
+        ),
         ("not begun for ever", "payload ->> 'reason' = not_begun", "false"),
     ),
-    *_function(
-        "dl_retake",
-        ("any attempt", "attempt = p_attempt AND "),
-        ("any worker", "claimed_by = p_worker AND "),
-        ("any status", " AND status = 'running'\n     FOR", "\n     FOR"),
-        ("no row lock", "\n     FOR NO KEY UPDATE"),
+    *_body(
+        "FUNCTION dl_retake(p_job_id uuid[]",
+        ("any attempt", "attempt = p_attempt[array_position(p_job_id, job_id)] AND "),
+        ("any worker", "claimed_by = p_worker\n       AND ", ""),
+        ("any status", "AND status::text = 'running' ORDER", "ORDER"),
+        ("no row lock", " FOR NO KEY UPDATE\n", "\n"),
+        ("some of its jobs", "IF cardinality(key_hashes) < cardinality(p_job_id) THEN", "IF key_hashes = '{}' THEN"),
         ("leaves the old session", "PERFORM dl_end_session(held.claimed_pid, held.claimed_backend_start)", "NULL"),
-        ("no key", "IF NOT pg_try_advisory_lock(hashtext(held.lock_key))", "IF false"),
-        ("no look at the running rows", "IF EXISTS (", "IF false AND EXISTS ("),
+        ("no key", "IF NOT pg_try_advisory_lock(key_hash)", "IF false"),
+        ("a key of several jobs several times", "SELECT DISTINCT unnest(key_hashes)", "SELECT unnest(key_hashes)"),
+        ("no look at the running rows", "ELSIF EXISTS (", "ELSIF false AND EXISTS ("),
         ("a lease that is over", "lease_expires_at > now() AND "),
-        ("is in its own way", " AND job_id <> p_job_id"),
-        ("keeps a refused key", "PERFORM pg_advisory_unlock(hashtext(held.lock_key))", "NULL"),
+        ("is in its own way", " AND job_id <> ALL (p_job_id))", ")"),
+        (
+            "keeps a refused key",
+            "      PERFORM pg_advisory_unlock_all();\n      RETURN false;\n",
+            "      RETURN false;\n",
+        ),
+        (
+            "keeps what it got beside a refused key",
+            "        PERFORM pg_advisory_unlock_all();\n        RETURN false;\n",
+            "        RETURN false;\n",
+        ),
         (
             "believes that the old session has it",
-            "IF NOT dl_session_has_key(held.claimed_pid, held.claimed_backend_start, hashtext(held.lock_key))",
+            "IF NOT dl_session_has_key(held.claimed_pid, held.claimed_backend_start, key_hash)",
             "IF false",
         ),
     ),
@@ -607,20 +781,38 @@ MUTANTS: list[Mutant] = [
         ("an owner of before", " AND f.owned_at = f.raised_at"),
         ("keeps the owner", "owner = excluded.owner, owned_at = now()", "owned_at = now()"),
         ("forgets that it is the owner", "owner = excluded.owner, owned_at = now()", "owner = excluded.owner"),
+        ("in no order", " ORDER BY job_id\n", "\n"),
     ),
     *_in(
         TARGET,
         "-- name: end_older\n",
-        ("its own sessions too", "::bigint < %(claim)s", "::bigint <= %(claim)s"),
+        ("its own sessions too", "::bigint < run.claim", "::bigint <= run.claim"),
+        ("those of any job", "name[1] = run.job_id::text AND "),
         ("leaves them", "pg_terminate_backend(pid, 2000)", "NULL"),
         ("does not wait", "pg_terminate_backend(pid, 2000)", "pg_terminate_backend(pid)"),
-        ("another role's are an error", "usename = current_user AND "),
+        ("another role's are an error", "\n         WHERE usename = current_user"),
+    ),
+    *_in(
+        TARGET,
+        "-- name: in_the_way\n",
+        ("what has been raised", "f.claim > run.claim\n", "true\n"),
+        ("not what stands higher", "f.claim > run.claim\n", "false\n"),
+        ("not another's of the same number", "OR f.claim = run.claim AND (", "OR false AND ("),
+        (
+            "another's of any number",
+            "OR f.claim = run.claim AND (",
+            "OR (",
+            "the raise before has raised all that stood lower, and they are this run's",
+        ),
+        ("its own of the same number", "OR f.claim = run.claim AND (", "OR f.claim = run.claim AND (true OR "),
+        ("no look at the owner", "f.owner IS DISTINCT FROM %(owner)s OR "),
+        ("an owner of before", " OR f.owned_at IS DISTINCT FROM f.raised_at"),
     ),
     *_in(
         TARGET,
         "-- name: hold\n",
-        ("any claim", " AND claim = %(claim)s"),
-        ("any job", "job_id = %(job_id)s AND "),
+        ("any claim", "f.claim = run.claim AND "),
+        ("some of its jobs", "count(*) = cardinality(%(job_ids)s::uuid[])", "count(*) > 0"),
         (
             "any owner",
             " AND owner = %(owner)s",
@@ -628,7 +820,7 @@ MUTANTS: list[Mutant] = [
             "raise lets no other owner have the fence at this number",
         ),
         ("an owner of before", " AND owned_at = raised_at"),
-        ("no row lock", " FOR SHARE"),
+        ("no row lock", " FOR SHARE OF f"),
         (
             "a stopped commit holds for ever",
             ", set_config('idle_in_transaction_session_timeout', '5s', true)",
@@ -703,10 +895,24 @@ MUTANTS: list[Mutant] = [
         ("no look at the instant", "e.ts = now() OR "),
         ("no look at the transaction", " OR e.xmin = pg_current_xact_id()::xid"),
         ("makes nobody ready", "PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)])", "NULL"),
-        ("after a parked row too", "OLD.blocked_on IS NULL AND OLD.status", "OLD.status"),
+        ("after a parked row too", "(OLD.blocked_on IS NULL OR OLD.score IS NOT NULL) AND OLD.status", "OLD.status"),
+        (
+            "not after a row of an ordered queue that waited",
+            "(OLD.blocked_on IS NULL OR OLD.score IS NOT NULL)",
+            "OLD.blocked_on IS NULL",
+        ),
+        ("no place", "score = coalesce(j.score, place.score)", "score = j.score"),
+        (
+            "another place",
+            "CASE WHEN score IS NULL THEN (SELECT",
+            "CASE WHEN true THEN (SELECT",
+            "coalesce keeps the score that is there",
+        ),
+        ("no place if nothing else changes", " OR place.score IS NOT NULL\n", "\n"),
+        ("a place in any queue", "q.queue = dl_jobs.queue AND ordered)", "q.queue = dl_jobs.queue)"),
         ("after a start", " AND (NEW.status <> 'running' OR has_moved) THEN", " THEN"),
         ("not after a run has moved", "(NEW.status <> 'running' OR has_moved)", "NEW.status <> 'running'"),
-        ("after any step", "OLD.status IN ('queued', 'running') AND (NEW", "(NEW"),
+        ("after any step", "AND OLD.status IN ('queued', 'running')\n", "\n"),
     ),
     *_in(
         INSERTS,
@@ -736,6 +942,247 @@ MUTANTS: list[Mutant] = [
         ("after a run only", "status = 'running' OR status = 'queued' AND blocked_on IS NULL", "status = 'running'"),
         ("after a ready row only", "status = 'running' OR status", "status"),
         ("after a parked row too", " AND blocked_on IS NULL"),
+        (
+            "not after a row of an ordered queue",
+            "\n                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')",
+            "",
+        ),
+        ("not after a dead one", "status IN ('queued', 'failed', 'lost')", "status IN ('queued')"),
+        ("not after one that waited", "status IN ('queued', 'failed', 'lost')", "status IN ('failed', 'lost')"),
+        (
+            "after any end",
+            "OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')",
+            "OR score IS NOT NULL",
+            COSTS,
+        ),
+    ),
+    *_body(
+        "FUNCTION dl_jobs_score()",
+        ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
+        ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
+        ("in any queue", " AND ordered)", ")"),
+        ("in every queue", "WHERE queue = NEW.queue AND ordered)", "WHERE ordered)"),
+    ),
+    *_in(
+        ORDERED,
+        "TRIGGER dl_jobs_score_ins",
+        ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
+        ("another than its producer gave", " AND NEW.score IS NULL"),
+        ("for our own inserts too", "NEW.journaled <> 2 AND NEW.score", "NEW.score", COSTS),
+    ),
+    *_function(
+        "dl_give_scores",
+        ("every queue", "queue = p_queue AND status = 'queued'", "status = 'queued'"),
+        ("any status", "status = 'queued' AND available_at", "available_at"),
+        ("from the begin again", "available_at >= p_after AND ", "", "what has got its score is not looked at again"),
+        ("another than it has", "p_after AND score IS NULL\n", "p_after\n"),
+        ("waits for a locked row", "LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED", "LIMIT p_limit FOR NO KEY UPDATE"),
+        ("not those that run", "rows || ARRAY(", "rows || ARRAY(SELECT NULL::tid WHERE false)); PERFORM (ARRAY("),
+        (
+            "those that run in every queue",
+            "status = 'running' AND queue = p_queue AND score",
+            "status = 'running' AND score",
+        ),
+        ("all at once", "LIMIT p_limit FOR", "FOR"),
+    ),
+    *_function(
+        "dl_lock_heads",
+        *(
+            (f"{which} {name}", f"{old} AND least(attempt, 1) = {tried}\n           ORDER", new)
+            for tried, which in enumerate(("new rows", "tried rows"))
+            for name, old, new in (
+                (
+                    "of every queue",
+                    "queue = p_queue AND lock_key = name",
+                    f"lock_key = name AND least(attempt, 1) = {tried}\n           ORDER",
+                ),
+                (
+                    "of every key",
+                    "queue = p_queue AND lock_key = name",
+                    f"queue = p_queue AND least(attempt, 1) = {tried}\n           ORDER",
+                ),
+                ("are no heads", "lock_key = name", "lock_key = name AND false\n           ORDER"),
+            )
+        ),
+        *(
+            (f"{name} {which}", f"{IN_ORDER} LIMIT 1){end}", f"ORDER BY {new} LIMIT 1){end}")
+            for which, end in (("new row", "\n         UNION"), ("tried row", ") two"))
+            for name, new in (
+                ("the last", "score DESC, created_at DESC, job_id DESC"),
+                ("by the time of creation the first", "created_at, job_id"),
+                ("of equal scores any", "score, created_at DESC"),
+            )
+        ),
+        ("the last of a key", "ORDER BY score, created_at, job_id LIMIT 1) head", "ORDER BY score DESC LIMIT 1) head"),
+        (
+            "by the time of creation",
+            "ORDER BY score, created_at, job_id LIMIT 1) head",
+            "ORDER BY created_at LIMIT 1) head",
+        ),
+        (
+            "equal scores in any order",
+            "ORDER BY score, created_at, job_id LIMIT 1) head",
+            "ORDER BY score, created_at DESC LIMIT 1) head",
+        ),
+        (
+            "a head before its time",
+            "WHEN p_merge_limit IS NULL AND head.available_at > clock_timestamp() THEN head.job_id END",
+            "END",
+        ),
+        ("a delivery waits for its head", "WHEN p_merge_limit IS NULL AND head.available_at", "WHEN head.available_at"),
+        (
+            "a new job hastens its key",
+            "WHEN tried.available_at > clock_timestamp() THEN tried.job_id",
+            "WHEN false THEN tried.job_id",
+        ),
+        ("a tried job holds whatever does not merge", "WHERE p_merge_limit IS NOT NULL AND score", "WHERE score"),
+        (
+            "any row holds a merged key",
+            "AND lock_key = name AND least(attempt, 1) = 1\n         ORDER",
+            "AND lock_key = name\n         ORDER",
+        ),
+        ("the tried of every queue", "status = 'queued' AND queue = p_queue\n", "status = 'queued'\n"),
+        (
+            "the last retry of a key",
+            f"{IN_ORDER} LIMIT 1) tried",
+            "ORDER BY score DESC, created_at DESC, job_id DESC LIMIT 1) tried",
+        ),
+        ("a dead job holds everywhere", "WHERE p_holds AND score", "WHERE score"),
+        ("a failed job does not hold", "IN ('failed', 'lost')", "IN ('lost')"),
+        ("a lost job does not hold", "IN ('failed', 'lost')", "IN ('failed')"),
+        ("a dead job without a place holds", "p_holds AND score IS NOT NULL AND status", "p_holds AND status"),
+        (
+            "the dead of every queue",
+            "AND queue = p_queue AND lock_key = name\n         LIMIT 1) dead",
+            "AND lock_key = name\n         LIMIT 1) dead",
+        ),
+        (
+            "the dead of every key",
+            "AND queue = p_queue AND lock_key = name\n         LIMIT 1) dead",
+            "AND queue = p_queue\n         LIMIT 1) dead",
+        ),
+        (
+            "no look at the running rows",
+            "WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE status = 'running'",
+            "WHERE NOT EXISTS (SELECT FROM dl_jobs WHERE false",
+        ),
+        (
+            "a lease that is over",
+            "AND (lease_expires_at > now() OR queue = p_queue AND lock_key = name)",
+            "AND lease_expires_at > now()",
+        ),
+        ("any lease that is over", "AND (lease_expires_at > now() OR queue = p_queue AND lock_key = name)", ""),
+        ("another queue's lease that is over", "OR queue = p_queue AND lock_key = name)", "OR lock_key = name)"),
+        (
+            "the run of another queue",
+            "(lease_expires_at > now() OR queue = p_queue AND lock_key = name)",
+            "queue = p_queue AND lock_key = name",
+        ),
+        ("the keys in any order", "     ORDER BY nth\n", "     ORDER BY nth DESC\n"),
+        ("no word of what holds", "holders := holders || coalesce(key.dead_id, key.early_id)", "NULL"),
+        ("starts what is held", "    ELSIF key.is_odd THEN\n", "    END IF;\n    IF key.is_odd THEN\n"),
+        (
+            "starts what may not start",
+            "    ELSE\n      due",
+            "    END IF;\n    IF key.dead_id IS NULL AND key.early_id IS NULL THEN\n      due",
+        ),
+        ("no word of what may not start", "odd := odd || key.job_id", "NULL"),
+        ("a canceled head", "cancel_requested OR attempt >=", "attempt >="),
+        ("a spent head", "cancel_requested OR attempt >= greatest(max_attempts, 1) AS", "cancel_requested AS"),
+        ("no run for max_attempts 0", "attempt >= greatest(max_attempts, 1)", "attempt >= max_attempts"),
+        ("more than the head where nothing merges", "CASE WHEN p_merge_limit IS NULL THEN", "CASE WHEN false THEN"),
+        ("no more than the head", "CASE WHEN p_merge_limit IS NULL THEN", "CASE WHEN true THEN"),
+        (
+            "large claims without end",
+            "    EXIT WHEN cardinality(due) >= 1000;  -- one claim carries so many jobs, and those of the last key\n",
+        ),
+    ),
+    *_function(
+        "dl_lock_delivery",
+        *(
+            (f"{which} {name}", f"{old}\n            AND least(attempt, 1) = {tried}\n", new)
+            for tried, which in enumerate(("new rows", "tried rows"))
+            for name, old, new in (
+                (
+                    "of every queue",
+                    "queue = p_queue AND lock_key = p_lock_key",
+                    f"lock_key = p_lock_key AND least(attempt, 1) = {tried}\n",
+                ),
+                (
+                    "of every key",
+                    "queue = p_queue AND lock_key = p_lock_key",
+                    f"queue = p_queue AND least(attempt, 1) = {tried}\n",
+                ),
+                (
+                    "of any status",
+                    "status = 'queued' AND queue = p_queue AND lock_key = p_lock_key",
+                    f"queue = p_queue AND lock_key = p_lock_key AND least(attempt, 1) = {tried}\n",
+                ),
+                ("are left out", "lock_key = p_lock_key", "lock_key = p_lock_key AND false\n"),
+            )
+        ),
+        (
+            "the last new rows",
+            f"{IN_ORDER} LIMIT p_limit)\n        UNION",
+            "ORDER BY score DESC, created_at DESC, job_id DESC LIMIT p_limit)\n        UNION",
+        ),
+        (
+            "the last tried rows",
+            f"{IN_ORDER} LIMIT p_limit)) of_key",
+            "ORDER BY score DESC, created_at DESC, job_id DESC LIMIT p_limit)) of_key",
+        ),
+        (
+            "the last of a key",
+            "ORDER BY score, created_at, job_id LIMIT p_limit) first",
+            "ORDER BY score DESC, created_at DESC, job_id DESC LIMIT p_limit) first",
+        ),
+        ("as many as there are", "job_id LIMIT p_limit) first", "job_id) first"),
+        (
+            "in any order",
+            "NOT is_odd ORDER BY score, created_at, job_id)",
+            "NOT is_odd ORDER BY score DESC, created_at DESC, job_id DESC)",
+        ),
+        ("several tasks", "WHERE is_same_task AND NOT is_odd", "WHERE NOT is_odd"),
+        (
+            "every job of its task",
+            "bool_and(task = p_task) OVER (ORDER BY score, created_at, job_id)",
+            "task = p_task",
+        ),
+        ("ends before what may not start", "SELECT cancel_requested OR attempt >=", "SELECT attempt >="),
+        ("a spent job", "cancel_requested OR attempt >= greatest(max_attempts, 1) AS", "cancel_requested AS"),
+        ("no run for max_attempts 0", "attempt >= greatest(max_attempts, 1)", "attempt >= max_attempts"),
+        ("what may not start", "WHERE is_same_task AND NOT is_odd", "WHERE is_same_task"),
+        ("any status", "status::text = 'queued' AND NOT cancel_requested", "NOT cancel_requested", WITHIN),
+        ("a canceled row", " AND NOT cancel_requested\n", "\n", WITHIN),
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f"\n                         {LOCK}"),
+        ("jobs behind a locked one", "IF cardinality(free) < cardinality(listed) THEN", "IF false THEN"),
+        (
+            "all but the locked",
+            "listed := listed[1:(SELECT min(nth) - 1 FROM unnest(listed) WITH ORDINALITY AS jobs (id, nth)"
+            " WHERE id <> ALL (free))]",
+            "listed := free",
+        ),
+        ("the fewest attempts", "SELECT max(attempt) AS attempt", "SELECT min(attempt) AS attempt"),
+        ("each row its own attempt", " AND dl_jobs.attempt < most.attempt", " AND false"),
+        ("the attempts of any job", "FROM dl_jobs WHERE job_id = ANY (listed)) most", "FROM dl_jobs) most"),
+    ),
+    *_body(
+        "FUNCTION dl_prune(",
+        (
+            "what holds its key",
+            "       AND NOT (score IS NOT NULL AND status::text IN ('failed', 'lost')\n                AND EXISTS",
+            "       AND NOT (false\n                AND EXISTS",
+        ),
+        (
+            "keeps what has ended well",
+            "(score IS NOT NULL AND status::text IN ('failed', 'lost')\n",
+            "(score IS NOT NULL\n",
+        ),
+        ("keeps what has no place", "(score IS NOT NULL AND status::text", "(status::text"),
+        ("keeps the dead of every queue", "WHERE q.queue = dl_jobs.queue AND ordered AND", "WHERE ordered AND"),
+        ("keeps the dead of a queue without order", " AND ordered AND on_dead = 'hold'", " AND on_dead = 'hold'"),
+        ("keeps the dead that do not hold", " AND on_dead = 'hold'"),
     ),
     *_in(
         STEP,
@@ -778,8 +1225,19 @@ MUTANTS: list[Mutant] = [
         "dl_enqueue_one",
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
-        ("all of a transaction at one time", "clock_timestamp(),\n", "now(),\n"),
-        ("all of a transaction at one time, with keys", "clock_timestamp(), CASE", "now(), CASE"),
+        ("all of a transaction at one time", "at timestamptz := clock_timestamp()", "at timestamptz := now()"),
+        (
+            "no place",
+            "p_timeout_sec,\n            coalesce(p_score, (SELECT extract(epoch FROM at) FROM "
+            "%1$I.dl_queues WHERE queue = p_queue AND ordered)),",
+            "p_timeout_sec,\n            p_score,",
+        ),
+        (
+            "no place with keys",
+            "p_timeout_sec,\n              coalesce(p_score, (SELECT extract(epoch FROM at) FROM "
+            "%1$I.dl_queues WHERE queue = p_queue AND ordered)),",
+            "p_timeout_sec,\n              p_score,",
+        ),
         ("starts future jobs", "CASE WHEN p_available_at > now() THEN 'time' END, 2);", "NULL, 2);"),
         ("starts future jobs with keys", "CASE WHEN p_available_at > now() THEN 'time' END, 2)\n", "NULL, 2)\n"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', p_queue)", "NULL"),
@@ -859,6 +1317,26 @@ MUTANTS: list[Mutant] = [
         "-- name: requeue\n",
         ("what has not ended", "AND status IN ('succeeded', 'failed', 'canceled', 'lost')", ""),
         ("with spent attempts", "attempt = 0, error", "attempt = attempt, error"),
+        (
+            "its key keeps its time",
+            "UPDATE dl_jobs SET available_at = now(), attempt = 0 WHERE",
+            "UPDATE dl_jobs SET attempt = 0 WHERE",
+        ),
+        ("its key keeps its attempts", "available_at = now(), attempt = 0 WHERE", "available_at = now() WHERE"),
+        ("what its key has not tried", " AND least(attempt, 1) = 1\n", "\n"),
+        (
+            "its key in any queue",
+            "SELECT queue, lock_key FROM again JOIN dl_queues q USING (queue) WHERE q.merge)",
+            "SELECT j.queue, lock_key FROM again WHERE true)",
+        ),
+        ("its key without merge", " WHERE q.merge)", ")"),
+        ("every key", "(queue, lock_key) IN (SELECT queue, lock_key FROM again", "queue IN (SELECT queue FROM again"),
+        (
+            "what runs with its key",
+            "status = 'queued' AND score IS NOT NULL AND least(attempt, 1) = 1",
+            "score IS NOT NULL AND least(attempt, 1) = 1",
+        ),
+        ("waits for its key's locked rows", LOCK, WAIT),
         ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
         (
             "not counted as journaled",
@@ -871,6 +1349,20 @@ MUTANTS: list[Mutant] = [
         OPERATE,
         "-- name: run_now\n",
         ("what is not queued", " AND status = 'queued' AND (", " AND ("),
+        (
+            "its key keeps its time",
+            "with_them AS (\n  UPDATE dl_jobs SET available_at = now() WHERE",
+            "with_them AS (\n  UPDATE dl_jobs SET available_at = available_at WHERE",
+        ),
+        ("what its key has not tried", " AND least(attempt, 1) = 1 AND job_id", " AND job_id"),
+        ("its key without merge", " WHERE q.merge)", ")"),
+        ("every key", "(queue, lock_key) IN (SELECT queue, lock_key FROM due", "queue IN (SELECT queue FROM due"),
+        (
+            "what runs with its key",
+            "status = 'queued' AND score IS NOT NULL AND least(attempt, 1) = 1",
+            "score IS NOT NULL AND least(attempt, 1) = 1",
+        ),
+        ("waits for its key's locked rows", LOCK, WAIT),
         ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
         (
             "not counted as journaled",

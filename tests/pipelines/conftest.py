@@ -44,6 +44,7 @@ def context(dsn: str, tmp_path: Path) -> Context:
         _stop_asked=lambda: False,
         _report=lambda document: None,
         _transaction=transaction,
+        _decide=lambda key, outcome: None,
     )
 
 

@@ -166,7 +166,7 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
 
-CLAIM = "SELECT * FROM dl_step(%s, 'w', now(), 15, 1, 0, '-infinity', NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
+CLAIM = f"SELECT * FROM dl_step(ARRAY[%s], false, 'w', now(), 15, 1, 0, '-infinity', {', '.join(['NULL'] * 7)})"
 
 
 def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q") -> int:

@@ -50,7 +50,7 @@ def test_a_running_job_is_told_by_its_row_and_by_a_notification(conn: db.Connect
     assert (status["status"], status["cancel_requested"], status["finished_at"]) == ("running", True, None)
     assert heard(worker.conn, "dl_cancel") == [str(job_id)]
     assert journal(conn, job_id)[-1] == ("cancel_requested", {"attempt": 1, "by": "request"})
-    assert lifecycle.beat(worker.conn, job, None, False) is True
+    assert lifecycle.beat(worker.conn, [job], None, False) is True
     assert worker.finish(job, "cancel") == "canceled"
 
 

@@ -53,7 +53,7 @@ def test_times_and_texts_arrive_as_they_are(pair: tuple[Worker, Worker]) -> None
     worker, other = pair
     job_id = enqueue(other.conn)
     job = worker.take()
-    assert lifecycle.beat(worker.conn, job, '{"step": "ж"}', True) is False
+    assert lifecycle.beat(worker.conn, [job], '{"step": "ж"}', True) is False
     assert worker.finish(job, "fail", error="ж") == "failed"
     found = lifecycle.status(other.conn, job_id) or {}
     assert (found["error"], found["progress"], found["status"]) == ("ж", {"step": "ж"}, "failed")
@@ -79,7 +79,7 @@ def test_a_pipelines_transaction_may_last(strange_db: str) -> None:
     with psycopg.connect(strange_db, autocommit=True) as conn:
         if conn.info.server_version >= 170_000:
             make_default(conn, "transaction_timeout", "200ms")
-    with fence.transaction(strange_db, "public", uuid4(), 1) as conn:
+    with fence.transaction(strange_db, "public", {uuid4(): 1}) as conn:
         conn.execute(LONGER)
         assert value(conn, "SELECT current_setting('default_transaction_isolation')") == "repeatable read"
 

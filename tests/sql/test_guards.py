@@ -168,7 +168,7 @@ def test_a_retake_is_not_hindered_by_a_lease_that_is_over(conn: db.Connection, w
     job = one.take()
     conn.execute("UPDATE dl_jobs SET status = 'running', lease_expires_at = now() WHERE job_id = %s", (stale,))
     session = lifecycle.Session(two.conn, one.name, two.session.backend_pid, two.session.backend_start)
-    assert lifecycle.retake(session, job)
+    assert lifecycle.retake(session, [job])
 
 
 # --- rows that leave while somebody looks at them ---
@@ -209,7 +209,7 @@ def test_a_row_that_its_worker_is_writing_is_settled_another_time(conn: db.Conne
     job_id = enqueue(conn)
     job = worker.take()
     with worker.conn.transaction():
-        lifecycle.beat(worker.conn, job, None, False)
+        lifecycle.beat(worker.conn, [job], None, False)
         assert lifecycle.settle(conn, worker.name, "crash", "gone") == [lifecycle.Settled(job_id, None)]
     assert [found.status for found in lifecycle.settle(conn, worker.name, "crash", "gone")] == ["queued"]
 
@@ -322,28 +322,28 @@ def test_the_targets_sessions_of_another_role_are_let_be(conn: db.Connection, ds
     job = uuid4()
     theirs = make_conninfo(other_role, application_name=f"dl-job:{job}:1")
     with psycopg.connect(theirs, autocommit=True) as other:
-        with fence.transaction(dsn, "public", job, 2):
+        with fence.transaction(dsn, "public", {job: 2}):
             pass
         assert value(other, "SELECT 1") == 1
 
 
 def test_a_process_stopped_before_its_commit_holds_the_fence_for_seconds_only(conn: db.Connection, dsn: str) -> None:
     job = uuid4()
-    with fence.transaction(dsn, "public", job, 1):
+    with fence.transaction(dsn, "public", {job: 1}):
         pass
     hold = sql.SQL(db.statements("target.sql")["hold"]).format(schema=sql.Identifier("public"))
     with conn.transaction():
-        conn.execute(hold, {"job_id": job, "claim": 1, "owner": ""})
+        conn.execute(hold, {"job_ids": [job], "claims": [1], "owner": ""})
         assert value(conn, "SHOW idle_in_transaction_session_timeout") == "5s"
 
 
 def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Connection, dsn: str) -> None:
-    with fence.transaction(dsn, "public", uuid4(), 1):
+    with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
     conn.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
 
     def begin() -> bool:
-        with fence.transaction(dsn, "public", uuid4(), 1):
+        with fence.transaction(dsn, "public", {uuid4(): 1}):
             return True
 
     with psycopg.connect(dsn) as holder:

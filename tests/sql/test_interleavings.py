@@ -176,17 +176,17 @@ def lose(stage: Stage, actor: Actor) -> None:
 
 def beat(stage: Stage, actor: Actor) -> None:
     if actor.job:
-        lifecycle.beat(actor.conn, actor.job, None, True)
+        lifecycle.beat(actor.conn, [actor.job], None, True)
 
 
 def keep(stage: Stage, actor: Actor) -> None:
     if actor.job:
-        lifecycle.keep(actor.conn, actor.job.job_id, actor.job.attempt, actor.job.claimed_by)
+        lifecycle.keep(actor.conn, [actor.job.job_id], [actor.job.attempt], actor.job.claimed_by)
 
 
 def retake(stage: Stage, actor: Actor) -> None:
     if actor.job:
-        lifecycle.retake(actor.worker.session, actor.job)
+        lifecycle.retake(actor.worker.session, [actor.job])
         actor.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_by = %s", (actor.name,))
 
 

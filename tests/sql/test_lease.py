@@ -14,9 +14,9 @@ from dataloader.queue.job import Job
 Workers = Callable[[], Worker]
 
 VERBS: dict[str, Callable[[Worker, Job], Any]] = {
-    "beat": lambda worker, job: lifecycle.beat(worker.conn, job, '{"p": 1}', True) is not None,
-    "keep": lambda worker, job: lifecycle.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
-    "retake": lambda worker, job: lifecycle.retake(worker.session, job),
+    "beat": lambda worker, job: lifecycle.beat(worker.conn, [job], '{"p": 1}', True) is not None,
+    "keep": lambda worker, job: lifecycle.keep(worker.conn, [job.job_id], [job.attempt], job.claimed_by),
+    "retake": lambda worker, job: lifecycle.retake(worker.session, [job]),
     "leap": lambda worker, job: lifecycle.leap(worker.conn, job, 7),
     "succeed": lambda worker, job: worker.finish(job, "succeed", progress='{"p": 1}'),
     "retry": lambda worker, job: worker.finish(job, "retry", error="boom", delay_sec=30),
@@ -42,7 +42,7 @@ def test_a_beat_renews_the_lease_and_stores_progress(conn: db.Connection, worker
     job = worker.take()
     expire(conn, job_id)
     before = row(conn, job_id)
-    assert lifecycle.beat(worker.conn, job, '{"processed": 5}', True) is False
+    assert lifecycle.beat(worker.conn, [job], '{"processed": 5}', True) is False
     after = row(conn, job_id)
     assert after["heartbeat_at"] > before["heartbeat_at"]
     assert (after["lease_expires_at"] - after["heartbeat_at"]).total_seconds() == 33
@@ -55,8 +55,8 @@ def test_a_beat_without_news_keeps_the_progress_and_may_stay_out_of_the_journal(
 ) -> None:
     job_id = enqueue(conn)
     job = worker.take()
-    lifecycle.beat(worker.conn, job, '{"processed": 5}', False)
-    lifecycle.beat(worker.conn, job, None, False)
+    lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
+    lifecycle.beat(worker.conn, [job], None, False)
     assert row(conn, job_id)["progress"] == {"processed": 5}
     assert kinds(conn, job_id) == ["queued", "picked"]
 
@@ -65,7 +65,7 @@ def test_a_beat_tells_of_a_cancellation(conn: db.Connection, worker: Worker) -> 
     job_id = plain(conn)
     job = worker.take()
     conn.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (job_id,))
-    assert lifecycle.beat(worker.conn, job, None, False) is True
+    assert lifecycle.beat(worker.conn, [job], None, False) is True
 
 
 def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, worker: Worker) -> None:
@@ -73,12 +73,12 @@ def test_the_keeper_renews_the_lease_but_is_no_heartbeat(conn: db.Connection, wo
     job = worker.take()
     conn.execute("UPDATE dl_jobs SET lease_expires_at = now() + interval '1 s'")
     beat = row(conn, job_id)["heartbeat_at"]
-    assert lifecycle.keep(conn, job.job_id, job.attempt, job.claimed_by)
+    assert lifecycle.keep(conn, [job.job_id], [job.attempt], job.claimed_by)
     found = row(conn, job_id)
     assert (found["lease_expires_at"] - found["now"]).total_seconds() == pytest.approx(60, abs=5)
     assert found["heartbeat_at"] == beat
     expire(conn, job_id)
-    assert not lifecycle.keep(conn, job.job_id, job.attempt, job.claimed_by), "its key may be another job's by now"
+    assert not lifecycle.keep(conn, [job.job_id], [job.attempt], job.claimed_by), "its key may be another job's by now"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -180,7 +180,7 @@ def test_c4_heartbeats_are_heap_only_updates(conn: db.Connection, workers: Worke
     before = conn.execute(counted).fetchone() or (0, 0)
     for _ in range(20):
         for one, job in zip(crew, jobs, strict=True):
-            lifecycle.beat(one.conn, job, None, False)
+            lifecycle.beat(one.conn, [job], None, False)
     for one in crew:
         one.conn.execute("SELECT pg_stat_force_next_flush()")
     updated, hot = conn.execute(counted).fetchone() or (0, 0)
@@ -204,7 +204,7 @@ def test_b1_after_a_reconnect_the_key_is_held_again(conn: db.Connection, workers
     job = old.take()
     old.conn.close()
     session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
-    assert lifecycle.retake(session, job)
+    assert lifecycle.retake(session, [job])
     found = row(conn, job_id)
     assert (found["claimed_pid"], found["claimed_backend_start"]) == (new.pid, new.session.backend_start)
     assert (found["status"], found["attempt"], found["claimed_by"]) == ("running", 1, old.name)
@@ -220,7 +220,7 @@ def test_a_retake_ends_the_old_session_that_the_server_still_believes_in(conn: d
     job = old.take()
     assert keys_held(conn) == [old.pid]
     assert lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), job
+        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
     )
     assert keys_held(conn) == [new.pid]
     assert value(conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", old.pid) == 0
@@ -234,7 +234,7 @@ def test_a_retake_never_ends_another_backend_with_the_old_ones_number(conn: db.C
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     conn.execute("UPDATE dl_jobs SET claimed_pid = %s WHERE job_id = %s", (bystander.pid, job_id))
     assert lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), job
+        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
     )
     assert value(bystander.conn, "SELECT 1") == 1
 
@@ -250,7 +250,7 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
     conn.execute("SELECT pg_advisory_lock(hashtext('k'))")
     before = row(conn, job_id) | {"now": None}
     assert not lifecycle.retake(
-        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), job
+        lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start), [job]
     )
     assert row(conn, job_id) | {"now": None} == before
     assert keys_held(conn) == [conn.info.backend_pid]
@@ -265,7 +265,7 @@ def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: 
     with reaper.conn.transaction():
         assert lifecycle.reap(reaper.conn)
         session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
-        with started(lambda: lifecycle.retake(session, job), new.pid, conn) as retake:
+        with started(lambda: lifecycle.retake(session, [job]), new.pid, conn) as retake:
             reaper.conn.execute("COMMIT; BEGIN")
             assert retake.result() is False
     assert state(conn, job_id) == ("queued", 1)

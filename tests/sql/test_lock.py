@@ -399,7 +399,7 @@ def test_v15_a_foreign_transaction_left_open_on_one_running_row_stops_no_others_
             with started(lambda: idle.claim("b"), None, conn) as claim:
                 until(lambda: claim.done() or stands(conn, idle), "the claim to meet the open transaction")
                 try:
-                    assert lifecycle.beat(holder.conn, other, None, False) is False
+                    assert lifecycle.beat(holder.conn, [other], None, False) is False
                 finally:
                     conn.execute("COMMIT; BEGIN")
                 assert claim.result().job is None
@@ -430,7 +430,7 @@ def test_a_retake_does_not_run_beside_another_run_of_its_key(conn: db.Connection
     two.conn.close()
     until(lambda: keys_held(conn) == [], "the lock to go with its session")
     assert not lifecycle.retake(
-        lifecycle.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), job
+        lifecycle.Session(again.conn, one.name, again.session.backend_pid, again.session.backend_start), [job]
     )
     assert keys_held(conn) == []
 

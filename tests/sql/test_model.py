@@ -279,7 +279,7 @@ class Farm(RuleBasedStateMachine):
         worker = self.busy(number)
         assert worker is not None
         job = self.mine(worker)
-        found = lifecycle.beat(worker.conn, self.held[worker.name], None, journal)
+        found = lifecycle.beat(worker.conn, [self.held[worker.name]], None, journal)
         assert found == (job.cancel if job else None)
         if job:
             job.live = True

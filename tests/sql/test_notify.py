@@ -83,8 +83,8 @@ def test_claim_beat_and_finish_tell_nobody_when_nobody_waits(conn: db.Connection
         plain(conn)
         ear.notes()
         job = worker.take()
-        lifecycle.beat(worker.conn, job, '{"p": 1}', True)
-        lifecycle.keep(worker.conn, job.job_id, job.attempt, job.claimed_by)
+        lifecycle.beat(worker.conn, [job], '{"p": 1}', True)
+        lifecycle.keep(worker.conn, [job.job_id], [job.attempt], job.claimed_by)
         worker.finish(job, verb)
         assert ear.notes() == []
 

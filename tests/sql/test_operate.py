@@ -65,7 +65,7 @@ def test_what_runs_while_its_queue_is_paused_ends_as_ever(conn: db.Connection, w
     job_id = enqueue(conn)
     job = worker.take()
     operations.pause(conn, "q", BY)
-    assert lifecycle.beat(worker.conn, job, None, False) is False
+    assert lifecycle.beat(worker.conn, [job], None, False) is False
     assert worker.finish(job) == "succeeded"
     assert state(conn, job_id) == ("succeeded", 1)
 
@@ -76,12 +76,7 @@ def test_resuming_wakes_the_sleepers_once_and_they_start(conn: db.Connection, wo
     worker.claim()
     worker.notes()
     for _ in range(2):
-        assert operations.resume(conn, "q", BY) == {
-            "queue": "q",
-            "paused_at": None,
-            "paused_by": None,
-            "max_length": None,
-        }
+        assert operations.resume(conn, "q", BY) == operations.DEFAULTS | {"queue": "q"}
     assert worker.notes() == ["q"]
     assert worker.take().job_id == job_id
 

@@ -24,14 +24,15 @@ KEYS = 64
 # A queue per situation, mixed in the table as they would come. The keys of `half` are busy by half, those of `busy` and
 # of `parked` all; the rows of `parked` wait for them.
 FILL = f"""
-INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, blocked_on, available_at, created_at)
+INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, blocked_on, available_at, created_at, score)
 SELECT {{job_id}}, q, 't',
-       CASE WHEN q IN ('half', 'busy', 'parked') THEN q || '-' || i / 10 %% {KEYS} ELSE 'k' || i END,
+       CASE WHEN q IN ('half', 'busy', 'parked', 'ordered') THEN q || '-' || i / 10 %% {KEYS} ELSE 'k' || i END,
        CASE q WHEN 'done' THEN 'succeeded' ELSE 'queued' END::dl_status,
        CASE q WHEN 'future' THEN 'time' WHEN 'parked' THEN 'key' END,
-       CASE q WHEN 'future' THEN now() + interval '1 day' ELSE now() END, now() + i * interval '1 ms'
+       CASE q WHEN 'future' THEN now() + interval '1 day' ELSE now() END, now() + i * interval '1 ms',
+       CASE q WHEN 'ordered' THEN i END
   FROM generate_series(1, %s) i,
-       LATERAL (SELECT '{{{{ready,ready,ready,half,parked,busy,future,future,done,done}}}}'::text[] AS names) of,
+       LATERAL (SELECT '{{{{ready,ready,ordered,half,parked,busy,future,future,done,done}}}}'::text[] AS names) of,
        LATERAL (SELECT names[1 + i %% 10] AS q) this
 """
 IDS = {
@@ -61,7 +62,7 @@ class Call(NamedTuple):
 
 def step(queue: str, most: int = 1) -> str:
     nothing = ", ".join(["NULL"] * 7)
-    return f"SELECT * FROM dl_step('{queue}', 'w', now(), 15, {most}, 0, '-infinity', {nothing})"
+    return f"SELECT * FROM dl_step(ARRAY['{queue}'], false, 'w', now(), 15, {most}, 0, '-infinity', {nothing})"
 
 
 def ten(column: str, where: str, order: str = "created_at") -> str:
@@ -71,6 +72,11 @@ def ten(column: str, where: str, order: str = "created_at") -> str:
 
 def keys(name: str, number: int = 10) -> str:
     return f"ARRAY(SELECT hashtext('{name}-' || i) FROM generate_series(0, {number} - 1) i)"
+
+
+def ordered(settings: str) -> str:
+    """Makes the queue ordered: whether it is ordered, whether it merges, how many jobs."""
+    return f"INSERT INTO dl_queues (queue, ordered, merge, merge_limit) VALUES ('ordered', {settings});"
 
 
 # Called in other services' sessions too, which plan as they like.
@@ -85,8 +91,20 @@ CALLS = {
     "a claim where all is parked": Call(step("parked"), 40),
     "a claim where nothing is due": Call(step("future"), 40),
     "a claim where nothing is queued": Call(step("done"), 40),
-    "dl_take_keys": Call("SELECT * FROM dl_take_keys('ready', 20, 0, '-infinity', 0, '{}', true)", 250),
-    "dl_park": Call(f"SELECT dl_park('busy', {keys('busy', KEYS)}, 0, '-infinity', 50)", 1_500),
+    "a claim of an ordered queue": Call(step("ordered", 10), 1_100, ordered("true, NULL, NULL")),
+    "a claim of a merged queue": Call(step("ordered", 10), 1_600, ordered("true, true, 2")),
+    "a claim of an ordered queue behind heads that wait": Call(
+        step("ordered", 10),
+        1_600,
+        ordered("true, NULL, NULL")
+        + "UPDATE dl_jobs SET available_at = now() + interval '1 day', blocked_on = 'time', attempt = 1"
+        " WHERE job_id IN (SELECT job_id FROM dl_jobs WHERE status = 'queued' AND score IS NOT NULL"
+        "   AND queue = 'ordered'"
+        "   ORDER BY priority, created_at LIMIT 10)",
+    ),
+    "dl_by_lag": Call("SELECT dl_by_lag('{ready,ordered,done,future,half}')", 60),
+    "dl_take_keys": Call("SELECT * FROM dl_take_keys('ready', false, 20, 0, '-infinity', 0, '{}', true)", 250),
+    "dl_park": Call(f"SELECT dl_park('busy', {keys('busy', KEYS)}, NULL, 0, '-infinity', 50)", 1_500),
     "dl_unpark": Call(f"SELECT dl_unpark({keys('parked')})", 400),
     "dl_unpark_freed": Call(
         "SELECT dl_unpark_freed()",

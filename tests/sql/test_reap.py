@@ -85,9 +85,9 @@ def test_what_was_claimed_ahead_and_begun_is_counted(conn: db.Connection, worker
     """Its worker has beaten for it, or the keeper has."""
     _, begun, _ = ahead(conn, worker, 3)
     if sign == "keep":
-        assert lifecycle.keep(conn, begun.job_id, begun.attempt, begun.claimed_by)
+        assert lifecycle.keep(conn, [begun.job_id], [begun.attempt], begun.claimed_by)
     else:
-        lifecycle.beat(worker.conn, begun, '{"n": 1}' if sign == "progress" else None, sign == "beat")
+        lifecycle.beat(worker.conn, [begun], '{"n": 1}' if sign == "progress" else None, sign == "beat")
     assert gone(conn, worker) == [("lost", 1), ("lost", 1), ("queued", 0)]
 
 
@@ -214,7 +214,7 @@ def test_a3_a_row_that_somebody_holds_is_skipped_not_waited_for(conn: db.Connect
     for job in (held, other):
         expire(conn, job.job_id)
     with one.conn.transaction():
-        assert lifecycle.beat(one.conn, held, None, False) is False
+        assert lifecycle.beat(one.conn, [held], None, False) is False
         found = lifecycle.reap(conn)
         assert found is not None
         assert found.job_id == other.job_id
@@ -231,7 +231,7 @@ def test_a3_a_beat_behind_a_reap_finds_the_claim_gone(conn: db.Connection, worke
     conn.execute("UPDATE dl_jobs SET claimed_pid = NULL")
     with reaper.conn.transaction():
         assert lifecycle.reap(reaper.conn)
-        with started(lambda: lifecycle.beat(one.conn, job, None, False), one.pid, conn) as beat:
+        with started(lambda: lifecycle.beat(one.conn, [job], None, False), one.pid, conn) as beat:
             reaper.conn.execute("COMMIT; BEGIN")
             assert beat.result() is None
     assert state(conn, job_id) == ("queued", 1)

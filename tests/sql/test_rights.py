@@ -152,7 +152,9 @@ def test_who_may_delete_jobs_needs_no_right_on_their_journal(
 # --- roles that mean ill ---
 
 
-OF_TRIGGERS = "dl_jobs_forget, dl_jobs_gone, dl_jobs_journal, dl_jobs_step"  # they run with the owner's rights
+OF_TRIGGERS = (
+    "dl_jobs_forget, dl_jobs_gone, dl_jobs_journal, dl_jobs_score, dl_jobs_step"  # they run with the owner's rights
+)
 HOSTILE = [("stranger", each) for each in attack.OF_STRANGERS] + [("producer", each) for each in attack.OF_PRODUCERS]
 
 
@@ -330,7 +332,7 @@ def test_a_crash_tells_those_who_wait_for_its_key(conn: db.Connection, cast: Cas
             assert worker.take().job_id == first
             assert other.claim("other").job is None
         other.notes()
-        lifecycle.settle(conn, "host:1:boot", "crash", "died", running=first)
+        lifecycle.settle(conn, "host:1:boot", "crash", "died", running=[first])
         assert (state(conn, first)[0], heard(other.conn)) == ("lost", ["other"])
 
 

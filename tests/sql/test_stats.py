@@ -321,7 +321,7 @@ def test_the_attempts_that_a_journal_tells_of(conn: db.Connection, workers: Work
         job = worker.take()
         facts = {"peak_mb": 5.0, "cpu_sec": 0.5}
         if end == "crash":
-            lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", facts | {"signal": 9}, job_id)
+            lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", facts | {"signal": 9}, [job_id])
         elif end == "lease":
             expire(conn, job_id)
             lifecycle.reap(conn)
@@ -552,7 +552,7 @@ def test_one_sums_up_at_a_time_and_the_others_go_on(conn: db.Connection, dsn: st
 def test_what_a_keeper_shows_replaces_what_it_showed(conn: db.Connection, worker: Worker) -> None:
     job_id = enqueue(conn, queue="q")
     job = worker.take()
-    lifecycle.beat(worker.conn, job, '{"processed": 5}', False)
+    lifecycle.beat(worker.conn, [job], '{"processed": 5}', False)
     shown = {
         "worker": worker.name,
         "pid": 7,

@@ -57,18 +57,24 @@ def test_ends_are_written_and_their_keys_free_for_the_same_step(conn: db.Connect
 
 
 def test_an_end_of_each_kind_may_be_among_them(conn: db.Connection, worker: Worker) -> None:
-    verbs = {"succeed": "succeeded", "retry": "queued", "fail": "failed", "cancel": "canceled", "hand_back": "queued"}
+    verbs = {
+        "succeed": "succeeded",
+        "retry": "queued",
+        "fail": "failed",
+        "cancel": "canceled",
+        "hand_back": "queued",
+    } | {"restart": "queued"}
     for _ in verbs:
         enqueue(conn)
-    jobs = step(worker, 5).jobs
+    jobs = step(worker, 6).jobs
     ends = [Ended(job, Finish(verb, "why", 60.0)) for job, verb in zip(jobs, verbs, strict=True)]
     assert list(step(worker, 0, *ends).ended.values()) == list(verbs.values())
     assert [state(conn, job.job_id) for job in jobs] == [
         *(("succeeded", 1), ("queued", 1), ("failed", 1)),
-        *(("canceled", 1), ("queued", 0)),
+        *(("canceled", 1), ("queued", 0), ("queued", 0)),
     ]
-    assert [row(conn, job.job_id)["error"] for job in jobs] == [None, "why", "why", "why", None]
-    assert [row(conn, job.job_id)["blocked_on"] for job in jobs] == [None, "time", None, None, None]
+    assert [row(conn, job.job_id)["error"] for job in jobs] == [None, "why", "why", "why", None, "why"]
+    assert [row(conn, job.job_id)["blocked_on"] for job in jobs] == [None, "time", None, None, "time", None]
 
 
 def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.Connection, worker: Worker) -> None:
@@ -239,7 +245,7 @@ def test_a_dead_workers_running_job_counts_and_what_it_had_not_begun_does_not(
 ) -> None:
     enqueue(conn), enqueue(conn), enqueue(conn)
     first, running, last = step(worker, 3).jobs
-    settled = lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", running=running.job_id)
+    settled = lifecycle.settle(conn, worker.name, "crash", "worker killed by signal 9", running=[running.job_id])
     assert {job.status for job in settled} == {"queued"}
     assert [state(conn, job.job_id)[1] for job in (first, running, last)] == [0, 1, 0]
     assert journal(conn, last.job_id)[-1] == (
@@ -259,14 +265,15 @@ def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
     first, before, running, *behind = step(worker, 5).jobs
     enqueue(conn, priority=7)
     also_elses = step(other, 2).jobs
-    assert lifecycle.take_back(conn, worker.name, elses.job_id, "not its run") == 0
-    assert lifecycle.take_back(conn, worker.name, running.job_id, "it took longer") == 2
+    waiting = [job.job_id for job in behind]
+    assert lifecycle.take_back(conn, worker.name, [elses.job_id, *ids(also_elses)], "not its jobs") == 0
+    assert lifecycle.take_back(conn, worker.name, waiting, "it took longer") == 2
     assert [state(conn, job.job_id) for job in behind] == [("queued", 0)] * 2
     assert journal(conn, behind[0].job_id)[-1] == ("requeue", {"attempt": 0, "reason": "it took longer"})
     assert {state(conn, job.job_id) for job in (first, before, running, elses, *also_elses)} == {("running", 1)}
     ends = [Ended(job, DONE) for job in (first, before, running, *behind)]
     assert set(step(worker, 0, *ends).ended) == {first.job_id, before.job_id, running.job_id}
-    assert lifecycle.take_back(conn, worker.name, running.job_id, "it took longer") == 0
+    assert lifecycle.take_back(conn, worker.name, waiting, "it took longer") == 0
 
 
 def test_a_farm_of_before_settles_as_before(conn: db.Connection, worker: Worker) -> None:

@@ -32,35 +32,35 @@ def written(conn: db.Connection) -> list[int]:
 def test_the_newest_claim_commits_as_often_as_it_likes(table: db.Connection, dsn: str) -> None:
     job = uuid4()
     for claim in (1, 1, 3):
-        with fence.transaction(dsn, "public", job, claim) as conn:
+        with fence.transaction(dsn, "public", {job: claim}) as conn:
             conn.execute("INSERT INTO written VALUES (%s)", (claim,))
     assert written(table) == [1, 1, 3]
 
 
 def test_a8_an_older_claim_cannot_begin(table: db.Connection, dsn: str) -> None:
     job = uuid4()
-    with fence.transaction(dsn, "public", job, 2):
+    with fence.transaction(dsn, "public", {job: 2}):
         pass
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1):
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}):
         pytest.fail("began")
 
 
 def test_a8_a_run_that_is_overtaken_meanwhile_cannot_commit(table: db.Connection, dsn: str) -> None:
     """Even where its session could not be ended, such as another role's."""
     job = uuid4()
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1) as conn:  # noqa: PT012
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}) as conn:  # noqa: PT012
         conn.execute("SET application_name = 'in disguise'")
         conn.execute("INSERT INTO written VALUES (1)")
-        with fence.transaction(dsn, "public", job, 2) as newer:
+        with fence.transaction(dsn, "public", {job: 2}) as newer:
             newer.execute("INSERT INTO written VALUES (2)")
     assert written(table) == [2]
 
 
 def test_a_newer_run_ends_the_sessions_of_older_ones_and_their_locks(table: db.Connection, dsn: str) -> None:
     job = uuid4()
-    with pytest.raises(psycopg.OperationalError), fence.transaction(dsn, "public", job, 9) as conn:  # noqa: PT012
+    with pytest.raises(psycopg.OperationalError), fence.transaction(dsn, "public", {job: 9}) as conn:  # noqa: PT012
         conn.execute("LOCK TABLE written")
-        with fence.transaction(dsn, "public", job, 10) as newer:
+        with fence.transaction(dsn, "public", {job: 10}) as newer:
             newer.execute("INSERT INTO written VALUES (10)")
         conn.execute("INSERT INTO written VALUES (9)")
     assert written(table) == [10]
@@ -69,9 +69,9 @@ def test_a_newer_run_ends_the_sessions_of_older_ones_and_their_locks(table: db.C
 def test_other_jobs_and_runs_beside_it_are_left_alone(table: db.Connection, dsn: str) -> None:
     job = uuid4()
     with (
-        fence.transaction(dsn, "public", job, 1) as one,
-        fence.transaction(dsn, "public", job, 1) as same,
-        fence.transaction(dsn, "public", uuid4(), 7) as other,
+        fence.transaction(dsn, "public", {job: 1}) as one,
+        fence.transaction(dsn, "public", {job: 1}) as same,
+        fence.transaction(dsn, "public", {uuid4(): 7}) as other,
     ):
         for conn in (one, same, other):
             conn.execute("INSERT INTO written VALUES (1)")
@@ -87,12 +87,12 @@ def test_a_newer_run_waits_for_a_commit_under_way(table: db.Connection, dsn: str
     holder.execute("DELETE FROM written")
 
     def older() -> None:
-        with fence.transaction(dsn, "public", job, 1) as conn:
+        with fence.transaction(dsn, "public", {job: 1}) as conn:
             conn.execute("SET application_name = 'older'")
             conn.execute("INSERT INTO written VALUES (0)")  # its commit waits for the holder's delete
 
     def newer() -> list[int]:
-        with fence.transaction(dsn, "public", job, 2) as conn:
+        with fence.transaction(dsn, "public", {job: 2}) as conn:
             return [claim for (claim,) in conn.execute("SELECT claim FROM written")]
 
     with holder, ThreadPoolExecutor(2) as pool:
@@ -109,7 +109,7 @@ def test_a_newer_run_waits_for_a_commit_under_way(table: db.Connection, dsn: str
 def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: db.Connection, dsn: str) -> None:
     """So it finds no locks of it on the target's rows."""
     job = uuid4()
-    with suppress(psycopg.OperationalError), fence.transaction(dsn, "public", job, 1) as older:
+    with suppress(psycopg.OperationalError), fence.transaction(dsn, "public", {job: 1}) as older:
         backend = older.info.backend_pid
         os.kill(backend, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as pool:
@@ -127,13 +127,13 @@ def test_a_newer_run_waits_until_an_older_ones_session_is_gone(table: db.Connect
 def test_a6_two_runs_with_one_number_do_not_both_commit(table: db.Connection, dsn: str) -> None:
     """The queue lost the claim of the first. The second has the job: it leaps, and the first cannot commit any more."""
     job = uuid4()
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1, "lost") as conn:  # noqa: PT012
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "lost") as conn:  # noqa: PT012
         conn.execute("SET application_name = 'in disguise'")
         conn.execute("INSERT INTO written VALUES (1)")
-        with fence.transaction(dsn, "public", job, 1, "heir", lambda fence: fence + 1) as heir:
+        with fence.transaction(dsn, "public", {job: 1}, "heir", lambda job, fence: fence + 1) as heir:
             heir.execute("INSERT INTO written VALUES (2)")
     assert written(table) == [2]
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1, "lost", lambda fence: None):
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "lost", lambda job, fence: None):
         pytest.fail("began")
 
 
@@ -142,9 +142,9 @@ def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same
 ) -> None:
     """Though it comes later: it asks the queue, and the queue does not know it."""
     job = uuid4()
-    with fence.transaction(dsn, "public", job, 1, "heir") as heir:
+    with fence.transaction(dsn, "public", {job: 1}, "heir") as heir:
         heir.execute("INSERT INTO written VALUES (1)")
-        with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1, "lost"):
+        with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "lost"):
             pytest.fail("began")
     assert written(table) == [1]
 
@@ -152,24 +152,24 @@ def test_a6_a_run_that_lost_its_job_does_not_take_the_fence_of_one_with_the_same
 def test_a6_a_fence_that_is_ahead_of_the_queue_is_leapt_over(table: db.Connection, dsn: str) -> None:
     """By whoever has the job, once; from then on its number is the new one."""
     job = uuid4()
-    with fence.transaction(dsn, "public", job, 9, "before"):
+    with fence.transaction(dsn, "public", {job: 9}, "before"):
         pass
     asked = []
-    with fence.transaction(dsn, "public", job, 2, "w", lambda fence: asked.append(fence) or 10) as conn:
-        with fence.transaction(dsn, "public", job, 10, "w"):
+    with fence.transaction(dsn, "public", {job: 2}, "w", lambda job, fence: asked.append(fence) or 10) as conn:
+        with fence.transaction(dsn, "public", {job: 10}, "w"):
             pass
         name = value(conn, "SELECT current_setting('application_name')")
     assert (asked, name) == ([9], f"dl-job:{job}:10")
     assert value(table, "SELECT claim FROM dl_fence") == 10
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 2, "v", lambda fence: 10):
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 2}, "v", lambda job, fence: 10):
         pytest.fail("a fence that has risen again is a later run's")
 
 
 def test_a6_a_leap_ends_the_sessions_of_the_run_that_had_the_number(table: db.Connection, dsn: str) -> None:
     job = uuid4()
-    with pytest.raises(psycopg.OperationalError), fence.transaction(dsn, "public", job, 1, "lost") as conn:  # noqa: PT012
+    with pytest.raises(psycopg.OperationalError), fence.transaction(dsn, "public", {job: 1}, "lost") as conn:  # noqa: PT012
         conn.execute("LOCK TABLE written")
-        with fence.transaction(dsn, "public", job, 1, "heir", lambda fence: 2) as heir:
+        with fence.transaction(dsn, "public", {job: 1}, "heir", lambda job, fence: 2) as heir:
             heir.execute("INSERT INTO written VALUES (2)")
         conn.execute("INSERT INTO written VALUES (1)")
     assert written(table) == [2]
@@ -191,9 +191,9 @@ def test_a_table_of_an_older_version_is_widened(table: db.Connection, dsn: str) 
     table.execute(RAISE_OF_BEFORE, (job, 1))
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(lambda _: run(dsn, uuid4(), 1), range(20)))
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1, "w"):
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w"):
         pytest.fail("began")
-    with fence.transaction(dsn, "public", job, 2, "w"):
+    with fence.transaction(dsn, "public", {job: 2}, "w"):
         pass
 
 
@@ -202,16 +202,27 @@ def test_an_owner_does_not_count_when_an_older_version_has_raised_the_fence_sinc
 ) -> None:
     """It raises the same number over a fence that is not its own, and leaves the owner as it was."""
     job = uuid4()
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1, "new") as conn:  # noqa: PT012
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "new") as conn:  # noqa: PT012
         conn.execute("INSERT INTO written VALUES (1)")
         table.execute(RAISE_OF_BEFORE, (job, 1))
-    with pytest.raises(Overtaken), fence.transaction(dsn, "public", job, 1, "new"):
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "new"):
         pytest.fail("began")
     assert written(table) == []
 
 
+def test_an_owner_of_before_an_older_version_asks_the_queue(table: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    with fence.transaction(dsn, "public", {job: 1}, "new"):
+        pass
+    table.execute(RAISE_OF_BEFORE, (job, 1))
+    asked = []
+    with fence.transaction(dsn, "public", {job: 1}, "new", lambda job, fence: asked.append(fence) or 2):
+        pass
+    assert asked == [1]
+
+
 def run(dsn: str, job: UUID, claim: int) -> None:
-    with fence.transaction(dsn, "public", job, claim):
+    with fence.transaction(dsn, "public", {job: claim}):
         pass
 
 
@@ -236,7 +247,7 @@ def test_twenty_runs_may_be_the_first(table: db.Connection, dsn: str) -> None:
     """The table is made on first use, by whoever comes first."""
 
     def run(number: int) -> None:
-        with fence.transaction(dsn, "public", uuid4(), 1) as conn:
+        with fence.transaction(dsn, "public", {uuid4(): 1}) as conn:
             conn.execute("INSERT INTO written VALUES (%s)", (number,))
 
     with ThreadPoolExecutor(20) as pool:
@@ -245,16 +256,73 @@ def test_twenty_runs_may_be_the_first(table: db.Connection, dsn: str) -> None:
 
 
 def test_a_search_path_of_the_pipelines_own_does_not_matter(table: db.Connection, dsn: str) -> None:
-    with fence.transaction(dsn, "public", uuid4(), 1) as conn:
+    with fence.transaction(dsn, "public", {uuid4(): 1}) as conn:
         conn.execute("SET search_path = pg_catalog")
         conn.execute("INSERT INTO public.written VALUES (1)")
     assert written(table) == [1]
 
 
 def test_fences_of_long_ago_are_forgotten(table: db.Connection, dsn: str) -> None:
-    with fence.transaction(dsn, "public", uuid4(), 1):
+    with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
     table.execute("UPDATE dl_fence SET raised_at = now() - interval '31 days'")
-    with fence.transaction(dsn, "public", uuid4(), 1):
+    with fence.transaction(dsn, "public", {uuid4(): 1}):
         pass
     assert value(table, "SELECT count(*) FROM dl_fence") == 1
+
+
+# --- a run of several jobs ---
+
+
+def test_a_newer_run_of_any_of_its_jobs_overtakes_a_run_of_several(table: db.Connection, dsn: str) -> None:
+    """A delivery comes back together with a job whose score is smaller, or without its first job, which is dead."""
+    first, second = uuid4(), uuid4()
+    for newer in ({uuid4(): 1, second: 2}, {second: 3}):
+        with pytest.raises(Overtaken), fence.transaction(dsn, "public", {first: 1, second: 1}) as conn:  # noqa: PT012
+            conn.execute("INSERT INTO written VALUES (1)")
+            with fence.transaction(dsn, "public", newer) as other:
+                other.execute("INSERT INTO written VALUES (2)")
+        table.execute("DELETE FROM dl_fence WHERE job_id = %s", (second,))
+    assert written(table) == [2, 2]
+
+
+def test_an_older_run_of_one_of_several_jobs_cannot_begin(table: db.Connection, dsn: str) -> None:
+    first, second = uuid4(), uuid4()
+    with fence.transaction(dsn, "public", {second: 5}):
+        pass
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {first: 9, second: 4}):
+        pytest.fail("began")
+
+
+def test_fences_of_several_jobs_are_raised_in_the_order_of_the_jobs(table: db.Connection, dsn: str) -> None:
+    """So a run that waits for the fence of one job has no lock on that of a later one."""
+    first, second = sorted([uuid4(), uuid4()])
+    for job in (first, second):
+        run(dsn, job, 1)
+
+    def both() -> None:
+        with fence.transaction(dsn, "public", {second: 2, first: 2}):
+            pass
+
+    with db.connect(dsn, name="holder", schema="public") as holder, ThreadPoolExecutor(1) as pool:
+        with holder.transaction():
+            holder.execute("SELECT FROM dl_fence WHERE job_id = %s FOR UPDATE", (first,))
+            later = pool.submit(both)
+            until(lambda: waiting(table, f"dl-job:{second}:2"), "the run to wait")
+            free = "SELECT job_id FROM dl_fence WHERE job_id = %s FOR UPDATE SKIP LOCKED"
+            assert value(holder, free, second) == second
+        later.result(PATIENCE)
+
+
+def test_a_run_of_several_jobs_leaps_over_each_fence_of_a_queue_that_was_set_back(
+    table: db.Connection, dsn: str
+) -> None:
+    jobs = {uuid4(): 2, uuid4(): 2, uuid4(): 2}
+    ahead = list(jobs)[1:]
+    for job_id in ahead:
+        with fence.transaction(dsn, "public", {job_id: 7}, "before"):
+            pass
+    asked: list[UUID] = []
+    with fence.transaction(dsn, "public", jobs, "w", lambda job_id, fence: asked.append(job_id) or fence + 1):
+        pass
+    assert (set(asked), sorted(jobs.values())) == (set(ahead), [2, 8, 8])

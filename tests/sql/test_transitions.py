@@ -25,15 +25,15 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
     "status": lambda worker, job: lifecycle.status(worker.conn, job.job_id),
     "request_cancel": lambda worker, job: lifecycle.request_cancel(worker.conn, job.job_id),
     "claim": lambda worker, job: worker.claim(),
-    "beat": lambda worker, job: lifecycle.beat(worker.conn, job, None, True),
+    "beat": lambda worker, job: lifecycle.beat(worker.conn, [job], None, True),
     "retake": lambda worker, job: lifecycle.retake(
-        lifecycle.Session(worker.conn, BOOT, worker.session.backend_pid, worker.session.backend_start), job
+        lifecycle.Session(worker.conn, BOOT, worker.session.backend_pid, worker.session.backend_start), [job]
     ),
     **{
         verb: lambda worker, job, verb=verb: lifecycle.finish(worker.conn, job, Finish(verb, "e"))
         for verb in ("succeed", "retry", "fail", "cancel", "hand_back")
     },
-    "keep": lambda worker, job: lifecycle.keep(worker.conn, job.job_id, job.attempt, job.claimed_by),
+    "keep": lambda worker, job: lifecycle.keep(worker.conn, [job.job_id], [job.attempt], job.claimed_by),
     "settle": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "crash", "gone"),
     "settle uncounted": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "drain", "drain"),
     "settle late": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "timeout", "late"),
@@ -113,7 +113,7 @@ def test_v9_whatever_happens_the_journal_is_a_legal_story(conn: db.Connection, w
                 if claimed := one.claim(backoff_sec=0).job:
                     running[one.name] = claimed
             case "beat" if job:
-                lifecycle.beat(one.conn, job, '{"p": 1}', True)
+                lifecycle.beat(one.conn, [job], '{"p": 1}', True)
             case "end" if job:
                 one.finish(running.pop(one.name), chance.choice(("succeed", "retry", "fail", "cancel", "hand_back")))
             case "crash" if job:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 import structlog
 
+from dataloader import pipelines
 from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
 from dataloader.farm.orders import Orders
@@ -25,8 +26,8 @@ from dataloader.queue.lifecycle import Ended, Session, Step, Written
 SETTINGS = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=1, prefetch=100)])
 
 
-def job() -> Job:
-    return Job(uuid4(), "q", "noop", "{}", None, "key", "", 1, 5, 60, None, 1, "host:1:a")
+def job(key: str = "key") -> Job:
+    return Job(uuid4(), "q", "noop", "{}", None, key, "", 1, 5, 60, None, 1, "host:1:a")
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_a_worker_with_very_many_locked_rows_claims_nothing(batch: Batch) -> Non
 
 
 def test_the_keeper_may_hand_back_what_waits_unless_rows_of_earlier_claims_look_the_same(batch: Batch) -> None:
-    batch.claimed([job(), job()])
+    batch.claimed([job(), job("l")])
     assert batch.ahead == 2
     batch._locked = [Ended(job(), Finish("succeed"))]
     assert batch.ahead == 0
@@ -179,10 +180,11 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
     shared, worker = SharedSlots(2), Worker.__new__(Worker)
     worker.shared, worker.slot, worker.batch, worker.orders = shared, shared.slots[0], batch, batch._orders
     worker._sound, worker._glanced_at = True, 0.0
-    worker.slot.begin(uuid4(), 1, 60.0, 0.0)
+    worker.slot.claim([uuid4()], [1])
+    worker.slot.begin(0, 1, 60.0, 0.0)
     shared.slots[1].found_no_job(now(), None)
     shared.slots[1].state = State.IDLE if idle else State.BUSY
-    batch.claimed([job()] * 3)
+    batch.claimed([job(key) for key in "klm"])
     batch.took(0.000_01, 1)
     sent = now() - seconds_each * runs
     shared.slots[1].fields.looked_at = sent
@@ -230,3 +232,48 @@ def test_jobs_that_have_run_are_written_before_the_lost_claims_jobs_go_back(
     batch.recover()
     assert order == ["ended", "written", "settled"]
     assert batch.owes == 1
+
+
+# --- deliveries ---
+
+
+def test_the_jobs_of_a_key_make_one_run(batch: Batch) -> None:
+    jobs = [job(key) for key in "kkklmm"]
+    batch.claimed(jobs)
+    runs = []
+    while delivery := batch.next():
+        runs.append((delivery.place, [each.lock_key for each in delivery.jobs]))
+    assert runs == [(0, ["k"] * 3), (3, ["l"]), (4, ["m"] * 2)]
+
+
+@pytest.mark.parametrize(
+    ("size", "allowed", "runs"), [(None, None, "k kl m n"), (2, None, "k lm n"), (9, None, "k lmn"), (9, 2, "k lm n")]
+)
+def test_a_run_has_as_many_keys_as_its_pipeline_and_its_queue_allow(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch, size: int | None, allowed: int | None, runs: str
+) -> None:
+    """And jobs of one task."""
+    monkeypatch.setattr(pipelines, "batch_size", lambda task: size or 1 if task == "noop" else 1)
+    batch.claimed([job("k")._replace(task="other"), *(job(key) for key in "lmn")], allowed)
+    found = []
+    while delivery := batch.next():
+        found.append("".join(each.lock_key for each in delivery.jobs))
+    assert found == (runs if size else "k l m n").split()
+
+
+def test_a_claim_is_large_enough_for_one_run_of_its_pipeline(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "batch_size", lambda task: 10)
+    batch.claimed([job("k")])
+    assert batch.next() is not None
+    assert (batch.size_next(), batch.size_next(lambda: Siblings(9, 9))) == (10, 10)
+    batch.claimed([job("k")], 4)
+    assert batch.next() is not None
+    assert batch.size_next() == 4
+
+
+def test_a_delivery_is_handed_back_whole_the_last_job_first(batch: Batch) -> None:
+    jobs = [job(key) for key in "kkl"]
+    batch.claimed(jobs)
+    batch.hand_back("drain")
+    assert [end.job.job_id for end in batch._take()] == [each.job_id for each in reversed(jobs)]
+    assert batch.next() is None

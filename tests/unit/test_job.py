@@ -17,6 +17,7 @@ from dataloader.queue.job import (
     PROGRESS_LIMIT,
     TEXT_LIMIT,
     TRANSITIONS,
+    Delivery,
     End,
     Finish,
     Job,
@@ -49,12 +50,59 @@ def job(attempt: int = 1, max_attempts: int = 3) -> Job:
     ],
 )
 def test_every_end_has_its_finish(attempt: int, outcome: Outcome, finish: Finish | None) -> None:
-    assert decide(job(attempt), outcome) == finish
+    assert decide(Delivery((job(attempt),)), outcome) == [finish]
 
 
 @pytest.mark.parametrize("end", list(End))
 def test_no_end_is_forgotten(end: End) -> None:
-    assert decide(job(), Outcome(end)) is None or decide(job(), Outcome(end)).verb  # type: ignore[union-attr]
+    (finish,) = decide(Delivery((job(),)), Outcome(end))
+    assert finish is None or finish.verb
+
+
+def of_key(key: str, *attempts: tuple[int, int]) -> tuple[Job, ...]:
+    """The jobs of a key in a delivery, by attempt and max_attempts."""
+    return tuple(job(*each)._replace(lock_key=key) for each in attempts)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "outcome", "verbs"),
+    [
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.DONE, progress={"n": 1}), "succeed succeed"),
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.ERROR, "e"), "retry retry"),
+        (of_key("k", (3, 3), (3, 3), (3, 3)), Outcome(End.ERROR, "e"), "fail restart restart"),
+        (of_key("k", (1, 3), (1, 1)), Outcome(End.TIMEOUT, "e"), "fail restart"),  # the fewest attempts count
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.PERMANENT, "e"), "fail restart"),
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.CANCELED), "hand_back hand_back"),
+        (of_key("k", (1, 3)) + of_key("l", (1, 3)), Outcome(End.CANCELED), "hand_back hand_back"),
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.HANDED_BACK, "drain"), "hand_back hand_back"),
+        (of_key("k", (1, 3), (1, 3)), Outcome(End.GONE, "taken"), "None None"),
+        (of_key("k", (3, 3)) + of_key("l", (1, 3)), Outcome(End.ERROR, "e"), "fail retry"),  # each by its own attempts
+        (
+            of_key("k", (1, 3)) + of_key("l", (1, 3), (1, 3)) + of_key("m", (1, 3)),
+            Outcome(End.DONE, by_key={"l": Outcome(End.ERROR, "e", delay_sec=7.0), "m": Outcome(End.HANDED_BACK)}),
+            "succeed retry retry hand_back",
+        ),
+        (
+            of_key("k", (1, 3)) + of_key("l", (1, 3)),
+            Outcome(End.ERROR, "e", by_key={"l": Outcome(End.DONE)}),
+            "retry succeed",
+        ),
+    ],
+)
+def test_every_end_of_a_delivery_has_its_finishes(jobs: tuple[Job, ...], outcome: Outcome, verbs: str) -> None:
+    finishes = decide(Delivery(jobs), outcome)
+    assert [str(finish and finish.verb) for finish in finishes] == verbs.split()
+    assert all(finish is None or finish.progress is None for finish in finishes[1:])
+    delays = [finish.delay_sec for finish in finishes if finish and finish.verb == "retry"]
+    assert set(delays) <= {None, 7.0}
+
+
+def test_a_delivery_has_the_shortest_of_its_jobs_limits() -> None:
+    jobs = tuple(
+        job()._replace(lease_ttl_sec=lease, timeout_sec=timeout) for lease, timeout in ((60, None), (20, 9), (30, 5))
+    )
+    assert (Delivery(jobs).lease_ttl_sec, Delivery(jobs).timeout_sec) == (20, 5)
+    assert Delivery(jobs[:1]).timeout_sec is None
 
 
 def test_final_states_have_no_way_out() -> None:

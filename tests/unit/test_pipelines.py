@@ -24,7 +24,7 @@ def context(stop: Callable[[], bool] = lambda: False, report: Callable[[Any], No
     def nowhere(_dsn: str | None) -> Any:
         raise AssertionError("no database here")
 
-    return Context(uuid4(), 1, "k", "", None, logging.getLogger("t"), Path("/"), 1, stop, report, nowhere)
+    return Context(uuid4(), 1, "k", "", None, logging.getLogger("t"), Path("/"), 1, stop, report, nowhere, print)
 
 
 def run(function: Callable[..., Any], args: dict[str, Any] | None = None) -> tuple[list[Any], Any]:

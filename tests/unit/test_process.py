@@ -16,7 +16,7 @@ from dataloader.config import Settings
 from dataloader.farm import deadlines
 from dataloader.farm.deadlines import Reason, kill_reason, stop_reason
 from dataloader.farm.process import drain_pipe, now
-from dataloader.farm.slots import SharedSlots, Slot, State
+from dataloader.farm.slots import JOBS_MOST, SharedSlots, Slot, State
 
 FAMILY = """
 import os, signal, sys, time
@@ -39,7 +39,8 @@ def busy_slot(fields: dict[str, Any]) -> Slot:
     slot = SharedSlots(1).slots[0]
     slot.take(0)
     slot.occupy("host:1:a")
-    slot.begin(uuid4(), 1, 60.0, now())
+    slot.claim([uuid4()], [1])
+    slot.begin(0, 1, 60.0, now())
     for name, value in fields.items():
         is_time = name not in ("pid", "state", "canceled")
         setattr(slot.fields, name, now() + value if is_time else value)
@@ -50,10 +51,11 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
     slot, job = SharedSlots(2).slots[1], uuid4()
     assert slot.held() is None
     slot.take(0)
-    slot.begin(job, 3, 60.0, 5.0)
+    slot.claim([job], [3])
+    slot.begin(0, 1, 60.0, 5.0)
     held = slot.held()
     assert held is not None
-    assert (held.job_id, held.attempt, held.lease_ttl, held.renewed) == (job, 3, 60.0, 5.0)
+    assert (held.job_ids, held.attempts, held.lease_ttl, held.renewed) == ([job], [3], 60.0, 5.0)
     slot.fields.kept = 7.0
     assert slot.held().renewed == 7.0  # type: ignore[union-attr]
     slot.fields.generation += 1
@@ -80,9 +82,9 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
         ({"timeout_at": -4}, None),
         ({"timeout_at": -6}, Reason.TIMEOUT),
         ({"cancel_at": -6}, None),
-        ({"cancel_at": -6, "canceled": 2}, Reason.CANCELED),
-        ({"cancel_at": -6, "canceled": 4}, None),
-        ({"cancel_at": -6, "canceled": 2, "timeout_at": -7}, Reason.TIMEOUT),
+        ({"cancel_at": -6, "canceled": 4}, Reason.CANCELED),
+        ({"cancel_at": -6, "canceled": 6}, None),
+        ({"cancel_at": -6, "canceled": 4, "timeout_at": -7}, Reason.TIMEOUT),
     ],
 )
 def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) -> None:
@@ -102,9 +104,9 @@ def test_why_a_process_is_killed(fields: dict[str, Any], reason: Reason | None) 
         ({"timeout_at": 1}, None),
         ({"timeout_at": -1}, Reason.TIMEOUT),
         ({"cancel_at": -1}, None),
-        ({"cancel_at": -1, "canceled": 2}, Reason.CANCELED),
-        ({"cancel_at": -1, "canceled": 2, "timeout_at": -2}, Reason.TIMEOUT),
-        ({"cancel_at": -1, "canceled": 2, "timeout_at": -2, "drain_by": 2}, Reason.DRAIN),
+        ({"cancel_at": -1, "canceled": 4}, Reason.CANCELED),
+        ({"cancel_at": -1, "canceled": 4, "timeout_at": -2}, Reason.TIMEOUT),
+        ({"cancel_at": -1, "canceled": 4, "timeout_at": -2, "drain_by": 2}, Reason.DRAIN),
     ],
 )
 def test_why_a_run_stops_by_itself(fields: dict[str, Any], reason: Reason | None) -> None:
@@ -141,14 +143,15 @@ def test_d6_only_the_first_idle_worker_of_a_queue_answers_at_once() -> None:
 
 def test_a_recalled_worker_knows_it_after_this_run_and_not_after_the_next() -> None:
     slot = SharedSlots(1).slots[0]
-    slot.begin(uuid4(), 1, 60.0, 5.0, ahead=3)
+    slot.claim([uuid4() for _ in range(4)], [1] * 4)
+    slot.begin(0, 1, 60.0, 5.0, ahead=3)
     held = slot.held()
     assert held is not None
     assert (slot.fields.ahead, slot.is_recalled) == (3, False)
     assert [slot.recall(held), slot.recall(held)] == [False, True]
     slot.end()
     assert (slot.is_recalled, slot.held()) == (True, None)
-    slot.begin(uuid4(), 1, 60.0, 6.0)
+    slot.begin(1, 1, 60.0, 6.0)
     assert (slot.is_recalled, slot.fields.ahead) == (False, 0)
 
 
@@ -216,7 +219,8 @@ def test_e1_the_memory_of_a_run_that_was_ended_for_it_is_told_although_it_has_fr
     monkeypatch.setattr(deadlines, "memory_used", lambda pid: next(used))
     slot = SharedSlots(1).slots[0]
     slot.take(os.getpid())
-    slot.begin(uuid4(), 1, 60.0, now())
+    slot.claim([uuid4()], [1])
+    slot.begin(0, 1, 60.0, now())
     slot.limit(None, 400)
     assert kill_reason(slot, LIMITS) is Reason.MEMORY
     assert kill_reason(slot, LIMITS) is None
@@ -251,3 +255,19 @@ def test_i6_i7_a_supervisor_with_a_thread_refuses_to_start() -> None:
         done.set()
         thread.join()
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_slot_shows_the_jobs_of_a_run_and_those_behind_it() -> None:
+    slot, jobs = SharedSlots(1).slots[0], [uuid4() for _ in range(JOBS_MOST)]
+    slot.take(0)
+    assert slot.begun_last is None
+    slot.claim(jobs, range(JOBS_MOST))
+    assert (slot.held(), slot.begun_last) == (None, None)
+    slot.begin(2, 3, 60.0, 5.0)
+    held = slot.held()
+    assert held is not None
+    assert (held.job_ids, held.attempts, held.job_id) == (jobs[2:5], [2, 3, 4], jobs[2])
+    assert (slot.begun_last, slot.waiting, slot.runs) == (jobs[2:5], jobs[5:], 1)
+    slot.end()
+    slot.claim(jobs[:1], [7])
+    assert (slot.begun_last, slot.waiting) == ([], jobs[:1])

@@ -78,7 +78,10 @@ PLACES: dict[str, tuple[Callable[[], Iterable[object]], Iterable[object]]] = {
         lambda: metrics.STEPS,
         {*re.findall(r"(?:THEN|ELSE) '(\w+)'", body("dl_step_of")), *KINDS.values(), "queued", "cancel_requested"},
     ),
-    "the verbs of dl_finish": (lambda: re.findall(r"'(succeed|retry|fail|cancel|hand_back)'", body("dl_finish")), Verb),
+    "the verbs of dl_finish": (
+        lambda: re.findall(r"'(succeed|retry|fail|cancel|hand_back|restart)'", body("dl_finish")),
+        Verb,
+    ),
     "the ends of dl_give_back": (lambda: re.findall(r"^--   '(\w+)'", comment(), re.MULTILINE), SETTLED.values()),
     "the reasons of the statement status": (
         lambda: re.findall(r"'reason', '(\w+)'", status_statement()),

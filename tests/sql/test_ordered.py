@@ -1,0 +1,708 @@
+"""Ordered queues: the jobs of a key start in the order of their scores, whatever happens to the ones before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from foreign import Foreign
+from hands import (
+    BACKOFF_SEC,
+    Worker,
+    enqueue,
+    expire,
+    journal,
+    keys_held,
+    kinds,
+    many,
+    plain,
+    row,
+    started,
+    state,
+    until,
+    value,
+)
+
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.job import Finish, Job
+from dataloader.queue.lifecycle import Ended, Step
+
+Workers = Callable[[], Worker]
+DONE = Finish("succeed")
+MODES = ("ordered", "merged")
+
+
+def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
+    """Let the queue be ordered, without a look at its rows."""
+    columns = {"ordered": True} | settings
+    conn.execute(
+        f"INSERT INTO dl_queues (queue, {', '.join(columns)}) VALUES (%s{', %s' * len(columns)})",
+        [queue, *columns.values()],
+    )
+
+
+@pytest.fixture
+def ordered(conn: db.Connection) -> db.Connection:
+    order(conn)
+    return conn
+
+
+@pytest.fixture
+def merged(conn: db.Connection) -> db.Connection:
+    order(conn, merge=True)
+    return conn
+
+
+def step(worker: Worker, most: int = 10, *ends: Ended) -> Step:
+    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
+    return lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ends)
+
+
+def ids(found: Step) -> list[UUID]:
+    return [job.job_id for job in found.jobs]
+
+
+def end_all(worker: Worker, jobs: Sequence[Job], verb: str = "succeed", **how: Any) -> Step:
+    """End the runs of these jobs, and claim nothing."""
+    return step(worker, 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
+
+
+def due(conn: db.Connection, *job_ids: UUID) -> None:
+    """Let the time of waiting jobs come, as the clock would: no trigger takes note."""
+    conn.execute("SET session_replication_role = replica")
+    conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE job_id = ANY (%s)", (list(job_ids),))
+    conn.execute("RESET session_replication_role")
+
+
+def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
+    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
+
+
+# --- the place of a job in its key ---
+
+
+def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Connection) -> None:
+    """Its producer's, else its time of creation; a job of another queue has none."""
+    given, ours, foreign = enqueue(ordered, score=2.5), enqueue(ordered), plain(ordered)
+    by_sql = value(ordered, "SELECT dl_enqueue('q', 't', 'k')")
+    created = {job_id: row(ordered, job_id)["created_at"].timestamp() for job_id in (ours, foreign, by_sql)}
+    assert row(ordered, given)["score"] == 2.5
+    for job_id, at in created.items():
+        assert row(ordered, job_id)["score"] == pytest.approx(at, abs=0.001)
+    assert row(ordered, plain(ordered, queue="other"))["score"] is None
+    assert row(ordered, enqueue(ordered, queue="other"))["score"] is None
+
+
+def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: db.Connection) -> None:
+    old = plain(ordered, queue="other", lock_key="k", made_sec=-60)
+    new = plain(ordered, lock_key="k")
+    ordered.execute("UPDATE dl_jobs SET queue = 'q' WHERE job_id = %s", (old,))
+    assert row(ordered, old)["score"] < row(ordered, new)["score"]
+
+
+def test_a_row_without_a_score_gets_it_by_the_claim(ordered: db.Connection, worker: Worker) -> None:
+    """A transaction that began before the queue was ordered has left it."""
+    late, old = plain(ordered, lock_key="k", made_sec=-10), plain(ordered, lock_key="k", made_sec=-20)
+    ordered.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER; UPDATE dl_jobs SET score = NULL")
+    ordered.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    assert ids(step(worker)) == [old]
+    assert row(ordered, late)["score"] is not None
+
+
+# --- order ---
+
+
+@pytest.mark.parametrize("priority", [1, 100, 200])
+def test_the_smallest_score_starts_first_whatever_its_priority(
+    ordered: db.Connection, worker: Worker, priority: int
+) -> None:
+    second = enqueue(ordered, lock_key="k", score=2.0, priority=priority)
+    first, other = enqueue(ordered, lock_key="k", score=1.0), enqueue(ordered, lock_key="l", priority=150)
+    found = step(worker)
+    assert set(ids(found)) == {first, other}
+    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == [second]
+
+
+def test_equal_scores_start_in_the_order_of_their_creation(ordered: db.Connection, worker: Worker) -> None:
+    jobs = [enqueue(ordered, lock_key="k", score=1.0) for _ in range(3)]
+    seen: list[Job] = []
+    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
+        seen += found
+    assert [job.job_id for job in seen] == jobs
+
+
+@pytest.mark.parametrize("attempts", [(0, 0, 0, 0, 0), (1, 1, 1, 1, 1), (0, 1, 1, 1, 0)])
+def test_new_and_tried_jobs_start_in_one_order(
+    ordered: db.Connection, worker: Worker, attempts: tuple[int, ...]
+) -> None:
+    jobs = [enqueue(ordered, lock_key="k", score=score) for score in (2, 1, 1, 3, 3)]
+    for job_id, attempt in zip(jobs, attempts, strict=True):
+        ordered.execute("UPDATE dl_jobs SET attempt = %s WHERE job_id = %s", (attempt, job_id))
+    seen: list[Job] = []
+    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
+        seen += found
+    assert [jobs.index(job.job_id) for job in seen] == [1, 2, 0, 3, 4]
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(
+    conn: db.Connection, worker: Worker, merge: bool
+) -> None:
+    for queue in ("other", "q"):
+        order(conn, queue, merge=merge)
+    own = [enqueue(conn, lock_key="k", score=score) for score in (2, 3)]
+    for queue, key in (("other", "k"), ("q", "a")):
+        _, tried = (enqueue(conn, queue=queue, lock_key=key, score=1, priority=200) for _ in range(2))
+        later = "1 hour" if queue == "other" else "0"
+        conn.execute(
+            "UPDATE dl_jobs SET attempt = 1, available_at = now() + %s::interval WHERE job_id = %s", (later, tried)
+        )
+    conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE job_id = %s", (own[1],))
+    assert ids(step(worker, 1)) == (own if merge else own[:1])
+
+
+def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connection, worker: Worker) -> None:
+    head, other = enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
+    nothing = ", ".join(["NULL"] * 7)
+    claim = f"SELECT * FROM dl_step(ARRAY['q', 'other'], false, 'w', now(), 15, 5, 0, '-infinity', {nothing})"
+    with ordered.transaction():
+        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
+        found = worker.conn.execute(claim).fetchall()
+    assert [(claimed[0], claimed[-1]) for claimed in found] == [(other, None), (None, None)]
+    assert row(ordered, other)["heartbeat_at"] is not None
+
+
+def test_priority_orders_the_keys(ordered: db.Connection, worker: Worker) -> None:
+    low = enqueue(ordered, lock_key="k", priority=9)
+    high = enqueue(ordered, lock_key="l", priority=1)
+    assert ids(step(worker, 1)) == [high]
+    assert ids(step(worker, 1)) == [low]
+
+
+def test_nothing_of_a_key_starts_while_an_earlier_job_waits_for_its_retry(
+    ordered: db.Connection, worker: Worker
+) -> None:
+    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
+    third, other = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="l")
+    assert ids(step(worker)) == [other]
+    found = step(worker)
+    assert (found.jobs, waits(ordered, first, second, third)) == ([], ["time", "key", "key"])
+    assert found.due_in == pytest.approx(60, abs=5)
+    due(ordered, first)
+    assert ids(step(worker)) == [first]
+
+
+def test_a_job_whose_time_has_not_come_holds_its_key(ordered: db.Connection, worker: Worker) -> None:
+    later = enqueue(ordered, lock_key="k", available_at=value(ordered, "SELECT now() + interval '1 hour'"))
+    waiting = enqueue(ordered, lock_key="k")
+    assert step(worker).jobs == []
+    operations.run_now(ordered, [later], "test")
+    assert ids(step(worker)) == [later]
+    assert state(ordered, waiting) == ("queued", 0)
+
+
+def test_a_later_arrival_with_a_smaller_score_goes_first(ordered: db.Connection, worker: Worker) -> None:
+    waiting = enqueue(ordered, lock_key="k", score=5.0)
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
+    first = enqueue(ordered, lock_key="k", score=1.0)
+    found = step(worker)
+    assert ids(found) == [first]
+    end_all(worker, found.jobs)
+    assert (step(worker).jobs, waits(ordered, waiting)) == ([], ["time"])
+
+
+@pytest.mark.parametrize("leave", ["cancel", "delete", "move", "foreign end"])
+def test_a_waiting_head_that_leaves_makes_way_for_the_next(ordered: db.Connection, worker: Worker, leave: str) -> None:
+    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
+    worker.notes()
+    if leave == "cancel":
+        operations.cancel(ordered, [head], "test")
+    elif leave == "delete":
+        operations.delete(ordered, [head], "test")
+    elif leave == "move":
+        ordered.execute("UPDATE dl_jobs SET queue = 'other' WHERE job_id = %s", (head,))
+    else:
+        ordered.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (head,))
+    assert "q" in worker.notes()
+    assert ids(step(worker)) == [second]
+
+
+@pytest.mark.parametrize("leave", ["cancel", "delete"])
+def test_a_head_that_leaves_waits_for_the_claim_that_parks_behind_it(
+    ordered: db.Connection, workers: Workers, leave: str
+) -> None:
+    """Else it would look for parked rows before they are there."""
+    one, operator = workers(), workers()
+    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    end_all(one, step(one).jobs, "retry", error="e", delay_sec=600.0)
+    with one.conn.transaction():
+        assert step(one).jobs == []
+        change = operations.cancel if leave == "cancel" else operations.delete
+        with started(lambda: change(operator.conn, [head], "test"), operator.pid, ordered) as left:
+            one.conn.execute("COMMIT; BEGIN")
+            left.result()
+    assert waits(ordered, second) == [None]
+
+
+def test_two_keys_of_one_hash_do_not_wait_for_each_others_retries(ordered: db.Connection, worker: Worker) -> None:
+    one, other = twins(ordered)
+    enqueue(ordered, lock_key=one), enqueue(ordered, lock_key=one, priority=1)
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    free = [enqueue(ordered, lock_key=other) for _ in range(3)]
+    seen: list[Job] = []
+    while found := step(worker, 10, *(Ended(job, DONE) for job in seen[-1:])).jobs:
+        seen += found
+    assert [job.job_id for job in seen] == free
+
+
+def test_the_end_of_a_run_makes_way_for_both_keys_of_its_hash(ordered: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    key, twin = twins(ordered)
+    _, second, *others = [enqueue(ordered, lock_key=name) for name in (key, key, twin, twin)]
+    run = step(one).jobs
+    assert (step(two).jobs, waits(ordered, second, *others)) == ([], ["key"] * 3)
+    end_all(one, run, "retry", error="e", delay_sec=600.0)
+    assert ids(step(two)) == others[:1]
+
+
+def twins(conn: db.Connection) -> tuple[str, str]:
+    """Two keys with one hash."""
+    found = conn.execute(
+        "SELECT min(i::text), max(i::text) FROM generate_series(1, 300000) i GROUP BY hashtext(i::text)"
+        " HAVING count(*) > 1 LIMIT 1"
+    ).fetchone()
+    assert found is not None
+    return found[0], found[1]
+
+
+def test_a_job_whose_lease_is_over_stays_before_its_successors_until_it_is_reaped(
+    ordered: db.Connection, workers: Workers
+) -> None:
+    one, two = workers(), workers()
+    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    assert ids(step(one)) == [first]
+    one.conn.close()
+    expire(ordered, first)
+    assert step(two).jobs == []
+    lifecycle.reap(ordered)
+    due(ordered, first)
+    assert ids(step(two)) == [first]
+    assert state(ordered, second) == ("queued", 0)
+
+
+def test_a_claim_does_not_wait_for_a_locked_head_that_waits(ordered: db.Connection, worker: Worker) -> None:
+    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    with ordered.transaction():
+        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
+        assert step(worker).jobs == []
+    assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
+
+
+def test_a_head_that_another_session_has_locked_keeps_its_key(ordered: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    with ordered.transaction():
+        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
+        found = step(one)
+        assert (found.jobs, found.due_in is not None and found.due_in <= 1) == ([], True)
+    assert (ids(step(two)), state(ordered, second)) == ([head], ("queued", 0))
+
+
+def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(
+    ordered: db.Connection, worker: Worker
+) -> None:
+    head, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k", priority=1)
+    with ordered.transaction():
+        ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (second,))
+        assert ids(step(worker)) == [head]
+
+
+def test_a_head_that_may_not_start_is_set_aside(ordered: db.Connection, worker: Worker) -> None:
+    """Another service has cancelled it by half; it is parked, so no claim reads it first."""
+    head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
+    ordered.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (head,))
+    assert ids(step(worker)) == [second]
+    assert state(ordered, head) == ("canceled", 0)
+
+
+def test_a_foreign_finish_lets_the_next_start(ordered: db.Connection, worker: Worker, foreign: Foreign) -> None:
+    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    assert foreign.claim() == (first, "k")
+    assert step(worker).jobs == []
+    foreign.finish(first, "k")
+    assert ids(step(worker)) == [second]
+
+
+def test_the_claim_of_older_code_takes_nothing_of_an_ordered_queue(ordered: db.Connection) -> None:
+    enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
+    old = "SELECT job_id FROM dl_step(%s, 'w', now(), 15, 5, 0, '-infinity', '{}', NULL, NULL, NULL, NULL, NULL, NULL)"
+    assert [len(ordered.execute(old, (queue,)).fetchall()) for queue in ("q", "other")] == [1, 2]
+
+
+# --- a dead job ---
+
+
+def test_a_dead_job_lets_its_key_go_on(ordered: db.Connection, worker: Worker) -> None:
+    enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    first = step(worker).jobs
+    assert len(step(worker, 5, *(Ended(job, Finish("fail", "e")) for job in first)).jobs) == 1
+
+
+@pytest.mark.parametrize("way", ["requeue", "delete"])
+def test_a_dead_job_holds_its_key_where_the_queue_says_so(conn: db.Connection, worker: Worker, way: str) -> None:
+    order(conn, on_dead="hold")
+    dead, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    end_all(worker, step(worker).jobs, "fail", error="e")
+    assert (step(worker).jobs, waits(conn, second)) == ([], ["key"])
+    found = lifecycle.status(conn, second)
+    assert found is not None
+    assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("dead", dead)
+    getattr(operations, way)(conn, [dead], "test")
+    assert ids(step(worker)) == [dead if way == "requeue" else second]
+
+
+def test_a_lost_job_holds_its_key_as_a_failed_one_does(conn: db.Connection, workers: Workers) -> None:
+    order(conn, on_dead="hold")
+    one, two = workers(), workers()
+    dead, second = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k")
+    assert ids(step(one)) == [dead]
+    lifecycle.settle(two.conn, one.name, "crash", "gone", running=[dead])
+    assert (state(conn, dead)[0], step(two).jobs, waits(conn, second)) == ("lost", [], ["key"])
+
+
+def test_a_job_that_was_dead_before_its_queue_had_an_order_holds_nothing(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn, lock_key="k")
+    end_all(worker, step(worker).jobs, "fail", error="e")
+    order(conn, on_dead="hold")
+    second = enqueue(conn, lock_key="k")
+    assert ids(step(worker)) == [second]
+
+
+def test_retention_keeps_a_dead_job_that_holds_its_key(conn: db.Connection, worker: Worker) -> None:
+    order(conn, on_dead="hold")
+    enqueue(conn, lock_key="k"), enqueue(conn, lock_key="l")
+    first, other = step(worker).jobs
+    end_all(worker, [first], "fail", error="e")
+    end_all(worker, [other])
+    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '9 days'")
+    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
+    assert state(conn, first.job_id)[0] == "failed"
+
+
+def test_a_job_behind_another_says_which(ordered: db.Connection, worker: Worker) -> None:
+    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
+    found = lifecycle.status(ordered, second)
+    assert found is not None
+    assert (found["waiting_for"]["reason"], found["waiting_for"]["job_id"]) == ("order", first)
+
+
+# --- merge ---
+
+
+def test_a_delivery_takes_all_jobs_of_the_key_in_their_order(merged: db.Connection, worker: Worker) -> None:
+    second, first = (enqueue(merged, lock_key="k", score=score, priority=9 - score) for score in (2, 1))
+    other = enqueue(merged, lock_key="l", priority=200)
+    later = enqueue(merged, lock_key="k", score=3, available_at=value(merged, "SELECT now() + interval '1 hour'"))
+    found = step(worker)
+    assert ids(found) == [first, second, later, other]
+    assert [job.lock_key for job in found.jobs] == ["k", "k", "k", "l"]
+    assert [row(merged, job_id)["heartbeat_at"] is None for job_id in ids(found)] == [False, True, True, True]
+    assert len(keys_held(merged)) == 2
+    assert set(end_all(worker, found.jobs).ended.values()) == {"succeeded"}
+    assert keys_held(merged) == []
+
+
+def test_a_delivery_takes_as_many_as_the_queue_allows(conn: db.Connection, worker: Worker) -> None:
+    order(conn, merge=True, merge_limit=3)
+    jobs = [enqueue(conn, lock_key="k") for _ in range(5)]
+    found = step(worker)
+    assert ids(found) == jobs[:3]
+    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == jobs[3:]
+
+
+def test_a_delivery_of_new_and_tried_jobs_has_as_many_as_the_queue_allows(conn: db.Connection, worker: Worker) -> None:
+    order(conn, merge=True, merge_limit=3)
+    old = [enqueue(conn, lock_key="k", score=score) for score in (4, 5, 6)]
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=0.0)
+    new = [enqueue(conn, lock_key="k", score=score) for score in (1, 2)]
+    for _ in range(2):  # the second time all five were tried before
+        found = step(worker)
+        assert ids(found) == [*new, old[0]]
+        end_all(worker, found.jobs, "retry", error="e", delay_sec=0.0)
+
+
+def test_a_delivery_waits_for_the_first_of_its_retries(conn: db.Connection, worker: Worker) -> None:
+    """Not for one behind it, which may be due."""
+    order(conn, merge=True, merge_limit=1)
+    for score, delay_sec in ((2, 0.0), (1, 600.0)):
+        enqueue(conn, lock_key="k", score=score)
+        end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=delay_sec)
+    assert step(worker).jobs == []
+
+
+def test_a_new_job_that_is_due_starts_its_key_with_those_that_are_not(merged: db.Connection, worker: Worker) -> None:
+    later = enqueue(merged, lock_key="k", score=1, available_at=value(merged, "SELECT now() + interval '1 hour'"))
+    now = enqueue(merged, lock_key="k", score=2)
+    assert ids(step(worker)) == [later, now]
+
+
+@pytest.mark.parametrize(
+    ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
+)
+def test_a_delivery_goes_on_behind_a_job_that_may_not_start(
+    merged: db.Connection, worker: Worker, change: str, becomes: str
+) -> None:
+    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
+    merged.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (jobs[1],))
+    found = step(worker)
+    assert (ids(found), {job.attempt for job in found.jobs}) == ([jobs[0], jobs[2]], {1})
+    assert state(merged, jobs[1])[0] == becomes
+
+
+def test_jobs_of_no_attempts_run_once_in_a_delivery_too(merged: db.Connection, worker: Worker) -> None:
+    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
+    merged.execute("UPDATE dl_jobs SET max_attempts = 0")
+    assert ids(step(worker)) == jobs
+
+
+def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(
+    merged: db.Connection, worker: Worker
+) -> None:
+    for key in "klm":
+        many(merged, 600, key)
+    assert [job.lock_key for job in step(worker).jobs] == ["k"] * 600 + ["l"] * 600
+    assert len(keys_held(merged)) == 2
+
+
+def test_a_delivery_has_jobs_of_one_task(merged: db.Connection, worker: Worker) -> None:
+    jobs = [enqueue(merged, lock_key="k", task=task) for task in "aabba"]
+    found = step(worker)
+    assert ids(found) == jobs[:2]
+    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == jobs[2:4]
+
+
+def test_a_job_that_another_session_has_locked_ends_the_delivery_before_it(
+    merged: db.Connection, workers: Workers
+) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k") for _ in range(4)]
+    with merged.transaction():
+        merged.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (jobs[2],))
+        found = step(one)
+        assert ids(found) == jobs[:2]
+        end_all(one, found.jobs)
+        assert step(one).jobs == []
+    assert ids(step(two)) == jobs[2:]
+
+
+def test_a_new_job_joins_a_key_that_waits_for_its_retry_and_hastens_nothing(
+    merged: db.Connection, worker: Worker
+) -> None:
+    old = [enqueue(merged, lock_key="k", score=score) for score in (2, 3)]
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)
+    new, newer = enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=4)
+    found = step(worker)
+    assert (found.jobs, waits(merged, new, newer)) == ([], ["key", "key"])
+    assert found.due_in == pytest.approx(60, abs=5)
+    due(merged, *old)
+    found = step(worker)
+    assert ids(found) == [new, *old, newer]
+    assert {job.attempt for job in found.jobs} == {2}
+
+
+def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(
+    merged: db.Connection, worker: Worker
+) -> None:
+    later = value(merged, "SELECT now() + interval '1 hour'")
+    jobs = [enqueue(merged, lock_key="k", max_attempts=1, available_at=at) for at in (None, None, later)]
+    first, *others = step(worker).jobs
+    step(worker, 0, Ended(first, Finish("fail", "e")), *(Ended(job, Finish("restart", "e")) for job in others))
+    assert [state(merged, job_id) for job_id in jobs] == [("failed", 1), ("queued", 0), ("queued", 0)]
+    assert journal(merged, jobs[1])[-1][1]["reason"] == "the first job of its key is dead"
+    assert waits(merged, *jobs) == [None] * 3
+    assert all(row(merged, job_id)["available_at"] <= row(merged, job_id)["now"] for job_id in jobs)
+    assert ids(step(worker)) == jobs[1:]
+
+
+def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged: db.Connection, worker: Worker) -> None:
+    dead, other = enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=2)
+    first, second = step(worker).jobs
+    step(worker, 0, Ended(first, Finish("fail", "e")), Ended(second, Finish("retry", "e", 600.0)))
+    assert step(worker).jobs == []
+    operations.requeue(merged, [dead], "test")
+    found = step(worker)
+    assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
+
+
+@pytest.mark.parametrize("spent", [False, True])
+@pytest.mark.parametrize("end", ["crash", "timeout", "drain"])
+def test_a_delivery_of_a_dead_worker_goes_back_as_one(
+    merged: db.Connection, workers: Workers, end: str, spent: bool
+) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k", max_attempts=1 if spent else 5) for _ in range(3)]
+    assert ids(step(one)) == jobs
+    lifecycle.settle(two.conn, one.name, end, "gone", running=jobs)
+    states = [state(merged, job_id) for job_id in jobs]
+    if end == "drain":
+        assert states == [("queued", 0)] * 3
+    elif spent:
+        assert states == [("lost" if end == "crash" else "failed", 1), ("queued", 0), ("queued", 0)]
+    else:
+        assert states == [("queued", 1)] * 3
+    due(merged, *jobs)
+    assert ids(step(two)) == (jobs[1:] if spent and end != "drain" else jobs)
+
+
+def test_a_delivery_whose_lease_is_over_goes_back_as_one(merged: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
+    step(one)
+    merged.execute("UPDATE dl_jobs SET heartbeat_at = now(), lease_expires_at = now() - interval '1 day'")
+    assert lifecycle.reap(two.conn) is not None
+    assert [state(merged, job_id) for job_id in jobs] == [("queued", 1)] * 3
+    assert lifecycle.reap(two.conn) is None
+
+
+def test_a_delivery_that_is_lost_before_its_first_heartbeat_counts(merged: db.Connection, workers: Workers) -> None:
+    """Whichever of its jobs the reaper meets first; a delivery that was claimed ahead of it does not count."""
+    one, two = workers(), workers()
+    enqueue(merged, lock_key="k", score=1), enqueue(merged, lock_key="k", score=2), enqueue(merged, lock_key="l")
+    first, second, ahead = ids(step(one))
+    expire(merged, second)
+    assert lifecycle.reap(two.conn) is not None
+    expire(merged, ahead)
+    assert lifecycle.reap(two.conn) is not None
+    assert [state(merged, job_id) for job_id in (first, second, ahead)] == [("queued", 1), ("queued", 1), ("queued", 0)]
+
+
+@pytest.mark.parametrize("by", ["worker", "keeper"])
+def test_a_job_that_joined_a_tried_key_is_not_lost_by_a_hand_back(
+    merged: db.Connection, workers: Workers, by: str
+) -> None:
+    """The delivery counts the attempts of the key, which may be all that this job may have."""
+    one, two = workers(), workers()
+    old = enqueue(merged, lock_key="k", score=1)
+    end_all(one, step(one).jobs, "retry", error="e", delay_sec=0.0)
+    new = enqueue(merged, lock_key="k", score=2, max_attempts=1)
+    delivery = step(one).jobs
+    if by == "worker":
+        end_all(one, delivery, "hand_back")
+    else:
+        lifecycle.settle(two.conn, one.name, "drain", "gone")
+    assert [state(merged, job_id) for job_id in (old, new)] == [("queued", 1), ("queued", 0)]
+    assert waits(merged, old, new) == [None, None]
+    assert ids(step(two)) == [old, new]
+
+
+def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
+    merged: db.Connection, worker: Worker
+) -> None:
+    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
+    delivery = step(worker).jobs
+    assert lifecycle.beat(worker.conn, delivery, '{"n": 1}', True) is False
+    assert [row(merged, job_id)["progress"] for job_id in jobs] == [{"n": 1}, {}, {}]
+    assert [kinds(merged, job_id).count("heartbeat") for job_id in jobs] == [1, 0, 0]
+    assert all(row(merged, job_id)["heartbeat_at"] == row(merged, jobs[0])["heartbeat_at"] for job_id in jobs)
+    operations.cancel(merged, jobs[1:2], "test")
+    assert lifecycle.beat(worker.conn, delivery, None, False) is True
+    end_all(worker, delivery, "hand_back", error="another job of the run was canceled")
+    assert [state(merged, job_id) for job_id in jobs] == [("queued", 0), ("canceled", 0), ("queued", 0)]
+
+
+def test_a_delivery_is_retaken_as_one(merged: db.Connection, workers: Workers) -> None:
+    old, new = workers(), workers()
+    for key in "kkl":
+        enqueue(merged, lock_key=key)
+    delivery = step(old).jobs
+    session = lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+    assert lifecycle.retake(session, delivery) is True
+    assert keys_held(merged) == [new.pid] * 2
+    assert set(lifecycle.finish_some(new.conn, old.name, [Ended(job, DONE) for job in delivery]).ended.values()) == {
+        "succeeded"
+    }
+    assert keys_held(merged) == []
+
+
+# --- the switch ---
+
+
+def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    jobs = [plain(conn, lock_key="k", priority=priority) for priority in (3, 2, 1)]
+    other = plain(conn, queue="other")
+    running = one.take()
+    assert operations.set_order(conn, "q", "test", ordered=True)["ordered"] is True
+    assert ids(step(two)) == []
+    one.finish(running)
+    assert [row(conn, job_id)["score"] is None for job_id in (*jobs, other)] == [False, False, False, True]
+    assert ids(step(two)) == [jobs[0]]
+    operations.set_order(conn, "q", "test", ordered=False)
+    assert ids(step(one)) == []
+    assert ids(step(two, 5, Ended(Job(jobs[0], "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, two.name), DONE))) == [
+        jobs[1]
+    ]
+
+
+def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: db.Connection, worker: Worker) -> None:
+    enqueue(ordered, lock_key="k")
+    second = enqueue(ordered, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    assert (step(worker).jobs, waits(ordered, second)) == ([], ["key"])
+    operations.set_order(ordered, "q", "test", ordered=False)
+    assert ids(step(worker)) == [second]
+
+
+def test_a_transaction_that_began_before_the_switch_loses_its_job_no_place(
+    conn: db.Connection, workers: Workers, dsn: str
+) -> None:
+    one, old = workers(), workers()
+    with old.conn.transaction():
+        early = plain(old.conn, lock_key="k", priority=200)
+        with started(lambda: operations.set_order(one.conn, "q", "test", ordered=True), None, conn) as switch:
+            until(lambda: value(conn, "SELECT ordered FROM dl_queues"), "the switch to be seen")
+            plain(conn, lock_key="k", priority=1)
+            old.conn.execute("COMMIT; BEGIN")
+            switch.result()
+    assert ids(step(one)) == [early]
+
+
+@pytest.mark.parametrize(
+    ("said", "ordered", "merge", "outcome"),
+    [
+        ({}, None, None, None),
+        ({}, True, None, (True, None)),
+        ({}, True, True, (True, True)),
+        ({"ordered": True}, True, None, (True, None)),
+        ({"ordered": True}, None, None, (True, None)),
+        ({"ordered": True}, False, None, "contradiction"),
+        ({"ordered": False}, True, None, "contradiction"),
+        ({"ordered": True, "merge": False}, True, True, "contradiction"),
+    ],
+)
+def test_a_farm_and_the_database_agree_on_a_queue(
+    conn: db.Connection, said: dict[str, bool], ordered: bool | None, merge: bool | None, outcome: Any
+) -> None:
+    if said:
+        operations.set_order(conn, "q", "test", **said)
+    before = conn.execute("SELECT ordered, merge FROM dl_queues").fetchone()
+    if outcome == "contradiction":
+        with pytest.raises(operations.Contradiction, match=r"WORKERS_JSON says .* of the queue q, and the database"):
+            operations.agree(conn, "q", ordered, merge)
+        assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == before
+    else:
+        operations.agree(conn, "q", ordered, merge)
+        assert conn.execute("SELECT ordered, merge FROM dl_queues").fetchone() == outcome
+
+
+def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
+    with pytest.raises(operations.Contradiction, match="should be ordered as well"):
+        operations.set_order(conn, "q", "test", merge=True)
+    assert conn.execute("SELECT FROM dl_queues").fetchall() == []

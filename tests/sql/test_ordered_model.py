@@ -1,0 +1,360 @@
+"""Ordered and merged queues by random steps beside their rules (lowkiq.py): the database does what the rules say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hands import BACKOFF_SEC, Worker, enqueue, heard, plain, quietly, value
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+from lowkiq import Lowkiq, Payload
+
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.job import Delivery, End, Job, Outcome, decide
+from dataloader.queue.lifecycle import Ended
+
+HOUR = 3_600
+ROWS = """
+SELECT job_id, status::text, CASE WHEN status IN ('queued', 'running', 'failed', 'lost') THEN attempt END, claimed_by,
+       CASE status WHEN 'queued' THEN greatest(0, round(extract(epoch FROM available_at - now()) / 3600))::int END
+  FROM dl_jobs
+"""
+# The crash of a later attempt is followed by a wait of seconds; in the model it is an hour.
+AN_HOUR = """
+UPDATE dl_jobs SET available_at = now() + interval '1 hour'
+ WHERE status = 'queued' AND available_at > now() AND available_at < now() + interval '30 min'
+"""
+CANDIDATES = """
+SELECT DISTINCT lock_key FROM dl_jobs
+ WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'time' AND available_at <= now())
+"""
+NO_SCORE = 1_000_000.0  # of a job whose producer gives none; it gets its time, which is above all scores here
+
+
+class Hands:
+    """Two workers, an operator who watches, and a listener."""
+
+    def __init__(self, dsn: str, close: ExitStack) -> None:
+        self.conn = close.enter_context(db.connect(dsn, name="test", schema="public"))
+        self.workers = [Worker(dsn, f"host:{number}:boot") for number in range(2)]
+        self.listener = Worker(dsn, "listener")
+        for session in (*self.workers, self.listener):
+            session.conn.execute("SET statement_timeout = '5s'")  # a claim that goes round for ever fails
+            close.callback(session.conn.close)
+
+    def reset(self, merge: bool, limit: int, holds: bool) -> None:
+        """Nothing queued, nothing held."""
+        self.conn.execute("DELETE FROM dl_jobs")
+        self.conn.execute(
+            "INSERT INTO dl_queues (queue, ordered, merge, merge_limit, on_dead)"
+            " VALUES ('q', true, %(merge)s, %(limit)s, %(on_dead)s) ON CONFLICT (queue) DO UPDATE SET"
+            " merge = %(merge)s, merge_limit = %(limit)s, on_dead = %(on_dead)s",
+            {"merge": merge, "limit": limit, "on_dead": "hold" if holds else None},
+        )
+        for worker in self.workers:
+            worker.conn.execute("SELECT pg_advisory_unlock_all()")
+        self.heard()
+
+    def heard(self) -> bool:
+        """Whether the queue's workers were told of something since this was last asked."""
+        return "q" in heard(self.listener.conn)
+
+
+keys = st.sampled_from("klm")
+picks = st.integers(0, 99)
+ends = st.sampled_from([End.DONE, End.ERROR, End.ERROR, End.PERMANENT, End.HANDED_BACK, End.CANCELED])
+scores = st.one_of(st.none(), st.integers(0, 4))
+waits = st.sampled_from([0, 0, 1, 2])
+mosts = st.integers(1, 3)
+
+
+class Farm(RuleBasedStateMachine):
+    """Each rule is a step of the farm and of its model."""
+
+    def __init__(self, hands: Hands) -> None:
+        super().__init__()
+        self.hands, self.conn = hands, hands.conn
+        self.held: dict[str, list[Delivery]] = {worker.name: [] for worker in hands.workers}
+        self.time_passed = False
+        self.model = Lowkiq(False, 1, False)
+        self.before: tuple[set[str], set[str]] = set(), set()
+
+    # --- who is who ---
+
+    def pick(self, number: int, *statuses: str) -> tuple[UUID, Payload] | None:
+        found = [pair for pair in self.model.jobs.items() if pair[1].status in statuses]
+        return found[number % len(found)] if found else None
+
+    def modelled(self, jobs: tuple[Job, ...] | list[Job]) -> list[Payload]:
+        return [self.model.jobs[job.job_id] for job in jobs]
+
+    def a_delivery(self, number: int) -> tuple[Worker, Delivery]:
+        """One that runs, and its worker; the worker holds it no more."""
+        running = [(worker, each) for worker in self.hands.workers for each in self.held[worker.name]]
+        worker, delivery = running[number % len(running)]
+        self.held[worker.name].remove(delivery)
+        return worker, delivery
+
+    def a_busy_worker(self, number: int) -> Worker:
+        busy = [worker for worker in self.hands.workers if self.held[worker.name]]
+        return busy[number % len(busy)]
+
+    def has_runs(self) -> bool:
+        return any(self.held.values())
+
+    # --- producers ---
+
+    @initialize(
+        merge=st.booleans(),
+        limit=st.sampled_from([1, 2, 3, 1_000]),
+        holds=st.sampled_from([False, False, True]),
+        jobs=st.lists(st.tuples(keys, scores, mosts), min_size=3, max_size=8),
+    )
+    def begin(self, merge: bool, limit: int, holds: bool, jobs: list[tuple[str, int | None, int]]) -> None:
+        self.model = Lowkiq(merge, limit, holds)
+        self.hands.reset(merge, limit, holds)
+        for key, score, most in jobs:
+            self.add(key, score, most, 0, 100, "a")
+
+    @rule(
+        key=keys,
+        score=scores,
+        most=mosts,
+        wait=waits,
+        priority=st.integers(99, 101),
+        task=st.sampled_from(["a", "a", "b"]),
+    )
+    def add(self, key: str, score: int | None, most: int, wait: int, priority: int, task: str) -> None:
+        more: dict[str, Any] = {"lock_key": key, "max_attempts": most, "priority": priority, "task": task}
+        if wait:
+            more["available_at"] = value(self.conn, "SELECT now()") + timedelta(hours=wait)
+        if score is None and priority == 100:
+            job_id = plain(self.conn, **more)
+        else:
+            job_id = enqueue(self.conn, score=score, **more)
+        number = len(self.model.jobs)
+        self.model.jobs[job_id] = Payload(
+            key, task, NO_SCORE if score is None else score, number, most, self.model.now + wait
+        )
+
+    # --- workers ---
+
+    @rule(number=picks, most=st.integers(1, 3))
+    def claim(self, number: int, most: int) -> None:
+        worker = self.hands.workers[number % 2]
+        self.claimed(worker, most, None if self.held[worker.name] else ())
+
+    def claimed(self, worker: Worker, most: int, ended: tuple[Ended, ...] | None) -> None:
+        """What the claim starts are whole deliveries of keys that are due, and all of these if it may take so many."""
+        due = self.model.due()
+        found = lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ended)
+        taken = [
+            Delivery(tuple(jobs), place)
+            for place, (_, jobs) in enumerate(groupby(found.jobs, key=lambda job: job.lock_key))
+        ]
+        names = [delivery.first.lock_key for delivery in taken]
+        assert len(names) == len(set(names)) <= most
+        assert set(names) <= due
+        assert bool(names) == bool(due)
+        assert most < 3 or set(names) == due
+        for delivery in taken:
+            expected = self.model.start(delivery.first.lock_key, worker.name)
+            assert self.modelled(delivery.jobs) == expected
+            assert [job.attempt for job in delivery.jobs] == [job.attempt for job in expected]
+            self.held[worker.name].append(delivery)
+        assert not found.backoffs
+        if not names and (at := self.model.next_due()) is not None:
+            assert found.due_in is not None
+            assert found.due_in <= (at - self.model.now) * HOUR
+
+    @precondition(has_runs)
+    @rule(number=picks, end=ends, wait=waits, most=st.sampled_from([None, 0, 1, 3]))
+    def finish(self, number: int, end: End, wait: int, most: int | None) -> None:
+        """With `most` the same step claims again."""
+        worker, delivery = self.a_delivery(number)
+        jobs = self.modelled(delivery.jobs)
+        outcome = Outcome(end, "e", delay_sec=wait * HOUR if end is End.ERROR else None)
+        decided = [finish for finish in decide(delivery, outcome) if finish]
+        ended = tuple(Ended(job, finish) for job, finish in zip(delivery.jobs, decided, strict=True))
+        match end:
+            case End.DONE:
+                self.model.done(jobs)
+            case End.ERROR:
+                self.model.error(jobs, wait)
+            case End.PERMANENT:
+                self.model.spent(jobs, "failed", jobs[0])
+            case End.CANCELED if len(jobs) == 1:
+                jobs[0].leave("canceled", jobs[0].attempt, jobs[0].at)
+            case _:
+                self.model.hand_back(jobs)
+        if most is None:
+            written = lifecycle.finish_some(worker.conn, worker.name, ended)
+            assert {job_id: str(status) for job_id, status in written.ended.items()} == {
+                job.job_id: self.model.jobs[job.job_id].status for job in delivery.jobs
+            }
+        elif most == 0:
+            assert lifecycle.step(worker.session, "q", BACKOFF_SEC, 0, ended).jobs == []
+        else:
+            self.claimed(worker, most, ended)
+
+    @precondition(has_runs)
+    @rule(number=picks, begun=st.booleans())
+    def die(self, number: int, begun: bool) -> None:
+        """The keeper saw the worker die, in its first run or before it had begun one."""
+        worker = self.a_busy_worker(number)
+        self.forget(worker)
+        deliveries, self.held[worker.name] = self.held[worker.name], []
+        running = deliveries[:1] if begun else []
+        ids = [job.job_id for delivery in running for job in delivery.jobs]
+        lifecycle.settle(self.conn, worker.name, "crash", "gone", running=ids)
+        for delivery in deliveries:
+            (self.model.crash if delivery in running else self.model.hand_back)(self.modelled(delivery.jobs))
+
+    @precondition(has_runs)
+    @rule(number=picks)
+    def reap(self, number: int) -> None:
+        """The worker is silent. Its run had begun: the first of a claim with the claim, another by its heartbeat."""
+        worker, delivery = self.a_delivery(number)
+        if delivery.place > 0:
+            assert lifecycle.beat(worker.conn, delivery.jobs, None, False) is any(
+                job.cancel for job in self.modelled(delivery.jobs)
+            )
+        self.forget(worker)
+        ids = [job.job_id for job in delivery.jobs]
+        self.conn.execute(
+            "UPDATE dl_jobs SET lease_expires_at = now() - interval '1 day' WHERE job_id = ANY (%s)", (ids,)
+        )
+        # Nothing of the key starts until the reaper has seen it.
+        self.claimed(next(other for other in self.hands.workers if other is not worker), 3, None)
+        while lifecycle.reap(self.conn):
+            pass
+        self.model.crash(self.modelled(delivery.jobs))
+
+    def forget(self, worker: Worker) -> None:
+        """Its session is gone by then; to end one takes 0.1 s, and test_settle tests it."""
+        worker.conn.execute("SELECT pg_advisory_unlock_all()")
+        self.conn.execute("UPDATE dl_jobs SET claimed_pid = NULL WHERE claimed_pid IS NOT NULL")
+
+    # --- operators, and time ---
+
+    @rule(number=picks)
+    def cancel(self, number: int) -> None:
+        if picked := self.pick(number, "queued", "running"):
+            operations.cancel(self.conn, [picked[0]], "test")
+            self.model.request_cancel(picked[1])
+
+    @rule(number=picks)
+    def requeue(self, number: int) -> None:
+        dead = self.pick(number, "failed", "lost")
+        if picked := dead or self.pick(number, "canceled", "succeeded"):
+            operations.requeue(self.conn, [picked[0]], "test")
+            self.model.requeue(picked[1])
+
+    @rule(number=picks)
+    def delete(self, number: int) -> None:
+        if picked := self.pick(number, "queued", "failed", "lost"):
+            operations.delete(self.conn, [picked[0]], "test")
+            picked[1].status = "deleted"
+
+    @rule(number=picks)
+    def run_now(self, number: int) -> None:
+        if picked := self.pick(number, "queued"):
+            operations.run_now(self.conn, [picked[0]], "test")
+            self.model.run_now(picked[1])
+
+    @rule()
+    def switch(self) -> None:
+        self.model.merge = not self.model.merge
+        operations.set_order(self.conn, "q", "test", merge=self.model.merge)
+
+    @rule(hours=st.integers(1, 2))
+    def pass_time(self, hours: int) -> None:
+        """As the clock does it: without a word to any trigger."""
+        with quietly(self.conn):
+            self.conn.execute("UPDATE dl_jobs SET available_at = available_at - make_interval(hours => %s)", (hours,))
+        self.model.now += hours
+        self.time_passed = True
+
+    # --- what must hold ---
+
+    @invariant()
+    def the_rows_are_as_the_rules_say(self) -> None:
+        with quietly(self.conn):
+            self.conn.execute(AN_HOUR)
+        rows = {job_id: tuple(rest) for job_id, *rest in self.conn.execute(ROWS)}
+        assert rows == {
+            job_id: seen(job, self.model.now) for job_id, job in self.model.jobs.items() if job.status != "deleted"
+        }
+
+    @invariant()
+    def whatever_may_start_is_found_and_told_of(self) -> None:
+        """A key that may start has a row that a claim reads; if it had none before, the workers were notified."""
+        found, due = {key for (key,) in self.conn.execute(CANDIDATES)}, self.model.due()
+        assert due <= found
+        had, _ = self.before
+        was_told = self.hands.heard()
+        assert was_told or self.time_passed or due <= had
+        self.before, self.time_passed = (found, due), False
+
+    def teardown(self) -> None:
+        """One worker ends all that is left, once the time of each job has come and no dead job stops its key."""
+        worker = self.hands.workers[0]
+        for other in self.hands.workers:
+            self.forget(other)
+            lifecycle.settle(self.conn, other.name, "drain", "the end", running=[])
+        dead = self.conn.execute("SELECT job_id FROM dl_jobs WHERE status IN ('failed', 'lost')").fetchall()
+        operations.delete(self.conn, [job_id for (job_id,) in dead], "test")
+        with quietly(self.conn):
+            self.conn.execute("UPDATE dl_jobs SET available_at = now() - interval '1 s' WHERE status = 'queued'")
+        left = value(self.conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
+        jobs: list[Job] = []
+        while jobs := lifecycle.step(
+            worker.session, "q", BACKOFF_SEC, 3, [Ended(job, end) for job, end in done(jobs)]
+        ).jobs:
+            left -= len(jobs)
+        assert (left, value(self.conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")) == (0, 0)
+
+
+def done(jobs: list[Job]) -> Iterator[tuple[Job, Any]]:
+    """The ends of runs that went well."""
+    for job in jobs:
+        yield job, decide(Delivery((job,)), Outcome(End.DONE))[0]
+
+
+def seen(job: Payload, now: int) -> tuple[Any, ...]:
+    """A row, by the rules."""
+    attempt = job.attempt if job.status not in ("succeeded", "canceled") else None
+    return job.status, attempt, job.by, max(0, job.at - now) if job.status == "queued" else None
+
+
+@pytest.fixture
+def hands(own_db: str) -> Iterator[Hands]:
+    """The sessions, for all runs of the machine."""
+    with ExitStack() as close:
+        yield Hands(own_db, close)
+
+
+def calm(**more: Any) -> settings:
+    """A database takes its time, and examples of another schema are worth nothing."""
+    return settings(deadline=None, database=None, suppress_health_check=list(HealthCheck), **more)
+
+
+def test_an_ordered_queue_does_what_its_rules_say(hands: Hands) -> None:
+    chosen = calm(derandomize=True, max_examples=60, stateful_step_count=30, phases=[Phase.generate])
+    run(lambda: Farm(hands), settings=chosen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", range(4))
+def test_an_ordered_queue_does_what_its_rules_say_at_length(hands: Hands, number: int) -> None:
+    """Two thousand runs in all."""
+    run(seed(number)(lambda: Farm(hands)), settings=calm(max_examples=500, stateful_step_count=50))

@@ -31,7 +31,7 @@ from dataloader.farm.lease import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots, Slot
-from dataloader.queue.job import End, Finish, Job, Outcome, Status, Verb, decide, to_json
+from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Status, Verb, decide, to_json
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]
@@ -67,12 +67,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a job: its status and error, as in the API, and its runs in their order."""
+    """The end of a job: its status and error, as in the API, and its runs in their order.
+
+    Of a batch: the status and error of the first job that has not succeeded, else of the first. `jobs` has the status
+    of each job, by key, in the order of its args.
+    """
 
     job_id: UUID
     status: str
     error: str | None
     runs: list[Run]
+    jobs: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def progress(self) -> list[Progress]:
@@ -137,34 +142,45 @@ def run(
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
+    For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of one call: those of a key go on
+    together, as in a merged queue.
+
     A run that fails is repeated at once, for up to `max_attempts` attempts. With `crash_at=n` the first run is a
     process that is killed at safe point n; with "end" it is killed after its work, before it could report the end.
     Several points crash as many runs in turn. The next run is handed back at safe point `drain_at`, as by a worker
-    that stops; the run after it is canceled at `cancel_at`; later runs meet nothing. A run notices `timeout_sec` at
-    its safe points.
+    that stops; the run after it is canceled at `cancel_at` (of a batch its first job); later runs meet nothing. A run
+    notices `timeout_sec` at its safe points.
 
     `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
     folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
     NoDatabase when a transaction begins without `dsn`, UnknownTask or ValueError when there is no such pipeline.
     """
-    text = json.dumps(args or {}, allow_nan=False)  # a job's args are JSON
     points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
-    job = Job(
-        job_id=job_id or uuid4(),
-        queue="test",
-        task=_task_of(pipeline),
-        args_json=text,
-        idempotency_key=idempotency_key,
-        lock_key=lock_key,
-        partition_key=partition_key,
-        attempt=1,
-        max_attempts=max_attempts,
-        lease_ttl_sec=60,
-        timeout_sec=timeout_sec,
-        claim=1,
-        claimed_by="test",
-    )
-    return _Trial(dsn, data_dir or Path.cwd()).run(job, chain(_fates(points, drain_at, cancel_at), repeat(NOTHING)))
+    task = _task_of(pipeline)
+    is_batch = pipelines.resolve(task).batch_size is not None
+    keys: dict[str, list[Any]] = (args or {}) if is_batch else {lock_key: [args or {}]}
+    jobs = [
+        Job(
+            job_id=uuid4() if is_batch else job_id or uuid4(),
+            queue="test",
+            task=task,
+            args_json=json.dumps(each, allow_nan=False),  # a job's args are JSON
+            idempotency_key=idempotency_key,
+            lock_key=key,
+            partition_key=partition_key,
+            attempt=1,
+            max_attempts=max_attempts,
+            lease_ttl_sec=60,
+            timeout_sec=timeout_sec,
+            claim=1,
+            claimed_by="test",
+        )
+        for key, of_key in keys.items()
+        for each in of_key
+    ]
+    if not jobs:
+        raise ValueError(f"{task!r} takes batches: give its args as {{lock_key: [args, ...]}}")
+    return _Trial(dsn, data_dir or Path.cwd()).run(jobs, chain(_fates(points, drain_at, cancel_at), repeat(NOTHING)))
 
 
 def _task_of(pipeline: str | Callable[..., Any]) -> str:
@@ -190,69 +206,90 @@ def _fates(crashes: Sequence[Point], drain_at: int | None, cancel_at: int | None
     return iter(fates)
 
 
+class _After(NamedTuple):
+    """A job after a run: its status, its error, and the number of its next attempt."""
+
+    status: Status
+    error: str | None
+    attempt: int
+
+
 class _Trial:
-    """The farm of one job: its settings, and the database of its transactions."""
+    """The farm of one job or batch: its settings, and the database of its transactions."""
 
     def __init__(self, dsn: Dsn, data_dir: Path) -> None:
         self._dsn = dsn
         self._data_dir = data_dir
 
-    def run(self, job: Job, fates: Iterator[Fate]) -> Result:
-        """Run the job until its status is final; each run takes the next of the fates."""
+    def run(self, jobs: list[Job], fates: Iterator[Fate]) -> Result:
+        """Run the jobs until their statuses are final; each run takes the next of the fates."""
         runs: list[Run] = []
-        for claim, fate in zip(count(1), fates, strict=False):
-            ended, status, error = self._crash(job, fate) if fate.kind == "crash" else self._run(job, fate)
+        ends: dict[UUID, _After] = {}
+        waiting = list(jobs)
+        for claim, fate in zip(count(2), fates, strict=False):
+            delivery = Delivery(tuple(waiting))
+            ended, after = self._crash(delivery, fate) if fate.kind == "crash" else self._run(delivery, fate)
             runs.append(ended)
-            if status is not Status.QUEUED:
-                if error:
-                    _log.error("%s: %s", job.task, error)
-                return Result(job.job_id, status.value, error, runs)
-            job = job._replace(claim=claim + 1, attempt=job.attempt + (ended.end != End.HANDED_BACK))
+            ends |= {job.job_id: each for job, each in zip(waiting, after, strict=True)}
+            waiting = [job for job in waiting if ends[job.job_id].status is Status.QUEUED]
+            if not waiting:
+                return _result(jobs, ends, runs)
+            waiting = [job._replace(claim=claim, attempt=ends[job.job_id].attempt) for job in waiting]
         raise AssertionError("there is always another fate")
 
-    def _run(self, job: Job, fate: Fate) -> tuple[Run, Status, str | None]:
-        slot, runner = self._started(job)
-        lease = _Lease(job, slot, fate)
-        outcome = runner.attempt(job, lease)
+    def _run(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
+        slot, runner = self._started(delivery)
+        lease = _Lease(delivery, slot, fate)
+        outcome = runner.attempt(delivery, lease)
         runner.raise_what_is_the_tests_own()
         if fate is not NOTHING and not lease.is_met:
             raise NotReached(_missed(fate, lease.steps, outcome.error))
-        end = decide(job, outcome)
-        ended = lease.summary(outcome, runner.raised)
-        return ended, *_written(end, was_canceled=fate.kind == "cancel")
+        ends = decide(delivery, outcome)
+        for job, end in zip(delivery.jobs, ends, strict=True):
+            if end and end.verb == Verb.FAIL:
+                runner.tell_exhausted(job)
+        after = [
+            _after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first)
+            for job, end in zip(delivery.jobs, ends, strict=True)
+        ]
+        return lease.summary(outcome, runner.raised), after
 
-    def _crash(self, job: Job, fate: Fate) -> tuple[Run, Status, str | None]:
+    def _crash(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
         """Run in a process of its own, which writes a diary to a file: a pipe could fill, or stay open."""
         with suppress(Exception):  # make the database here, not in the child; the run itself raises for its lack
             self._target()
         began = now()
         with tempfile.TemporaryFile("w+") as diary:
-            status = _ended(_forked(lambda: self._live(job, fate, diary)))
+            status = _ended(_forked(lambda: self._live(delivery, fate, diary)))
             diary.seek(0)
             entries = [json.loads(line) for line in diary]
         if entries and "ended" in entries[-1]:
             raise NotReached(_missed(fate, entries[-1]["ended"], entries[-1]["error"]))
         how = f"killed by signal {-status}" if status < 0 else f"exited with {status}"
-        error = f"worker {how} on attempt {job.attempt}"
+        attempt = delivery.first.attempt
+        error = f"worker {how} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
-        run = Run(job.attempt, CRASHED, progress, steps, now() - began, error)
-        return run, Status.QUEUED if job.attempt < job.max_attempts else Status.LOST, error
+        ends = decide(delivery, Outcome(End.ERROR, error))  # a crash is a spent attempt
+        after = [_after(job, end) for job, end in zip(delivery.jobs, ends, strict=True)]
+        lost = [each._replace(status=Status.LOST) if each.status is Status.FAILED else each for each in after]
+        return Run(attempt, CRASHED, progress, steps, now() - began, error), lost
 
-    def _live(self, job: Job, fate: Fate, diary: IO[str]) -> int:
+    def _live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
         """In the child: run until the kill; a run that ends before it writes its end into the diary."""
         process.unblock_signals()
-        slot, runner = self._started(job)
-        lease = _Lease(job, slot, fate, diary)
-        outcome = runner.attempt(job, lease)
+        slot, runner = self._started(delivery)
+        lease = _Lease(delivery, slot, fate, diary)
+        outcome = runner.attempt(delivery, lease)
         if fate.at == "end" and outcome.end is End.DONE:
             die()
         lease.write(ended=lease.steps, error=str(runner.trouble or outcome.error))
         return 0
 
-    def _started(self, job: Job) -> tuple[Slot, _Runner]:
+    def _started(self, delivery: Delivery) -> tuple[Slot, _Runner]:
         slot = SharedSlots(1).slots[0]
-        slot.begin(job.job_id, job.attempt, job.lease_ttl_sec, now())
+        slot.claim([job.job_id for job in delivery.jobs], [job.attempt for job in delivery.jobs])
+        slot.begin(0, len(delivery.jobs), delivery.lease_ttl_sec, now())
         # Settings of the environment are ignored: a test writes only to the database that it names.
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
         return slot, _Runner(settings, self._target)
@@ -277,10 +314,10 @@ class _Runner(Runner):
         self.raised: BaseException | None = None
         self.trouble: BaseException | None = None  # an error of the test, not of the pipeline
 
-    def attempt(self, job: Job, lease: Lease) -> Outcome:
-        """Run the job's pipeline once."""
+    def attempt(self, delivery: Delivery, lease: Lease) -> Outcome:
+        """Run the pipeline once."""
         try:
-            return self.run(job, lease)
+            return self.run(delivery, lease)
         finally:
             log.learn_job({})
 
@@ -300,21 +337,21 @@ class _Runner(Runner):
             raise
 
     @contextmanager
-    def _transaction(self, dsn: str | None, job: Job, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+    def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         try:
             where = dsn or self._target()
         except BaseException as e:
             self.trouble = e
             raise
-        with super()._transaction(where, job, lease) as conn:
+        with super()._transaction(where, delivery, lease) as conn:
             yield conn
 
 
 class _Lease(Lease):
     """A lease that no other process can take; it ends at the safe point of its fate."""
 
-    def __init__(self, job: Job, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
-        super().__init__(job, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)
+    def __init__(self, delivery: Delivery, slot: Slot, fate: Fate, diary: IO[str] | None = None) -> None:
+        super().__init__(delivery, slot, Settings.model_construct(), wake=lambda: None, is_watched=lambda: True)
         self.steps = 0
         self.is_met = False
         self._fate = fate
@@ -372,14 +409,26 @@ def die() -> None:
     time.sleep(60)
 
 
-def _written(end: Finish | None, was_canceled: bool) -> tuple[Status, str | None]:
-    """The job's status and error after a run; a requested cancellation wins (dl_finish in sql/functions/finish.sql)."""
+def _after(job: Job, end: Finish | None, was_canceled: bool = False) -> _After:
+    """The job after a run; a requested cancellation wins (dl_finish in sql/functions/finish.sql)."""
     if end is None:
-        return Status.RUNNING, None  # a newer run of the job has it
+        return _After(Status.RUNNING, None, job.attempt)  # a newer run of the job has it
     if was_canceled:
-        error = "canceled when the pipeline had finished: its work stands" if end.verb == "succeed" else end.error
-        return Status.CANCELED, error
-    return Verb(end.verb).status, end.error
+        error = "canceled when the pipeline had finished: its work stands" if end.verb == Verb.SUCCEED else end.error
+        return _After(Status.CANCELED, error, job.attempt)
+    attempt = {Verb.HAND_BACK: job.attempt, Verb.RESTART: 1}.get(Verb(end.verb), job.attempt + 1)
+    return _After(Verb(end.verb).status, end.error, attempt)
+
+
+def _result(jobs: list[Job], ends: dict[UUID, _After], runs: list[Run]) -> Result:
+    keys: dict[str, list[str]] = {}
+    for job in jobs:
+        keys.setdefault(job.lock_key, []).append(ends[job.job_id].status.value)
+    first = next((job for job in jobs if ends[job.job_id].status is not Status.SUCCEEDED), jobs[0])
+    status, error, _ = ends[first.job_id]
+    if error:
+        _log.error("%s: %s", first.task, error)
+    return Result(first.job_id, status.value, error, runs, keys)
 
 
 def _missed(fate: Fate, steps: int, error: str | None) -> str:

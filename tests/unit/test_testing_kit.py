@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from dataloader import pipelines
-from dataloader.pipelines import PermanentError, Stopped, UnknownTask, register
+from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, retries
 from dataloader.testing import NoDatabase, NotReached, Result, run
 
 pytest_plugins = ["dataloader.testing.plugin"]
@@ -209,3 +209,112 @@ def test_each_test_has_a_database_of_its_own(run_pipeline: RunPipeline, dataload
     with psycopg.connect(dataloader_db) as conn:
         assert conn.execute("SELECT count(*) FROM dl_jobs").fetchall() == [(0,)]
     assert not logging.getLogger("dataloader.testing").handlers
+
+
+# --- batches and deliveries ---
+
+
+def test_a_batch_gets_the_args_of_each_key_in_their_order_and_equal_ones_once() -> None:
+    seen: list[Any] = []
+    register("t.batch", batch_size=3)(seen.append)
+    result = run("t.batch", {"a": [{"v": 1}, {"v": 2}, {"v": 1}], "b": [{"v": 3}]})
+    assert seen == [{"a": [{"v": 1}, {"v": 2}], "b": [{"v": 3}]}]
+    assert (result.status, result.jobs) == ("succeeded", {"a": ["succeeded"] * 3, "b": ["succeeded"]})
+
+
+def test_an_exception_fails_all_keys_and_of_each_the_first_job_dies_when_its_attempts_are_spent() -> None:
+    seen: list[Any] = []
+
+    def fails_with_one(batch: dict[str, list[Any]]) -> None:
+        seen.append({key: [each["v"] for each in args] for key, args in batch.items()})
+        if {"v": 1} in batch.get("a", ()):
+            raise ValueError("1")
+
+    register("t.fails", batch_size=3)(fails_with_one)
+    result = run("t.fails", {"a": [{"v": 1}, {"v": 2}], "b": [{"v": 3}]}, max_attempts=2)
+    assert seen == [{"a": [1, 2], "b": [3]}] * 2 + [{"a": [2]}]
+    assert result.jobs == {"a": ["failed", "succeeded"], "b": ["failed"]}
+    assert result.status == "failed"
+
+
+def test_a_batch_decides_single_keys() -> None:
+    calls: list[list[str]] = []
+
+    def decides(batch: dict[str, list[Any]], context: Context) -> None:
+        calls.append(list(batch))
+        if len(calls) == 1:
+            context.fail("fails", "no such order")
+            context.fail("dies", PermanentError("never"))
+            context.retry("later", in_sec=5)
+            context.skip("skipped")
+            with pytest.raises(KeyError):
+                context.fail("other", "e")
+
+    register("t.decides", batch_size=9)(decides)
+    result = run("t.decides", {key: [{}] for key in ("done", "fails", "dies", "later", "skipped")})
+    assert calls == [["done", "fails", "dies", "later", "skipped"], ["fails", "later", "skipped"]]
+    assert result.jobs == {"dies": ["failed"]} | {key: ["succeeded"] for key in ("done", "fails", "later", "skipped")}
+
+
+def test_a_batch_crashes_drains_and_is_canceled_as_a_job_is() -> None:
+    def steps(batch: dict[str, list[Any]]) -> Iterator[None]:
+        for _ in batch:
+            yield
+
+    register("t.steps", batch_size=2)(steps)
+    args = {"a": [{}, {"v": 1}], "b": [{}]}
+    assert run("t.steps", args, crash_at=1, drain_at=1).jobs == {"a": ["succeeded"] * 2, "b": ["succeeded"]}
+    assert run("t.steps", args, crash_at=1, max_attempts=1).jobs == {"a": ["lost", "succeeded"], "b": ["lost"]}
+    assert run("t.steps", args, cancel_at=1).jobs == {"a": ["canceled", "succeeded"], "b": ["succeeded"]}
+
+
+def test_a_pipeline_for_one_job_refuses_a_merged_delivery() -> None:
+    register("t.one")(lambda args: None)
+    with pytest.raises(ValueError, match="should be a whole number from 1 to 1000"):
+        register("t.none", batch_size=0)
+    register("t.batches", batch_size=1)(lambda batch: None)
+    with pytest.raises(ValueError, match="takes batches"):
+        run("t.batches", {})
+
+
+# --- retries ---
+
+
+def test_on_exhausted_gets_the_args_of_a_job_that_ends_failed_and_nobody_elses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told: list[Any] = []
+
+    def fails(args: Any) -> None:
+        raise PermanentError("e") if args.get("v") == 1 else ValueError("e")
+
+    register("t.dies", on_exhausted=told.append)(fails)
+    assert run("t.dies", {"v": 1}).attempts == 1
+    assert run("t.dies", {"v": 2}, max_attempts=3).attempts == 3
+    assert told == [{"v": 1}, {"v": 2}]
+    register("t.worse", on_exhausted=lambda args: 1 / 0)(lambda args: 1 / 0)
+    assert run("t.worse", max_attempts=1).status == "failed"
+
+
+def test_a_retry_by_its_own_word_counts() -> None:
+    def asks(args: Any, context: Context) -> None:
+        if context.attempt < 3:
+            raise Retry(in_sec=7, why="the file is not there yet")
+
+    register("t.asks")(asks)
+    result = run("t.asks")
+    assert [each.error for each in result.runs] == ["the file is not there yet"] * 2 + [None]
+    with pytest.raises(ValueError, match="in_sec should be 0 or more"):
+        Retry(-1)
+
+
+def test_the_ready_made_rules() -> None:
+    assert [retries.linear(30)(attempt) for attempt in (1, 2, 10_000)] == [30, 60, 86_400]
+    for attempt in range(1, 26):
+        least = (attempt - 1) ** 4 + 15
+        assert least <= retries.polynomial()(attempt) <= least + 29 * attempt
+    for attempt in (1, 4, 10_000):
+        whole = min(60.0, 2.0 * 2 ** min(attempt - 1, 60))
+        assert whole / 2 <= retries.exponential(2, 60)(attempt) <= whole
+    with pytest.raises(ValueError, match="step_sec should be above 0"):
+        retries.linear(0)

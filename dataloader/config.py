@@ -57,6 +57,14 @@ class WorkerSpec(BaseModel):
     queue: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
     concurrency: int = Field(default=1, ge=1, le=1024)
     prefetch: int = Field(default=AUTOMATIC_PREFETCH, ge=1, le=1000)
+    ordered: bool | None = None  # the farm's word on the queue's order, where nobody has set it; None: it says nothing
+    merge: bool | None = None
+
+    @model_validator(mode="after")
+    def _merges_in_order(self) -> WorkerSpec:
+        if self.merge and not self.ordered:
+            raise ValueError('should have "ordered": true where it has "merge": true')
+        return self
 
     @property
     def is_automatic(self) -> bool:
@@ -286,7 +294,9 @@ class Settings(BaseSettings):
         default=(),
         description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
         "add up; by default one worker per core on `etl.default`. `prefetch` (1 to 1000, default 100) is the most "
-        "short jobs that a worker claims at once; it claims long ones one by one in any case, see docs/pipelines.md.",
+        "short jobs that a worker claims at once; it claims long ones one by one in any case, see docs/pipelines.md. "
+        "`ordered` and `merge` (true or false) make the queue so where nobody has set it; a farm that contradicts the "
+        "queue's settings does not start, see docs/ordered.md.",
     )
     dl_heartbeat_sec: Seconds = Field(
         default=10, description="Seconds between renewals of a lease; never more than a third of the lease."

@@ -78,7 +78,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, SecretStr):
         return db.shown(value.get_secret_value()) if name.endswith("_dsn") else log.MASK
     if isinstance(value, tuple):
-        return json.dumps(log.masked([entry.model_dump() for entry in value]), ensure_ascii=False)
+        return json.dumps(log.masked([entry.model_dump(exclude_none=True) for entry in value]), ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

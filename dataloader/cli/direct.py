@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
@@ -117,6 +118,12 @@ class Direct(Farm):
 
     def limit(self, queue: str, max_length: int | None) -> Queue:
         return self._set(queue, operations.limit_length, max_length, self._by)
+
+    def set_queue(self, queue: str, **changes: Any) -> Queue:
+        try:
+            return self._set(queue, partial(operations.set_order, by=self._by, **changes))
+        except operations.Contradiction as e:
+            raise Refused("not a valid request", str(e)) from None
 
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]

@@ -31,7 +31,7 @@ def _fields_of_producer(command: F) -> F:
     """An option for each field that a producer may set, but for those that have one of another shape."""
     for field in reversed(OF_PRODUCER):
         if field.name not in ("task", "queue", "lock_key", "args", "available_at"):
-            kind = int if field.type == "int" else str
+            kind = {"int": int, "float8": float}.get(field.type, str)
             command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
     return command
 

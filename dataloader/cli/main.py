@@ -4,7 +4,7 @@ Messages go to stderr, answers to stdout; exit statuses are those of `process`. 
 modules beside it the other commands:
 
     jobs      trigger, wait, status, cancel, jobs, job, events
-    operate   requeue, run-now, delete, pause, resume, limit
+    operate   requeue, run-now, delete, pause, resume, limit, queue
     farm      queues, ps, top (drawn by `top`), completion
     doctor    doctor: why a job does not run, or runs badly
 """
@@ -38,7 +38,7 @@ _MODULES = {
     for module, names in {
         "jobs": "trigger wait status cancel jobs job events",
         "doctor": "doctor",
-        "operate": "requeue run-now delete pause resume limit",
+        "operate": "requeue run-now delete pause resume limit queue",
         "farm": "queues ps top completion",
     }.items()
     for name in names.split()
@@ -244,8 +244,8 @@ def bench(
 ) -> None:
     """Measure a farm beside its database's bare limit; all FIGURES, or those named.
 
-    They are drain, keys, claim, latency, handover, cpu, enqueue, idle and memory. Everything happens in schemas of
-    its own, which are dropped at the end.
+    They are drain, keys, ordered, claim, latency, handover, cpu, enqueue, idle and memory. Everything happens in
+    schemas of its own, which are dropped at the end.
     """
     from dataloader.bench import program
     from dataloader.bench.place import Wish

@@ -1,9 +1,10 @@
-"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit."""
+"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit, queue set."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import click
@@ -88,6 +89,49 @@ def limit(reached: Reached, queue: str, max_length: str) -> None:
         found,
         f"{screen.plain(queue)} may have {max_length if found.max_length is not None else 'any number of'} jobs",
     )
+
+
+@commands.group()
+def queue() -> None:
+    """The order of a queue's jobs (docs/ordered.md)."""
+
+
+@queue.command(name="set")
+@click.argument("name", metavar="QUEUE")
+@click.option("--ordered/--no-ordered", default=None, help="the jobs of a key start in the order of their scores")
+@click.option("--merge/--no-merge", default=None, help="one delivery takes all queued jobs of a key")
+@click.option("--merge-limit", type=click.IntRange(1, 1_000), help="the most jobs of a key in one delivery")
+@click.option("--batch", metavar="KEYS|none", help="the most keys in one call; none: as the pipeline says")
+@click.option("--on-dead", type=click.Choice(["continue", "hold"]), help="hold: a dead job stops its key")
+@reaching
+def set_queue(reached: Reached, name: str, batch: str | None, **given: Any) -> None:
+    """Change how a queue treats the jobs of a key, while jobs run; what is not named stays."""
+    changes = {field: value for field, value in given.items() if value is not None}
+    if batch is not None:
+        changes["batch"] = _batch(batch)
+    if not changes:
+        raise click.UsageError("name what to change: --ordered, --merge, --merge-limit, --batch, --on-dead")
+    found = reached.farm.set_queue(name, **changes)
+    _tell(reached, found, f"{screen.plain(name)} {_order_of(found)}")
+
+
+def _batch(text: str) -> int | None:
+    if text != "none" and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000):
+        raise click.BadParameter("should be a number from 1 to 1000, or none", param_hint="--batch")
+    return None if text == "none" else int(text)
+
+
+def _order_of(queue: Queue) -> str:
+    if not queue.ordered:
+        return "is a plain queue: its jobs start by priority and age"
+    parts = ["is ordered: the jobs of a key start in the order of their scores"]
+    if queue.merge:
+        parts.append(f"up to {queue.merge_limit} of a key in one delivery")
+    if queue.batch:
+        parts.append(f"up to {queue.batch} keys in one call")
+    if queue.on_dead == "hold":
+        parts.append("a dead job stops its key")
+    return ", ".join(parts)
 
 
 def _change(

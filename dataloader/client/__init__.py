@@ -175,6 +175,9 @@ class Client(Farm):
     def limit(self, queue: str, max_length: int | None) -> Queue:
         return read(Queue, self._call("PUT", _queue(queue, "limit"), {"max_length": max_length}).document)
 
+    def set_queue(self, queue: str, **changes: Any) -> Queue:
+        return read(Queue, self._call("PUT", _queue(queue), changes).document)
+
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return read(Job, self._once("POST", f"{_of(job_id)}/requeue").document)
@@ -260,10 +263,11 @@ def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
 
 
-def _queue(queue: str, verb: str) -> str:
+def _queue(queue: str, verb: str = "") -> str:
+    rest = f"/{verb}" if verb else ""
     if queue in (".", ".."):  # proxies remove these names from a path
-        return f"/queues/-/{verb}?name={queue}"
-    return f"/queues/{quote(queue, safe='')}/{verb}"
+        return f"/queues/-{rest}?name={queue}"
+    return f"/queues/{quote(queue, safe='')}{rest}"
 
 
 def _traced(trace: str | None) -> dict[str, str] | None:

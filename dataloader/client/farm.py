@@ -56,6 +56,7 @@ class Farm(ABC):
         max_attempts: int | None = None,
         lease_ttl_sec: int | None = None,
         timeout_sec: int | None = None,
+        score: float | None = None,
         producer: str | None = None,
         consumer_group: str | None = None,
         trace: str | None = None,
@@ -77,6 +78,7 @@ class Farm(ABC):
             max_attempts=max_attempts,
             lease_ttl_sec=lease_ttl_sec,
             timeout_sec=timeout_sec,
+            score=score,
             producer=producer,
             consumer_group=consumer_group,
         )
@@ -201,6 +203,10 @@ class Farm(ABC):
     @abstractmethod
     def limit(self, queue: str, max_length: int | None) -> Queue:
         """Refuse new jobs while the queue has `max_length` queued jobs; None removes the limit."""
+
+    @abstractmethod
+    def set_queue(self, queue: str, **changes: Any) -> Queue:
+        """Change `ordered`, `merge`, `merge_limit`, `batch` or `on_dead` of a queue (docs/ordered.md)."""
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.

@@ -45,6 +45,7 @@ class Job:
     attempt: int = 0
     max_attempts: int | None = None
     timeout_sec: int | None = None
+    score: float | None = None
     lease_ttl_sec: int | None = None
     created_at: datetime | None = None
     available_at: datetime | None = None
@@ -114,6 +115,11 @@ class Queue:
     paused_at: datetime | None = None
     paused_by: str | None = None
     max_length: int | None = None
+    ordered: bool | None = False
+    merge: bool | None = False
+    merge_limit: int | None = 1_000
+    batch: int | None = None
+    on_dead: str | None = "continue"
     is_known: bool = True
     similar: tuple[str, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)

@@ -92,6 +92,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},
+    ("PUT", QUEUE): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,

@@ -39,6 +39,39 @@ def run(conn: db.Connection, job_id: str) -> None:
     )
 
 
+def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None:
+    path = "/api/v1/queues/orders"
+    found = client.put(path, json={"ordered": True, "merge": True, "batch": 10}).get_json()
+    assert (found["ordered"], found["merge"], found["merge_limit"], found["batch"]) == (True, True, 1000, 10)
+    found = client.put(path, json={"on_dead": "hold", "batch": None}).get_json()
+    assert (found["merge"], found["batch"], found["on_dead"]) == (True, None, "hold")
+    (listed,) = [each for each in client.get("/api/v1/queues").get_json()["queues"] if each["queue"] == "orders"]
+    assert {name: listed[name] for name in ("ordered", "merge", "on_dead")} == {
+        "ordered": True,
+        "merge": True,
+        "on_dead": "hold",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"ordered": "yes"}, "/ordered"),
+        ({"merge_limit": 0}, "/merge_limit"),
+        ({"merge_limit": 1001}, "/merge_limit"),
+        ({"batch": 0}, "/batch"),
+        ({"on_dead": "stop"}, "/on_dead"),
+        ({"order": True}, "/order"),
+        ({"merge": True}, "/merge"),
+    ],
+)
+def test_a_wrong_order_is_refused_and_changes_nothing(
+    client: FlaskClient, refused: Refused, body: Any, pointer: str
+) -> None:
+    refused(client.put("/api/v1/queues/orders", json=body), 400, "invalid-input", pointer)
+    assert client.get("/api/v1/queues").get_json()["queues"] == []
+
+
 @pytest.mark.parametrize("status", ["succeeded", "failed", "canceled", "lost"])
 def test_a_job_that_has_ended_is_requeued_with_a_fresh_budget(
     client: FlaskClient, conn: db.Connection, status: str

@@ -230,6 +230,20 @@ def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
     assert ask("wait", job_id).exit_code == 0
 
 
+def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
+    told = ask(
+        "queue", "set", "orders", "--ordered", "--merge", "--merge-limit", 50, "--batch", 10, "--on-dead", "hold"
+    )
+    assert told.stdout == (
+        "orders is ordered: the jobs of a key start in the order of their scores, up to 50 of a key in one delivery,"
+        " up to 10 keys in one call, a dead job stops its key\n"
+    )
+    assert answer(ask("queue", "set", "orders", "--batch", "none", "--json"))["batch"] is None
+    refused = ask("queue", "set", "orders", "--no-ordered")
+    assert (refused.exit_code, "should be ordered as well" in refused.stderr) == (1, True)
+    assert "plain queue" in ask("queue", "set", "orders", "--no-ordered", "--no-merge").stdout
+
+
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     first, second = triggered(ask, "errs", permanent=True), triggered(ask, "errs", permanent=True)
     assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
@@ -275,6 +289,8 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["delete", "-"], 2, "add --yes"),
         (["events", str(UUID(int=1)), "--queue", "q"], 2, "leave --queue out"),
         (["limit", "q", "many"], 2, "should be a number or none"),
+        (["queue", "set", "q"], 2, "name what to change: --ordered"),
+        (["queue", "set", "q", "--batch", "many"], 2, "should be a number from 1 to 1000, or none"),
     ],
 )
 def test_a_users_error_is_a_line_of_words(

@@ -14,6 +14,7 @@ import dataloader
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+EXAMPLES = sorted((ROOT / "examples").glob("*/*.md"))
 
 
 def text_of(page: Path) -> str:
@@ -27,7 +28,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *EXAMPLES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     wrong = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
@@ -36,6 +37,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not link.startswith("http") and not (target.exists() and (not anchor or anchor in anchors(target))):
             wrong.append(link)
     assert not wrong
+
+
+def test_an_example_and_the_page_about_it_show_the_same_output() -> None:
+    example, page = (ROOT / name for name in ("examples/orders/README.md", "docs/ordered.md"))
+    (shown,) = re.findall(r"^```text\n(.*?)^```", example.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert shown in page.read_text()
 
 
 def test_the_readme_is_short_and_names_every_page() -> None:

@@ -221,6 +221,7 @@ _LABELS = {
     "finished_at": "Finished",
     "run_sec": "Last run took",
     "timeout_sec": "Time limit",
+    "score": "Score",
     "lease_ttl_sec": "Lease",
     "lease_expires_at": "Lease until",
     "claimed_by": "Claimed by",

@@ -11,6 +11,7 @@ from flask import Blueprint, g
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
+from dataloader.api.web.problems import invalid
 from dataloader.queue import db, operations, stats
 
 AT_ONCE = 1_000  # jobs that one request changes
@@ -52,6 +53,22 @@ def limit_queue(queue: str, body: requests.QueueLimit) -> dict[str, Any]:
         known = _known(conn, queue)
         answer = operations.limit_length(conn, queue, body.max_length, auth.who()) | known
     g.changed = {"queue": queue, "max_length": body.max_length}
+    return answer
+
+
+@blueprint.put("/<anything:queue>")
+@auth.require("operate")
+@operation("queues", responses.QueueState, body=requests.QueueOrder, query=requests.OfQueue)
+def set_queue(queue: str, body: requests.QueueOrder) -> dict[str, Any]:
+    """Change the order of the queue's jobs, on all hosts; what the body leaves out stays. Jobs may run meanwhile."""
+    changes = body.model_dump(include=body.model_fields_set)
+    with session() as conn:
+        known = _known(conn, queue)
+        try:
+            answer = operations.set_order(conn, queue, auth.who(), **changes) | known
+        except operations.Contradiction as e:
+            raise invalid("/merge", "contradiction", str(e)) from None
+    g.changed = {"queue": queue, **changes}
     return answer
 
 

@@ -172,6 +172,18 @@ class QueueLimit(Body):
     max_length: int | None = Field(ge=0, le=INT4_MAX)
 
 
+class QueueOrder(Body):
+    """The body of PUT /api/v1/queues/{queue}; a field that is left out stays as it is."""
+
+    ordered: bool = Field(default=False, description="the jobs of a key start in the order of their scores")
+    merge: bool = Field(default=False, description="one delivery takes all queued jobs of a key; needs `ordered`")
+    merge_limit: int = Field(default=1_000, ge=1, le=1_000, description="the most jobs of a key in one delivery")
+    batch: int | None = Field(
+        default=None, ge=1, le=1_000, description="the most keys in one call of a pipeline; null: as the pipeline says"
+    )
+    on_dead: Literal["continue", "hold"] = Field(default="continue", description="hold: a dead job stops its key")
+
+
 def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, traceparent: str | None = None) -> NewJob:
     """The job that a trigger's body asks for; `lease_ttl_sec` (seconds) counts where the body names none.
 

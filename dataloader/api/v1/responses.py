@@ -97,6 +97,7 @@ class Shown(BaseModel):
     lock_key: str
     partition_key: str
     priority: int
+    score: float | None
     producer: str | None
     consumer_group: str | None
 
@@ -188,13 +189,23 @@ class BulkOutcomes(BaseModel):
     jobs: list[BulkOutcome]
 
 
-class QueueState(BaseModel):
-    """The settings of a queue that operators have made."""
+class QueueSettings(BaseModel):
+    """The settings of a queue."""
 
     queue: str
     paused_at: datetime | None
     paused_by: str | None
     max_length: int | None
+    ordered: bool = Field(description="the jobs of a key start in the order of their scores")
+    merge: bool = Field(description="one delivery takes all queued jobs of a key")
+    merge_limit: int = Field(description="the most jobs of a key in one delivery")
+    batch: int | None = Field(description="the most keys in one call of a pipeline; null: as the pipeline says")
+    on_dead: Literal["continue", "hold"] = Field(description="hold: a dead job stops its key")
+
+
+class QueueState(QueueSettings):
+    """The settings of a queue that operators have made."""
+
     is_known: bool = Field(description="false: no job, worker or setting named this queue before; it may be mistyped")
     similar: list[str] = Field(description="the known names most like an unknown one, for those who may read")
 
@@ -217,13 +228,8 @@ class QueueFigures(BaseModel):
     stopped: Count = Field(description="those of them whose processes are stopped, by SIGSTOP or a debugger")
 
 
-class QueueRow(QueueFigures):
+class QueueRow(QueueFigures, QueueSettings):
     """One queue."""
-
-    queue: str
-    paused_at: datetime | None
-    paused_by: str | None
-    max_length: int | None
 
 
 class TotalRow(QueueFigures):
@@ -233,6 +239,11 @@ class TotalRow(QueueFigures):
     paused_at: datetime | None
     paused_by: str | None
     max_length: int | None
+    ordered: bool | None
+    merge: bool | None
+    merge_limit: int | None
+    batch: int | None
+    on_dead: str | None
 
 
 class Queues(BaseModel):

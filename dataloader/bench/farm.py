@@ -119,10 +119,10 @@ class Farm(Program):
     def is_ready(self) -> bool:
         return self.log.read_bytes().count(b'"worker.started"') >= self.workers
 
-    def warm(self) -> None:
+    def warm(self, task: str = "bench.noop") -> None:
         """Let every worker do some jobs, so that its statements are prepared, and empty the tables."""
         with self.place.connect(self.schema) as conn:
-            add(conn, self.place.wish.scaled(WARM_JOBS, least=10) * self.workers)
+            add(conn, self.place.wish.scaled(WARM_JOBS, least=10) * self.workers, task=task)
             await_drained(conn, self.check)
             clear(conn)
 

@@ -14,6 +14,11 @@ def noop(args: dict[str, Any]) -> None:
     """Do nothing."""
 
 
+@register("bench.batch", batch_size=10)
+def batch(keys: dict[str, list[dict[str, Any]]]) -> None:
+    """Do nothing with the jobs of up to ten keys."""
+
+
 @register("bench.mark")
 def mark(args: dict[str, Any]) -> None:
     """Sleep `sleep` seconds, burn `burn` rounds of CPU, and note the begin and the end."""

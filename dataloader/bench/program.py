@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import dataloader
 from dataloader import embedded, log
-from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, pgbench, report
+from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, ordered, pgbench, report
 from dataloader.bench.line import Line
 from dataloader.bench.place import BenchError, Place, Wish, machine
 from dataloader.config import Settings
@@ -28,6 +28,7 @@ Measure = Callable[[Place], Iterator[Line]]
 FIGURES: dict[str, Measure] = {
     "drain": drain.measure,
     "keys": keys.measure,
+    "ordered": ordered.measure,
     "claim": claim.measure,
     "latency": latency.measure,
     "handover": handover.measure,

@@ -323,12 +323,17 @@ def test_a_row_behind_the_head_that_another_session_has_locked_hinders_nobody(
         assert ids(step(worker)) == [head]
 
 
-def test_a_head_that_may_not_start_is_set_aside(ordered: db.Connection, worker: Worker) -> None:
-    """Another service has cancelled it by half; it is parked, so no claim reads it first."""
+@pytest.mark.parametrize(
+    ("change", "becomes"), [("cancel_requested = true", "canceled"), ("attempt = max_attempts", "lost")]
+)
+def test_a_head_that_may_not_start_is_set_aside(
+    ordered: db.Connection, worker: Worker, change: str, becomes: str
+) -> None:
+    """Another service has changed it; it is parked, so no claim reads it first."""
     head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
-    ordered.execute("UPDATE dl_jobs SET cancel_requested = true WHERE job_id = %s", (head,))
+    ordered.execute(f"UPDATE dl_jobs SET {change}, blocked_on = 'key' WHERE job_id = %s", (head,))
     assert ids(step(worker)) == [second]
-    assert state(ordered, head) == ("canceled", 0)
+    assert state(ordered, head)[0] == becomes
 
 
 def test_a_foreign_finish_lets_the_next_start(ordered: db.Connection, worker: Worker, foreign: Foreign) -> None:
@@ -374,6 +379,15 @@ def test_a_lost_job_holds_its_key_as_a_failed_one_does(conn: db.Connection, work
     assert ids(step(one)) == [dead]
     lifecycle.settle(two.conn, one.name, "crash", "gone", running=[dead])
     assert (state(conn, dead)[0], step(two).jobs, waits(conn, second)) == ("lost", [], ["key"])
+
+
+def test_a_dead_job_holds_no_key_but_its_own(conn: db.Connection, worker: Worker) -> None:
+    for queue in ("other", "q"):
+        order(conn, queue, on_dead="hold")
+    enqueue(conn, lock_key="l"), enqueue(conn, queue="other", lock_key="k")
+    conn.execute("UPDATE dl_jobs SET status = 'failed'")
+    own = enqueue(conn, lock_key="k")
+    assert ids(step(worker)) == [own]
 
 
 def test_a_job_that_was_dead_before_its_queue_had_an_order_holds_nothing(conn: db.Connection, worker: Worker) -> None:
@@ -539,6 +553,19 @@ def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged:
     operations.requeue(merged, [dead], "test")
     found = step(worker)
     assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
+
+
+def test_a_job_that_is_made_due_takes_its_delivery_along_and_nothing_else(
+    merged: db.Connection, worker: Worker
+) -> None:
+    """Not a job that was never tried and has its own time, nor those of another key."""
+    tried = [enqueue(merged, lock_key="k") for _ in range(2)] + [enqueue(merged, lock_key="l")]
+    end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=600.0)
+    later = enqueue(merged, lock_key="k", available_at=value(merged, "SELECT now() + interval '1 hour'"))
+    operations.run_now(merged, tried[:1], "test")
+    assert waits(merged, *tried, later) == [None, None, "time", "time"]
+    found = step(worker)
+    assert ids(found) == [*tried[:2], later]
 
 
 @pytest.mark.parametrize("spent", [False, True])

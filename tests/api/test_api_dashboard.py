@@ -10,7 +10,7 @@ import pytest
 from api_app import running
 from flask.testing import FlaskClient
 
-from dataloader.queue import db, enqueue
+from dataloader.queue import db, enqueue, operations
 
 PAGES = ["/", "/jobs", "/workers", "/queues/load.cbr", "/queues/a%2Fb%20%3F%25", "/jobs?status=dead&sort=key"]
 HTMX = {"HX-Request": "true"}
@@ -32,6 +32,22 @@ def test_a_page_keeps_to_its_own_host_and_an_unchanged_part_is_304(client: Flask
     if path != "/":  # the database's own figures may move
         again = client.get(path, headers=HTMX | {"If-None-Match": part.headers["ETag"]})
         assert (again.status_code, again.data) == (304, b"")
+
+
+def test_the_page_of_an_ordered_queue_says_so_and_why_a_job_waits(client: FlaskClient, conn: db.Connection) -> None:
+    operations.set_order(conn, "orders", "test", ordered=True, merge=True, batch=10, on_dead="hold")
+    page = " ".join(client.get("/queues/orders").text.split())
+    assert (
+        "start in the order of their scores; one call takes up to 1,000 jobs of a key; up to 10 keys in one call"
+        in page
+    )
+    assert "a dead job stops its key." in page
+    assert "in the order of their scores" not in client.get("/queues/load.cbr").text
+    dead, waiting = (enqueue.enqueue(conn, enqueue.NewJob("orders", "t", "order-7"))[0] for _ in range(2))
+    conn.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = %s", (dead,))
+    page = client.get(f"/jobs/{waiting}").text
+    assert f"held by the dead job {dead}" in page
+    assert f'href="/jobs/{dead}"' in page
 
 
 def test_assets_are_kept_for_as_long_as_their_content_is_theirs(client: FlaskClient) -> None:

@@ -104,7 +104,7 @@ class Batch:
         self._log = logger
         self._most = self._spec.prefetch  # less where the server's lock table is small
         self._size = 1  # of the next claim, as the last runs suggest
-        self._keys = 0  # of a run, as the last one's pipeline takes them; 0: there was none
+        self._keys = 1  # of a run, as the last one's pipeline takes them
         self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
         self._waiting: deque[Delivery] = deque()  # the jobs of one key each
@@ -128,8 +128,6 @@ class Batch:
         size = min(self._most, self._size)
         if size > 1:
             size = fair_share(size, siblings(), self._found_fewer)
-        if not self._keys:
-            self._keys = max(map(pipelines.batch_size, pipelines.tasks()), default=1)
         return max(size, min(self._most, self._keys))
 
     def limit(self, most: int, why: str) -> None:

@@ -263,7 +263,8 @@ $$;
 --
 -- p_merge_limit   null: the head alone starts, if it is due. Else the rows are one task: up to so many from the head on,
 --                 whether due or not, as far as they have the head's task and nobody else has them locked. A key of which
---                 a row was tried before is not due before that row; else one ready row makes it due, and there is one.
+--                 rows were tried before is not due before the first of these; else one ready row makes it due, and there
+--                 is one.
 -- p_holds         a dead row keeps its key
 --
 -- due        the rows to start, the keys in the order given, those of a key in their order and with the same attempt

@@ -88,7 +88,8 @@ def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Conne
     given, ours, foreign = enqueue(ordered, score=2.5), enqueue(ordered), plain(ordered)
     by_sql = value(ordered, "SELECT dl_enqueue('q', 't', 'k')")
     created = {job_id: row(ordered, job_id)["created_at"].timestamp() for job_id in (ours, foreign, by_sql)}
-    assert row(ordered, given)["score"] == 2.5
+    assert row(ordered, given)["score"] == row(ordered, plain(ordered, score=2.5))["score"] == 2.5
+    assert row(ordered, plain(ordered, journaled=1))["score"] is not None  # as code of before 0021
     for job_id, at in created.items():
         assert row(ordered, job_id)["score"] == pytest.approx(at, abs=0.001)
     assert row(ordered, plain(ordered, queue="other"))["score"] is None
@@ -100,6 +101,17 @@ def test_a_job_that_is_moved_into_an_ordered_queue_gets_its_place(ordered: db.Co
     new = plain(ordered, lock_key="k")
     ordered.execute("UPDATE dl_jobs SET queue = 'q' WHERE job_id = %s", (old,))
     assert row(ordered, old)["score"] < row(ordered, new)["score"]
+
+
+def test_a_job_that_is_moved_into_a_queue_without_order_gets_no_place(conn: db.Connection) -> None:
+    order(conn, "plain", ordered=False)
+    job_id = plain(conn, lock_key="k")
+    conn.execute("UPDATE dl_jobs SET queue = 'plain' WHERE job_id = %s", (job_id,))
+    assert row(conn, job_id)["score"] is None
+    assert row(conn, plain(conn, queue="plain"))["score"] is None
+    odd = plain(conn, queue="plain", cancel_requested=True)
+    conn.execute("SELECT dl_set_aside(ARRAY[%s::uuid])", (odd,))
+    assert (row(conn, odd)["status"], row(conn, odd)["score"]) == ("canceled", None)
 
 
 def test_a_row_without_a_score_gets_it_by_the_claim(ordered: db.Connection, worker: Worker) -> None:
@@ -336,6 +348,56 @@ def test_a_head_that_may_not_start_is_set_aside(
     assert state(ordered, head)[0] == becomes
 
 
+@pytest.mark.parametrize(
+    ("change", "outcome"),
+    [("cancel_requested = true", ("canceled", 0)), ("attempt = max_attempts", ("lost", 5))],
+)
+def test_a_parked_head_that_may_not_start_is_set_aside(
+    ordered: db.Connection, workers: Workers, change: str, outcome: tuple[str, int]
+) -> None:
+    """The row of its key that is ready, which the claim reads, is another."""
+    one, two = workers(), workers()
+    enqueue(ordered, lock_key="k")
+    run = step(one).jobs
+    head, second = enqueue(ordered, lock_key="k", priority=200), enqueue(ordered, lock_key="k")
+    assert (step(two).jobs, waits(ordered, head, second)) == ([], ["key", "key"])
+    ordered.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (head,))
+    end_all(one, run)
+    assert (waits(ordered, head, second), ids(step(two))) == (["key", None], [second])
+    assert state(ordered, head) == outcome
+
+
+def test_a_job_without_attempts_runs_once(ordered: db.Connection, worker: Worker) -> None:
+    job_id = plain(ordered, max_attempts=0)
+    assert ids(step(worker)) == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("whose", "is_live", "holds"),
+    [
+        ("queue", True, True),
+        ("queue", False, False),
+        ("key of the hash", True, True),
+        ("key of the hash", False, False),
+    ],
+)
+def test_a_run_of_another_queue_or_key_holds_as_long_as_its_lease(
+    ordered: db.Connection, workers: Workers, whose: str, is_live: bool, holds: bool
+) -> None:
+    """Its session has let go of the key; only its own key and queue wait for the reaper."""
+    one, two = workers(), workers()
+    key, twin = twins(ordered)
+    order(ordered, "other")
+    queue = "other" if whose == "queue" else "q"
+    running = enqueue(ordered, lock_key=key, queue=queue)
+    assert one.take(queue).job_id == running
+    one.conn.execute("SELECT pg_advisory_unlock_all()")
+    if not is_live:
+        expire(ordered, running)
+    waiting = enqueue(ordered, lock_key=key if whose == "queue" else twin)
+    assert ids(step(two)) == ([] if holds else [waiting])
+
+
 def test_a_foreign_finish_lets_the_next_start(ordered: db.Connection, worker: Worker, foreign: Foreign) -> None:
     first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     assert foreign.claim() == (first, "k")
@@ -396,6 +458,31 @@ def test_a_job_that_was_dead_before_its_queue_had_an_order_holds_nothing(conn: d
     order(conn, on_dead="hold")
     second = enqueue(conn, lock_key="k")
     assert ids(step(worker)) == [second]
+
+
+@pytest.mark.parametrize("end", ["failed", "lost"])
+def test_a_dead_job_holds_its_own_key_in_its_own_queue_only(conn: db.Connection, workers: Workers, end: str) -> None:
+    one, two = workers(), workers()
+    order(conn, on_dead="hold"), order(conn, "other", on_dead="hold")
+    dead, _ = enqueue(conn, lock_key="k", max_attempts=1), enqueue(conn, lock_key="k")
+    beside, elsewhere = enqueue(conn, lock_key="l"), enqueue(conn, lock_key="k", queue="other")
+    run = [job for job in step(one).jobs if job.job_id == dead]
+    if end == "failed":
+        end_all(one, run, "fail", error="e")
+    else:
+        lifecycle.settle(two.conn, one.name, "crash", "gone", running=[dead])
+    assert state(conn, dead)[0] == end
+    assert set(ids(step(two))) <= {beside}
+    assert state(conn, beside)[0] == "running"
+    assert ids(lifecycle.step(two.session, "other", BACKOFF_SEC, 10, None)) == [elsewhere]
+
+
+def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: db.Connection, worker: Worker) -> None:
+    dead = plain(conn, lock_key="k", status="failed")
+    waiting = plain(conn, lock_key="k")
+    operations.set_order(conn, "q", "test", ordered=True, on_dead="hold")
+    conn.execute("SELECT dl_give_scores('q', '-infinity', 100)")
+    assert (row(conn, dead)["score"], ids(step(worker))) == (None, [waiting])
 
 
 def test_retention_keeps_a_dead_job_that_holds_its_key(conn: db.Connection, worker: Worker) -> None:
@@ -496,10 +583,22 @@ def test_a_claim_of_large_keys_ends_with_the_key_that_makes_it_a_thousand(
 
 
 def test_a_delivery_has_jobs_of_one_task(merged: db.Connection, worker: Worker) -> None:
-    jobs = [enqueue(merged, lock_key="k", task=task) for task in "aabba"]
+    jobs = [enqueue(merged, lock_key="k", task=task) for task in "aaba"]
     found = step(worker)
     assert ids(found) == jobs[:2]
-    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == jobs[2:4]
+    found = step(worker, 10, *(Ended(job, DONE) for job in found.jobs))
+    assert ids(found) == jobs[2:3]
+    assert ids(step(worker, 10, *(Ended(job, DONE) for job in found.jobs))) == jobs[3:]
+
+
+def test_a_delivery_leaves_out_what_may_not_start(merged: db.Connection, worker: Worker) -> None:
+    """Another service has cancelled it by half."""
+    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
+    merged.execute("UPDATE dl_jobs SET cancel_requested = true, blocked_on = 'key' WHERE job_id = %s", (jobs[1],))
+    found = step(worker)
+    assert ids(found) == [jobs[0], jobs[2]]
+    end_all(worker, found.jobs)
+    assert (step(worker).jobs, state(merged, jobs[1])) == ([], ("canceled", 0))
 
 
 def test_a_job_that_another_session_has_locked_ends_the_delivery_before_it(
@@ -529,6 +628,21 @@ def test_a_new_job_joins_a_key_that_waits_for_its_retry_and_hastens_nothing(
     found = step(worker)
     assert ids(found) == [new, *old, newer]
     assert {job.attempt for job in found.jobs} == {2}
+
+
+def test_a_head_before_its_time_keeps_no_delivery_waiting(merged: db.Connection, worker: Worker) -> None:
+    later = value(merged, "SELECT now() + interval '1 hour'")
+    head, second = enqueue(merged, lock_key="k", score=1, available_at=later), enqueue(merged, lock_key="k", score=2)
+    assert ids(step(worker)) == [head, second]
+
+
+def test_a_retry_of_the_key_in_another_queue_keeps_no_delivery_waiting(merged: db.Connection, worker: Worker) -> None:
+    order(merged, "other", merge=True)
+    enqueue(merged, lock_key="k", queue="other")
+    run = lifecycle.step(worker.session, "other", BACKOFF_SEC, 1, ()).jobs
+    end_all(worker, run, "retry", error="e", delay_sec=600.0)
+    here = enqueue(merged, lock_key="k")
+    assert ids(step(worker)) == [here]
 
 
 def test_of_a_delivery_that_is_spent_the_first_is_dead_and_the_others_start_over(
@@ -576,16 +690,83 @@ def test_a_delivery_of_a_dead_worker_goes_back_as_one(
     one, two = workers(), workers()
     jobs = [enqueue(merged, lock_key="k", max_attempts=1 if spent else 5) for _ in range(3)]
     assert ids(step(one)) == jobs
+    two.notes()
     lifecycle.settle(two.conn, one.name, end, "gone", running=jobs)
+    assert "q" in two.notes()
     states = [state(merged, job_id) for job_id in jobs]
     if end == "drain":
         assert states == [("queued", 0)] * 3
     elif spent:
         assert states == [("lost" if end == "crash" else "failed", 1), ("queued", 0), ("queued", 0)]
+        rows = [row(merged, job_id) for job_id in jobs]
+        assert [found["finished_at"] is None for found in rows] == [False, True, True]
+        assert all(found["available_at"] <= found["now"] and found["blocked_on"] is None for found in rows[1:])
     else:
         assert states == [("queued", 1)] * 3
     due(merged, *jobs)
     assert ids(step(two)) == (jobs[1:] if spent and end != "drain" else jobs)
+
+
+@pytest.mark.parametrize("end", ["crash", "timeout"])
+def test_the_first_that_nobody_has_canceled_is_dead(merged: db.Connection, workers: Workers, end: str) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k", max_attempts=1) for _ in range(3)]
+    step(one)
+    operations.cancel(merged, jobs[:1], "test")
+    lifecycle.settle(two.conn, one.name, end, "gone", running=jobs)
+    assert [row(merged, job_id)["status"] for job_id in jobs] == [
+        "canceled",
+        "lost" if end == "crash" else "failed",
+        "queued",
+    ]
+
+
+def test_a_canceled_job_of_a_delivery_that_is_tried_again_waits_for_nothing(
+    merged: db.Connection, workers: Workers
+) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
+    step(one)
+    operations.cancel(merged, jobs[1:], "test")
+    lifecycle.settle(two.conn, one.name, "timeout", "gone", running=jobs)
+    assert ([row(merged, job_id)["status"] for job_id in jobs], waits(merged, *jobs)) == (
+        ["queued", "canceled"],
+        ["time", None],
+    )
+
+
+def test_a_locked_job_of_a_delivery_is_given_back_later(merged: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    jobs = [enqueue(merged, lock_key="k") for _ in range(2)]
+    step(one)
+    one.conn.close()
+    two.conn.execute("SET lock_timeout = '2s'")
+    with merged.transaction():
+        merged.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (jobs[1],))
+        found = lifecycle.settle(two.conn, one.name, "crash", "gone", running=jobs)
+        assert {each.job_id: each.status for each in found} == {jobs[0]: "queued", jobs[1]: None}
+        assert step(two).jobs == []
+    lifecycle.settle(two.conn, one.name, "crash", "gone", running=jobs)
+    assert ids(step(two)) == jobs
+
+
+@pytest.mark.parametrize("other", ["worker", "queue", "key of the hash"])
+def test_what_runs_beside_a_lost_job_is_not_given_back_with_it(
+    conn: db.Connection, workers: Workers, other: str
+) -> None:
+    """Its lease was over, so a job of its key, or of one with its hash, has started."""
+    one, two = workers(), workers()
+    key, twin = twins(conn)
+    lost = enqueue(conn, lock_key=key)
+    assert one.take().job_id == lost
+    expire(conn, lost)
+    one.conn.execute("SELECT pg_advisory_unlock_all()")
+    queue = "other" if other == "queue" else "q"
+    beside = enqueue(conn, lock_key=twin if other == "key of the hash" else key, queue=queue)
+    assert (two if other == "worker" else one).take(queue).job_id == beside
+    conn.execute("UPDATE dl_jobs SET heartbeat_at = now(), claimed_pid = NULL")
+    assert lifecycle.reap(conn) is not None
+    assert [state(conn, job_id) for job_id in (lost, beside)] == [("queued", 1), ("running", 1)]
 
 
 def test_a_delivery_whose_lease_is_over_goes_back_as_one(merged: db.Connection, workers: Workers) -> None:
@@ -618,7 +799,8 @@ def test_a_job_that_joined_a_tried_key_is_not_lost_by_a_hand_back(
     one, two = workers(), workers()
     old = enqueue(merged, lock_key="k", score=1)
     end_all(one, step(one).jobs, "retry", error="e", delay_sec=0.0)
-    new = enqueue(merged, lock_key="k", score=2, max_attempts=1)
+    later = value(merged, "SELECT now() + interval '1 hour'")
+    new = enqueue(merged, lock_key="k", score=2, max_attempts=1, available_at=later)
     delivery = step(one).jobs
     if by == "worker":
         end_all(one, delivery, "hand_back")
@@ -626,6 +808,7 @@ def test_a_job_that_joined_a_tried_key_is_not_lost_by_a_hand_back(
         lifecycle.settle(two.conn, one.name, "drain", "gone")
     assert [state(merged, job_id) for job_id in (old, new)] == [("queued", 1), ("queued", 0)]
     assert waits(merged, old, new) == [None, None]
+    assert row(merged, new)["available_at"] <= row(merged, new)["now"]
     assert ids(step(two)) == [old, new]
 
 
@@ -676,6 +859,19 @@ def test_a_queue_with_a_backlog_is_switched_while_jobs_run(conn: db.Connection, 
     assert ids(step(two, 5, Ended(Job(jobs[0], "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, two.name), DONE))) == [
         jobs[1]
     ]
+
+
+def test_scores_are_given_some_at_a_time_to_unlocked_jobs_of_the_queue(conn: db.Connection, workers: Workers) -> None:
+    one, two = workers(), workers()
+    jobs = [plain(conn) for _ in range(3)]
+    plain(conn, queue="other")
+    running = one.take("other")
+    two.conn.execute("SET lock_timeout = '2s'")
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (jobs[0],))
+        assert value(two.conn, "SELECT given FROM dl_give_scores('q', '-infinity', 1)") == 1
+        assert value(two.conn, "SELECT given FROM dl_give_scores('q', '-infinity', 9)") == 1
+    assert [row(conn, job_id)["score"] is None for job_id in (*jobs, running.job_id)] == [True, False, False, True]
 
 
 def test_a_key_that_waits_goes_on_when_its_queue_is_no_longer_ordered(ordered: db.Connection, worker: Worker) -> None:

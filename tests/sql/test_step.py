@@ -276,6 +276,18 @@ def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
     assert lifecycle.take_back(conn, worker.name, waiting, "it took longer") == 0
 
 
+def test_what_has_begun_or_is_locked_is_not_taken_back(conn: db.Connection, workers: Callable[[], Worker]) -> None:
+    one, two = workers(), workers()
+    for _ in range(3):
+        enqueue(conn)
+    begun, locked, free = ids(step(one, 3).jobs)
+    two.conn.execute("SET lock_timeout = '2s'")
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
+        assert lifecycle.take_back(two.conn, one.name, [begun, locked, free], "it took longer") == 1
+    assert [state(conn, job_id) for job_id in (begun, locked, free)] == [("running", 1), ("running", 1), ("queued", 0)]
+
+
 def test_a_farm_of_before_settles_as_before(conn: db.Connection, worker: Worker) -> None:
     """Its statement has no word of what was running: all of it was."""
     enqueue(conn)

@@ -112,7 +112,8 @@ class Claimer:
         """Pages that one claim reads, by EXPLAIN; the claim is rolled back."""
         ends = dict.fromkeys(("job_ids", "attempts", "verbs", "errors", "delays_sec", "progress", "facts"))
         parameters = ends | {
-            "queue": "bench",
+            "queues": ["bench"],
+            "by_lag": False,
             "worker": self.session.worker,
             "backend_start": self.session.backend_start,
             "backoff_sec": BACKOFF_SEC,

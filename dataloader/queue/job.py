@@ -198,7 +198,7 @@ def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
     if len(delivery.jobs) == 1 and not outcome.by_key:
         return [_decide(delivery.first, outcome)]
     if outcome.end is End.CANCELED:  # dl_finish ends those canceled that somebody has canceled
-        outcome = outcome._replace(end=End.HANDED_BACK, error="another job of the run was canceled")
+        outcome = outcome._replace(end=End.HANDED_BACK, error="a job of the run was canceled")
     finishes: list[Finish | None] = []
     for key, jobs in delivery.keys().items():
         finishes += _decide_key(jobs, outcome.by_key.get(key, outcome))

@@ -79,8 +79,7 @@ BEGIN
              ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb
              || CASE status WHEN 'succeeded' THEN '{}' ELSE jsonb_strip_nulls(jsonb_build_object(
                   'reason', CASE verb WHEN 'retry' THEN 'error' WHEN 'fail' THEN NULL WHEN 'cancel' THEN NULL
-                                      WHEN 'restart' THEN 'the first job of its key is dead'
-                                      WHEN 'hand_back' THEN CASE status WHEN 'queued' THEN error END ELSE error END,
+                                      WHEN 'restart' THEN 'the first job of its key is dead' ELSE error END,
                   'error', CASE WHEN verb IN ('retry', 'fail', 'restart') THEN error END,
                   'delay_sec', delay_sec)) END
              || coalesce(facts::jsonb, '{}') FROM ended)

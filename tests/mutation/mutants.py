@@ -434,8 +434,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a restart says nothing",
-            "WHEN 'restart' THEN 'the first job of its key is dead'\n",
-            "\n",
+            "WHEN 'restart' THEN 'the first job of its key is dead' ELSE",
+            "ELSE",
         ),
         (
             "a retry is due at once",

@@ -823,7 +823,7 @@ def test_a_beat_renews_all_jobs_of_a_delivery_and_hears_of_each_cancellation(
     assert all(row(merged, job_id)["heartbeat_at"] == row(merged, jobs[0])["heartbeat_at"] for job_id in jobs)
     operations.cancel(merged, jobs[1:2], "test")
     assert lifecycle.beat(worker.conn, delivery, None, False) is True
-    end_all(worker, delivery, "hand_back", error="another job of the run was canceled")
+    end_all(worker, delivery, "hand_back", error="a job of the run was canceled")
     assert [state(merged, job_id) for job_id in jobs] == [("queued", 0), ("canceled", 0), ("queued", 0)]
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
@@ -39,6 +39,9 @@ DOTENV = Path(".env")
 # The prefixes of environment variables that `misspelt` looks at. In .env it looks at every variable.
 _OURS = ("DL_", "PG_", "WORKER")
 
+QUEUES_MOST = 32  # of one worker: its slot in the shared memory has room for their names
+QueueName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
+SCHEDULERS = ("lag", "sequential", "strict")
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -46,15 +49,35 @@ class ConfigError(Exception):
     """A setting is wrong. The message names the variable and what would be right, never its value."""
 
 
-class WorkerSpec(BaseModel):
-    """One entry of WORKERS_JSON: `concurrency` processes for one queue, each claims up to `prefetch` jobs at once.
+def _scheduler(given: Any) -> Any:
+    is_weights = isinstance(given, dict) and all(type(each) is int and 1 <= each <= 1_000 for each in given.values())
+    if is_weights or given in SCHEDULERS:
+        return given
+    raise ValueError('should be "lag", "sequential", "strict", or weights from 1 to 1000 as {"orders": 3, "stock": 1}')
 
-    How many a worker claims in fact depends on how long its jobs take.
+
+class Served(NamedTuple):
+    """The queues that a worker serves, and which of them comes first at a claim (farm/turns.py)."""
+
+    queues: tuple[str, ...]
+    scheduler: str | tuple[int, ...] = "lag"  # one of SCHEDULERS, or a weight for each queue
+
+    def __str__(self) -> str:
+        """The worker's queues, for people."""
+        return ", ".join(self.queues)
+
+
+class WorkerSpec(BaseModel):
+    """One entry of WORKERS_JSON: `concurrency` processes for a queue or for several.
+
+    Each claims up to `prefetch` jobs at once; how many a worker claims in fact depends on how long its jobs take.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    queue: str = Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")
+    queue: QueueName | None = None
+    queues: Annotated[list[QueueName], Field(min_length=1, max_length=QUEUES_MOST)] | None = None
+    scheduler: Annotated[str | dict[str, int] | None, BeforeValidator(_scheduler)] = None  # None: "lag"
     concurrency: int = Field(default=1, ge=1, le=1024)
     prefetch: int = Field(default=AUTOMATIC_PREFETCH, ge=1, le=1000)
     ordered: bool | None = None  # the farm's word on the queue's order, where nobody has set it; None: it says nothing
@@ -65,6 +88,27 @@ class WorkerSpec(BaseModel):
         if self.merge and not self.ordered:
             raise ValueError('should have "ordered": true where it has "merge": true')
         return self
+
+    @model_validator(mode="after")
+    def _serves_something(self) -> WorkerSpec:
+        names = self.queues or []
+        if (self.queue is None) == (self.queues is None):
+            raise ValueError('should have either "queue", or "queues": ["orders", "stock"]')
+        if len(set(names)) < len(names):
+            raise ValueError('should name each queue once in "queues"')
+        if self.scheduler is not None and not names:
+            raise ValueError('should have "queues" where it has "scheduler"')
+        if isinstance(self.scheduler, dict) and set(self.scheduler) != set(names):
+            raise ValueError('should have a weight in "scheduler" for each of its "queues", and for no other')
+        return self
+
+    @property
+    def served(self) -> Served:
+        """The queues of these workers."""
+        names = tuple(self.queues or [self.queue or ""])
+        if isinstance(self.scheduler, dict):
+            return Served(names, tuple(self.scheduler[name] for name in names))
+        return Served(names, self.scheduler or "lag")
 
     @property
     def is_automatic(self) -> bool:
@@ -293,7 +337,8 @@ class Settings(BaseSettings):
     workers_json: Workers = Field(
         default=(),
         description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
-        "add up; by default one worker per core on `etl.default`. `prefetch` (1 to 1000, default 100) is the most "
+        "add up; by default one worker per core on `etl.default`. `queues` with `scheduler` in place of `queue`: each "
+        "worker serves several, see docs/operating.md. `prefetch` (1 to 1000, default 100) is the most "
         "short jobs that a worker claims at once; it claims long ones one by one in any case, see docs/pipelines.md. "
         "`ordered` and `merge` (true or false) make the queue so where nobody has set it; a farm that contradicts the "
         "queue's settings does not start, see docs/ordered.md.",

@@ -57,7 +57,7 @@ SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
 -- The queues that workers serve, that have settings, or that the journal's sums name; and this one, when it has jobs
 -- that wait, run or are dead. Served by the keys of the small tables, and for the last by ix_dl_jobs_claim,
 -- ix_dl_jobs_running and ix_dl_jobs_dead.
-(SELECT queue FROM dl_workers UNION SELECT queue FROM dl_totals
+(SELECT queue FROM dl_served UNION SELECT queue FROM dl_totals
  UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered LIMIT %(most)s)
 UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' ORDER BY queue, available_at LIMIT 1)
 UNION (SELECT queue FROM dl_jobs WHERE queue = %(queue)s AND status = 'running' LIMIT 1)

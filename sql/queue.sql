@@ -122,7 +122,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                             AND r.lease_expires_at > now())
                    THEN jsonb_build_object('reason', 'no_worker', 'queue', j.queue)
                    ELSE jsonb_build_object('reason', 'worker', 'queue', j.queue, 'workers', live.workers) END
-         FROM (SELECT count(*) AS workers, count(*) FILTER (WHERE w.state = 'stopped') AS stopped FROM dl_workers w
+         FROM (SELECT count(*) AS workers, count(*) FILTER (WHERE w.state = 'stopped') AS stopped FROM dl_served w
                 WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live)) AS why
      WHERE j.status = 'queued') waits ON true
  WHERE j.job_id = ANY (%(job_ids)s);

@@ -21,7 +21,10 @@ GRANT SELECT ON dl_jobs, dl_job_events, dl_migrations TO {role};
 -- name: spread
 DO $rights$
 DECLARE
-  new_tables text := 'dl_queues, dl_workers, dl_totals, dl_pace, dl_rolled, dl_lengths, dl_freed';
+  new_tables text := (  -- a migration comes before the last of them
+    SELECT string_agg(name, ', ')
+      FROM unnest('{dl_queues, dl_workers, dl_served, dl_tasks, dl_totals, dl_pace, dl_rolled, dl_lengths, dl_freed}'::text[]) name
+     WHERE to_regclass(name) IS NOT NULL);
   all_functions text;
   called text;        -- by a role; the others are triggers'
   harmless text;      -- they read or compute with their caller's rights

@@ -162,16 +162,29 @@ CREATE TABLE dl_workers (
   farm text NOT NULL,                                -- the same for all children of one supervisor
   host text NOT NULL,
   pid int NOT NULL,
-  queue text NOT NULL,
+  queue text NOT NULL,                               -- for people: of several their names with commas
   state text NOT NULL,                               -- starting, awake, idle, busy, stopped, leaving, dead
   job_id uuid,
   memory_bytes bigint,                               -- with its job's processes
   cpu_percent real,                                  -- of one core, since the last time
   jobs bigint NOT NULL DEFAULT 0,                    -- begun since its start
   started_at timestamptz,
-  seen_at timestamptz NOT NULL DEFAULT now()
+  seen_at timestamptz NOT NULL DEFAULT now(),
+  queues text[]                                      -- null: by code that knew workers of one queue only
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
+
+CREATE VIEW dl_served AS
+SELECT unnest(coalesce(queues, ARRAY[queue])) AS queue, worker, state, seen_at FROM dl_workers;
+COMMENT ON VIEW dl_served IS 'a row for each worker and each queue that it serves';
+
+-- What the pipelines of the workers say of their tasks; for producers, who have no pipelines.
+CREATE TABLE dl_tasks (
+  task text PRIMARY KEY,
+  max_attempts int,                                  -- of a job whose producer names none; null: 5
+  CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (

@@ -26,7 +26,7 @@ dead (queue) AS (
     FROM dead WHERE queue IS NOT NULL),
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
-  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
@@ -65,7 +65,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
 -- transaction holds back vacuum or the server has too much to do.
 WITH running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
-  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_workers
+  SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
 known AS (
   SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
@@ -97,7 +97,7 @@ ON CONFLICT (queue) DO UPDATE SET
 
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
-SELECT w.worker, w.farm, w.host, w.pid, w.queue, w.state, w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
+SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state, w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
        w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
        j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
   FROM dl_workers w
@@ -116,14 +116,15 @@ SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout'
 -- A farm's keeper shows its workers: those in the list, and no others of this farm. Rows of farms that are gone go
 -- after a day. Not waited for: after a crash of the server the next one comes in seconds.
 WITH shown AS (
-  INSERT INTO dl_workers AS w (worker, farm, host, pid, queue, state, job_id, memory_bytes, cpu_percent, jobs, started_at)
-  SELECT worker, %(farm)s, %(host)s, pid, queue, state, job_id, memory_bytes, cpu_percent, jobs, started_at
-    FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, state text, job_id uuid,
+  INSERT INTO dl_workers AS w (
+         worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at)
+  SELECT worker, %(farm)s, %(host)s, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at
+    FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, queues text[], state text, job_id uuid,
          memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz)
   ON CONFLICT (worker) DO UPDATE SET
      farm = excluded.farm,  -- another, after the keeper was replaced
      state = excluded.state, job_id = excluded.job_id, memory_bytes = excluded.memory_bytes, queue = excluded.queue,
-     cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now()
+     queues = excluded.queues, cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now()
   RETURNING worker)
 DELETE FROM dl_workers
  WHERE farm = %(farm)s AND worker <> ALL (ARRAY(SELECT worker FROM json_to_recordset(%(workers)s) AS s (worker text)))

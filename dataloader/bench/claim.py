@@ -75,7 +75,7 @@ class Claimer:
     def claim(self) -> tuple[float, bool]:
         """Milliseconds of one claim, and whether it got a job; the call finishes the job."""
         start = time.perf_counter()
-        claim = lifecycle.step(self.session, "bench", BACKOFF_SEC, 1, None, self._bookmark.start())
+        claim = lifecycle.step(self.session, ["bench"], BACKOFF_SEC, 1, None, self._bookmark.start())
         took = (time.perf_counter() - start) * 1_000
         self._bookmark.move(claim.head)
         if claim.job:
@@ -104,7 +104,7 @@ class Claimer:
     def hand_back(self) -> None:
         """Claim many jobs at once, and return all of them."""
         if most := self._case.hand_backs:
-            jobs = lifecycle.step(self.session, "bench", BACKOFF_SEC, most).jobs
+            jobs = lifecycle.step(self.session, ["bench"], BACKOFF_SEC, most).jobs
             ends = [lifecycle.Ended(job, Finish("hand_back", "bench")) for job in jobs]
             lifecycle.finish_some(self.conn, self.session.worker, ends)
 

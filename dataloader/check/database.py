@@ -276,12 +276,12 @@ def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]
     """The least and the most sessions that this machine needs on the queue's server.
 
     The least are those of workers, keeper, reaper and the API's pools. The most add the pools' overflow, a successor
-    per queue during a reload and, if pipelines write to the `same_server`, a transaction per worker.
+    for each kind of worker during a reload and, if pipelines write to the `same_server`, a transaction per worker.
     """
     workers = sum(spec.concurrency for spec in settings.workers)
     pools = API_PROCESSES * settings.pg_pool_size if settings.pg_use_pool else 0
     most = API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
-    successors = len({spec.queue for spec in settings.workers})
+    successors = len({spec.served for spec in settings.workers})
     return workers + 2 + pools, workers + 2 + most + successors + (workers if same_server else 0)
 
 

@@ -144,6 +144,7 @@ class Worker:
     host: str = ""
     pid: int | None = None
     queue: str = ""
+    queues: tuple[str, ...] = ()
     state: str = ""
     is_live: bool = True
     memory_bytes: int | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
@@ -21,11 +22,12 @@ import psycopg
 from psycopg import errors
 
 from dataloader import log, pipelines
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import Served, Settings, WorkerSpec
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import Siblings
+from dataloader.farm.turns import Turns
 from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Delivery, Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step, Written
@@ -93,12 +95,12 @@ class Bookmark:
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
 
-    def __init__(self, settings: Settings, queue: str, session: WorkerSession, orders: Orders, logger: Any) -> None:
-        entries = [spec for spec in settings.workers if spec.queue == queue]
-        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queue=queue))
+    def __init__(self, settings: Settings, served: Served, session: WorkerSession, orders: Orders, logger: Any) -> None:
+        entries = [spec for spec in settings.workers if spec.served == served]
+        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=served.queues))
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
         self._settings = settings
-        self._queue = queue
+        self._turns = Turns(served, random.Random())  # noqa: S311  whose turn it is, is no secret
         self._session = session
         self._orders = orders
         self._log = logger
@@ -113,7 +115,7 @@ class Batch:
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
-        self._bookmark = Bookmark()
+        self._bookmarks = {queue: Bookmark() for queue in served.queues}
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
 
     # --- jobs ---
@@ -248,8 +250,9 @@ class Batch:
         """
         ends = self._take()
         try:
-            backoff_sec, start = self._settings.dl_claim_backoff_sec, self._bookmark.start()
-            step = lifecycle.step(self._session.current, self._queue, backoff_sec, most, ends, start)
+            backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._turns.order()
+            start = self._bookmarks[queues[0]].start()
+            step = lifecycle.step(self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag)
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
@@ -261,7 +264,9 @@ class Batch:
         if most and not (step.jobs or step.look_again):
             self._size = 1  # the next job may be of another kind: it is claimed alone
         self._session.outage.ended()
-        self._bookmark.move(step.head)
+        if step.jobs:
+            self._turns.took(step.jobs[0].queue)
+            self._bookmarks[step.jobs[0].queue].move(step.head)
         self._written(ends, step.ended, step.locked)
         if step.backoffs:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
@@ -370,10 +375,11 @@ class Batch:
         """One line for each run; only a line with an error's text goes the long way through the log."""
         became = {"verb": end.finish.verb, "status": status}
         if end.report and not end.finish.error:
-            FINISHED.write({"worker": end.job.claimed_by, "queue": self._queue, **end.report, **became})
+            FINISHED.write({"worker": end.job.claimed_by, "queue": end.job.queue, **end.report, **became})
         else:
             error = (end.finish.error or "").split("\n", 1)[0] or None
-            self._log.info("worker.job.finished", **(end.report or identity(end.job)), **became, error=error)
+            of_run = {"queue": end.job.queue, **(end.report or identity(end.job))}
+            self._log.info("worker.job.finished", **of_run, **became, error=error)
 
 
 def identity(job: Job) -> dict[str, Any]:

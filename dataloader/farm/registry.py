@@ -57,7 +57,8 @@ class WorkerRegistry:
         return {
             "worker": slot.worker,
             "pid": slot.fields.pid,
-            "queue": slot.queue_name,
+            "queue": ", ".join(slot.queues),
+            "queues": slot.queues,
             "state": state,
             "job_id": held and str(held.job_id),
             "memory_bytes": memory_used(slot.fields.pid),

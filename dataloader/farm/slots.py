@@ -21,6 +21,7 @@ from uuid import UUID
 
 from setproctitle import setproctitle
 
+from dataloader.config import QUEUES_MOST
 from dataloader.farm.process import now
 
 
@@ -75,7 +76,7 @@ class _Fields(ctypes.Structure):
         ("why", ctypes.c_int32),
         ("state", ctypes.c_int32),
         ("pid", ctypes.c_int32),
-        ("queue", ctypes.c_int32),  # the supervisor's number of the queue
+        ("kind", ctypes.c_int32),  # the supervisor's number for workers that serve the same queues
         ("reload", ctypes.c_int32),  # the generation of settings that the process was started with
         ("order", ctypes.c_int32),  # by the supervisor
         ("explains", ctypes.c_bool),  # whether the process logs the stack of a failed import
@@ -83,10 +84,10 @@ class _Fields(ctypes.Structure):
         ("due_at", ctypes.c_double),  # when the next row is due, by that claim's answer; written before looked_at
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
-        ("queue_name", ctypes.c_char * 520),  # 128 characters
         ("session", ctypes.c_char * 64),  # the pid and the start of its backend in PostgreSQL
         ("jobs", ctypes.c_char * (16 * JOBS_MOST)),  # the ids of the worker's last claim, in its order
         ("attempts", ctypes.c_int32 * JOBS_MOST),
+        ("queues", ctypes.c_char * (QUEUES_MOST * 513)),  # names of 128 characters, a line each
     )
 
 
@@ -154,10 +155,10 @@ class Slot:
         """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
         return self.order is Order.WAIT and self.state is State.RESTING
 
-    def take(self, queue: int, reload: int = 0, explains: bool = False) -> None:
-        """For a process about to be forked, with the numbers of its queue and of its settings; its order is WAIT."""
+    def take(self, kind: int, reload: int = 0, explains: bool = False) -> None:
+        """For a process about to be forked, with the numbers of its kind and of its settings; its order is WAIT."""
         ctypes.memset(ctypes.addressof(self.fields), 0, _Fields.jobs.offset)  # the rest counts as far as `claimed`
-        self.fields.queue = queue
+        self.fields.kind = kind
         self.fields.reload = reload
         self.fields.explains = explains
         self.fields.state = State.STARTING
@@ -172,15 +173,15 @@ class Slot:
         """By the worker, before the session's first claim."""
         self.fields.session = f"{backend_pid} {backend_start.isoformat()}".encode()
 
-    def occupy(self, worker: str, queue: str = "") -> None:
-        """By the worker: its identity and its queue."""
+    def occupy(self, worker: str, queues: Sequence[str] = ()) -> None:
+        """By the worker: its identity and its queues."""
+        self.fields.queues = "\n".join(queues).encode()
         self.fields.worker = worker.encode()
-        self.fields.queue_name = queue.encode()
         self.fields.pid = os.getpid()
 
     def show(self, doing: str) -> None:
         """By the worker: what `ps` shows of it."""
-        setproctitle(f"dataloader: worker {self.queue_name}#{self.index} {doing}")
+        setproctitle(f"dataloader: worker {', '.join(self.queues)}#{self.index} {doing}")
 
     def claim(self, job_ids: Sequence[UUID], attempts: Sequence[int]) -> None:
         """By the worker: it has claimed these jobs, and runs none of them yet."""
@@ -259,9 +260,9 @@ class Slot:
         self.fields.state = State.AWAKE
 
     @property
-    def queue_name(self) -> str:
-        """The queue that the worker serves."""
-        return bytes(self.fields.queue_name).decode()
+    def queues(self) -> list[str]:
+        """The queues that the worker serves."""
+        return bytes(self.fields.queues).decode().split("\n")
 
     @property
     def runs(self) -> int:
@@ -324,7 +325,7 @@ class Slot:
 
 
 class Siblings(NamedTuple):
-    """How many other workers of the same queue there are, and how many of them wait for a job."""
+    """How many other workers of the same kind there are, and how many of them wait for a job."""
 
     working: int = 0
     idle: int = 0
@@ -345,17 +346,17 @@ class SharedSlots:
         return next((slot for slot in self.slots if slot.state is State.FREE), None)
 
     def idle_before(self, slot: Slot) -> int:
-        """How many idle workers of the same queue have a slot before this one: their turn to claim comes first."""
+        """How many idle workers of the same kind have a slot before this one: their turn to claim comes first."""
         return sum(
-            other.state is State.IDLE and other.fields.queue == slot.fields.queue for other in self.slots[: slot.index]
+            other.state is State.IDLE and other.fields.kind == slot.fields.kind for other in self.slots[: slot.index]
         )
 
     def siblings(self, slot: Slot) -> Siblings:
-        """The other workers of the slot's queue."""
+        """The other workers of the slot's kind."""
         working = [
             state
             for index, state in enumerate(self._states.tolist())
-            if state in _WORKING and index != slot.index and self.slots[index].fields.queue == slot.fields.queue
+            if state in _WORKING and index != slot.index and self.slots[index].fields.kind == slot.fields.kind
         ]
         return Siblings(len(working), working.count(State.IDLE))
 
@@ -363,22 +364,22 @@ class SharedSlots:
         """True while a sibling is idle whose claim since then has found no job."""
         if State.IDLE not in self._states.tolist():
             return False
-        kin = (slot.fields.queue, slot.fields.reload)
+        kin = (slot.fields.kind, slot.fields.reload)
         return any(
             other.state is State.IDLE and other.fields.looked_at >= since
             for other in self.slots
-            if (other.fields.queue, other.fields.reload) == kin
+            if (other.fields.kind, other.fields.reload) == kin
         )
 
     def looked_for(self, slot: Slot, since: float) -> float | None:
-        """When the next row of the slot's queue is due, if a sibling's claim since then has found no job; else None.
+        """When the next row of the slot's queues is due, if a sibling's claim since then has found no job; else None.
 
-        Such a claim has seen every row that a notification heard at `since` may stand for. Siblings have the same queue
-        and settings: other workers may claim from another database.
+        Such a claim has seen every row that a notification heard at `since` may stand for. Siblings have the same
+        queues and settings: other workers may claim from another database.
         """
-        kin = (slot.fields.queue, slot.fields.reload)
+        kin = (slot.fields.kind, slot.fields.reload)
         for other in self.slots:
-            if (other.fields.queue, other.fields.reload) == kin and other.fields.looked_at >= since:
+            if (other.fields.kind, other.fields.reload) == kin and other.fields.looked_at >= since:
                 return float(other.fields.due_at)
         return None
 

@@ -19,7 +19,7 @@ import structlog
 from setproctitle import setproctitle
 
 from dataloader import log
-from dataloader.config import ConfigError, Settings
+from dataloader.config import ConfigError, Served, Settings
 from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
@@ -45,7 +45,7 @@ MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more w
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
-WorkerMain = Callable[[Settings, str, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
+WorkerMain = Callable[[Settings, Served, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
 KeeperMain = Callable[[Settings, SharedSlots], int]
 
 
@@ -90,7 +90,7 @@ class Child:
 
     pid: int
     slot: Slot
-    queue: str
+    served: Served
     generation: int
     started: float
     stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
@@ -107,7 +107,7 @@ class Child:
 
 
 class Supervisor:
-    """The children of this machine, and how many of each queue are wished for."""
+    """The children of this machine, and how many of each kind are wished for: of those that serve the same queues."""
 
     def __init__(
         self, load: Callable[[], Settings], settings: Settings, worker_main: WorkerMain, keeper_main: KeeperMain
@@ -123,9 +123,9 @@ class Supervisor:
         self._explained = -1  # the latest generation in which a worker was to log the stack of a failed import
         # More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs.
         self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
-        self._queue_numbers: dict[str, int] = {}
+        self._numbers: dict[Served, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
-        self._backoffs: dict[str, Backoff] = defaultdict(Backoff)  # by queue
+        self._backoffs: dict[Served, Backoff] = defaultdict(Backoff)
         self._keeper: int | None = None
         self._keeper_backoff = Backoff()
         self._keeper_started = 0.0
@@ -147,7 +147,7 @@ class Supervisor:
         adopt_orphans()
         self.signals = Signals((*_ORDERS, signal.SIGCHLD))
         self._life, self._life_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._log.info("supervisor.started", workers=dict(self._wish))
+        self._log.info("supervisor.started", workers=_shown(self._wish))
         share_memory()
         while not self._tick():
             self.signals.wait(self._pause())
@@ -212,7 +212,7 @@ class Supervisor:
         # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
         if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
-            self._start_failed("worker", self._backoffs[child.queue], exit_status)
+            self._start_failed("worker", self._backoffs[child.served], exit_status)
 
     def _end_what_is_left(self, pid: int) -> None:
         """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
@@ -240,7 +240,7 @@ class Supervisor:
         for child in self._workers.values():
             if child.slot.state is not State.STARTING:
                 self._ever_ready = True
-                self._backoffs[child.queue].succeeded(child.started)
+                self._backoffs[child.served].succeeded(child.started)
         if not self._told_ready and sum(child.slot.is_ready for child in self._workers.values()) >= self._wish.total():
             self._told_ready = True
             tell_ready()
@@ -270,26 +270,26 @@ class Supervisor:
             self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
         if self._draining:
             return
-        running = Counter(child.queue for child in self._workers.values())
-        for queue, wanted in self._wanted().items():
-            if self._backoffs[queue].passed:
-                for _ in range(wanted - running[queue]):
-                    self._start_worker(queue)
+        running = Counter(child.served for child in self._workers.values())
+        for served, wanted in self._wanted().items():
+            if self._backoffs[served].passed:
+                for _ in range(wanted - running[served]):
+                    self._start_worker(served)
 
-    def _wanted(self) -> Counter[str]:
-        """The wish, and one more in each queue that still has a worker of an older generation.
+    def _wanted(self) -> Counter[Served]:
+        """The wish, and one more of each kind that still has a worker of an older generation.
 
         The successor imports the new code and connects before an older worker may leave. So a slow import leaves no
         gap, and a reload with broken code keeps the old workers.
         """
-        older = {child.queue for child in self._workers.values() if child.generation != self._generation}
+        older = {child.served for child in self._workers.values() if child.generation != self._generation}
         return self._wish + Counter(older & self._wish.keys())
 
-    def _start_worker(self, queue: str) -> None:
+    def _start_worker(self, served: Served) -> None:
         slot = self._shared.free()
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
-        number = self._queue_numbers.setdefault(queue, len(self._queue_numbers))
+        number = self._numbers.setdefault(served, len(self._numbers))
         slot.take(number, self._generation, explains=self._explained != self._generation)
         self._explained = self._generation
         stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
@@ -297,10 +297,10 @@ class Supervisor:
 
         def main() -> int:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
-            return self._worker_main(self.settings, queue, self._shared, slot, self._life)
+            return self._worker_main(self.settings, served, self._shared, slot, self._life)
 
         pid = self._fork(main)
-        self._workers[pid] = Child(pid, slot, queue, self._generation, now(), stacks)
+        self._workers[pid] = Child(pid, slot, served, self._generation, now(), stacks)
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
@@ -325,7 +325,7 @@ class Supervisor:
         self._backoffs.clear()  # the failures were the former code's
         if self._keeper is not None:
             os.kill(self._keeper, signal.SIGTERM)
-        self._log.info("supervisor.reloaded", workers=dict(self._wish), generation=self._generation)
+        self._log.info("supervisor.reloaded", workers=_shown(self._wish), generation=self._generation)
 
     # --- who may claim ---
 
@@ -338,13 +338,13 @@ class Supervisor:
         if self._draining:
             return
         self._replace_one([child for child in self._workers.values() if child.generation != self._generation])
-        for queue, wished_for in self._wish.items():
-            self._let_claim([child for child in self._workers.values() if child.queue == queue], wished_for)
+        for served, wished_for in self._wish.items():
+            self._let_claim([child for child in self._workers.values() if child.served == served], wished_for)
 
     def _replace_one(self, older: list[Child]) -> None:
         """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
-        ready = Counter(child.queue for child in self._workers.values() if child.slot.is_ready)
-        are_ready = all(ready[queue] >= wanted for queue, wanted in self._wanted().items())
+        ready = Counter(child.served for child in self._workers.values() if child.slot.is_ready)
+        are_ready = all(ready[served] >= wanted for served, wanted in self._wanted().items())
         resting = [child for child in older if child.slot.rests]
         if are_ready and resting:
             self._order(resting[0], Order.LEAVE)
@@ -354,10 +354,10 @@ class Supervisor:
             if child.slot.works:
                 self._order(child, Order.WAIT if child in asked else Order.WORK)
 
-    def _let_claim(self, of_queue: list[Child], wished_for: int) -> None:
-        """Give the free places of a queue to the workers that are ready, then to those that start; the newest first."""
-        at_work = [child for child in of_queue if child.slot.order is Order.WORK or child.slot.works]
-        others = [child for child in of_queue if child not in at_work and child.slot.order is Order.WAIT]
+    def _let_claim(self, of_kind: list[Child], wished_for: int) -> None:
+        """Give the free places of a kind to the workers that are ready, then to those that start; the newest first."""
+        at_work = [child for child in of_kind if child.slot.order is Order.WORK or child.slot.works]
+        others = [child for child in of_kind if child not in at_work and child.slot.order is Order.WAIT]
         others.sort(key=lambda child: (not child.slot.rests, -child.generation))
         for child in others[: max(0, wished_for - len(at_work))]:
             self._order(child, Order.WORK)
@@ -416,9 +416,16 @@ class Supervisor:
         return any(slot.state is State.DEAD for slot in self._shared.slots)
 
 
-def wished(settings: Settings) -> Counter[str]:
-    """How many workers each queue should have; several entries for one queue add up."""
-    wish: Counter[str] = Counter()
+def wished(settings: Settings) -> Counter[Served]:
+    """How many workers of each kind there should be; several entries for the same queues add up."""
+    wish: Counter[Served] = Counter()
     for spec in settings.workers:
-        wish[spec.queue] += spec.concurrency
+        wish[spec.served] += spec.concurrency
     return wish
+
+
+def _shown(wish: Counter[Served]) -> dict[str, int]:
+    shown: Counter[str] = Counter()
+    for served, wished_for in wish.items():
+        shown[str(served)] += wished_for
+    return dict(shown)

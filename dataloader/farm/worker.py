@@ -1,4 +1,4 @@
-"""PROCESS: one worker. It claims jobs of one queue, runs one job at a time, and writes each end with the next claim.
+"""PROCESS: one worker. It claims jobs of its queues, runs one job at a time, and writes each end with the next claim.
 
 The supervisor forks it. The heartbeat's thread has the session while jobs run.
 """
@@ -19,7 +19,7 @@ import psycopg
 import structlog
 
 from dataloader import log, pipelines
-from dataloader.config import ConfigError, Settings
+from dataloader.config import ConfigError, Served, Settings
 from dataloader.farm import traces
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
@@ -51,10 +51,10 @@ NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
-def main(settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, life: int) -> int:
-    """Work on one queue until an order to stop or to leave; returns the process's exit status."""
+def main(settings: Settings, dsn: str, served: Served, shared: SharedSlots, slot: Slot, life: int) -> int:
+    """Work on these queues until an order to stop or to leave; returns the process's exit status."""
     log.configure(settings, threaded=True)
-    worker = Worker(settings, dsn, queue_name, shared, slot, life)
+    worker = Worker(settings, dsn, served, shared, slot, life)
     unblock_signals()
     try:
         pipelines.load(settings.pipeline_modules)
@@ -79,18 +79,18 @@ class Worker:
     """One worker process. Its parts: the orders, the session, the batch, the heartbeat, the runner."""
 
     def __init__(
-        self, settings: Settings, dsn: str, queue_name: str, shared: SharedSlots, slot: Slot, life: int
+        self, settings: Settings, dsn: str, served: Served, shared: SharedSlots, slot: Slot, life: int
     ) -> None:
         self.settings = settings
-        self.queue = queue_name
+        self.served = served
         self.shared = shared
         self.slot = slot
         name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
-        slot.occupy(name, queue_name)
-        self.log = structlog.get_logger("worker").bind(worker=name, queue=queue_name)
+        slot.occupy(name, served.queues)
+        self.log = structlog.get_logger("worker").bind(worker=name, queue=str(served))
         self.orders = Orders(settings, slot, life)
-        self.session = WorkerSession(settings, dsn, queue_name, self.orders, slot, self.log)
-        self.batch = Batch(settings, queue_name, self.session, self.orders, self.log)
+        self.session = WorkerSession(settings, dsn, str(served), self.orders, slot, self.log)
+        self.batch = Batch(settings, served, self.session, self.orders, self.log)
         self.heartbeat = Heartbeat(self.session, self.batch, settings)
         self.runner = Runner(settings, dsn, self.session.leap)
         self.traces = traces.start(name)
@@ -155,11 +155,12 @@ class Worker:
         self.batch.fit(probe.lock_table(self.session.conn))
 
     def _agree(self) -> None:
-        """Make the queue what the settings say of its order; raises ConfigError when it is something else."""
+        """Make the queues what the settings say of their order; raises ConfigError when one is something else."""
         for spec in self.settings.workers:
-            if spec.queue == self.queue:
+            if spec.served == self.served:
                 try:
-                    operations.agree(self.session.conn, self.queue, spec.ordered, spec.merge)
+                    for queue in self.served.queues:
+                        operations.agree(self.session.conn, queue, spec.ordered, spec.merge)
                 except operations.Contradiction as e:
                     raise ConfigError(str(e)) from None
 
@@ -311,7 +312,7 @@ class Worker:
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))
-        return any(n.channel == lifecycle.JOBS_CHANNEL and n.payload == self.queue for n in notes)
+        return any(n.channel == lifecycle.JOBS_CHANNEL and n.payload in self.served.queues for n in notes)
 
     def _looked_for_by_sibling(self) -> float | None:
         """When the next row is due, if a sibling claims after this call and finds no job; else None.

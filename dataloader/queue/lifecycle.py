@@ -76,8 +76,8 @@ class Step(NamedTuple):
 
     `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
     those whose rows somebody has `locked`, whose ends are to be written again a little later. The next steps may
-    begin at `head`, for up to a second; None: as this one. The queue allows `batch` keys in one call of a pipeline;
-    None: as the pipeline says.
+    begin at `head` of the jobs' queue, for up to a second; None: as this one. That queue allows `batch` keys in one
+    call of a pipeline; None: as the pipeline says.
     """
 
     jobs: list[Job]
@@ -169,21 +169,24 @@ def request_cancels(conn: Conn, job_ids: Collection[UUID], force: bool, by: str)
 
 def step(
     session: Session,
-    queue: str,
+    queues: list[str],
     backoff_sec: float,
     most: int,
     ends: Collection[Ended] | None = (),
     head: Head = Head(),  # noqa: B008  a constant
+    by_lag: bool = False,
 ) -> Step:
-    """Write how runs of this worker have ended and claim up to `most` jobs of `queue`, whose keys this session holds.
+    """Write how runs of this worker have ended and claim up to `most` jobs, whose keys this session holds.
 
-    Of an ordered queue the heads of up to `most` keys; of a merged one all that these keys have, those of a key one
-    after the other. All other keys of the session are let go, unless `ends` is None. One transaction, one round trip.
-    Raises psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
+    They are of the first of these queues that has some, and of no other; `by_lag` goes instead by whose first job has
+    waited longest. `head` is where to begin in the first one. Of an ordered queue the claim takes the heads of up to
+    `most` keys, of a merged one all that these keys have, those of a key one after the other. All other keys of the
+    session are let go, unless `ends` is None. One transaction, one round trip. Raises psycopg.DataError, having changed
+    nothing, for an end that PostgreSQL cannot store; `finish` can.
     """
     parameters = {
-        "queues": [queue],
-        "by_lag": False,
+        "queues": queues,
+        "by_lag": by_lag,
         "worker": session.worker,
         "backend_start": session.backend_start.isoformat(),
         "backoff_sec": backoff_sec,

@@ -18,20 +18,20 @@
 -- keys), and claim up to p_most jobs of the first queue that has some: the best by priority, then created_at, at most one
 -- of each key; of an ordered queue the heads of up to p_most keys, with merge all jobs of these keys. One round trip.
 --
--- p_queues          the queues in the order in which to look at them; p_by_lag: instead by how long their first ready
---                   rows have waited, the longest first
+-- p_queues          the queues in the order in which to look at them; p_by_lag: instead by how long their first due rows
+--                   have waited, the longest first
 -- p_worker          host:pid:boot of the worker, written to claimed_by
 -- p_backend_start   start of this session's backend
 -- p_backoff_sec     longest back-off of a key that a foreign session holds
--- p_priority, p_from   where a step before said to begin, for up to a second; else 0 and -infinity
+-- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity
 --
 -- Returns a row for each claimed job, the best first, then one without a job:
 -- unfinished, canceled, locked   as dl_finish
 -- backoffs                       how many keys were put off
 -- look_again                     there is more to look at: where nothing was claimed, call again at once
 -- due_in                         nothing claimed: seconds until a queue may have something; null: a notification tells
--- from_priority, from_time       where the worker's steps of the next second may begin, for this one has read many rows in
---                                vain; null: the worker keeps what it has
+-- from_priority, from_time       where the worker's steps of the next second may begin in the jobs' queue, for this one has
+--                                read many rows in vain; null: the worker keeps what it has
 -- batch                          the most keys in one call of a pipeline; null: as the pipeline says
 -- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
@@ -53,6 +53,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
   wrote record;
   this text;  -- the queue
+  head text := p_queues[1];  -- the queue that p_priority and p_from are of
+  at_priority int;           -- where to begin in this one
+  at_time timestamptz;
   is_paused boolean;  -- null: the queue has no settings
   is_ordered boolean;
   merges int;         -- dl_lock_heads' p_merge_limit
@@ -97,6 +100,9 @@ BEGIN
     CONTINUE WHEN is_paused;
     is_ordered := false;
     in_order := NULL;
+    batch := NULL;
+    at_priority := CASE WHEN this = head THEN p_priority ELSE 0 END;
+    at_time := CASE WHEN this = head THEN p_from ELSE '-infinity' END;
     IF NOT is_paused THEN
       SELECT coalesce(ordered, false), CASE WHEN merge THEN coalesce(merge_limit, 1000) END, on_dead = 'hold', q.batch
         INTO is_ordered, merges, holds, batch FROM dl_queues q WHERE queue = this;
@@ -115,7 +121,7 @@ BEGIN
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks);
+      took := dl_take_keys(this, is_ordered, p_most, at_priority, at_time, past, passed, looks);
       busy := took.others;
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
@@ -199,15 +205,15 @@ BEGIN
       EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
       looks := true;
       IF took.rows = 0 THEN
-        EXIT WHEN (p_priority, p_from) = (0, '-infinity');
-        p_priority := 0;  -- once more from the head: what was locked there may be free
-        p_from := '-infinity';
+        EXIT WHEN (at_priority, at_time) = (0, '-infinity');
+        at_priority := 0;  -- once more from the head: what was locked there may be free
+        at_time := '-infinity';
         past := 0;
         passed := '{}';
         CONTINUE;
       END IF;
 
-      parked := dl_park(this, busy, holders, p_priority, p_from, past + took.rows);
+      parked := dl_park(this, busy, holders, at_priority, at_time, past + took.rows);
       EXIT WHEN started > 0;
       IF clock_timestamp() > now() + interval '1 s' THEN
         look_again := true;
@@ -225,7 +231,7 @@ BEGIN
       -- Others have these rows locked, or the running rows of their keys. No notification follows: the caller comes back.
       past := past + took.rows;
       passed := busy;
-      EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity');
+      EXIT WHEN NOT took.more AND (at_priority, at_time) = (0, '-infinity');
     END LOOP;
 
     EXIT WHEN started > 0;
@@ -246,14 +252,18 @@ END
 $$;
 
 
--- These queues by how long their first ready rows have waited, the longest first; then those without one. Each has its
--- turn, for the row that waits grows older.
+-- These queues by how long their first ready rows have waited, or rows whose time has come and that no claim has woken yet,
+-- the longest first; then those without such a row. Each has its turn, for the row that waits grows older.
 CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sql AS $$
   SELECT array_agg(q ORDER BY since, nth) FROM unnest(p_queues) WITH ORDINALITY AS served (q, nth)
-    LEFT JOIN LATERAL (
-      SELECT greatest(created_at, available_at) AS since FROM dl_jobs
-       WHERE queue = q AND status = 'queued' AND blocked_on IS NULL
-       ORDER BY queue, priority, created_at LIMIT 1) first ON true
+   CROSS JOIN LATERAL (
+      SELECT least(
+        (SELECT greatest(created_at, available_at) FROM dl_jobs
+          WHERE queue = q AND status = 'queued' AND blocked_on IS NULL
+          ORDER BY queue, priority, created_at LIMIT 1),
+        (SELECT available_at FROM dl_jobs
+          WHERE queue = q AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
+          ORDER BY queue, available_at LIMIT 1)) AS since) first
 $$;
 
 

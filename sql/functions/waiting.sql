@@ -60,7 +60,8 @@ BEGIN
   -- looks.
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
-    PERFORM pg_notify('dl_jobs', queue) FROM (SELECT DISTINCT queue FROM %1$I.dl_workers) served;
+    PERFORM pg_notify('dl_jobs', queue)  -- not dl_served: 0019 needs this function before there is one
+       FROM (SELECT queue FROM %1$I.dl_workers UNION SELECT queue FROM %1$I.dl_totals) served;
     RETURN;
   END IF;
   FOR this IN

@@ -254,7 +254,7 @@ MUTANTS: list[Mutant] = [
         ("a row of its own for each", "ELSIF NOT EXISTS (SELECT", "ELSIF true OR EXISTS (SELECT"),
         ("trusts a row that is about to go", " FOR SHARE SKIP LOCKED) THEN", ") THEN"),
         ("trusts an old snapshot", "current_setting('transaction_isolation') <> 'read committed'", "false"),
-        ("no word of an old snapshot", "PERFORM pg_notify('dl_jobs', queue) FROM", "PERFORM queue FROM"),
+        ("no word of an old snapshot", "PERFORM pg_notify('dl_jobs', queue)  -- not", "PERFORM queue  -- not"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', this.queue)", "NULL"),
     ),
     *_function(
@@ -590,12 +590,12 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "never again from the head",
-            "EXIT WHEN (p_priority, p_from) = (0, '-infinity');\n        p_priority",
-            "EXIT;\n        p_priority",
+            "EXIT WHEN (at_priority, at_time) = (0, '-infinity');\n        at_priority",
+            "EXIT;\n        at_priority",
         ),
         (
             "parks nothing",
-            "parked := dl_park(this, busy, holders, p_priority, p_from, past + took.rows)",
+            "parked := dl_park(this, busy, holders, at_priority, at_time, past + took.rows)",
             "parked := 0",
         ),
         ("leaves after it has parked", "      CONTINUE WHEN parked > 0;\n"),
@@ -608,7 +608,7 @@ MUTANTS: list[Mutant] = [
         ("no second look", "IF NOT looked_twice", "IF false"),
         (
             "looks no further than locked rows",
-            "EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity')",
+            "EXIT WHEN NOT took.more AND (at_priority, at_time) = (0, '-infinity')",
             "EXIT",
         ),
         ("forgets the keys that it has passed", "      passed := busy;\n"),
@@ -629,6 +629,12 @@ MUTANTS: list[Mutant] = [
         ("no word of the order", "  queue := NULL;\n", "  queue := NULL;\n  in_order := NULL;\n"),
         ("the order of another queue", "    in_order := NULL;\n"),
         ("another queue's settings", "    is_ordered := false;\n"),
+        ("another queue's batch", "    batch := NULL;\n"),
+        ("another queue's head", "CASE WHEN this = head THEN p_priority ELSE 0 END", "p_priority"),
+        ("no head by lag", "  head text := p_queues[1];", "  head text := NULL;"),
+        ("a paused queue", "CONTINUE WHEN is_paused", "EXIT WHEN is_paused"),
+        ("one queue", "    EXIT WHEN started > 0;\n    is_late", "    is_late"),
+        ("the last queue says when", "SELECT least(due_in, extract", "SELECT least(extract"),
         ("of a delivery only what is due", "is_ordered OR blocked_on", "blocked_on"),
         (
             "keeps the key of a head that did not start",
@@ -640,6 +646,13 @@ MUTANTS: list[Mutant] = [
             "CASE WHEN is_ordered THEN odd_heads ELSE",
             "CASE WHEN is_ordered THEN '{}' ELSE",
         ),
+    ),
+    *_function(
+        "dl_by_lag",
+        ("by the oldest job", "SELECT greatest(created_at, available_at) FROM", "SELECT created_at FROM"),
+        ("the newest first", "ORDER BY since, nth", "ORDER BY since DESC, nth"),
+        ("nobody has woken it", "available_at <= now()\n", "false\n"),
+        ("a time that has not come", "AND available_at <= now()\n", "\n"),
     ),
     *_function(
         "dl_give_back",

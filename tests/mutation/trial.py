@@ -27,7 +27,8 @@ from .mutants import ROOT, Mutant, apply
 TESTS = [
     *("lease", "ends", "park", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order"),
     *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "stats", "retention"),
-    *("target", "guards", "transitions", "lock", "ordered", "ordered_model", "model", "interleavings", "plans"),
+    *("target", "several_queues", "guards", "transitions", "lock", "ordered", "ordered_model", "model"),
+    *("interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
@@ -49,7 +50,8 @@ FIRST = {
     "dl_take_keys": "step claim park order locked_rows",
     "dl_finish": "step park ends lease locked_rows ordered ordered_model",
     "dl_retry_delay": "ends",
-    "dl_step": "park claim step ordered locked_rows lock wake operate",
+    "dl_by_lag": "several_queues",
+    "dl_step": "park claim step ordered locked_rows lock wake operate several_queues",
     "dl_give_back": "park settle reap ordered ordered_model order rights",
     "dl_jobs_place": "wake retention",
     "dl_jobs_step": "park ordered foreign_journal notify retention rights",

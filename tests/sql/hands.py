@@ -43,7 +43,7 @@ class Worker:
 
     def claim(self, queue_name: str = "q", backoff_sec: float = BACKOFF_SEC) -> Step:
         """One look into the queue, for the best job; the session keeps its keys."""
-        return lifecycle.step(self.session, queue_name, backoff_sec, 1, None)
+        return lifecycle.step(self.session, [queue_name], backoff_sec, 1, None)
 
     def take(self, queue_name: str = "q") -> Job:
         """Claim where there must be a job."""

@@ -183,7 +183,7 @@ def test_a_candidate_that_may_not_start_any_more_is_left_alone(
 ) -> None:
     """The row changes between the claim's look at the queue and its lock on the key."""
     job_id, other = plain(conn, lock_key="k"), plain(conn, lock_key="l")
-    step = partial(lifecycle.step, worker.session, "q", BACKOFF_SEC, 2)
+    step = partial(lifecycle.step, worker.session, ["q"], BACKOFF_SEC, 2)
     with at_gate(conn, BEFORE_THE_LOCK, worker, step) as claim, quietly(conn):
         conn.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = %s", (job_id,))
     assert [job.job_id for job in claim.result().jobs] == [other]

@@ -38,7 +38,7 @@ BY_FARM_OF_BEFORE = "SELECT unfinished, canceled FROM dl_finish(%s, %s::json, tr
 
 def step(worker: Worker, most: int, *ends: Ended) -> Step:
     worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ends)
+    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
 
 
 def ids(jobs: Sequence[Job]) -> list[UUID]:
@@ -169,7 +169,7 @@ def waiting_or_done(conn: db.Connection, worker: Worker, future: Future[object])
 
 
 def end_runs(worker: Worker, jobs: Sequence[Job]) -> None:
-    lifecycle.step(worker.session, "q", BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
+    lifecycle.step(worker.session, ["q"], BACKOFF_SEC, 0, [Ended(job, DONE) for job in jobs])
 
 
 def end_runs_as_before(worker: Worker, jobs: Sequence[Job]) -> None:

@@ -390,7 +390,17 @@ RIGHTS = """
 SELECT string_agg(p, ' ' ORDER BY p) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) p
  WHERE has_table_privilege(%s, %s, p)
 """
-NEW_TABLES = ("dl_queues", "dl_workers", "dl_totals", "dl_pace", "dl_rolled", "dl_lengths", "dl_freed")
+NEW_TABLES = (
+    "dl_queues",
+    "dl_workers",
+    "dl_served",
+    "dl_tasks",
+    "dl_totals",
+    "dl_pace",
+    "dl_rolled",
+    "dl_lengths",
+    "dl_freed",
+)
 
 
 def test_a_farm_with_a_role_of_its_own_goes_on_and_other_services_get_no_new_rights(

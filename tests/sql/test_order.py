@@ -132,7 +132,7 @@ def test_a_parked_row_whose_key_becomes_free_beside_a_claim_goes_before_a_ready_
     old = parked(conn, two, lock_key="k", priority=1)
     plain(conn, lock_key="k", priority=2)
     other = plain(conn, priority=3)
-    with at_gate(conn, BEFORE_THE_LOCK, two, lambda: lifecycle.step(two.session, "q", BACKOFF_SEC, 5, ())) as claim:
+    with at_gate(conn, BEFORE_THE_LOCK, two, lambda: lifecycle.step(two.session, ["q"], BACKOFF_SEC, 5, ())) as claim:
         one.finish(job)
     assert ids(claim.result()) == [old, other]
     assert len(keys_held(conn)) == 2

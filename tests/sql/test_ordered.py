@@ -57,7 +57,7 @@ def merged(conn: db.Connection) -> db.Connection:
 
 def step(worker: Worker, most: int = 10, *ends: Ended) -> Step:
     worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ends)
+    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends)
 
 
 def ids(found: Step) -> list[UUID]:
@@ -474,7 +474,7 @@ def test_a_dead_job_holds_its_own_key_in_its_own_queue_only(conn: db.Connection,
     assert state(conn, dead)[0] == end
     assert set(ids(step(two))) <= {beside}
     assert state(conn, beside)[0] == "running"
-    assert ids(lifecycle.step(two.session, "other", BACKOFF_SEC, 10, None)) == [elsewhere]
+    assert ids(lifecycle.step(two.session, ["other"], BACKOFF_SEC, 10, None)) == [elsewhere]
 
 
 def test_a_job_that_was_dead_before_the_switch_holds_nothing(conn: db.Connection, worker: Worker) -> None:
@@ -639,7 +639,7 @@ def test_a_head_before_its_time_keeps_no_delivery_waiting(merged: db.Connection,
 def test_a_retry_of_the_key_in_another_queue_keeps_no_delivery_waiting(merged: db.Connection, worker: Worker) -> None:
     order(merged, "other", merge=True)
     enqueue(merged, lock_key="k", queue="other")
-    run = lifecycle.step(worker.session, "other", BACKOFF_SEC, 1, ()).jobs
+    run = lifecycle.step(worker.session, ["other"], BACKOFF_SEC, 1, ()).jobs
     end_all(worker, run, "retry", error="e", delay_sec=600.0)
     here = enqueue(merged, lock_key="k")
     assert ids(step(worker)) == [here]

@@ -155,7 +155,7 @@ class Farm(RuleBasedStateMachine):
     def claimed(self, worker: Worker, most: int, ended: tuple[Ended, ...] | None) -> None:
         """What the claim starts are whole deliveries of keys that are due, and all of these if it may take so many."""
         due = self.model.due()
-        found = lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ended)
+        found = lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ended)
         taken = [
             Delivery(tuple(jobs), place)
             for place, (_, jobs) in enumerate(groupby(found.jobs, key=lambda job: job.lock_key))
@@ -201,7 +201,7 @@ class Farm(RuleBasedStateMachine):
                 job.job_id: self.model.jobs[job.job_id].status for job in delivery.jobs
             }
         elif most == 0:
-            assert lifecycle.step(worker.session, "q", BACKOFF_SEC, 0, ended).jobs == []
+            assert lifecycle.step(worker.session, ["q"], BACKOFF_SEC, 0, ended).jobs == []
         else:
             self.claimed(worker, most, ended)
 
@@ -317,7 +317,7 @@ class Farm(RuleBasedStateMachine):
         left = value(self.conn, "SELECT count(*) FROM dl_jobs WHERE status = 'queued'")
         jobs: list[Job] = []
         while jobs := lifecycle.step(
-            worker.session, "q", BACKOFF_SEC, 3, [Ended(job, end) for job, end in done(jobs)]
+            worker.session, ["q"], BACKOFF_SEC, 3, [Ended(job, end) for job, end in done(jobs)]
         ).jobs:
             left -= len(jobs)
         assert (left, value(self.conn, "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')")) == (0, 0)

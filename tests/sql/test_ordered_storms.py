@@ -108,7 +108,7 @@ def live(storm: Storm, chance: random.Random, worker: Worker) -> None:
     ends: dict[UUID, Ended] = {}
     while not storm.over.is_set() or ends:
         most = 0 if storm.over.is_set() else chance.choice([1, 1, 3, 20])
-        step = lifecycle.step(worker.session, "q", 0.2, most, list(ends.values()))
+        step = lifecycle.step(worker.session, ["q"], 0.2, most, list(ends.values()))
         ends = {job_id: ends[job_id] for job_id in step.locked}
         deliveries = [Delivery(tuple(jobs)) for jobs in Delivery(tuple(step.jobs)).keys().values()]
         for delivery in deliveries:

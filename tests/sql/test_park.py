@@ -34,7 +34,7 @@ DONE = Finish("succeed")
 
 def step(worker: Worker, most: int, head: Head = Head(), *, ends: Sequence[Ended] = ()) -> Step:  # noqa: B008
     worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
-    return lifecycle.step(worker.session, "q", BACKOFF_SEC, most, ends, head)
+    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, most, ends, head)
 
 
 def ids(found: Step) -> list[UUID]:

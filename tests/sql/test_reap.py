@@ -67,7 +67,7 @@ def ahead(conn: db.Connection, worker: Worker, number: int, **more: int) -> list
     """Claim so many jobs at once, which all may run once."""
     for priority in range(number):
         enqueue(conn, priority=priority, **({"max_attempts": 1} | more))
-    return lifecycle.step(worker.session, "q", BACKOFF_SEC, number).jobs
+    return lifecycle.step(worker.session, ["q"], BACKOFF_SEC, number).jobs
 
 
 def test_what_was_claimed_ahead_and_never_begun_is_not_counted(conn: db.Connection, worker: Worker) -> None:
@@ -99,7 +99,7 @@ def test_v6_a_job_that_ends_its_machine_before_it_beats_is_lost_in_the_end(
     worker, found = workers(), []
     for _ in range(4):
         conn.execute("UPDATE dl_jobs SET available_at = now() WHERE status = 'queued'")
-        assert len(lifecycle.step(worker.session, "q", BACKOFF_SEC, 2).jobs) == 2
+        assert len(lifecycle.step(worker.session, ["q"], BACKOFF_SEC, 2).jobs) == 2
         found.append(gone(conn, worker)[1])
     assert found == [("queued", 0), ("queued", 1), ("queued", 1), ("lost", 2)]
 

@@ -19,7 +19,7 @@ DONE = Finish("succeed")
 
 
 def step(worker: Worker, most: int, *ends: Ended, queue_name: str = "q") -> Step:
-    return lifecycle.step(worker.session, queue_name, BACKOFF_SEC, most, ends)
+    return lifecycle.step(worker.session, [queue_name], BACKOFF_SEC, most, ends)
 
 
 def ids(jobs: list[Job]) -> list[UUID]:

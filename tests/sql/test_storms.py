@@ -78,7 +78,7 @@ def work(storm: Storm, number: int) -> None:
     head = Head()
     while not storm.over.is_set():
         most, head = chance.choice([1, 1, 3, 20]), head if chance.random() < 0.5 else Head()
-        step = lifecycle.step(worker.session, "q", 0.2, most, list(ends.values()), head)
+        step = lifecycle.step(worker.session, ["q"], 0.2, most, list(ends.values()), head)
         ends, head = {job_id: ends[job_id] for job_id in step.locked}, step.head or head
         for job in step.jobs:
             storm.begin(job.lock_key, job.job_id, json.loads(job.args_json)["n"])

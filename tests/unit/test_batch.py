@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from dataloader import pipelines
-from dataloader.config import Settings, WorkerSpec
+from dataloader.config import Served, Settings, WorkerSpec
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
@@ -50,7 +50,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> WorkerSession:
 
 @pytest.fixture
 def batch(session: WorkerSession) -> Batch:
-    return Batch(SETTINGS, "q", session, session._orders, structlog.get_logger())
+    return Batch(SETTINGS, Served(("q",)), session, session._orders, structlog.get_logger())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_the_lock_table_bounds_an_automatic_prefetch_without_a_word(
 ) -> None:
     settings = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=5, **given)])
     with structlog.testing.capture_logs() as said:
-        batch = Batch(settings, "q", session, session._orders, structlog.get_logger())
+        batch = Batch(settings, Served(("q",)), session, session._orders, structlog.get_logger())
         batch.fit(probe.LockTable(64, transactions))
     for _ in range(9):
         batch.took(0.000_01, 10)

@@ -127,7 +127,7 @@ def test_a_slot_that_is_taken_remembers_nothing() -> None:
     slot.drain_until(10.0)
     slot.found_no_job(5.0, None)
     slot.take(2)
-    assert (slot.worker, slot.fields.drain_by, slot.state, slot.fields.queue) == ("", 0, State.STARTING, 2)
+    assert (slot.worker, slot.fields.drain_by, slot.state, slot.fields.kind) == ("", 0, State.STARTING, 2)
     assert slot.fields.looked_at == 0
 
 

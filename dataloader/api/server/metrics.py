@@ -177,7 +177,7 @@ def _of_steps(totals: list[Row], names: Names) -> Iterator[Metric]:
 
 
 def _of_workers(workers: list[Row], names: Names) -> Iterator[Metric]:
-    states = [((*names.of(row["queue"]), row["state"]), 1.0) for row in workers]
+    states = [((*names.of(queue), row["state"]), 1.0) for row in workers for queue in row["queues"]]
     yield _family(GaugeMetricFamily, "dl_workers", "Workers seen in the last ten minutes", ("queue", "state"), states)
     live = [row for row in workers if row["is_live"]][:WORKERS]
     labels = ("queue", "host", "pid")

@@ -273,7 +273,8 @@ class Worker(BaseModel):
     farm: str
     host: str
     pid: int
-    queue: str
+    queue: str = Field(description="of several queues their names, with commas between them")
+    queues: list[str]
     state: str = Field(description="starting, idle, awake, busy, stopped, leaving, dead")
     is_live: bool
     memory_bytes: int | None

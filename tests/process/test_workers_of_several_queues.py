@@ -1,0 +1,63 @@
+"""Workers of several queues: each queue's jobs run, a notification of any wakes them, a reload changes the queues."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import Any
+
+import pytest
+from farming import Farm, Program, until
+
+
+def entry(*queues: str, **more: Any) -> str:
+    return json.dumps([{"queues": queues, **more}])
+
+
+def titles(program: Program) -> list[str]:
+    return [" ".join(worker.cmdline()) for worker in program.workers()]
+
+
+@pytest.mark.parametrize("scheduler", ["lag", "sequential", "strict", {"a": 3, "b": 1}])
+def test_the_jobs_of_each_queue_run(farm: Farm, scheduler: Any) -> None:
+    program = farm.ready(workers=1, workers_json=entry("a", "b", scheduler=scheduler))
+    jobs = [farm.enqueue("noop", queue) for _ in range(30) for queue in ("a", "b")]
+    for job in jobs:
+        farm.wait(job, "succeeded")
+    assert all(title.startswith("dataloader: worker a, b#") for title in titles(program))
+    by_queue = {line["job_id"]: line["queue"] for line in program.events("worker.job.finished")}
+    assert [by_queue[str(job)] for job in jobs] == ["a", "b"] * 30
+
+
+def test_a_notification_of_any_of_them_wakes_an_idle_worker(farm: Farm) -> None:
+    program = farm.ready(workers=2, workers_json=entry("a", "b", "c", concurrency=2), dl_claim_backoff_sec=600)
+    for queue in ("c", "a", "b"):
+        until(lambda: len(program.children("idle")) == 2, "both to be idle")
+        farm.wait(farm.enqueue("noop", queue), "succeeded")
+
+
+def test_no_queue_starves_beside_one_that_is_never_empty(farm: Farm) -> None:
+    """Nor does it wait for its end: the other one's jobs are all older."""
+    full = [farm.enqueue("recorded", "a", args={"sec": 0.2}) for _ in range(40)]
+    other = farm.enqueue("noop", "b")
+    farm.ready(workers=1, workers_json=entry("a", "b", scheduler="sequential"))
+    farm.wait(other, "succeeded")
+    assert farm.job(full[-1])["status"] == "queued"
+
+
+def test_a_reload_gives_workers_other_queues(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = farm.folder / "settings"
+    folder.mkdir()
+    dotenv = folder / ".env"
+    dotenv.write_text(f"WORKERS_JSON='{entry('a')}'\n")
+    program = farm.start(cwd=folder, workers_json="")
+    until(lambda: len(program.events("worker.started")) == 1, "a worker of one queue")
+    job = farm.enqueue("noop", "b")
+    dotenv.write_text(f"WORKERS_JSON='{entry('a', 'b', concurrency=2)}'\n")
+    program.signal(signal.SIGHUP)
+    farm.wait(job, "succeeded")
+    until(lambda: len(program.workers()) == 2, "the older worker to leave")
+    (reloaded,) = program.events("supervisor.reloaded")
+    assert reloaded["workers"] == {"a, b": 2}
+    shown = "SELECT FROM dl_workers WHERE queue = 'a, b' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
+    until(lambda: len(farm.rows(shown)) == 2, "the keeper to show their queues")

@@ -49,6 +49,13 @@ SELECT pg_notify('dl_jobs', queue), pg_current_xact_id()::text FROM changed;
 -- Scores for queued and running jobs without one, some at a time; see dl_give_scores.
 SELECT given, reached::text FROM dl_give_scores(%(queue)s, %(after)s::timestamptz, %(limit)s);
 
+-- name: tell_tasks
+-- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
+INSERT INTO dl_tasks (task, max_attempts)
+SELECT task, max_attempts FROM unnest(%(tasks)s::text[], %(max_attempts)s::int[]) AS said (task, max_attempts)
+EXCEPT SELECT task, max_attempts FROM dl_tasks ORDER BY task
+ON CONFLICT (task) DO UPDATE SET max_attempts = excluded.max_attempts;
+
 -- name: is_past
 -- Whether every transaction sees the commit of this one.
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());

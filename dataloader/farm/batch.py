@@ -97,7 +97,7 @@ class Batch:
 
     def __init__(self, settings: Settings, served: Served, session: WorkerSession, orders: Orders, logger: Any) -> None:
         entries = [spec for spec in settings.workers if spec.served == served]
-        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=served.queues))
+        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(served.queues)))
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
         self._settings = settings
         self._turns = Turns(served, random.Random())  # noqa: S311  whose turn it is, is no secret

@@ -30,6 +30,7 @@ from dataloader.queue.job import End, Outcome
 BUILT_IN = ("noop", "csv_file", "cbr")
 
 BATCH_MOST = 1_000  # keys of one call
+ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
 SKIP_SEC = 1.0  # until a skipped key is due again
 _ASYNC_STEP = 0.1  # seconds between two safe points of a coroutine that awaits
 
@@ -146,6 +147,7 @@ class Pipeline:
     batch_size: int | None = None
     retry_in: Callable[[int], float] | None = None
     on_exhausted: Callable[[Any], object] | None = None
+    max_attempts: int | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -166,6 +168,7 @@ def register(
     timeout_sec: float | None = None,
     max_memory_mb: float | None = None,
     batch_size: int | None = None,
+    max_attempts: int | None = None,
     retry_in: Callable[[int], float] | None = None,
     on_exhausted: Callable[[Any], object] | None = None,
 ) -> Callable[[F], F]:
@@ -178,6 +181,9 @@ def register(
     With `batch_size` one call takes the jobs of up to so many keys: the function's first argument is
     {lock_key: [args, ...]}, the args of a key from old to new. An exception fails all keys, each by its own attempts;
     `context.fail`, `context.retry` and `context.skip` decide single ones.
+
+    `max_attempts` is how many runs a job may have whose trigger does not say it: 5 without either. A job keeps what it
+    got when it was added. Producers learn of it from the database, when a worker with the pipeline has started.
 
     `retry_in` returns the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to
     366 days; by default `retries.linear(30)`. `on_exhausted` is called with the args of a job that is about to end
@@ -192,9 +198,10 @@ def register(
             raise ValueError(f"pipeline {task!r}: {name} should be above 0, or None")
     if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= BATCH_MOST):
         raise ValueError(f"pipeline {task!r}: batch_size should be a whole number from 1 to {BATCH_MOST}, or None")
+    if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts <= ATTEMPTS_MOST):
+        raise ValueError(f"pipeline {task!r}: max_attempts should be a whole number of 1 or more, or None")
     if retry_in is not None and not callable(retry_in):
         raise TypeError(f"pipeline {task!r}: retry_in should be a function of the attempt, such as retries.linear(30)")
-
     if on_exhausted is not None and not callable(on_exhausted):
         raise TypeError(f"pipeline {task!r}: on_exhausted should be a function of the job's args")
 
@@ -204,7 +211,7 @@ def register(
             raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
         wants_context = _wants_context(task, function)
         _registry[task] = Pipeline(
-            task, function, wants_context, timeout_sec, max_memory_mb, batch_size, retry_in, on_exhausted
+            task, function, wants_context, timeout_sec, max_memory_mb, batch_size, retry_in, on_exhausted, max_attempts
         )
         return function
 
@@ -215,6 +222,11 @@ def batch_size(task: str) -> int:
     """How many keys a run of this task takes; 1 for a task that is not known here."""
     pipeline = _registry.get(task)
     return (pipeline and pipeline.batch_size) or 1
+
+
+def attempts() -> dict[str, int | None]:
+    """How many attempts the jobs of each registered task have where their trigger does not say; None: as usual."""
+    return {task: pipeline.max_attempts for task, pipeline in _registry.items()}
 
 
 def resolve(task: str) -> Pipeline:

@@ -35,6 +35,8 @@ AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 # The score of a job whose producer gives none: null unless its queue is ordered.
 _PLACE = "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)"
+# The attempts of a job whose producer names none: what the task's pipeline says.
+_ATTEMPTS = "(SELECT max_attempts FROM dl_tasks WHERE task = %(task)s), 5"
 
 
 def _value(field: Field) -> str:
@@ -42,6 +44,8 @@ def _value(field: Field) -> str:
     value = f"%({field.name})s::{field.type}"
     if field.name == "score":
         return f"coalesce({value}, {_PLACE})"
+    if field.name == "max_attempts":
+        return f"coalesce({value}, {_ATTEMPTS})"
     return f"coalesce({value}, now())" if field.type == "timestamptz" else value
 
 
@@ -77,8 +81,8 @@ Columns = dict[str, list[Any]]
 class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
-    `available_at` None means now; `timeout_sec` None leaves the limit to the pipeline. `score` None means
-    the time of creation, in an ordered queue.
+    `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
+    attempts unless it says more. `score` None means the time of creation, in an ordered queue.
     """
 
     queue: str
@@ -89,7 +93,7 @@ class NewJob:
     partition_key: str = ""
     priority: int = 100
     available_at: datetime | None = None
-    max_attempts: int = 5
+    max_attempts: int | None = None
     lease_ttl_sec: int = 60
     timeout_sec: int | None = None
     score: float | None = None

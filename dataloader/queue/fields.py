@@ -13,6 +13,7 @@ from typing import Any
 REQUIRED = ...  # no default: a producer has to name the field
 INT4_MAX = 2_147_483_647
 MONTH_SEC = 30 * 86_400
+ATTEMPTS = 5  # of a job whose producer and pipeline do not say; the same in SQL
 # The documents that show a field. `status` is also in the job's page, which shows all but the queue's own business.
 EVERYWHERE = frozenset({"status", "list"})
 STATUS = frozenset({"status"})
@@ -52,7 +53,15 @@ FIELDS = (
     _given("partition_key", "text", EVERYWHERE, "stored, shown and filtered by", "", None, 255),
     _given("priority", "int", EVERYWHERE, "the lower runs first; default: 100", 100, 0, INT4_MAX),
     _given("available_at", "timestamptz", EVERYWHERE, "not before then; default: now", None),
-    _given("max_attempts", "int", EVERYWHERE, "how many runs the job may have; default: 5", 5, 1, INT4_MAX),
+    _given(
+        "max_attempts",
+        "int",
+        EVERYWHERE,
+        "how many runs it may have; default: as the pipeline says, or 5",
+        None,
+        1,
+        INT4_MAX,
+    ),
     _given("lease_ttl_sec", "int", PAGE, "for how long a silent worker keeps the job", 60, 1, 86_400),
     _given(
         "timeout_sec", "int", STATUS, "how long one run may take; default: what the pipeline says", None, 1, MONTH_SEC

@@ -134,7 +134,7 @@ def enqueue(
     partition_key: str = "",
     priority: int = 100,
     available_at: datetime | None = None,
-    max_attempts: int = 5,
+    max_attempts: int | None = None,
     lease_ttl_sec: int = 60,
     timeout_sec: int | None = None,
     score: float | None = None,

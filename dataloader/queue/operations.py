@@ -7,7 +7,7 @@ Every function takes `by`, the name and address of the asker, which the journal 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = [
     "run_all",
     "run_now",
     "set_order",
+    "tell_tasks",
 ]
 
 DONE = "done"
@@ -124,6 +125,14 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
             )
     if changes := {name: value for name, value in wanted.items() if said[name] is None}:
         set_order(conn, queue, "WORKERS_JSON", **changes)
+
+
+def tell_tasks(conn: Conn, max_attempts: Mapping[str, int | None]) -> None:
+    """Note for producers how many attempts the jobs of these tasks have where none says a number; None: 5.
+
+    Jobs that are in the queue keep theirs.
+    """
+    conn.execute(_SQL["tell_tasks"], {"tasks": list(max_attempts), "max_attempts": list(max_attempts.values())})
 
 
 def _give_scores(conn: Conn, queue: str) -> None:

@@ -31,6 +31,7 @@ from dataloader.farm.lease import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots, Slot
+from dataloader.queue.fields import ATTEMPTS
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Status, Verb, decide, to_json
 
 Point = int | Literal["end"]
@@ -133,7 +134,7 @@ def run(
     cancel_at: int | None = None,
     drain_at: int | None = None,
     crash_at: Point | Sequence[Point] = (),
-    max_attempts: int = 5,
+    max_attempts: int | None = None,
     timeout_sec: int | None = None,
     job_id: UUID | None = None,
     lock_key: str = "test",
@@ -145,11 +146,11 @@ def run(
     For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of one call: those of a key go on
     together, as in a merged queue.
 
-    A run that fails is repeated at once, for up to `max_attempts` attempts. With `crash_at=n` the first run is a
-    process that is killed at safe point n; with "end" it is killed after its work, before it could report the end.
-    Several points crash as many runs in turn. The next run is handed back at safe point `drain_at`, as by a worker
-    that stops; the run after it is canceled at `cancel_at` (of a batch its first job); later runs meet nothing. A run
-    notices `timeout_sec` at its safe points.
+    A run that fails is repeated at once, for up to `max_attempts` attempts, by default the pipeline's. With
+    `crash_at=n` the first run is a process that is killed at safe point n; with "end" it is killed after its work,
+    before it could report the end. Several points crash as many runs in turn. The next run is handed back at safe point
+    `drain_at`, as by a worker that stops; the run after it is canceled at `cancel_at` (of a batch its first job); later
+    runs meet nothing. A run notices `timeout_sec` at its safe points.
 
     `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
     folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
@@ -169,7 +170,7 @@ def run(
             lock_key=key,
             partition_key=partition_key,
             attempt=1,
-            max_attempts=max_attempts,
+            max_attempts=max_attempts or pipelines.resolve(task).max_attempts or ATTEMPTS,
             lease_ttl_sec=60,
             timeout_sec=timeout_sec,
             claim=1,

@@ -253,7 +253,7 @@ $$;
 
 
 -- These queues by how long their first ready rows have waited, or rows whose time has come and that no claim has woken yet,
--- the longest first; then those without such a row. Each has its turn, for the row that waits grows older.
+-- the longest first; then those whose rows are not due. Each has its turn, for the row that waits grows older.
 CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sql AS $$
   SELECT array_agg(q ORDER BY since, nth) FROM unnest(p_queues) WITH ORDINALITY AS served (q, nth)
    CROSS JOIN LATERAL (
@@ -262,7 +262,7 @@ CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sq
           WHERE queue = q AND status = 'queued' AND blocked_on IS NULL
           ORDER BY queue, priority, created_at LIMIT 1),
         (SELECT available_at FROM dl_jobs
-          WHERE queue = q AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
+          WHERE queue = q AND status = 'queued' AND blocked_on = 'time'
           ORDER BY queue, available_at LIMIT 1)) AS since) first
 $$;
 

@@ -44,7 +44,14 @@ DECLARE
   added_by jsonb := jsonb_build_object('user', session_user);
   ordered text[] := ARRAY(SELECT queue FROM %1$I.dl_queues WHERE ordered);
   written int;
+  columns int := greatest(cardinality(p_task), cardinality(p_max_attempts));
 BEGIN
+  IF array_position(p_max_attempts, NULL) IS NOT NULL THEN  -- what the tasks' pipelines say
+    p_max_attempts := ARRAY(
+      SELECT coalesce(given, (SELECT max_attempts FROM %1$I.dl_tasks WHERE task = named), 5)
+        FROM unnest(%1$I.dl_spread(p_max_attempts, columns), %1$I.dl_spread(p_task, columns))
+             WITH ORDINALITY AS n (given, named, nth) ORDER BY nth);
+  END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     INSERT INTO %1$I.dl_jobs (
@@ -144,7 +151,8 @@ BEGIN
            job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
            timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
     VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
-            p_max_attempts, p_lease_ttl_sec, p_timeout_sec,
+            coalesce(p_max_attempts, (SELECT max_attempts FROM %1$I.dl_tasks WHERE task = p_task), 5),
+            p_lease_ttl_sec, p_timeout_sec,
             coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
             p_producer, p_consumer_group, at,
             CASE WHEN p_available_at > now() THEN 'time' END, 2);
@@ -154,7 +162,9 @@ BEGIN
              job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
              lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
       VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
-              coalesce(p_available_at, now()), p_max_attempts, p_lease_ttl_sec, p_timeout_sec,
+              coalesce(p_available_at, now()),
+              coalesce(p_max_attempts, (SELECT max_attempts FROM %1$I.dl_tasks WHERE task = p_task), 5),
+              p_lease_ttl_sec, p_timeout_sec,
               coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
               p_producer, p_consumer_group, at, CASE WHEN p_available_at > now() THEN 'time' END, 2)
       ON CONFLICT (idempotency_key) DO NOTHING;
@@ -227,7 +237,9 @@ BEGIN
            lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at)
     VALUES (gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
             dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
-            coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, 5),
+            coalesce(dl_enqueue.available_at, now()),
+            coalesce(dl_enqueue.max_attempts,
+                     (SELECT t.max_attempts FROM %1$I.dl_tasks t WHERE t.task = dl_enqueue.task), 5),
             coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
             -- Not now(): several jobs of one transaction run in the order of their calls.
             dl_enqueue.consumer_group, clock_timestamp())

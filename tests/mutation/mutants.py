@@ -651,8 +651,7 @@ MUTANTS: list[Mutant] = [
         "dl_by_lag",
         ("by the oldest job", "SELECT greatest(created_at, available_at) FROM", "SELECT created_at FROM"),
         ("the newest first", "ORDER BY since, nth", "ORDER BY since DESC, nth"),
-        ("nobody has woken it", "available_at <= now()\n", "false\n"),
-        ("a time that has not come", "AND available_at <= now()\n", "\n"),
+        ("nobody has woken it", "AND blocked_on = 'time'\n", "AND false\n"),
     ),
     *_function(
         "dl_give_back",
@@ -1231,6 +1230,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_enqueue(",
+        ("not as the pipeline says", "WHERE t.task = dl_enqueue.task), 5)", "WHERE false), 5)"),
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
     ),
@@ -1239,6 +1239,16 @@ MUTANTS: list[Mutant] = [
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
         ("all of a transaction at one time", "at timestamptz := clock_timestamp()", "at timestamptz := now()"),
+        (
+            "not as the pipeline says",
+            "WHERE task = p_task), 5),\n            p_lease",
+            "WHERE false), 5),\n            p_lease",
+        ),
+        (
+            "not as the pipeline says, with keys",
+            "WHERE task = p_task), 5),\n              p_lease",
+            "WHERE false), 5),\n              p_lease",
+        ),
         (
             "no place",
             "p_timeout_sec,\n            coalesce(p_score, (SELECT extract(epoch FROM at) FROM "

@@ -346,3 +346,9 @@ def writes_after_a_wait(args: dict[str, Any], context: Context) -> Iterator[Prog
     yield {"processed": 1}
     with psycopg.connect(os.environ["DL_DB_DSN"], autocommit=True) as conn:
         conn.execute("INSERT INTO written VALUES (%s, %s)", (context.job_id, context.claim))
+
+
+@register("fails_once_or_more", max_attempts=1)
+def fails_once_or_more(args: dict[str, Any]) -> None:
+    """Fail at once."""
+    raise ValueError("as it should")

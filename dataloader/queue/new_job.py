@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
@@ -26,12 +26,13 @@ from pydantic import (
     ValidationError,
     create_model,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dataloader import config
 from dataloader.queue import fields
 from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue_columns, enqueue_one, merged, spread
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
+from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -111,6 +112,7 @@ Trigger = create_model(
 _FIELDS = tuple(Trigger.model_fields)
 _fields_of = attrgetter(*_FIELDS)
 _DEFAULTS = {name: None if field.is_required() else field.default for name, field in Trigger.model_fields.items()}
+_NOT_GIVEN = _DEFAULTS | {"lock_key": ""}
 _document = Trigger.__pydantic_validator__.validate_python
 _DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
 # The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
@@ -128,7 +130,7 @@ def enqueue(
     *,
     queue: str,
     task: str,
-    lock_key: str,
+    lock_key: str = "",
     args: dict[str, Any] | None = None,
     idempotency_key: str | None = None,
     partition_key: str = "",
@@ -144,16 +146,17 @@ def enqueue(
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
-    The fields are the API's (docs/api.md); `available_at` needs a time zone. For an idempotency key seen before, the id
+    The fields are the API's (docs/api.md); `available_at` needs a time zone. `lock_key` may be left to a hook
+    (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen before, the id
     and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
     does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
     statement on `conn` does.
     """
     given = locals() | {"args": {} if args is None else args}
     del given["conn"], given["schema"]
-    if (checked := _checked_one(given)) is None:
-        raise ValueError("; ".join(_complaints_of(given)))
-    return enqueue_one(conn, checked, _configured_schema() if schema is None else schema)
+    if AROUND_ENQUEUE:
+        given = hooked(without_defaults(given))
+    return enqueue_one(conn, checked(given), _configured_schema() if schema is None else schema)
 
 
 def enqueue_many(
@@ -166,13 +169,52 @@ def enqueue_many(
     """
     if not jobs:
         return []
+    documents = _all_hooked(jobs) if AROUND_ENQUEUE else None
     try:
-        checked = _checked(spread(jobs))
+        checked = _checked(spread(jobs) if documents is None else _columns_of(documents, jobs))
     except (ValueError, TypeError, RecursionError):
         checked = {}
     if not checked or _unfit(checked):
-        raise ValueError("; ".join(_complaints(jobs)))
+        raise ValueError("; ".join(_complaints(jobs if documents is None else documents)))
     return enqueue_columns(conn, checked, _configured_schema() if schema is None else schema)
+
+
+def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """These fields of a producer without those that are as by default."""
+    return {name: value for name, value in fields.items() if value != _NOT_GIVEN[name]}
+
+
+def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields after every `around_enqueue`, unchecked; raises ValueError for a job that one of them refuses."""
+    try:
+        return before_enqueue(job)
+    except ValidationError as e:  # of a hook's own model; its text would quote the args
+        raise ValueError("; ".join(_worded(error, error["loc"]) for error in _errors(e))) from None
+
+
+def checked(job: dict[str, Any]) -> dict[str, Any]:
+    """All fields of a job, `args` as JSON; raises ValueError, which names every wrong field."""
+    if (found := _checked_one(job)) is None:
+        raise ValueError("; ".join(_complaints_of(job)))
+    return found
+
+
+def _all_hooked(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
+    found = []
+    for number, job in enumerate(jobs):
+        try:
+            found.append(hooked(without_defaults(_document_of(job))))
+        except ValueError as e:
+            raise ValueError(f"jobs[{number}]: {e}" if len(jobs) > 1 else str(e)) from e
+    return found
+
+
+def _columns_of(documents: Sequence[dict[str, Any]], jobs: Sequence[NewJob]) -> Columns:
+    """Documents as _checked takes them, with the jobs' traces; raises ValueError for a field that is not known."""
+    if not _DEFAULTS.keys() >= set().union(*documents):
+        raise ValueError
+    columns = {name: [document.get(name, value) for document in documents] for name, value in _DEFAULTS.items()}
+    return columns | {"trace": [job.trace for job in jobs]}
 
 
 def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -250,27 +292,39 @@ def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
     return bool(level)
 
 
-def _complaints(jobs: Sequence[NewJob]) -> list[str]:
+def _complaints(jobs: Sequence[NewJob | dict[str, Any]]) -> list[str]:
     """The faults of these jobs, as `jobs[3].queue: the rule`."""
     found: list[str] = []
     for number, job in enumerate(jobs):
         where = f"jobs[{number}]." if len(jobs) > 1 else ""
-        document = dict(zip(_FIELDS, _fields_of(job), strict=True))
+        document = job if isinstance(job, dict) else _document_of(job)
         found += [where + complaint for complaint in _complaints_of(document)]
         if len(found) > FAULTS_SHOWN:
             return [*found[:FAULTS_SHOWN], "and more"]
     return found
 
 
+def _document_of(job: NewJob) -> dict[str, Any]:
+    return dict(zip(_FIELDS, _fields_of(job), strict=True))
+
+
 def _complaints_of(document: dict[str, Any]) -> list[str]:
     try:
         _DOCUMENTS.validate_python([document])
-        unfit = _unfit(_checked({name: [value] for name, value in document.items()}))
+        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
     except ValidationError as e:
-        return [f"{error['loc'][1]}: {error['msg']}" for error in e.errors(include_url=False, include_input=False)]
+        return [_worded(error, error["loc"][1:2]) for error in _errors(e)]
     except (ValueError, TypeError, RecursionError) as e:
         return [f"args: should be what JSON can say: {e}"]
     return [f"{name}: should hold no U+0000, no lone surrogate and nothing nested over 64 deep" for name in unfit]
+
+
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_input=False, include_context=False)
+
+
+def _worded(error: ErrorDetails, where: Sequence[int | str]) -> str:
+    return f"{'.'.join(map(str, where))}: {error['msg']}"
 
 
 @cache

@@ -215,7 +215,9 @@ def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> e
     from dataloader.queue import new_job  # pydantic takes its time
 
     try:
-        valid = new_job.Trigger.model_validate(new_job.hooked(fields) if hooks.AROUND_ENQUEUE else fields)
+        valid = new_job.Trigger.model_validate(fields)
+        if hooks.AROUND_ENQUEUE:
+            valid = new_job.Trigger.model_validate(new_job.hooked(fields))
     except ValidationError as e:
         faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
         raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None

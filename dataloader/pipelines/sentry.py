@@ -38,7 +38,6 @@ def start() -> None:
             transport=TRANSPORT,
             default_integrations=False,  # they send log lines, arguments of the process, and what crashes unmasked
             auto_enabling_integrations=False,
-            send_default_pii=False,
             include_local_variables=False,
             max_breadcrumbs=0,
             before_send=_masked,

@@ -78,12 +78,12 @@ class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
     `available_at` None means now; `timeout_sec` None leaves the limit to the pipeline. `score` None means
-    the time of creation, in an ordered queue. `lock_key` may be left to a hook (`around_enqueue`).
+    the time of creation, in an ordered queue. A `lock_key` "" leaves it to a hook (`around_enqueue`).
     """
 
     queue: str
     task: str
-    lock_key: str = ""
+    lock_key: str
     args: Mapping[str, Any] = field(default_factory=dict)
     idempotency_key: str | None = None
     partition_key: str = ""

@@ -80,10 +80,10 @@ AROUND_ENQUEUE = Hook("around_enqueue", "job")
 def around_enqueue(function: F) -> F:
     """Call `function(job)` for each job that this process is about to add; its answer is the job that is added.
 
-    `job` is a dict of the fields that the producer has given, before they are checked (docs/api.md names them). The
-    function returns the fields, and may fill in or replace any: `lock_key`, `score`, `available_at`,
-    `idempotency_key`. What it returns is checked as if the producer had given it. A ValueError refuses the job with
-    its text. Raises TypeError unless the function can be called so.
+    `job` is a dict of `args` and of the fields that the producer has given (docs/api.md names them); they are valid,
+    and only `lock_key` may be missing that is required. The function returns the fields, and may fill in or replace
+    any. What it returns is checked as if the producer had given it. A ValueError refuses the job with its text. Raises
+    TypeError unless the function can be called so.
     """
     return AROUND_ENQUEUE.add(function)
 
@@ -93,9 +93,7 @@ def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
 
     The functions get a copy: what they change in `job` and in its args is not the producer's.
     """
-    found = dict(job)
-    if isinstance(found.get("args"), dict):
-        found["args"] = dict(found["args"])
+    found = {**job, "args": dict(job.get("args", {}))}
     for function in AROUND_ENQUEUE:
         found = function(found)
         if not isinstance(found, dict):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
@@ -130,7 +130,7 @@ def enqueue(
     *,
     queue: str,
     task: str,
-    lock_key: str = "",
+    lock_key: str,
     args: dict[str, Any] | None = None,
     idempotency_key: str | None = None,
     partition_key: str = "",
@@ -146,16 +146,18 @@ def enqueue(
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
-    The fields are the API's (docs/api.md); `available_at` needs a time zone. `lock_key` may be left to a hook
-    (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen before, the id
-    and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
+    The fields are the API's (docs/api.md); `available_at` needs a time zone. A `lock_key` "" leaves it to a hook
+    (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen before, the id and
+    status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
     does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
     statement on `conn` does.
     """
     given = locals() | {"args": {} if args is None else args}
     del given["conn"], given["schema"]
     if AROUND_ENQUEUE:
-        given = hooked(without_defaults(given))
+        given = without_defaults(given)
+        checked(keyed(given))
+        given = hooked(given)
     return enqueue_one(conn, checked(given), _configured_schema() if schema is None else schema)
 
 
@@ -169,14 +171,8 @@ def enqueue_many(
     """
     if not jobs:
         return []
-    documents = _all_hooked(jobs) if AROUND_ENQUEUE else None
-    try:
-        checked = _checked(spread(jobs) if documents is None else _columns_of(documents, jobs))
-    except (ValueError, TypeError, RecursionError):
-        checked = {}
-    if not checked or _unfit(checked):
-        raise ValueError("; ".join(_complaints(jobs if documents is None else documents)))
-    return enqueue_columns(conn, checked, _configured_schema() if schema is None else schema)
+    columns = _many_hooked(jobs) if AROUND_ENQUEUE else _all_checked(lambda: spread(jobs), map(_document_of, jobs))
+    return enqueue_columns(conn, columns, _configured_schema() if schema is None else schema)
 
 
 def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,11 +181,16 @@ def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields after every `around_enqueue`, unchecked; raises ValueError for a job that one of them refuses."""
+    """A valid job's fields after every `around_enqueue`, unchecked; raises ValueError where one refuses the job."""
     try:
         return before_enqueue(job)
     except ValidationError as e:  # of a hook's own model; its text would quote the args
         raise ValueError("; ".join(_worded(error, error["loc"]) for error in _errors(e))) from None
+
+
+def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields as they are checked before a hook sees them: it may fill in the key."""
+    return {"lock_key": "-", **job}
 
 
 def checked(job: dict[str, Any]) -> dict[str, Any]:
@@ -199,22 +200,34 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _all_hooked(jobs: Sequence[NewJob]) -> list[dict[str, Any]]:
-    found = []
-    for number, job in enumerate(jobs):
+def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
+    documents = [without_defaults(_document_of(job)) for job in jobs]
+    ready = list(map(keyed, documents))
+    _all_checked(lambda: _columns_of(ready), ready)
+    for number, document in enumerate(documents):
         try:
-            found.append(hooked(without_defaults(_document_of(job))))
+            documents[number] = hooked(document)
         except ValueError as e:
             raise ValueError(f"jobs[{number}]: {e}" if len(jobs) > 1 else str(e)) from e
-    return found
+    return _all_checked(lambda: _columns_of(documents), documents) | {"trace": [job.trace for job in jobs]}
 
 
-def _columns_of(documents: Sequence[dict[str, Any]], jobs: Sequence[NewJob]) -> Columns:
-    """Documents as _checked takes them, with the jobs' traces; raises ValueError for a field that is not known."""
+def _columns_of(documents: Sequence[dict[str, Any]]) -> Columns:
+    """Documents as _checked takes them; raises ValueError for a field that is not known."""
     if not _DEFAULTS.keys() >= set().union(*documents):
         raise ValueError
-    columns = {name: [document.get(name, value) for document in documents] for name, value in _DEFAULTS.items()}
-    return columns | {"trace": [job.trace for job in jobs]}
+    return {name: [document.get(name, value) for document in documents] for name, value in _DEFAULTS.items()}
+
+
+def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]]) -> Columns:
+    """The columns that are made, checked; raises ValueError, which names the wrong fields of these documents."""
+    try:
+        found = _checked(make())
+    except (ValueError, TypeError, RecursionError):
+        found = {}
+    if not found or _unfit(found):
+        raise ValueError("; ".join(_complaints(list(documents))))
+    return found
 
 
 def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -292,13 +305,12 @@ def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
     return bool(level)
 
 
-def _complaints(jobs: Sequence[NewJob | dict[str, Any]]) -> list[str]:
+def _complaints(jobs: Sequence[dict[str, Any]]) -> list[str]:
     """The faults of these jobs, as `jobs[3].queue: the rule`."""
     found: list[str] = []
     for number, job in enumerate(jobs):
         where = f"jobs[{number}]." if len(jobs) > 1 else ""
-        document = job if isinstance(job, dict) else _document_of(job)
-        found += [where + complaint for complaint in _complaints_of(document)]
+        found += [where + complaint for complaint in _complaints_of(job)]
         if len(found) > FAULTS_SHOWN:
             return [*found[:FAULTS_SHOWN], "and more"]
     return found

@@ -208,6 +208,7 @@ def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
 
 def _hooked(given: dict[str, Any]) -> dict[str, Any]:
     """The fields after every `around_enqueue`, args as JSON; raises ValueError where they are not valid."""
+    new_job.checked(given)
     without_key = {name: value for name, value in given.items() if (name, value) != ("lock_key", KEY)}
     return new_job.checked({"lock_key": KEY} | new_job.hooked(new_job.without_defaults(without_key)))
 

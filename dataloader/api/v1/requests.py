@@ -14,13 +14,13 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal
+from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE
 from dataloader.queue.job import GROUPS, STATUSES
-from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant
+from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
 
 LIMIT = 200  # rows of one page
@@ -191,11 +191,13 @@ class QueueOrder(Body):
 def hooked(document: dict[str, Any], key: str | None) -> dict[str, Any]:
     """The body of a trigger after every `around_enqueue`, which sees the header Idempotency-Key (`key`) as a field.
 
-    Raises a 400 Problem for a job that one refuses, and for what no body may hold.
+    Raises a 400 Problem for fields that are not valid, before a hook sees them, for a job that a hook refuses, and for
+    what no body may hold.
     """
     if not AROUND_ENQUEUE:
         return document
     given = document if key is None else {"idempotency_key": key} | document
+    validated(Trigger, keyed(given))
     raw = _written(_after_hooks(given, ()))
     if len(raw) > BODY_LIMIT:
         raise Problem(413, f"the job that the hooks have made should be at most {BODY_LIMIT} bytes of JSON")
@@ -206,7 +208,8 @@ def all_hooked(jobs: list[Any]) -> list[Any]:
     """The jobs of a batch after every `around_enqueue`, as `hooked`."""
     if not AROUND_ENQUEUE:
         return jobs
-    made = [_after_hooks(job, ("jobs", number)) if isinstance(job, dict) else job for number, job in enumerate(jobs)]
+    new_jobs([keyed(job) if isinstance(job, dict) else job for job in jobs], 60)
+    made = [_after_hooks(job, ("jobs", number)) for number, job in enumerate(jobs)]
     found: list[Any] = json_document(_written({"jobs": made}), BATCH_DEPTH)["jobs"]
     return found
 

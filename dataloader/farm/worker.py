@@ -106,12 +106,10 @@ class Worker:
         fields = self.slot.fields
 
         def start_farm() -> None:
-            starts.call(hooks.ON_FARM_START, self.log, fields.explains)
+            starts.call(hooks.ON_FARM_START, self.log, explains=True)  # in one worker after the other
 
         starts.load(self.settings, self.log, fields.explains)
-        if hooks.ON_FARM_START:
-            self.shared.farm_start.once(fields.reload, start_farm, self._may_wait)
-        if not self.orders.is_over:
+        if not hooks.ON_FARM_START or self.shared.farm_start.once(fields.reload, start_farm, self._may_wait):
             starts.call(hooks.ON_WORKER_START, self.log, fields.explains)
         self.orders.signals.put_back()  # a module or a hook may have changed the handlers
 

@@ -133,8 +133,8 @@ def written_folder(name: str, folder: Path) -> Finding:
 def of_pipelines(settings: Settings) -> list[Finding]:
     """Import the modules that the workers import; findings on failures, and one with all known tasks."""
     wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
-    wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
     wanted += [("DL_HOOKS", name) for name in settings.hook_modules]
+    wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
     wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
     findings = [finding for variable, name in wanted if (finding := _imported(variable, name))]
     return [*findings, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
@@ -152,7 +152,7 @@ def _imported(variable: str, module: str) -> Finding | None:
             Level.ERROR, "pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module)
         )
     after = _registered()
-    if variable == "DL_PIPELINES" and after["around_enqueue"] > before["around_enqueue"]:
+    if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
         what = f"{variable}: {module} registers @around_enqueue, which no API process would call"
         return Finding(Level.WARNING, "pipelines", what, "name the module of this function in DL_HOOKS too")
     if variable == "DL_PIPELINES" and is_new and after == before:

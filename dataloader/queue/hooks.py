@@ -110,7 +110,9 @@ def load(modules: Iterable[str]) -> None:
         try:
             import_users(name)
         except Exception as e:
-            raise ConfigError(f"DL_HOOKS: {name} cannot be imported: {type(e).__name__}: {e}") from e
+            from dataloader.log import masking  # not at the top: a producer imports this module and needs no logging
+
+            raise ConfigError(masking.masked(f"DL_HOOKS: {name} cannot be imported: {type(e).__name__}: {e}")) from None
 
 
 def import_users(name: str) -> None:

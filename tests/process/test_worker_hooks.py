@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from farming import Farm, Program, ended_lines, until
+
+from dataloader.client import Client, Unavailable
 
 HEAD = """
 import os, signal, time
@@ -168,6 +171,38 @@ Batch.step = step
     until(lambda: mine.notes("last"))
     assert mine.notes("last")[0] == "OSError no space left on device"
     assert until(lambda: program.events("process.crashed"))
+
+
+def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "our_hooks.py").write_text(
+        "from dataloader.pipelines import around_enqueue\n"
+        "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"app_host": "127.0.0.1", "app_port": port, "dl_hooks": "our_hooks", "dl_pipelines": "no_such_module"}
+    farm.start("api --processes 1", cwd=tmp_path, **settings)  # in the folder that holds the module
+    url = f"http://127.0.0.1:{port}"
+    with Client(url, patience=30) as client:
+        until(lambda: answers(client))
+        job = client.trigger("recorded", queue="q", args={"order": 7})
+        assert client.job(job.job_id).lock_key == "order-7"
+
+
+def answers(client: Client) -> bool:
+    try:
+        return bool(client.overview())
+    except Unavailable:
+        return False
+
+
+def test_an_api_with_a_module_of_hooks_that_cannot_be_imported_does_not_start(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "our_hooks.py").write_text("raise LookupError('no model at postgresql://u:pa55word@h/d')")
+    program = farm.start("api", cwd=tmp_path, dl_hooks="our_hooks")
+    assert program.process.wait(20) == 78
+    said = "DL_HOOKS: our_hooks cannot be imported: LookupError: no model at postgresql://u:***@h/d"
+    assert program.log.read_text().splitlines() == [f"dataloader: {said}"]
 
 
 def test_a_run_and_its_error(farm: Farm, tmp_path: Path) -> None:

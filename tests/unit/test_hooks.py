@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,32 @@ def test_around_enqueue_may_refuse_and_has_to_return() -> None:
         run("t", {"a": 1})
     with pytest.raises(TypeError, match=r"refuses should return the job's fields as a dict, not NoneType"):
         run("t", {"order": 1})
+
+
+# --- the document ---
+
+
+def test_the_examples_of_the_document_work(seen: list[Any]) -> None:
+    from unittest.mock import MagicMock
+
+    page = (Path(__file__).parents[2] / "docs/pipelines.md").read_text()
+    section = page.split("\n## Hooks\n")[1].split("\n## ")[0]
+    names = {name: getattr(pipelines, name) for name in ("on_error", "on_farm_start", "on_worker_start", "last_words")}
+    world: dict[str, Any] = {"__name__": "document", **{name: MagicMock() for name in ("metrics", "chat", "models")}}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, world | names if "import" not in block else world)
+    assert [len(hook) for hook in hooks.ALL] == [1] * 6
+
+    @register("sync")
+    def fails(args: dict[str, Any], context: Context) -> None:
+        seen.append(context.lock_key)
+        raise OSError
+
+    run("sync", {"order": 7, "version": 1.5}, queue="orders", max_attempts=1)
+    assert seen == ["order-7"]
+    assert world["metrics"].timing.called
+    assert world["chat"].post.call_args[0][0].endswith(": OSError at attempt 1")
+    assert world["models"].download.called
 
 
 # --- Sentry ---

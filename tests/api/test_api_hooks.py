@@ -83,6 +83,16 @@ def test_the_hook_sees_the_header_as_a_field(
     assert by_order == [{"idempotency_key": "mine"} | ORDER]
 
 
+def test_a_hook_may_replace_the_key_of_the_header(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    around_enqueue(lambda job: job | {"idempotency_key": "the farm's"})
+    assert client.post(TRIGGER, json=MINIMAL, headers={"Idempotency-Key": "mine"}).status_code == 200
+    assert [row["idempotency_key"] for row in rows(conn)] == ["the farm's"]
+    other = MINIMAL | {"idempotency_key": "other"}
+    for body, header in ((other, "mine"), (MINIMAL, "k" * 256), (MINIMAL, "")):
+        answer = client.post(TRIGGER, json=body, headers={"Idempotency-Key": header})
+        refused(answer, 400, "invalid-input", "/idempotency_key")
+
+
 def test_without_a_hook_a_trigger_needs_its_key(client: FlaskClient, refused: Refused) -> None:
     refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", "/lock_key")
 

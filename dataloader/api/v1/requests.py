@@ -196,7 +196,7 @@ def hooked(document: dict[str, Any], key: str | None) -> dict[str, Any]:
     """
     if not AROUND_ENQUEUE:
         return document
-    given = document if key is None else {"idempotency_key": key} | document
+    given = document if key is None else document | {"idempotency_key": _one_key(document.get("idempotency_key"), key)}
     validated(Trigger, keyed(given))
     raw = _written(_after_hooks(given, ()))
     if len(raw) > BODY_LIMIT:
@@ -233,7 +233,8 @@ def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, tracep
     valid, or another one than the body's.
     """
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
-    given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
+    if not AROUND_ENQUEUE:  # otherwise `hooked` has seen to the header, and a hook may have replaced the key
+        given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
     return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
 
 

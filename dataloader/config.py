@@ -378,6 +378,11 @@ class Settings(BaseSettings):
     dl_pipelines: str = Field(
         default="", description="Your pipelines' modules, separated by commas; each worker imports them."
     )
+    dl_hooks: str = Field(
+        default="",
+        description="Modules with hooks that every process of the farm imports, separated by commas: the workers, the "
+        "API and `dataloader trigger`; see docs/pipelines.md.",
+    )
     dl_preload: str = Field(default="", description="Heavy modules that the farm imports once, before it forks.")
     dl_home: Folder = Field(
         default_factory=default_home,
@@ -421,6 +426,11 @@ class Settings(BaseSettings):
     def pipeline_modules(self) -> list[str]:
         """The names in DL_PIPELINES: users' modules, which each worker imports after its fork."""
         return _names(self.dl_pipelines)
+
+    @property
+    def hook_modules(self) -> list[str]:
+        """The names in DL_HOOKS: users' modules that the workers, the API and commands that add jobs import."""
+        return _names(self.dl_hooks)
 
     @property
     def preload_modules(self) -> list[str]:

@@ -16,18 +16,20 @@ from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
 from dataloader.api.web.long_poll import LongPolls, Versions
 from dataloader.api.web.sessions import Sessions
-from dataloader.queue import lifecycle
+from dataloader.queue import hooks, lifecycle
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
     """The application; without `settings` it reads the environment's and configures this process's logs by them.
 
     It opens no connection before a request needs one: it may be created before a fork and while the database is away.
-    Raises config.ConfigError when a setting is wrong or no database is configured.
+    Raises config.ConfigError when a setting is wrong, no database is configured or a module of DL_HOOKS cannot be
+    imported.
     """
     if settings is None:
         settings = config.load()
         log.configure(settings, threaded=True)
+    hooks.load(settings.hook_modules)
     auth.announce(settings)
     app = Flask("dataloader", static_folder=None)
     app.json = _Masked(app)

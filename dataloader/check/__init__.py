@@ -21,6 +21,7 @@ from dataloader import config, log, pipelines
 from dataloader.check import database
 from dataloader.check.database import Finding, Level
 from dataloader.config import Settings
+from dataloader.pipelines import hooks
 from dataloader.queue import db
 
 TASKS = "known tasks: "
@@ -132,14 +133,15 @@ def written_folder(name: str, folder: Path) -> Finding:
 def of_pipelines(settings: Settings) -> list[Finding]:
     """Import the modules that the workers import; findings on failures, and one with all known tasks."""
     wanted = [("built in", f"{pipelines.__name__}.{name}") for name in pipelines.BUILT_IN]
+    wanted += [("DL_HOOKS", name) for name in settings.hook_modules]
     wanted += [("DL_PRELOAD", name) for name in settings.preload_modules]
     wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
-    failures = [failure for variable, name in wanted if (failure := _imported(variable, name))]
-    return [*failures, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
+    findings = [finding for variable, name in wanted if (finding := _imported(variable, name))]
+    return [*findings, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
 
 
 def _imported(variable: str, module: str) -> Finding | None:
-    is_new, tasks_before = module not in sys.modules, pipelines.tasks()
+    is_new, before = module not in sys.modules, _registered()
     try:
         with redirect_stdout(sys.stderr):  # stdout holds only the report
             pipelines.import_users(module)
@@ -149,11 +151,20 @@ def _imported(variable: str, module: str) -> Finding | None:
         return Finding(
             Level.ERROR, "pipelines", f"{variable}: {module} cannot be imported: {_line(e)}", _advice(e, module)
         )
-    if variable == "DL_PIPELINES" and is_new and pipelines.tasks() == tasks_before:
+    after = _registered()
+    if variable != "DL_HOOKS" and after["around_enqueue"] > before["around_enqueue"]:
+        what = f"{variable}: {module} registers @around_enqueue, which no API process would call"
+        return Finding(Level.WARNING, "pipelines", what, "name the module of this function in DL_HOOKS too")
+    if variable == "DL_PIPELINES" and is_new and after == before:
         return Finding(
             Level.WARNING, "pipelines", f"{variable}: {module} registers no task", "use @register(...) in it"
         )
     return None
+
+
+def _registered() -> dict[str, int]:
+    """How many tasks there are, and functions of each hook."""
+    return {hook.name: len(hook) for hook in hooks.ALL} | {"task": len(pipelines.tasks())}
 
 
 def _line(error: BaseException) -> str:

@@ -36,8 +36,8 @@ from dataloader.client import (
 from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import read
 from dataloader.client.watch import Watched
-from dataloader.config import Settings
-from dataloader.queue import db, enqueue, lifecycle, migrations, operations, stats
+from dataloader.config import ConfigError, Settings
+from dataloader.queue import db, enqueue, hooks, lifecycle, migrations, operations, stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,6 +70,10 @@ class Direct(Farm):
             self._conn.close()
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
+        try:
+            hooks.load(self._settings.hook_modules)
+        except ConfigError as e:
+            raise Refused("The job was not added", str(e)) from None
         new = _checked(fields, self._settings.dl_default_lease_ttl_sec, trace)
         job_id, status = self._ask(enqueue.enqueue, new, limited=True)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
@@ -212,9 +216,13 @@ def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> e
 
     try:
         valid = new_job.Trigger.model_validate(fields)
+        if hooks.AROUND_ENQUEUE:
+            valid = new_job.Trigger.model_validate(new_job.hooked(fields))
     except ValidationError as e:
         faults = [Fault("/" + "/".join(map(str, each["loc"])), each["type"], each["msg"]) for each in e.errors()]
         raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
+    except ValueError as e:  # of a hook
+        raise Refused("The request is not valid", str(e)) from None
     given = {name: getattr(valid, name) for name in valid.model_fields_set}
     return enqueue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace})
 

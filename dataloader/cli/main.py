@@ -29,7 +29,7 @@ from dataloader.config import Served, Settings
 from dataloader.farm import keeper, reaper, supervisor, worker
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.farm.slots import SharedSlots, Slot
-from dataloader.queue import db, migrations, probe
+from dataloader.queue import db, hooks, migrations, probe
 
 T = TypeVar("T")
 # The module of each command that asks or changes a farm.
@@ -132,6 +132,7 @@ def api(processes: int, threads: int) -> None:
     settings = _settings()
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
+    _check_hooks(settings)
     os.environ["DL_DB_DSN"] = dsn
     options = [
         "--config=python:dataloader.api.server.gunicorn_config",
@@ -319,6 +320,14 @@ def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:
         if not db.is_passing(e):
             _refuse(f"database: {str(e).strip()}", EXIT_CANNOT_START)
         click.echo(f"dataloader: the database cannot be reached yet: {log.masked(str(e).strip())}", err=True)
+
+
+def _check_hooks(settings: Settings) -> None:
+    """Refuse, in one line, a module of DL_HOOKS that no API process could import."""
+    try:
+        hooks.load(settings.hook_modules)
+    except config.ConfigError as e:
+        _refuse(str(e), EXIT_CANNOT_START)
 
 
 def _missing(dsn: str, schema: str) -> list[str]:

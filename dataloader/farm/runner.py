@@ -19,7 +19,8 @@ from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.lease import Lease
-from dataloader.pipelines import PermanentError, Retry, Stopped, UnknownTask
+from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
+from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import Delivery, End, Job, Outcome
 
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
@@ -53,11 +54,13 @@ class Runner:
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
-            return _failed(e, None)
+            tell_failed(delivery, None, outcome := _failed(e, None))
+            return outcome
         by_key: dict[str, Outcome] = {}
         outcome = self._step(delivery, lease, pipeline, by_key)
         if by_key and lease.stop is None:
             outcome = outcome._replace(by_key=by_key)
+        tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
 
     def tell_exhausted(self, job: Job) -> None:
@@ -78,7 +81,10 @@ class Runner:
         try:
             lease.limit(delivery.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
             context = self._context(delivery, lease, by_key) if pipeline.wants_context else None
-            steps = pipelines.steps(pipeline, input_of(delivery, pipeline), context)
+            given = input_of(delivery, pipeline)
+            steps = pipelines.steps(pipeline, given, context)
+            if hooks.AROUND_RUN:
+                steps = hooks.wrapped(_seen(delivery, given), steps)
             while True:
                 item = self._next(steps, None if pipeline.has_safe_points else lease)
                 if isinstance(item, dict):
@@ -154,21 +160,29 @@ class Runner:
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
     """The pipeline's first argument: the job's args; for one with batch_size {lock_key: [args, ...]}, old to new.
 
-    Equal args of a key stand there once, at the first place.
+    Equal args of a key stand there once, at the first place. From now on the log masks their secrets.
     """
+    given = _parsed(delivery, pipeline)
+    if pipeline.batch_size is None:
+        log.learn_job(given)
+        return given
+    args = list(chain.from_iterable(given.values()))
+    log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
+    return given
+
+
+def _parsed(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
     if pipeline.batch_size is None:
         if len(delivery.jobs) > 1:
             raise WrongPipeline(
                 f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
                 " one job: register it with batch_size=1 or more"
             )
-        return _learnt([_args_of(delivery.first.args_json)])[0]
-    keys = {
+        return _args_of(delivery.first.args_json)
+    return {
         key: [_args_of(text) for text in dict.fromkeys(job.args_json for job in jobs)]
         for key, jobs in delivery.keys().items()
     }
-    _learnt(list(chain.from_iterable(keys.values())))
-    return keys
 
 
 def _args_of(text: str) -> dict[str, Any]:
@@ -178,10 +192,38 @@ def _args_of(text: str) -> dict[str, Any]:
     return args
 
 
-def _learnt(args: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, their secrets known to the log."""
-    log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
-    return args
+def tell_failed(delivery: Delivery, pipeline: pipelines.Pipeline | None, outcome: Outcome) -> None:
+    """Call `on_error` for the run's exception, and for those that the pipeline has given to `context.fail`."""
+    if not hooks.ON_ERROR:
+        return
+    raised = TimeoutError(outcome.error) if outcome.end is End.TIMEOUT else outcome.raised
+    if raised is not None:
+        tell(hooks.ON_ERROR, _of(delivery, pipeline), raised)
+    for key, each in outcome.by_key.items():
+        if each.raised is not None:
+            tell(hooks.ON_ERROR, _of(Delivery(tuple(delivery.keys()[key])), pipeline), each.raised)
+
+
+def tell(hook: Hook, *facts: object) -> None:
+    """Call the functions of a hook; their own exceptions are logged and change nothing."""
+    for function in hook:
+        try:
+            function(*facts)
+        except (Exception, SystemExit) as e:
+            error = log.masked(headline(e))
+            _log.error("hook.failed", hook=hook.name, function=identity(function), error=error)
+
+
+def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
+    """The run for a hook at its error, which may be that the pipeline could be given nothing."""
+    with suppress(Exception):
+        return _seen(delivery, pipeline and _parsed(delivery, pipeline))
+    return _seen(delivery, None)
+
+
+def _seen(delivery: Delivery, given: Any) -> Run:
+    job, job_ids = delivery.first, tuple([each.job_id for each in delivery.jobs])
+    return Run(job.queue, job.task, job.lock_key, job.job_id, job.attempt, given, job_ids)
 
 
 def _decide_key(delivery: Delivery, by_key: dict[str, Outcome], key: str, outcome: Outcome) -> None:
@@ -200,9 +242,9 @@ def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
     if isinstance(error, PermanentError | UnknownTask | WrongPipeline | Retry):
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
         delay_sec = error.in_sec if isinstance(error, Retry) else None
-        return Outcome(end, log.masked(_message(error)), progress, delay_sec=delay_sec)
+        return Outcome(end, log.masked(_message(error)), progress, delay_sec=delay_sec, raised=error)
     sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
-    return Outcome(End.ERROR, log.masked(described(error)), progress, worker_is_sound=sound)
+    return Outcome(End.ERROR, log.masked(described(error)), progress, worker_is_sound=sound, raised=error)
 
 
 def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], float]) -> Outcome:

@@ -22,6 +22,7 @@ from uuid import UUID
 from setproctitle import setproctitle
 
 from dataloader.config import QUEUES_MOST
+from dataloader.farm.once import Once
 from dataloader.farm.process import now
 
 
@@ -335,6 +336,7 @@ class SharedSlots:
     """The slots of one supervisor's children in anonymous shared memory, made before the first fork."""
 
     def __init__(self, size: int) -> None:
+        self.farm_start = Once()  # the hook on_farm_start, by generation
         self._memory = mmap.mmap(-1, ctypes.sizeof(_Fields) * size)
         fields = (_Fields * size).from_buffer(self._memory)
         self.slots = [Slot(index, fields[index]) for index in range(size)]

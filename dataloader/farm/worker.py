@@ -20,7 +20,7 @@ import structlog
 
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Served, Settings
-from dataloader.farm import traces
+from dataloader.farm import starts, traces
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.orders import Orders
@@ -35,9 +35,10 @@ from dataloader.farm.process import (
     now,
     unblock_signals,
 )
-from dataloader.farm.runner import Runner, headline
+from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
+from dataloader.pipelines import hooks
 from dataloader.queue import db, lifecycle, migrations, operations, probe
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
@@ -57,14 +58,11 @@ def main(settings: Settings, dsn: str, served: Served, shared: SharedSlots, slot
     worker = Worker(settings, dsn, served, shared, slot, life)
     unblock_signals()
     try:
-        pipelines.load(settings.pipeline_modules)
-    except BaseException as e:
-        at_length = {"exc_info": e} if slot.fields.explains else {}
-        worker.log.error("worker.pipelines.failed", error=headline(e), **at_length)
+        with starts.last_words():
+            worker.prepare()
+            return worker.work()
+    except starts.CannotStart:
         return EXIT_CANNOT_START
-    worker.orders.signals.put_back()  # a module may have changed the handlers at its import
-    try:
-        return worker.work()
     except (migrations.SchemaError, ConfigError) as e:
         worker.log.error("worker.schema.refused", error=str(e))
         return EXIT_CANNOT_START
@@ -102,6 +100,22 @@ class Worker:
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         self.orders.signals.keep()
         adopt_orphans()
+
+    def prepare(self) -> None:
+        """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
+        fields = self.slot.fields
+
+        def start_farm() -> None:
+            starts.call(hooks.ON_FARM_START, self.log, explains=True)  # in one worker after the other
+
+        starts.load(self.settings, self.log, fields.explains)
+        if not hooks.ON_FARM_START or self.shared.farm_start.once(fields.reload, start_farm, self._may_wait):
+            starts.call(hooks.ON_WORKER_START, self.log, fields.explains)
+        self.orders.signals.put_back()  # a module or a hook may have changed the handlers
+
+    def _may_wait(self) -> bool:
+        self.orders.pause(starts.TURN_SEC)
+        return not self.orders.is_over
 
     def work(self) -> int:
         """Claim until no job is claimable, then wait; connect whenever there is no session."""

@@ -11,10 +11,8 @@ import asyncio
 import difflib
 import importlib
 import inspect
-import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from logging import Logger
@@ -25,6 +23,15 @@ from uuid import UUID
 import psycopg
 from pydantic import BaseModel, ValidationError
 
+from dataloader.pipelines.hooks import Run as Run
+from dataloader.pipelines.hooks import around_run as around_run
+from dataloader.pipelines.hooks import last_words as last_words
+from dataloader.pipelines.hooks import on_error as on_error
+from dataloader.pipelines.hooks import on_farm_start as on_farm_start
+from dataloader.pipelines.hooks import on_worker_start as on_worker_start
+from dataloader.queue.hooks import around_enqueue as around_enqueue
+from dataloader.queue.hooks import identity
+from dataloader.queue.hooks import import_users as import_users
 from dataloader.queue.job import End, Outcome
 
 BUILT_IN = ("noop", "csv_file", "cbr")
@@ -90,7 +97,8 @@ class Context:
         not in the batch, as `retry` and `skip` do.
         """
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
-        self._decide(key, Outcome(end, str(error) or type(error).__name__))
+        raised = error if isinstance(error, BaseException) else None
+        self._decide(key, Outcome(end, str(error) or type(error).__name__, raised=raised))
 
     def retry(self, key: str, in_sec: float) -> None:
         """Decide that this key of a batch is tried again after so many seconds; the attempt counts, as for `Retry`."""
@@ -207,8 +215,8 @@ def register(
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
-        if known and _identity(known.function) != _identity(function):
-            raise ValueError(f"task {task!r} is registered twice: {_identity(known.function)}, {_identity(function)}")
+        if known and identity(known.function) != identity(function):
+            raise ValueError(f"task {task!r} is registered twice: {identity(known.function)}, {identity(function)}")
         wants_context = _wants_context(task, function)
         _registry[task] = Pipeline(
             task, function, wants_context, timeout_sec, max_memory_mb, batch_size, retry_in, on_exhausted, max_attempts
@@ -250,17 +258,6 @@ def load(modules: Iterable[str]) -> None:
         importlib.import_module(f"{__name__}.{name}")
     for name in modules:
         import_users(name)
-
-
-def import_users(name: str) -> None:
-    """Import a users' module, also from the working folder; an error of the import reaches the caller.
-
-    Python searches the working folder last, so that a file in it (`queue.py`, `psycopg.py`) hides no library.
-    """
-    with suppress(OSError):  # the working folder may have been removed
-        if (here := os.getcwd()) not in sys.path:
-            sys.path.append(here)
-    importlib.import_module(name)
 
 
 def validated(model: type[M], args: dict[str, Any]) -> M:
@@ -359,7 +356,3 @@ def _wants_context(task: str, function: Callable[..., Any]) -> bool:
     if not positional or len(required) > 2 or keyword:
         raise TypeError(f"pipeline {task!r} should be callable as f(args) or f(args, context)")
     return len(positional) >= 2
-
-
-def _identity(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"

@@ -82,7 +82,8 @@ class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
     `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
-    attempts unless it says more. `score` None means the time of creation, in an ordered queue.
+    attempts unless it says more. `score` None means the time of creation, in an ordered queue. A `lock_key` "" leaves
+    it to a hook (`around_enqueue`).
     """
 
     queue: str

@@ -165,7 +165,7 @@ class Outcome(NamedTuple):
     """The result of a run: its end, the last progress, the error's text, and whether the worker is still sound.
 
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
-    for single keys of a batch.
+    for single keys of a batch. `raised` is the pipeline's exception, for hooks.
     """
 
     end: End
@@ -174,6 +174,7 @@ class Outcome(NamedTuple):
     worker_is_sound: bool = True
     delay_sec: float | None = None
     by_key: Mapping[str, Outcome] = {}
+    raised: BaseException | None = None
 
 
 class Finish(NamedTuple):

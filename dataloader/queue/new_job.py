@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
@@ -26,12 +26,13 @@ from pydantic import (
     ValidationError,
     create_model,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from dataloader import config
 from dataloader.queue import fields
 from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue_columns, enqueue_one, merged, spread
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
+from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -111,6 +112,7 @@ Trigger = create_model(
 _FIELDS = tuple(Trigger.model_fields)
 _fields_of = attrgetter(*_FIELDS)
 _DEFAULTS = {name: None if field.is_required() else field.default for name, field in Trigger.model_fields.items()}
+_NOT_GIVEN = _DEFAULTS | {"lock_key": ""}
 _document = Trigger.__pydantic_validator__.validate_python
 _DOCUMENTS = TypeAdapter(list[Trigger])  # type: ignore[valid-type]
 # The same rules by columns, many times as fast for many jobs; what exactly is wrong with which job _DOCUMENTS says.
@@ -144,16 +146,19 @@ def enqueue(
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
-    The fields are the API's (docs/api.md); `available_at` needs a time zone. For an idempotency key seen before, the id
-    and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
+    The fields are the API's (docs/api.md); `available_at` needs a time zone. A `lock_key` "" leaves it to a hook
+    (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen before, the id and
+    status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
     does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
     statement on `conn` does.
     """
     given = locals() | {"args": {} if args is None else args}
     del given["conn"], given["schema"]
-    if (checked := _checked_one(given)) is None:
-        raise ValueError("; ".join(_complaints_of(given)))
-    return enqueue_one(conn, checked, _configured_schema() if schema is None else schema)
+    if AROUND_ENQUEUE:
+        given = without_defaults(given)
+        checked(keyed(given))
+        given = hooked(given)
+    return enqueue_one(conn, checked(given), _configured_schema() if schema is None else schema)
 
 
 def enqueue_many(
@@ -166,13 +171,63 @@ def enqueue_many(
     """
     if not jobs:
         return []
+    columns = _many_hooked(jobs) if AROUND_ENQUEUE else _all_checked(lambda: spread(jobs), map(_document_of, jobs))
+    return enqueue_columns(conn, columns, _configured_schema() if schema is None else schema)
+
+
+def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """These fields of a producer without those that are as by default."""
+    return {name: value for name, value in fields.items() if value != _NOT_GIVEN[name]}
+
+
+def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A valid job's fields after every `around_enqueue`, unchecked; raises ValueError where one refuses the job."""
     try:
-        checked = _checked(spread(jobs))
+        return before_enqueue(job)
+    except ValidationError as e:  # of a hook's own model; its text would quote the args
+        raise ValueError("; ".join(_worded(error, error["loc"]) for error in _errors(e))) from None
+
+
+def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields as they are checked before a hook sees them: it may fill in the key."""
+    return {"lock_key": "-", **job}
+
+
+def checked(job: dict[str, Any]) -> dict[str, Any]:
+    """All fields of a job, `args` as JSON; raises ValueError, which names every wrong field."""
+    if (found := _checked_one(job)) is None:
+        raise ValueError("; ".join(_complaints_of(job)))
+    return found
+
+
+def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
+    documents = [without_defaults(_document_of(job)) for job in jobs]
+    ready = list(map(keyed, documents))
+    _all_checked(lambda: _columns_of(ready), ready)
+    for number, document in enumerate(documents):
+        try:
+            documents[number] = hooked(document)
+        except ValueError as e:
+            raise ValueError(f"jobs[{number}]: {e}" if len(jobs) > 1 else str(e)) from e
+    return _all_checked(lambda: _columns_of(documents), documents) | {"trace": [job.trace for job in jobs]}
+
+
+def _columns_of(documents: Sequence[dict[str, Any]]) -> Columns:
+    """Documents as _checked takes them; raises ValueError for a field that is not known."""
+    if not _DEFAULTS.keys() >= set().union(*documents):
+        raise ValueError
+    return {name: [document.get(name, value) for document in documents] for name, value in _DEFAULTS.items()}
+
+
+def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]]) -> Columns:
+    """The columns that are made, checked; raises ValueError, which names the wrong fields of these documents."""
+    try:
+        found = _checked(make())
     except (ValueError, TypeError, RecursionError):
-        checked = {}
-    if not checked or _unfit(checked):
-        raise ValueError("; ".join(_complaints(jobs)))
-    return enqueue_columns(conn, checked, _configured_schema() if schema is None else schema)
+        found = {}
+    if not found or _unfit(found):
+        raise ValueError("; ".join(_complaints(list(documents))))
+    return found
 
 
 def _checked_one(given: dict[str, Any]) -> dict[str, Any] | None:
@@ -250,27 +305,38 @@ def is_deep(value: Any, room: int = DEPTH_LIMIT - 1) -> bool:
     return bool(level)
 
 
-def _complaints(jobs: Sequence[NewJob]) -> list[str]:
+def _complaints(jobs: Sequence[dict[str, Any]]) -> list[str]:
     """The faults of these jobs, as `jobs[3].queue: the rule`."""
     found: list[str] = []
     for number, job in enumerate(jobs):
         where = f"jobs[{number}]." if len(jobs) > 1 else ""
-        document = dict(zip(_FIELDS, _fields_of(job), strict=True))
-        found += [where + complaint for complaint in _complaints_of(document)]
+        found += [where + complaint for complaint in _complaints_of(job)]
         if len(found) > FAULTS_SHOWN:
             return [*found[:FAULTS_SHOWN], "and more"]
     return found
 
 
+def _document_of(job: NewJob) -> dict[str, Any]:
+    return dict(zip(_FIELDS, _fields_of(job), strict=True))
+
+
 def _complaints_of(document: dict[str, Any]) -> list[str]:
     try:
         _DOCUMENTS.validate_python([document])
-        unfit = _unfit(_checked({name: [value] for name, value in document.items()}))
+        unfit = _unfit(_checked({name: [value] for name, value in (_DEFAULTS | document).items()}))
     except ValidationError as e:
-        return [f"{error['loc'][1]}: {error['msg']}" for error in e.errors(include_url=False, include_input=False)]
+        return [_worded(error, error["loc"][1:2]) for error in _errors(e)]
     except (ValueError, TypeError, RecursionError) as e:
         return [f"args: should be what JSON can say: {e}"]
     return [f"{name}: should hold no U+0000, no lone surrogate and nothing nested over 64 deep" for name in unfit]
+
+
+def _errors(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_input=False, include_context=False)
+
+
+def _worded(error: ErrorDetails, where: Sequence[int | str]) -> str:
+    return f"{'.'.join(map(str, where))}: {error['msg']}"
 
 
 @cache

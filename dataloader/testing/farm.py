@@ -26,18 +26,22 @@ import psycopg
 
 from dataloader import log, pipelines
 from dataloader.config import Settings
-from dataloader.farm import process
+from dataloader.farm import process, starts
 from dataloader.farm.lease import Lease
 from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots, Slot
+from dataloader.pipelines import hooks
+from dataloader.queue import new_job
 from dataloader.queue.fields import ATTEMPTS
+from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Status, Verb, decide, to_json
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]
 Dsn = str | Callable[[], str] | None
 CRASHED = "crash"
+KEY = "test"
 _log = logging.getLogger("dataloader.testing")
 
 
@@ -137,7 +141,8 @@ def run(
     max_attempts: int | None = None,
     timeout_sec: int | None = None,
     job_id: UUID | None = None,
-    lock_key: str = "test",
+    queue: str = "test",
+    lock_key: str = KEY,
     partition_key: str = "",
     idempotency_key: str | None = None,
 ) -> Result:
@@ -152,6 +157,10 @@ def run(
     `drain_at`, as by a worker that stops; the run after it is canceled at `cancel_at` (of a batch its first job); later
     runs meet nothing. A run notices `timeout_sec` at its safe points.
 
+    The hooks that the test's process has imported are called as in a farm of one worker that starts with this call, and
+    again where one has crashed. `around_enqueue` gets the job with `queue`, and without `lock_key` where the test names
+    none. What a hook at the start raises reaches the test, and a ValueError for a job that `around_enqueue` refuses.
+
     `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
     folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
     NoDatabase when a transaction begins without `dsn`, UnknownTask or ValueError when there is no such pipeline.
@@ -160,28 +169,49 @@ def run(
     task = _task_of(pipeline)
     is_batch = pipelines.resolve(task).batch_size is not None
     keys: dict[str, list[Any]] = (args or {}) if is_batch else {lock_key: [args or {}]}
+    more = {
+        "queue": queue,
+        "task": task,
+        "idempotency_key": idempotency_key,
+        "partition_key": partition_key,
+        "max_attempts": max_attempts,
+        "timeout_sec": timeout_sec,
+    }
     jobs = [
-        Job(
-            job_id=uuid4() if is_batch else job_id or uuid4(),
-            queue="test",
-            task=task,
-            args_json=json.dumps(each, allow_nan=False),  # a job's args are JSON
-            idempotency_key=idempotency_key,
-            lock_key=key,
-            partition_key=partition_key,
-            attempt=1,
-            max_attempts=max_attempts or pipelines.resolve(task).max_attempts or ATTEMPTS,
-            lease_ttl_sec=60,
-            timeout_sec=timeout_sec,
-            claim=1,
-            claimed_by="test",
-        )
+        _job(None if is_batch else job_id, more | {"lock_key": key, "args": each})
         for key, of_key in keys.items()
         for each in of_key
     ]
     if not jobs:
         raise ValueError(f"{task!r} takes batches: give its args as {{lock_key: [args, ...]}}")
     return _Trial(dsn, data_dir or Path.cwd()).run(jobs, chain(_fates(points, drain_at, cancel_at), repeat(NOTHING)))
+
+
+def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
+    """The job that a producer adds by these fields."""
+    given = _hooked(given) if AROUND_ENQUEUE else given | {"args": json.dumps(given["args"], allow_nan=False)}
+    return Job(
+        job_id=job_id or uuid4(),
+        queue=given["queue"],
+        task=given["task"],
+        args_json=given["args"],
+        idempotency_key=given["idempotency_key"],
+        lock_key=given["lock_key"],
+        partition_key=given["partition_key"],
+        attempt=1,
+        max_attempts=given["max_attempts"] or pipelines.resolve(given["task"]).max_attempts or ATTEMPTS,
+        lease_ttl_sec=60,
+        timeout_sec=given["timeout_sec"],
+        claim=1,
+        claimed_by="test",
+    )
+
+
+def _hooked(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields after every `around_enqueue`, args as JSON; raises ValueError where they are not valid."""
+    new_job.checked(given)
+    without_key = {name: value for name, value in given.items() if (name, value) != ("lock_key", KEY)}
+    return new_job.checked({"lock_key": KEY} | new_job.hooked(new_job.without_defaults(without_key)))
 
 
 def _task_of(pipeline: str | Callable[..., Any]) -> str:
@@ -221,9 +251,11 @@ class _Trial:
     def __init__(self, dsn: Dsn, data_dir: Path) -> None:
         self._dsn = dsn
         self._data_dir = data_dir
+        self._has_worker = False
 
     def run(self, jobs: list[Job], fates: Iterator[Fate]) -> Result:
         """Run the jobs until their statuses are final; each run takes the next of the fates."""
+        _call(hooks.ON_FARM_START)
         runs: list[Run] = []
         ends: dict[UUID, _After] = {}
         waiting = list(jobs)
@@ -239,6 +271,9 @@ class _Trial:
         raise AssertionError("there is always another fate")
 
     def _run(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
+        if not self._has_worker:
+            _call(hooks.ON_WORKER_START)
+            self._has_worker = True
         slot, runner = self._started(delivery)
         lease = _Lease(delivery, slot, fate)
         outcome = runner.attempt(delivery, lease)
@@ -279,6 +314,7 @@ class _Trial:
     def _live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
         """In the child: run until the kill; a run that ends before it writes its end into the diary."""
         process.unblock_signals()
+        _call(hooks.ON_WORKER_START)
         slot, runner = self._started(delivery)
         lease = _Lease(delivery, slot, fate, diary)
         outcome = runner.attempt(delivery, lease)
@@ -304,6 +340,13 @@ class _Trial:
                 " of dataloader.testing.plugin"
             )
         return self._dsn
+
+
+def _call(hook: Hook) -> None:
+    """Call the functions of a hook at a start; the first exception reaches the test, after the last words."""
+    with starts.last_words():
+        for function in hook:
+            function()
 
 
 class _Runner(Runner):

@@ -155,6 +155,37 @@ def test_a_pipeline_module_that_is_wrong(
     assert (said in what, advice in cure) == (True, True)
 
 
+HOOK = "from dataloader.pipelines import around_enqueue\n@around_enqueue\ndef f(job): return job\n"
+
+
+def test_a_hook_that_the_api_would_not_call(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HOOK)
+    found = [found for found in check(dl_pipelines="mine").of("warning") if found[0] == "pipelines"]
+    assert found == [
+        (
+            "pipelines",
+            "DL_PIPELINES: mine registers @around_enqueue, which no API process would call",
+            "name the module of this function in DL_HOOKS too",
+        )
+    ]
+    for settings in ({"dl_pipelines": "mine", "dl_hooks": "mine"}, {"dl_hooks": "mine"}):
+        assert "pipelines" not in [about for about, *_ in check(**settings).of("warning")]
+
+
+def test_a_module_of_pipelines_may_hold_hooks_alone(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\n")
+    assert "pipelines" not in [about for about, *_ in check(dl_pipelines="mine").of("warning")]
+
+
+def test_a_module_of_hooks_that_is_wrong(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HOOK.replace("f(job)", "f()"))
+    ((what, advice),) = [
+        (what, cure) for about, what, cure in check(dl_hooks="mine").of("error") if about == "pipelines"
+    ]
+    assert what.startswith("DL_HOOKS: mine cannot be imported: TypeError: @around_enqueue: mine.f should be a function")
+    assert advice.startswith("correct the module")
+
+
 def test_a_module_that_prints_leaves_the_document_whole(check: Check, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "print('loud')\nfrom dataloader.pipelines import register\n@register('my.task')\ndef f(args): ..."

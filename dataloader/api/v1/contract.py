@@ -29,6 +29,7 @@ blueprint = Blueprint("v1", __name__, url_prefix="/api/v1")
     "jobs",
     responses.Triggered,
     body=Trigger,
+    prepared=lambda document: requests.hooked(document, request.headers.get("Idempotency-Key")),
     headers=("Idempotency-Key", "traceparent"),
     errors=(409, 429),
     leads_to_jobs="/job_id",
@@ -56,7 +57,7 @@ def trigger(body: Trigger) -> dict[str, Any]:
 )
 def batch(body: requests.Batch) -> Response:
     """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body."""
-    columns = requests.new_jobs(body.jobs, _default_lease())
+    columns = requests.new_jobs(requests.all_hooked(body.jobs), _default_lease())
     if trace := requests.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
     with session() as conn:

@@ -5,6 +5,7 @@ The API refuses a field or parameter that is not known, given twice or out of bo
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
@@ -13,11 +14,14 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, refusal
+from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
+from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue.enqueue import Columns, NewJob
+from dataloader.queue.hooks import AROUND_ENQUEUE
 from dataloader.queue.job import GROUPS, STATUSES
-from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant
+from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
+from dataloader.queue.new_job import hooked as after_hooks
 
 LIMIT = 200  # rows of one page
 MINUTES = 360
@@ -184,6 +188,44 @@ class QueueOrder(Body):
     on_dead: Literal["continue", "hold"] = Field(default="continue", description="hold: a dead job stops its key")
 
 
+def hooked(document: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """The body of a trigger after every `around_enqueue`, which sees the header Idempotency-Key (`key`) as a field.
+
+    Raises a 400 Problem for fields that are not valid, before a hook sees them, for a job that a hook refuses, and for
+    what no body may hold.
+    """
+    if not AROUND_ENQUEUE:
+        return document
+    given = document if key is None else document | {"idempotency_key": _one_key(document.get("idempotency_key"), key)}
+    validated(Trigger, keyed(given))
+    raw = _written(_after_hooks(given, ()))
+    if len(raw) > BODY_LIMIT:
+        raise Problem(413, f"the job that the hooks have made should be at most {BODY_LIMIT} bytes of JSON")
+    return json_document(raw)
+
+
+def all_hooked(jobs: list[Any]) -> list[Any]:
+    """The jobs of a batch after every `around_enqueue`, as `hooked`."""
+    if not AROUND_ENQUEUE:
+        return jobs
+    new_jobs([keyed(job) if isinstance(job, dict) else job for job in jobs], 60)
+    made = [_after_hooks(job, ("jobs", number)) for number, job in enumerate(jobs)]
+    found: list[Any] = json_document(_written({"jobs": made}), BATCH_DEPTH)["jobs"]
+    return found
+
+
+def _after_hooks(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
+    try:
+        return after_hooks(job)
+    except ValueError as e:
+        raise invalid(pointer(path), "refused", str(e)) from None
+
+
+def _written(document: dict[str, Any]) -> bytes:
+    """The document as a client would send it; a hook may give a time as a datetime."""
+    return json.dumps(document, default=datetime.isoformat).encode()
+
+
 def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, traceparent: str | None = None) -> NewJob:
     """The job that a trigger's body asks for; `lease_ttl_sec` (seconds) counts where the body names none.
 
@@ -191,7 +233,8 @@ def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, tracep
     valid, or another one than the body's.
     """
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
-    given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
+    if not AROUND_ENQUEUE:  # otherwise `hooked` has seen to the header, and a hook may have replaced the key
+        given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
     return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
 
 

@@ -62,6 +62,7 @@ class Operation:
     query: type[BaseModel] | None = None
     body: type[BaseModel] | None = None
     body_may_be_empty: bool = False
+    prepared: Callable[[dict[str, Any]], dict[str, Any]] = dict  # what becomes of the body before it is validated
     body_limit: int = json_body.BODY_LIMIT  # bytes
     body_depth: int = DEPTH_LIMIT  # objects and arrays within each other, the body itself being the first
     headers: tuple[str, ...] = ()
@@ -99,7 +100,7 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
         found["queue"] = queue_name(found.pop("query").name or path["queue"])
     if declared.body:
         request.max_content_length = declared.body_limit
-        found["body"] = json_body.validated(declared.body, _document(declared))
+        found["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
     return {name: value for name, value in found.items() if getattr(type(value), "model_fields", True)}
 
 

@@ -1,0 +1,104 @@
+"""The hooks of a farm's workers: around a run, at its error, at the start of farm and worker, at a worker's death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from uuid import UUID
+
+from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
+
+F = TypeVar("F", bound=Callable[..., Any])
+Steps = Generator[Any, None, Any]
+
+AROUND_RUN = Hook("around_run", "run", wraps=True)
+ON_ERROR = Hook("on_error", "run", "exc")
+ON_FARM_START = Hook("on_farm_start")
+ON_WORKER_START = Hook("on_worker_start")
+LAST_WORDS = Hook("last_words", "exc")
+ALL = (AROUND_ENQUEUE, AROUND_RUN, ON_ERROR, ON_FARM_START, ON_WORKER_START, LAST_WORDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as hooks see it: of a job, or of the jobs of one call.
+
+    `args` is the pipeline's first argument: the job's args, or {lock_key: [args, ...]} with `batch_size`; None where
+    the pipeline could not be given any. `job_id`, `lock_key` and `attempt` are those of the first job, `job_ids` are
+    all. Secrets in `args` are as they were given, so the representation leaves `args` out.
+    """
+
+    queue: str
+    task: str
+    lock_key: str
+    job_id: UUID
+    attempt: int
+    args: Any = field(repr=False)
+    job_ids: tuple[UUID, ...]
+
+
+def around_run(function: F) -> F:
+    """Wrap each run of a pipeline: `function(run)` is a generator function with one yield, in which the run happens.
+
+    The first registered is the outermost. The pipeline's exception is raised at the yield. When the function ends
+    without it, the run counts as done; when it raises another, the run has failed with that one. What is no Exception
+    (Stopped, at a cancellation, a drain or a timeout) passes: only `finally` and `with` do their work. Raises TypeError
+    unless it is such a function.
+    """
+    return AROUND_RUN.add(function)
+
+
+def on_error(function: F) -> F:
+    """Call `function(run, exc)` when a run has failed, before its end is written.
+
+    `exc` is the exception with which the run has ended, behind every `around_run`; TimeoutError for a run over its
+    time. For a batch it is called also for each exception that the pipeline has given to `context.fail`, with a `run`
+    of that key alone. Its own exception is logged and changes nothing. Raises TypeError unless the function can be
+    called so.
+    """
+    return ON_ERROR.add(function)
+
+
+def on_farm_start(function: F) -> F:
+    """Call `function()` once for each start and each reload of a machine's workers, in one of them.
+
+    No worker of that start claims a job before it has returned. An exception keeps the farm from starting, as that of
+    an import does. Raises TypeError unless the function can be called so.
+    """
+    return ON_FARM_START.add(function)
+
+
+def on_worker_start(function: F) -> F:
+    """Call `function()` in each worker process before its first claim.
+
+    An exception keeps the worker from starting, as that of an import does. Raises TypeError unless the function can be
+    called so.
+    """
+    return ON_WORKER_START.add(function)
+
+
+def last_words(function: F) -> F:
+    """Call `function(exc)` when a worker process is about to end because of this exception.
+
+    Nothing is called in a process that is killed. Its own exception is logged. Raises TypeError unless the function can
+    be called so.
+    """
+    return LAST_WORDS.add(function)
+
+
+def wrapped(run: Run, steps: Steps) -> Steps:
+    """The steps of a run within every `around_run`."""
+    passing: BaseException | None = None
+    with ExitStack() as stack:
+        for function in AROUND_RUN:
+            stack.enter_context(contextmanager(function)(run))
+        try:
+            return (yield from steps)
+        except BaseException as e:
+            passing = None if isinstance(e, Exception) else e
+            raise
+    if passing is not None:  # a hook has swallowed the order to stop; the run is not done for that
+        raise passing
+    return None

@@ -1,0 +1,126 @@
+"""Hooks: users' functions that a process calls at a fixed point. The registry, and the hook at the adding of a job.
+
+A module registers its functions when it is imported. The other points are in `pipelines.hooks`; `around_enqueue` is
+here, because the API and programs that add jobs need no pipelines.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from dataloader.config import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Hook:
+    """The functions for one point, in the order of their registration."""
+
+    def __init__(self, name: str, *arguments: str, wraps: bool = False) -> None:
+        """The functions are called with these `arguments`; one that `wraps` is a generator function with one yield."""
+        self.name = name
+        self._call = f"f({', '.join(arguments)})"
+        self._count = len(arguments)
+        self._wraps = wraps
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return iter(tuple(self._functions.values()))
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def add(self, function: F) -> F:
+        """Register the function; one from the same line, as of a module imported anew, gives its place to it.
+
+        Raises TypeError when the function cannot be called at this point.
+        """
+        if fault := self._fault(function):
+            raise TypeError(f"@{self.name}: {identity(function)} should be {fault}")
+        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+        self._functions[f"{identity(function)}:{line}"] = function
+        return function
+
+    def _fault(self, function: Callable[..., Any]) -> str | None:
+        """What the function should be, where it is something else."""
+        if not callable(function) or not _takes(function, self._count):
+            return f"a function that can be called as {self._call}"
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return "a plain function, without async"
+        if inspect.isgeneratorfunction(function) and not self._wraps:
+            return "a function without yield"
+        if self._wraps and not inspect.isgeneratorfunction(function):
+            return f"a generator function, called as {self._call}, with one yield"
+        return None
+
+
+def identity(function: Callable[..., Any]) -> str:
+    """The function's module and name."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+AROUND_ENQUEUE = Hook("around_enqueue", "job")
+
+
+def around_enqueue(function: F) -> F:
+    """Call `function(job)` for each job that this process is about to add; its answer is the job that is added.
+
+    `job` is a dict of `args` and of the fields that the producer has given (docs/api.md names them); they are valid,
+    and only `lock_key` may be missing that is required. The function returns the fields, and may fill in or replace
+    any. What it returns is checked as if the producer had given it. A ValueError refuses the job with its text. Raises
+    TypeError unless the function can be called so.
+    """
+    return AROUND_ENQUEUE.add(function)
+
+
+def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
+    """The job's fields after every `around_enqueue`; raises what a function raises, TypeError when it returns no dict.
+
+    The functions get a copy: what they change in `job` and in its args is not the producer's.
+    """
+    found = {**job, "args": dict(job.get("args", {}))}
+    for function in AROUND_ENQUEUE:
+        found = function(found)
+        if not isinstance(found, dict):
+            kind = type(found).__name__
+            raise TypeError(
+                f"@around_enqueue: {identity(function)} should return the job's fields as a dict, not {kind}"
+            )
+    return found
+
+
+def load(modules: Iterable[str]) -> None:
+    """Import the modules of DL_HOOKS; raises ConfigError, which names the module and the error."""
+    for name in modules:
+        try:
+            import_users(name)
+        except Exception as e:
+            from dataloader.log import masking  # not at the top: a producer imports this module and needs no logging
+
+            raise ConfigError(masking.masked(f"DL_HOOKS: {name} cannot be imported: {type(e).__name__}: {e}")) from None
+
+
+def import_users(name: str) -> None:
+    """Import a users' module, also from the working folder; an error of the import reaches the caller.
+
+    Python searches the working folder last, so that a file in it (`queue.py`, `psycopg.py`) hides no library.
+    """
+    with suppress(OSError):  # the working folder may have been removed
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+    importlib.import_module(name)

@@ -1,0 +1,296 @@
+"""around_enqueue at every way into the queue: the API, a producer's own connection, the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused, running
+from flask.testing import FlaskClient
+from psycopg.rows import dict_row
+
+import dataloader
+from dataloader import config
+from dataloader.cli.direct import Direct
+from dataloader.client import Refused as RefusedByFarm
+from dataloader.pipelines import around_enqueue
+from dataloader.queue import db, enqueue
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.hooks import AROUND_ENQUEUE
+
+BATCH = "/api/v1/jobs/batch"
+CANARY = "canary-81c4"
+ORDER = {"queue": "orders", "task": "sync", "args": {"order": 7, "at": 1.5}}
+AT = datetime(2026, 1, 31, 3, 30, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AROUND_ENQUEUE, "_functions", {})
+
+
+@pytest.fixture
+def by_order() -> list[dict[str, Any]]:
+    """A hook that derives fields from the order; the jobs that it has seen."""
+    seen: list[dict[str, Any]] = []
+
+    @around_enqueue
+    def by_order(job: dict[str, Any]) -> dict[str, Any]:
+        seen.append(dict(job))
+        if "order" not in job["args"]:
+            raise ValueError("args.order is missing")
+        key = f"order-{job['args']['order']}"
+        return {"idempotency_key": f"{key}-{job['args']['at']}"} | job | {"lock_key": key, "available_at": AT}
+
+    return seen
+
+
+def rows(conn: db.Connection) -> list[dict[str, Any]]:
+    return conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs ORDER BY created_at, job_id").fetchall()
+
+
+DERIVED = {"lock_key": "order-7", "idempotency_key": "order-7-1.5", "available_at": AT, "args": ORDER["args"]}
+
+
+def derived(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in DERIVED}
+
+
+# --- the API ---
+
+
+def test_a_trigger_may_leave_the_key_to_the_hook(
+    client: FlaskClient, conn: db.Connection, by_order: list[dict[str, Any]]
+) -> None:
+    first = client.post(TRIGGER, json=ORDER)
+    assert first.status_code == 200
+    assert derived(rows(conn)[0]) == DERIVED
+    assert by_order == [ORDER]
+    assert client.post(TRIGGER, json=ORDER).json == first.json, "the derived idempotency key is one"
+
+
+def test_the_hook_sees_the_header_as_a_field(
+    client: FlaskClient, conn: db.Connection, by_order: list[dict[str, Any]]
+) -> None:
+    assert client.post(TRIGGER, json=ORDER, headers={"Idempotency-Key": "mine"}).status_code == 200
+    assert [row["idempotency_key"] for row in rows(conn)] == ["mine"]
+    assert by_order == [{"idempotency_key": "mine"} | ORDER]
+
+
+def test_a_hook_may_replace_the_key_of_the_header(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    around_enqueue(lambda job: job | {"idempotency_key": "the farm's"})
+    assert client.post(TRIGGER, json=MINIMAL, headers={"Idempotency-Key": "mine"}).status_code == 200
+    assert [row["idempotency_key"] for row in rows(conn)] == ["the farm's"]
+    other = MINIMAL | {"idempotency_key": "other"}
+    for body, header in ((other, "mine"), (MINIMAL, "k" * 256), (MINIMAL, "")):
+        answer = client.post(TRIGGER, json=body, headers={"Idempotency-Key": header})
+        refused(answer, 400, "invalid-input", "/idempotency_key")
+
+
+def test_without_a_hook_a_trigger_needs_its_key(client: FlaskClient, refused: Refused) -> None:
+    refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", "/lock_key")
+
+
+def test_the_sentence_of_a_refusal_is_the_answer(
+    client: FlaskClient, conn: db.Connection, refused: Refused, by_order: list[dict[str, Any]]
+) -> None:
+    problem = refused(client.post(TRIGGER, json=ORDER | {"args": {"n": 1}}), 400, "invalid-input", "")
+    assert problem["detail"] == "args.order is missing"
+    answer = client.post(BATCH, json={"jobs": [ORDER, ORDER | {"args": {}}]})
+    assert refused(answer, 400, "invalid-input", "/jobs/1")["detail"] == "args.order is missing"
+    assert rows(conn) == []
+
+
+def test_a_batch(client: FlaskClient, conn: db.Connection, by_order: list[dict[str, Any]]) -> None:
+    other = ORDER | {"args": {"order": 8, "at": 2}}
+    answer = client.post(BATCH, json={"jobs": [ORDER, other, ORDER]})
+    ids = [job["job_id"] for job in answer.json["jobs"]]  # type: ignore[index]
+    assert (answer.status_code, len(set(ids)), ids[0]) == (200, 2, ids[2])
+    assert [row["lock_key"] for row in rows(conn)] == ["order-7", "order-8"]
+
+
+@pytest.mark.parametrize(
+    ("job", "pointer"),
+    [
+        ("text", ""),
+        (None, ""),
+        (ORDER | {"args": [7]}, "/args"),
+        ({"queue": "orders", "args": {}}, "/task"),
+        (ORDER | {"lock_key": None}, "/lock_key"),
+        (ORDER | {"prio": 1}, "/prio"),
+    ],
+)
+def test_no_hook_sees_what_is_not_valid(
+    client: FlaskClient, refused: Refused, by_order: list[dict[str, Any]], job: Any, pointer: str
+) -> None:
+    refused(client.post(BATCH, json={"jobs": [ORDER, job]}), 400, "invalid-input", f"/jobs/1{pointer}")
+    refused(client.post(TRIGGER, json=job), 400, "invalid-input", pointer)
+    assert by_order == []
+
+
+@pytest.mark.parametrize(
+    ("made", "pointer"),
+    [
+        ({"queue": "", "lock_key": "k"}, "/queue"),
+        ({"keys": 1, "lock_key": "k"}, "/keys"),
+        ({"lock_key": "k\0"}, "/lock_key"),
+        ({"lock_key": "k", "args": {"n": "\ud800"}}, "/args/n"),
+        ({"lock_key": "k", "args": {"n": float("nan")}}, "/args/n"),
+        ({"lock_key": "k", "available_at": datetime(2026, 1, 31)}, "/available_at"),  # noqa: DTZ001
+        ({"lock_key": "k", "available_at": AT + timedelta(days=9_999)}, "/available_at"),
+    ],
+)
+def test_what_a_hook_returns_is_checked_as_a_body(
+    client: FlaskClient, conn: db.Connection, refused: Refused, made: dict[str, Any], pointer: str
+) -> None:
+    around_enqueue(lambda job: job | made)
+    refused(client.post(TRIGGER, json=ORDER), 400, "invalid-input", pointer)
+    refused(client.post(BATCH, json={"jobs": [ORDER]}), 400, "invalid-input", f"/jobs/0{pointer}")
+    assert rows(conn) == []
+
+
+def test_a_hook_that_makes_too_much_of_a_job(client: FlaskClient, refused: Refused) -> None:
+    around_enqueue(lambda job: job | {"args": {"n": "x" * 300_000}})
+    refused(client.post(TRIGGER, json=MINIMAL), 413, "too-large")
+    refused(client.post(BATCH, json={"jobs": [MINIMAL]}), 413, "too-large", "/jobs/0/args")
+
+
+@pytest.mark.parametrize("path", [TRIGGER, BATCH])
+def test_a_fault_of_a_hook_tells_nothing_of_the_job(
+    client: FlaskClient, refused: Refused, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    @around_enqueue
+    def wrong(job: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError(f"cannot take {job}")
+
+    job = ORDER | {"args": {"order": CANARY}}
+    answer = client.post(path, json=job if path == TRIGGER else {"jobs": [job]})
+    refused(answer, 500, "internal-error")
+    logged = capsys.readouterr()
+    assert CANARY not in answer.text + logged.out + logged.err
+
+
+def test_dl_hooks_are_imported_by_the_api_alone_from_there(
+    dsn: str, conn: db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "our_hooks_of_api.py").write_text(
+        "from dataloader.pipelines import around_enqueue\n"
+        "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': 'by hook'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with running(dsn, dl_hooks="our_hooks_of_api", dl_pipelines="no_such_module") as app:
+        assert app.test_client().post(TRIGGER, json=ORDER).status_code == 200
+    assert [row["lock_key"] for row in rows(conn)] == ["by hook"]
+    del sys.modules["our_hooks_of_api"]
+
+
+def test_a_module_of_dl_hooks_that_cannot_be_imported_is_named(dsn: str) -> None:
+    said = r"^DL_HOOKS: no_such_module cannot be imported: ModuleNotFoundError"
+    with pytest.raises(config.ConfigError, match=said), running(dsn, dl_hooks="no_such_module"):
+        pass
+
+
+# --- a producer's own connection ---
+
+
+@pytest.fixture
+def own(dsn: str) -> Iterator[psycopg.Connection]:
+    with psycopg.connect(dsn) as conn:
+        yield conn
+
+
+def test_a_producer_in_python(own: psycopg.Connection, conn: db.Connection, by_order: list[dict[str, Any]]) -> None:
+    one, _ = dataloader.enqueue(own, lock_key="", **ORDER, schema="public")  # type: ignore[arg-type]
+    jobs = [NewJob("orders", "sync", "", {"order": n, "at": 1.5}, trace="00-a") for n in (8, 9)] * 2
+    added = dataloader.enqueue_many(own, jobs, schema="public")
+    own.commit()
+    assert by_order == [ORDER, *[ORDER | {"args": job.args} for job in jobs]], "the fields that are not as by default"
+    assert [job_id for job_id, _ in added] == [added[0][0], added[1][0]] * 2
+    stored = {row["lock_key"]: row for row in rows(conn)}
+    assert {key: row["job_id"] for key, row in stored.items()} == {
+        "order-7": one, "order-8": added[0][0], "order-9": added[1][0]
+    }  # fmt: skip
+    assert [stored[f"order-{n}"]["trace"] for n in (7, 8)] == [None, "00-a"]
+    assert derived(stored["order-7"]) == DERIVED
+
+
+def test_a_producer_in_python_is_told_which_job_is_refused(
+    own: psycopg.Connection, conn: db.Connection, by_order: list[dict[str, Any]]
+) -> None:
+    good, bad = NewJob("orders", "sync", "", {"order": 7, "at": 1}), NewJob("orders", "sync", "", {})
+    with pytest.raises(ValueError, match=r"^jobs\[1\]: args.order is missing$"):
+        dataloader.enqueue_many(own, [good, bad], schema="public")
+    with pytest.raises(ValueError, match=r"^args.order is missing$"):
+        dataloader.enqueue(own, queue="orders", task="sync", lock_key="", schema="public")
+    with pytest.raises(ValueError, match=r"^priority: Input should be a valid integer$"):
+        dataloader.enqueue(own, queue="q", task="t", lock_key="", priority="1", schema="public")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^jobs\[1\].task: String should have at least 1 character$"):
+        dataloader.enqueue_many(own, [bad, NewJob("orders", "", "")], schema="public")
+    assert len(by_order) == 3
+    around_enqueue(lambda job: job | ({} if job["args"]["at"] == 1 else {"prio": 1}))
+    worse = NewJob("orders", "sync", "", {"order": 7, "at": 2})
+    with pytest.raises(ValueError, match=r"^jobs\[1\].prio: Extra inputs are not permitted$"):
+        dataloader.enqueue_many(own, [good, worse], schema="public")
+    assert own.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert rows(conn) == []
+
+
+def test_without_a_hook_many_jobs_go_by_columns(own: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataloader.queue.new_job._document_of", None)
+    jobs = [NewJob("q", "t", f"k{n}") for n in range(3)]
+    assert len(dataloader.enqueue_many(own, jobs, schema="public")) == 3
+    with pytest.raises(ValueError, match="lock_key: String should have at least 1 character"):
+        dataloader.enqueue(own, queue="q", task="t", lock_key="", schema="public")
+
+
+def test_a_refusal_by_a_model_of_the_hook_quotes_no_args(own: psycopg.Connection) -> None:
+    from pydantic import BaseModel
+
+    class Args(BaseModel):
+        order: int
+
+    @around_enqueue
+    def checked(job: dict[str, Any]) -> dict[str, Any]:
+        Args.model_validate(job["args"])
+        return job
+
+    with pytest.raises(ValueError, match=r"^order: Input should be a valid integer") as e:
+        dataloader.enqueue(own, queue="q", task="t", lock_key="k", args={"order": CANARY}, schema="public")
+    assert CANARY not in str(e.value)
+
+
+# --- the command line ---
+
+
+def test_trigger_on_the_database(
+    dsn: str, conn: db.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "our_hooks_of_cli.py").write_text(
+        "from dataloader.pipelines import around_enqueue\n"
+        "@around_enqueue\ndef keyed(job):\n"
+        "    if 'order' not in job.get('args', {}):\n        raise ValueError('args.order is missing')\n"
+        "    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Direct(dsn, config.load(_env_file=None, dl_hooks="our_hooks_of_cli")) as farm:
+        farm.trigger("sync", args={"order": 7})
+        with pytest.raises(RefusedByFarm, match=r"args.order is missing"):
+            farm.trigger("sync")
+    assert [row["lock_key"] for row in rows(conn)] == ["order-7"]
+    del sys.modules["our_hooks_of_cli"]
+    with (
+        Direct(dsn, config.load(_env_file=None, dl_hooks="no_such_module")) as farm,
+        pytest.raises(RefusedByFarm, match="DL_HOOKS: no_such_module cannot be imported"),
+    ):
+        farm.trigger("sync")
+
+
+def test_the_queue_itself_calls_no_hook(conn: db.Connection, by_order: list[dict[str, Any]]) -> None:
+    enqueue.enqueue_many(conn, [NewJob("q", "t", "k", json.loads("{}"))])
+    assert by_order == []

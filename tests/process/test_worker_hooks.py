@@ -1,0 +1,299 @@
+"""Hooks in a real farm: once for all its workers, once in each, and at the death of one."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from farming import Farm, Program, ended_lines, until
+
+from dataloader.client import Client, Unavailable
+
+HEAD = """
+import os, signal, time
+from pathlib import Path
+from dataloader.pipelines import around_run, last_words, on_error, on_farm_start, on_worker_start, register
+
+HERE = Path({folder!r})
+
+def note(*words):
+    with open(HERE / "notes", "a") as file:
+        file.write(" ".join(map(str, words)) + "\\n")
+
+def gate():
+    end = time.monotonic() + 60
+    while not (HERE / "open").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+note("import", os.getpid())
+
+@last_words
+def last(exc):
+    note("last", type(exc).__name__, exc)
+
+@on_worker_start
+def worker():
+    note("worker", os.getpid())
+"""
+ONCE = """
+@on_farm_start
+def once():
+    note("farm", os.getpid())
+    gate()
+    note("farm ends")
+"""
+
+
+class Mine:
+    """The user's module, and the notes that its functions leave."""
+
+    def __init__(self, farm: Farm, folder: Path, code: str) -> None:
+        self.farm, self.folder = farm, folder
+        (folder / "mine.py").write_text(HEAD.format(folder=str(folder)) + code)
+
+    def start(self, workers: int = 3, **settings: Any) -> Program:
+        path = os.pathsep.join([str(Path(__file__).parent), str(self.folder)])
+        given = {"dl_pipelines": "farm_pipelines,mine", "pythonpath": path} | settings
+        return self.farm.start(workers=workers, **given)
+
+    def open(self) -> None:
+        """Let on_farm_start go on."""
+        (self.folder / "open").touch()
+
+    def notes(self, kind: str) -> list[str]:
+        """The notes that begin so, without that."""
+        file = self.folder / "notes"
+        lines = ended_lines(file) if file.exists() else []
+        return [line.removeprefix(kind).strip() for line in lines if line.startswith(kind)]
+
+    def kinds(self) -> list[str]:
+        """The first words of all notes."""
+        return [line.split()[0] if line != "farm ends" else line for line in self.notes("")]
+
+
+def test_a_farm_starts_once_while_its_workers_wait_and_again_at_a_reload(farm: Farm, tmp_path: Path) -> None:
+    mine = Mine(farm, tmp_path, ONCE)
+    job = farm.enqueue("recorded")
+    program = mine.start()
+    until(lambda: len(mine.notes("import")) == 3 and mine.notes("farm"), "all workers to import the module")
+    assert (farm.job(job)["status"], mine.notes("worker"), program.events("worker.started")) == ("queued", [], [])
+    mine.open()
+    until(lambda: len(program.events("worker.started")) == 3)
+    farm.wait(job, "succeeded")
+    assert sorted(mine.notes("worker")) == sorted(mine.notes("import"))
+    assert [kind for kind in mine.kinds() if kind != "import"] == ["farm", "farm ends", *["worker"] * 3]
+
+    program.signal(signal.SIGHUP)
+    until(lambda: len(mine.notes("worker")) == 6, "the workers of the next generation")
+    assert mine.kinds().count("farm") == 2
+    until(lambda: len(program.events("supervisor.worker.exited")) == 3, "the older workers to leave")
+    program.workers()[0].kill()
+    until(lambda: len(mine.notes("worker")) == 7, "the successor of a killed worker")
+    assert mine.kinds().count("farm") == 2, "a successor is no start of the farm"
+    assert program.stop() == 0
+
+
+def test_a_worker_that_waits_for_the_start_obeys_a_drain(farm: Farm, tmp_path: Path) -> None:
+    mine = Mine(farm, tmp_path, ONCE)
+    program = mine.start(dl_drain_sec=1, dl_kill_grace_sec=1)
+    until(lambda: len(mine.notes("import")) == 3 and mine.notes("farm"))
+    assert program.stop() == 0
+    exits = [event["exit_status"] for event in program.events("supervisor.worker.exited")]
+    assert exits == [0, 0, -signal.SIGKILL], "only the one within the function is killed, at the end of its time"
+    assert mine.notes("worker") == []
+
+
+def test_a_start_that_dies_goes_to_another_worker(farm: Farm, tmp_path: Path) -> None:
+    dies = """
+@on_farm_start
+def dies_once():
+    note("farm", os.getpid())
+    if not (HERE / "died").exists():
+        (HERE / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    mine = Mine(farm, tmp_path, dies)
+    program = mine.start()
+    until(lambda: len(program.events("worker.started")) == 3)
+    first, second = mine.notes("farm")
+    assert (first != second, first in mine.notes("worker"), len(mine.notes("worker"))) == (True, False, 3)
+
+
+@pytest.mark.parametrize("hook", ["on_farm_start", "on_worker_start"])
+def test_a_start_that_fails_keeps_the_farm_from_starting(farm: Farm, tmp_path: Path, hook: str) -> None:
+    mine = Mine(farm, tmp_path, f"@{hook}\ndef wrong():\n    raise LookupError('no model at password=abc')\n")
+    program = mine.start()
+    assert program.process.wait(20) == 78
+    failed = program.events("hook.failed")
+    said = {(event["hook"], event["function"], event["error"], event["level"]) for event in failed}
+    assert said == {(hook, "mine.wrong", "LookupError: no model at password=***", "error")}
+    assert [event for event in failed if "raise LookupError" in event.get("exception", "")]
+    assert program.events("supervisor.cannot.start")
+    assert mine.notes("last")[0] == "LookupError no model at password=abc"
+    assert not program.events("worker.started")
+
+
+def test_the_last_words_at_an_import_that_fails(farm: Farm, tmp_path: Path) -> None:
+    mine = Mine(farm, tmp_path, "@last_words\ndef wrong(exc):\n    raise KeyError('oh')\n\nimport no_such_module\n")
+    program = mine.start(workers=1)
+    assert program.process.wait(20) == 78
+    assert mine.notes("last") == ["ModuleNotFoundError No module named 'no_such_module'"]
+    assert "no_such_module" in program.events("worker.pipelines.failed")[0]["error"]
+    (failed,) = program.events("hook.failed")
+    assert (failed["hook"], failed["function"], failed["error"]) == ("last_words", "mine.wrong", "KeyError: 'oh'")
+
+
+def test_the_last_words_of_a_worker_that_refuses_its_schema(farm: Farm, tmp_path: Path) -> None:
+    mine = Mine(farm, tmp_path, "")
+    program = mine.start(workers=1)
+    until(lambda: program.events("worker.started"))
+    farm.conn.execute("DELETE FROM dl_migrations WHERE number > 1")
+    farm.end_sessions("dl-worker")
+    until(lambda: mine.notes("last"))
+    assert mine.notes("last")[0].startswith("SchemaError ")
+
+
+def test_the_last_words_at_an_error_that_nobody_foresaw(farm: Farm, tmp_path: Path) -> None:
+    broken = """
+from dataloader.farm.batch import Batch
+
+def step(self, most):
+    raise OSError("no space left on device")
+
+Batch.step = step
+"""
+    mine = Mine(farm, tmp_path, broken)
+    program = mine.start(workers=1)
+    until(lambda: mine.notes("last"))
+    assert mine.notes("last")[0] == "OSError no space left on device"
+    assert until(lambda: program.events("process.crashed"))
+
+
+def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "our_hooks.py").write_text(
+        "from dataloader.pipelines import around_enqueue\n"
+        "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"app_host": "127.0.0.1", "app_port": port, "dl_hooks": "our_hooks", "dl_pipelines": "no_such_module"}
+    farm.start("api --processes 1", cwd=tmp_path, **settings)  # in the folder that holds the module
+    url = f"http://127.0.0.1:{port}"
+    with Client(url, patience=30) as client:
+        until(lambda: answers(client))
+        job = client.trigger("recorded", queue="q", args={"order": 7})
+        assert client.job(job.job_id).lock_key == "order-7"
+
+
+def answers(client: Client) -> bool:
+    try:
+        return bool(client.overview())
+    except Unavailable:
+        return False
+
+
+def test_an_api_with_a_module_of_hooks_that_cannot_be_imported_does_not_start(farm: Farm, tmp_path: Path) -> None:
+    (tmp_path / "our_hooks.py").write_text("raise LookupError('no model at postgresql://u:pa55word@h/d')")
+    program = farm.start("api", cwd=tmp_path, dl_hooks="our_hooks")
+    assert program.process.wait(20) == 78
+    said = "DL_HOOKS: our_hooks cannot be imported: LookupError: no model at postgresql://u:***@h/d"
+    assert program.log.read_text().splitlines() == [f"dataloader: {said}"]
+
+
+class Inbox(ThreadingHTTPServer):
+    """A service that keeps the bodies that it is sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                is_packed = self.headers.get("Content-Encoding") == "gzip"
+                inbox.bodies.append((gzip.decompress(body) if is_packed else body).decode())
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        inbox = self
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_sentry_has_a_failed_run_before_its_end_and_the_death_of_a_worker(
+    farm: Farm, tmp_path: Path, inbox: Inbox
+) -> None:
+    code = """
+@register("mine.fails")
+def fails(args):
+    raise ValueError(f"refused {args['password']}")
+"""
+    mine = Mine(farm, tmp_path, code)
+    dsn = f"http://key@127.0.0.1:{inbox.server_address[1]}/1"
+    program = mine.start(workers=1, dl_hooks="dataloader.pipelines.sentry", sentry_dsn=dsn)
+    args = {"password": "canary-3f1d", "note": "canary-9a2b"}
+    job = farm.enqueue("mine.fails", max_attempts=1, args=args)
+    farm.wait(job, "failed")
+    (event,) = inbox.bodies
+    assert (str(job) in event, "refused ***" in event, "canary" in event) == (True, True, False)
+    assert not program.events("sentry.off")
+    farm.conn.execute("DELETE FROM dl_migrations WHERE number > 1")
+    farm.end_sessions("dl-worker")
+    until(lambda: any("SchemaError" in body for body in inbox.bodies[1:]), "the last words")
+
+
+def test_a_run_and_its_error(farm: Farm, tmp_path: Path) -> None:
+    code = """
+@around_run
+def timed(run):
+    note("begins", run.task, run.lock_key, run.attempt)
+    try:
+        yield
+    finally:
+        note("ends", run.job_id)
+
+@on_error
+def report(run, exc):
+    note("error", run.job_id, type(exc).__name__)
+
+@register("mine.fails")
+def fails(args):
+    yield
+    raise ValueError("wrong")
+
+@register("mine.waits")
+def waits(args):
+    while True:
+        time.sleep(0.01)
+        yield {"waits": 1}
+"""
+    mine = Mine(farm, tmp_path, code)
+    program = mine.start(workers=1, dl_drain_sec=0.5)
+    job = farm.enqueue("mine.fails", lock_key="k", max_attempts=1)
+    farm.wait(job, "failed")
+    assert (mine.notes("begins"), mine.notes("ends")) == (["mine.fails k 1"], [str(job)])
+    assert mine.notes("error") == [f"{job} ValueError"]
+    waiting = farm.enqueue("mine.waits", lock_key="k")
+    farm.begun(waiting)
+    assert program.stop() == 0
+    assert (mine.notes("ends"), len(mine.notes("error"))) == ([str(job), str(waiting)], 1)

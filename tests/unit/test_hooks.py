@@ -1,0 +1,491 @@
+"""Hooks in the kit: what they are given, in which order they are called, and what they may change."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
+
+from dataloader import pipelines
+from dataloader.pipelines import (
+    Context,
+    PermanentError,
+    Retry,
+    Run,
+    around_enqueue,
+    around_run,
+    hooks,
+    last_words,
+    on_error,
+    on_farm_start,
+    on_worker_start,
+    register,
+    sentry,
+)
+from dataloader.testing import run
+
+SECRET = "s3cret-canary-77"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipelines.load(())
+    monkeypatch.setattr(pipelines, "_registry", dict(pipelines._registry))
+    for hook in hooks.ALL:
+        monkeypatch.setattr(hook, "_functions", {})
+
+
+@pytest.fixture
+def seen() -> list[Any]:
+    return []
+
+
+def generator(args: dict[str, Any]) -> Iterator[Any]:
+    yield {"n": 1}
+    if args.get("wrong"):
+        raise RuntimeError("wrong")
+    return {"n": 2}
+
+
+async def coroutine(args: dict[str, Any]) -> Any:
+    await asyncio.sleep(0)
+    if args.get("wrong"):
+        raise RuntimeError("wrong")
+    return {"n": 2}
+
+
+def plain(args: dict[str, Any], context: Context) -> Any:
+    context.check()
+    if args.get("wrong"):
+        raise RuntimeError("wrong")
+    return {"n": 2}
+
+
+# --- registration ---
+
+
+def f_none() -> None: ...
+def f_one(one: Any) -> None: ...
+def f_two(one: Any, two: Any) -> None: ...
+async def f_async(one: Any) -> None: ...
+def f_yields(one: Any) -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    ("decorator", "function", "should_be"),
+    [
+        (around_run, f_one, "a generator function, called as f(run), with one yield"),
+        (around_run, f_none, "a function that can be called as f(run)"),
+        (on_error, f_one, "a function that can be called as f(run, exc)"),
+        (on_farm_start, f_one, "a function that can be called as f()"),
+        (on_worker_start, f_two, "a function that can be called as f()"),
+        (last_words, f_none, "a function that can be called as f(exc)"),
+        (last_words, f_async, "a plain function, without async"),
+        (last_words, f_yields, "a function without yield"),
+        (around_enqueue, f_two, "a function that can be called as f(job)"),
+        (around_enqueue, f_yields, "a function without yield"),
+        (around_enqueue, "text", "a function that can be called as f(job)"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_its_decorator(
+    decorator: Callable[[Any], Any], function: Any, should_be: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"@{decorator.__name__}: [\w.]+ should be ") as e:
+        decorator(function)
+    assert str(e.value).endswith(should_be)
+    assert not any(map(len, hooks.ALL))
+
+
+def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: Path) -> None:
+    code = "from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\n@on_error\ndef g(run, exc): ..."
+    for _ in range(2):
+        exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
+    assert [function.__name__ for function in hooks.ON_ERROR] == ["f", "g"]
+
+
+# --- around_run ---
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, plain])
+def test_around_run_wraps_all_steps_the_first_one_outermost(function: Callable[..., Any], seen: list[Any]) -> None:
+    register("t")(function)
+
+    @around_run
+    def outer(run: Run) -> Iterator[None]:
+        seen.append(("outer", run))
+        yield
+        seen.append("outer ends")
+
+    @around_run
+    def inner(run: Run) -> Iterator[None]:
+        seen.append("inner")
+        try:
+            yield
+        finally:
+            seen.append("inner ends")
+
+    result = run("t", {"a": 1}, lock_key="k", queue="q")
+    assert (result.status, result.value) == ("succeeded", {"n": 2})
+    (_, given), *rest = seen
+    assert rest == ["inner", "inner ends", "outer ends"]
+    assert (given.queue, given.task, given.lock_key, given.attempt) == ("q", "t", "k", 1)
+    assert (given.job_id, given.job_ids, given.args) == (result.job_id, (result.job_id,), {"a": 1})
+    assert "args" not in repr(given)
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, plain])
+def test_around_run_may_replace_or_swallow_an_exception(function: Callable[..., Any], seen: list[Any]) -> None:
+    register("t")(function)
+
+    @around_run
+    def kinder(run: Run) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as e:
+            seen.append(str(e))
+            if run.args["wrong"] == "replace":
+                raise PermanentError("replaced") from e
+
+    on_error(lambda run, exc: seen.append(exc))
+    assert run("t", {"wrong": "swallow"}).status == "succeeded"
+    assert seen == ["wrong"]
+    result = run("t", {"wrong": "replace"})
+    assert (result.status, result.error, result.attempts) == ("failed", "replaced", 1)
+    assert [type(each) for each in seen[1:]] == [str, PermanentError]
+
+
+@pytest.mark.parametrize("function", [generator, plain])
+@pytest.mark.parametrize("at", ["cancel_at", "drain_at"])
+def test_no_around_run_swallows_the_order_to_stop(function: Callable[..., Any], at: str, seen: list[Any]) -> None:
+    register("t")(function)
+
+    @around_run
+    def deaf(run: Run) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as e:
+            seen.append(type(e).__name__)
+        finally:
+            seen.append("finally")
+
+    on_error(lambda run, exc: seen.append(exc))
+    result = run("t", **{at: 1})  # type: ignore[arg-type]
+    assert result.runs[0].end == {"cancel_at": "canceled", "drain_at": "handed back"}[at]
+    assert seen[:2] == ["GeneratorExit" if function is generator else "Stopped", "finally"]
+    assert seen[2:] == (["finally"] if at == "drain_at" else [])
+
+
+@pytest.mark.parametrize("yields", [0, 2])
+def test_an_around_run_with_another_number_of_yields_fails_the_run(yields: int) -> None:
+    register("t")(plain)
+
+    @around_run
+    def wrong(run: Run) -> Iterator[None]:
+        for _ in range(yields):
+            yield
+
+    result = run("t", max_attempts=1)
+    assert result.status == "failed"
+    assert "generator didn't" in str(result.error)
+
+
+# --- on_error ---
+
+
+def test_on_error_is_called_once_for_each_failed_run(seen: list[Any]) -> None:
+    @register("t")
+    def fails(args: dict[str, Any], context: Context) -> None:
+        if context.attempt < 3:
+            raise OSError(f"attempt {context.attempt}") if context.attempt == 1 else Retry(5)
+
+    on_error(lambda run, exc: seen.append((run.attempt, run.args, type(exc))))
+    assert run("t", {"a": 1}).status == "succeeded"
+    assert seen == [(1, {"a": 1}, OSError), (2, {"a": 1}, Retry)]
+
+
+def test_on_error_gets_a_timeout(seen: list[Any]) -> None:
+    @register("t", timeout_sec=0.01)
+    def slow(args: dict[str, Any]) -> Iterator[None]:
+        while True:
+            yield
+
+    on_error(lambda run, exc: seen.append(exc))
+    assert run("t", max_attempts=1).status == "failed"
+    assert [(type(exc), str(exc).partition(":")[0]) for exc in seen] == [(TimeoutError, "timeout")]
+
+
+def test_an_on_error_that_fails_changes_nothing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    register("t")(plain)
+
+    @on_error
+    def wrong(run: Run, exc: BaseException) -> None:
+        raise KeyError("oh")
+
+    @on_error
+    def leaves(run: Run, exc: BaseException) -> None:
+        raise SystemExit(3)
+
+    on_error(lambda run, exc: seen.append(exc))
+    result = run("t", {"wrong": True}, max_attempts=1)
+    assert (result.status, [type(exc) for exc in seen]) == ("failed", [RuntimeError])
+    assert "hook.failed" in capsys.readouterr().out
+
+
+def test_on_error_of_a_batch(seen: list[Any]) -> None:
+    @register("t", batch_size=3)
+    def sync(keys: dict[str, list[Any]], context: Context) -> None:
+        context.fail("a", ValueError("first"))
+        context.fail("a", PermanentError("last"))
+        context.fail("b", "a text is no exception")
+        if keys["c"] == [{"n": 3}]:
+            raise OSError("all")
+
+    on_error(lambda run, exc: seen.append((run.lock_key, run.args, len(run.job_ids), type(exc))))
+    args = {"a": [{"n": 1}, {"n": 1}], "b": [{"n": 2}], "c": [{"n": 3}]}
+    run("t", args, max_attempts=1)  # type: ignore[arg-type]
+    unique = {"a": [{"n": 1}], "b": [{"n": 2}], "c": [{"n": 3}]}
+    assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
+
+
+def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> None:
+    from uuid import uuid4
+
+    from dataloader.farm.runner import tell_failed
+    from dataloader.queue.job import Delivery, End, Job, Outcome
+
+    on_error(lambda run, exc: seen.append((run.args, exc)))
+    register("t")(plain)
+    job = Job(uuid4(), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
+    error = PermanentError("args should be a JSON object")
+    tell_failed(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
+    tell_failed(Delivery((job,)), None, Outcome(End.ERROR, raised=error))
+    assert seen == [(None, error), (None, error)]
+
+
+# --- starts and the end ---
+
+
+def test_each_run_of_the_kit_is_a_farm_of_its_own(seen: list[Any]) -> None:
+    register("t")(generator)
+    on_worker_start(lambda: seen.append("worker"))
+    on_farm_start(lambda: seen.append("farm"))
+    run("t", {"wrong": True}, max_attempts=3)
+    assert seen == ["farm", "worker"]
+
+
+def test_a_worker_that_follows_a_crash_starts_anew(seen: list[Any], tmp_path: Path) -> None:
+    register("t")(generator)
+    on_farm_start(lambda: seen.append(("farm", os.getpid())))
+
+    @on_worker_start
+    def worker() -> None:
+        with (tmp_path / "starts").open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    assert run("t", crash_at=1).status == "succeeded"
+    pids = (tmp_path / "starts").read_text().split()
+    assert (len(pids), pids[1], seen) == (2, str(os.getpid()), [("farm", os.getpid())])
+
+
+@pytest.mark.parametrize("start", [on_farm_start, on_worker_start])
+def test_a_start_that_fails_reaches_the_test_after_the_last_words(
+    start: Callable[[Any], Any], seen: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    register("t")(generator)
+
+    @start
+    def wrong() -> None:
+        raise LookupError("no model")
+
+    @last_words
+    def rude(exc: BaseException) -> None:
+        raise KeyError("oh")
+
+    last_words(seen.append)
+    with pytest.raises(LookupError, match="no model"):
+        run("t")
+    assert [str(exc) for exc in seen] == ["no model"]
+    assert "hook.failed" in capsys.readouterr().out
+
+
+# --- around_enqueue ---
+
+
+def test_around_enqueue_may_derive_fields_from_args(seen: list[Any]) -> None:
+    @register("t")
+    def keyed(args: dict[str, Any], context: Context) -> dict[str, Any]:
+        return {"lock_key": context.lock_key, "key": context.idempotency_key, "args": args}
+
+    @around_enqueue
+    def by_order(job: dict[str, Any]) -> dict[str, Any]:
+        seen.append(dict(job))
+        job["args"]["seen"] = True
+        return job | {"lock_key": f"order-{job['args']['order']}", "score": 7}
+
+    @around_enqueue
+    def second(job: dict[str, Any]) -> dict[str, Any]:
+        return job | {"idempotency_key": job["lock_key"]}
+
+    args = {"order": 7}
+    result = run("t", args, queue="orders")
+    assert result.value == {"lock_key": "order-7", "key": "order-7", "args": {"order": 7, "seen": True}}
+    assert list(result.jobs) == ["order-7"]
+    assert seen == [{"queue": "orders", "task": "t", "args": {"order": 7, "seen": True}}]
+    assert args == {"order": 7}, "the producer's own"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"queue": ""}, r"queue: String should have at least 1 character"),
+        ({"lock_key": None}, r"lock_key: Input should be a valid string"),
+        ({"keys": 1}, r"keys: Extra inputs are not permitted"),
+        ({"args": {"n": float("nan")}}, r"args: should be what JSON can say"),
+        ({"args": {"n": "\0"}}, r"args: should hold no U\+0000"),
+    ],
+)
+def test_what_around_enqueue_returns_is_checked(answer: dict[str, Any], error: str) -> None:
+    register("t")(generator)
+    around_enqueue(lambda job: job | answer)
+    with pytest.raises(ValueError, match=error):
+        run("t")
+
+
+def test_around_enqueue_may_refuse_and_has_to_return() -> None:
+    register("t")(generator)
+
+    @around_enqueue
+    def refuses(job: dict[str, Any]) -> Any:
+        if "order" not in job["args"]:
+            raise ValueError("args.order is missing")
+
+    with pytest.raises(ValueError, match=r"^args.order is missing$"):
+        run("t", {"a": 1})
+    with pytest.raises(TypeError, match=r"refuses should return the job's fields as a dict, not NoneType"):
+        run("t", {"order": 1})
+
+
+# --- the document ---
+
+
+def test_the_examples_of_the_document_work(seen: list[Any]) -> None:
+    from unittest.mock import MagicMock
+
+    page = (Path(__file__).parents[2] / "docs/pipelines.md").read_text()
+    section = page.split("\n## Hooks\n")[1].split("\n## ")[0]
+    names = {name: getattr(pipelines, name) for name in ("on_error", "on_farm_start", "on_worker_start", "last_words")}
+    world: dict[str, Any] = {"__name__": "document", **{name: MagicMock() for name in ("metrics", "chat", "models")}}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        exec(block, world | names if "import" not in block else world)
+    assert [len(hook) for hook in hooks.ALL] == [1] * 6
+
+    @register("sync")
+    def fails(args: dict[str, Any], context: Context) -> None:
+        seen.append(context.lock_key)
+        raise OSError
+
+    run("sync", {"order": 7, "version": 1.5}, queue="orders", max_attempts=1)
+    assert seen == ["order-7"]
+    assert world["metrics"].timing.called
+    assert world["chat"].post.call_args[0][0].endswith(": OSError at attempt 1")
+    assert world["models"].download.called
+
+
+# --- Sentry ---
+
+
+class Collected(Transport):
+    """Keeps what would be sent."""
+
+    sent: list[Envelope] = []  # noqa: RUF012  the SDK makes the object
+
+    def capture_envelope(self, envelope: Envelope) -> None:
+        self.sent.append(envelope)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Envelope]]:
+    monkeypatch.setattr(sentry, "TRANSPORT", Collected)
+    monkeypatch.setattr(Collected, "sent", [])
+    monkeypatch.setenv("SENTRY_DSN", "https://key@sentry.example.com/1")
+    on_worker_start(sentry.start)
+    on_error(sentry.report)
+    last_words(sentry.report_death)
+    yield Collected.sent
+    sentry_sdk.get_client().close()
+    sentry_sdk.get_global_scope().set_client(None)
+
+
+def test_sentry_gets_a_failed_run_without_its_secrets(sent: list[Envelope]) -> None:
+    @register("load.orders")
+    def fails(args: dict[str, Any]) -> None:
+        local = args["password"]
+        raise RuntimeError(f"the server refused {local} and token={'x' * 12} {args['city']}")
+
+    note = "-".join(("args", "canary"))  # an event shows lines of the source
+    args = {"password": SECRET, "city": note[:4], "note": note}
+    result = run("load.orders", args, queue="q", max_attempts=2)
+    assert result.status == "failed"
+    first, second = (envelope.get_event() for envelope in sent)
+    assert first
+    assert second
+    assert first["tags"] == {"task": "load.orders", "queue": "q", "job_id": str(result.job_id), "attempt": 1}
+    assert second["tags"]["attempt"] == 2
+    (value,) = first["exception"]["values"]
+    assert (value["type"], value["value"]) == ("RuntimeError", "the server refused *** and token=*** args")
+    assert value["stacktrace"]["frames"][-1]["function"] == "fails"
+    whole = b"".join(envelope.serialize() for envelope in sent)
+    assert SECRET.encode() not in whole
+    assert note.encode() not in whole
+    assert json.dumps(first["exception"]).count("vars") == 0
+
+
+def test_sentry_gets_no_request_for_another_run(sent: list[Envelope]) -> None:
+    @register("t")
+    def retries(args: dict[str, Any]) -> None:
+        raise Retry(1)
+
+    run("t", max_attempts=1)
+    assert sent == []
+
+
+def test_sentry_gets_the_last_words(sent: list[Envelope]) -> None:
+    register("t")(generator)
+
+    @on_worker_start
+    def wrong() -> None:
+        raise LookupError("no model at postgresql://u:pa55word@h/d")
+
+    with pytest.raises(LookupError):
+        run("t")
+    (event,) = (envelope.get_event() for envelope in sent)
+    assert event
+    assert event["exception"]["values"][0]["value"] == "no model at postgresql://u:***@h/d"
+
+
+def test_a_wrong_sentry_dsn_is_named_and_not_shown(sent: list[Envelope], monkeypatch: pytest.MonkeyPatch) -> None:
+    register("t")(generator)
+    monkeypatch.setenv("SENTRY_DSN", f"{SECRET}://x")
+    with pytest.raises(ValueError, match="SENTRY_DSN should be a DSN such as") as e:
+        run("t")
+    assert SECRET not in str(e.value)
+
+
+def test_without_the_extra_the_import_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+    import sys
+
+    monkeypatch.setitem(sys.modules, "sentry_sdk", None)
+    monkeypatch.delitem(sys.modules, "dataloader.pipelines.sentry")
+    with pytest.raises(ImportError, match=r"install 'dataloader-farm\[sentry\]'"):
+        importlib.import_module("dataloader.pipelines.sentry")

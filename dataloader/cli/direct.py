@@ -23,6 +23,7 @@ from dataloader.client import (
     Event,
     Fault,
     Job,
+    Key,
     NotFound,
     Overview,
     Queue,
@@ -37,7 +38,7 @@ from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import read
 from dataloader.client.watch import Watched
 from dataloader.config import Settings
-from dataloader.queue import db, enqueue, lifecycle, migrations, operations, stats
+from dataloader.queue import db, enqueue, keys, lifecycle, migrations, operations, stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,6 +90,10 @@ class Direct(Farm):
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
         page = self._ask(stats.jobs, stats.Wanted(**filters), limit, after)
         return [_one(Job, row) for row in page.jobs], page.next
+
+    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
+        page = self._ask(keys.page, queue, limit, after)
+        return [_one(Key, row) for row in page.rows], page.next
 
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE

@@ -54,7 +54,7 @@ _SQL = db.statements("stats.sql")
 _BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries"})  # of a list, the last change first
 _EVER = datetime(1, 1, 2, tzinfo=UTC)
 _NEVER = datetime(9999, 12, 30, tzinfo=UTC)
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
@@ -439,7 +439,7 @@ def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | 
         return None
     try:
         key, job_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if UNSTORABLE.search(key):
+        if _UNSTORABLE.search(key):
             raise ValueError
         return read(key), UUID(job_id)
     except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):

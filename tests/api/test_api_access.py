@@ -77,6 +77,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("GET", path): READ for path in ("/", "/jobs", "/workers", "/metrics", "/openapi.json")},
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
+    ("GET", f"{QUEUE}/keys"): READ,
     **{
         ("GET", f"/api/v1/{name}"): READ
         for name in ("stats", "workers", "pace", "events", "database", "queues", "jobs")

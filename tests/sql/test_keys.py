@@ -120,7 +120,7 @@ def test_a_plain_queue_is_refused_with_the_way_out(conn: db.Connection) -> None:
             ask()
 
 
-@pytest.mark.parametrize("after", ["nonsense", "W10", "WyJhIiwgMV0", "WyJcdTAwMDAiXQ", "WzFd", "bnVsbA", "é"])
+@pytest.mark.parametrize("after", ["nonsense", "é", "A", "YQBi", "_w"])
 def test_a_cursor_that_is_none_is_refused(ordered: db.Connection, after: str) -> None:
     put(ordered, "k")
     with pytest.raises(ValueError, match="`next` of a page"):

@@ -110,8 +110,8 @@ def _check(conn: Conn, queue: str) -> None:
     row = conn.execute(_SQL["is_ordered"], {"queue": queue}).fetchone()
     if row != (True,):
         raise NotOrdered(
-            f"the queue {queue} is not ordered, so its keys have no order: `dataloader queue set {quote(queue)} --ordered` or"
-            ' PUT {"ordered": true} to the queue makes it ordered'
+            f"the queue {queue} is not ordered, so its keys have no order;"
+            f" `dataloader queue set {quote(queue)} --ordered` makes it ordered"
         )
 
 
@@ -125,7 +125,7 @@ def _read(row: Row) -> Row:
 
 
 def _as_cursor(parts: Sequence[str]) -> str:
-    """Short, for a key may have 512 characters and an address some 4,000."""
+    """A short text, for a key may have 512 characters and an address some 4,000."""
     return base64.urlsafe_b64encode("\0".join(parts).encode()).decode().rstrip("=")
 
 

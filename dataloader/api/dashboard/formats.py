@@ -54,6 +54,11 @@ def count(number: int | None, is_exact: bool = True, counted_at: datetime | None
     return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
 
 
+def number(value: float | None) -> str:
+    """A number as short as it can be without a loss: `3`, `0.5`, `1795411234.123456`."""
+    return NOTHING if value is None else repr(value).removesuffix(".0")
+
+
 def percent(share: float | None) -> str:
     """A share of 1 as `37 %`; below one percent with a decimal."""
     if share is None:

@@ -1,4 +1,4 @@
-"""Ordered queues in a browser: the pages of keys, whatever they are called, and the form for how a queue treats them."""
+"""Ordered queues in a browser: pages of keys, whatever they are called, and the form for how a queue treats them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_from_a_queue_to_a_key_and_to_its_jobs(visitor: Visitor) -> None:
     expect(page.locator("#waiting")).to_contain_text("Its time has not come: it is due in 9 min")
     rows = page.locator("[aria-label=Queued] tbody tr")
     expect(rows).to_have_count(31)
-    expect(rows.first).to_contain_text("version 1 · state paid")
+    expect(rows.first).to_contain_text("state paid · version 1")
     expect(rows.first).to_contain_text("ConnectionError: no answer")
     expect(page.locator("[aria-label=Dead] tbody tr")).to_have_count(1)
     with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as refreshed:

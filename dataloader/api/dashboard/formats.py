@@ -147,7 +147,19 @@ def steps(progress: Any, most: int = 120) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def brief(args: Any, most: int = 120) -> str:
+    """A job's arguments in one line of `most` characters, unlike `steps` without commas: `order 1042 · state paid`."""
+    if not isinstance(args, Mapping):
+        return ""
+    text = " · ".join(f"{name} {_plain(value)}" for name, value in args.items())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _plain(value: Any) -> str:
+    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _counted(value: Any) -> str:
     if _number(value) is not None:
         return f"{value:,}"
-    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return _plain(value)

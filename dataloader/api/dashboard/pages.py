@@ -272,6 +272,7 @@ def key() -> Response:
     queue, lock_key = _asked("queue"), _asked("lock_key")
     with session() as conn:
         found = _of_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        on_dead = operations.settings(conn, queue)["on_dead"]
     head = found.head
     return show(
         "key.html",
@@ -284,6 +285,7 @@ def key() -> Response:
         payloads=found.payloads.rows,
         running=found.running,
         dead=found.dead,
+        on_dead=on_dead,
         **_next("key", found.payloads.next, queue=queue, lock_key=lock_key),
     )
 

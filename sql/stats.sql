@@ -87,7 +87,7 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, CASE WHEN ordered THEN coalesce(keys, 0) END AS keys,
+       coalesce(on_dead, 'continue') AS on_dead, CASE WHEN ordered THEN keys END AS keys,
        length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
        keys AS noted_keys, counted_at
   FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)

@@ -6,6 +6,7 @@ htmx requests a page's changing part every two seconds; the answer is 304 while 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -325,9 +326,11 @@ def _next(endpoint: str, following: str | None, **of: Any) -> dict[str, Any]:
 def queue(queue: str) -> Response:
     """One queue: its figures, its buttons, its dead, running, retried and scheduled jobs."""
     queue, lists = named_queue(queue), []
+    first_keys: Rows = []
     with session() as conn:
         found = _of_queue(conn, queue)
-        first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
+        with suppress(of_keys.NotOrdered):  # not any more
+            first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from dataloader import log
 from dataloader.cli.screen import as_json
 from dataloader.client import (
+    Conflict,
     Database,
     Event,
     Fault,
@@ -156,6 +157,8 @@ class Direct(Farm):
             raise Refused(str(e)) from None
         except enqueue.QueueFull as e:
             raise QueueFull(str(e)) from None
+        except keys.NotOrdered as e:
+            raise Conflict("The queue is not ordered", str(e), status=409, kind="not-ordered") from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
         except psycopg.DataError as e:  # text that PostgreSQL cannot store

@@ -170,7 +170,7 @@ class Farm(ABC):
     def keys(self, queue: str, *, limit: int | None = None) -> Iterator[Key]:
         """The keys of an ordered queue that have queued jobs, by name; pages are fetched as the keys are taken.
 
-        `limit` is the largest number of keys, None: all. Raises Refused for a queue that is not ordered.
+        `limit` is the largest number of keys, None: all. Raises Conflict for a queue that is not ordered.
         """
         return _walk(partial(self._keys, queue), limit)
 

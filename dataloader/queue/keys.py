@@ -23,13 +23,19 @@ COUNTED = 1_000  # jobs of one key that an answer counts
 LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alone
 _SQL = db.statements("keys.sql")
 _SQL = {name: text.replace("{shown}", _SQL["shown"]) for name, text in _SQL.items()}
-_NOT_A_CURSOR = "the cursor should be the `next` of a page"
 _FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
 Row = dict[str, Any]
 
 
-class NotOrdered(ValueError):
+class NotOrdered(Exception):
     """The queue is not ordered, so its keys have no first job."""
+
+
+class WrongCursor(ValueError):
+    """The place in a list is not one that a page has named as its next."""
+
+    def __init__(self) -> None:
+        super().__init__("the cursor should be the `next` of a page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
     """Up to `limit` keys that have queued jobs, by name; `after` is the `next` of the page before.
 
     Each has lock_key, payloads (its queued jobs, counted up to COUNTED) and payloads_is_exact; and of its head, the job
-    that starts first, job_id, score, attempt, available_at and waiting_for. Raises ValueError for an `after` that is
+    that starts first, job_id, score, attempt, available_at and waiting_for. Raises WrongCursor for an `after` that is
     none.
     """
     (since,) = _parts(after, 1) if after else ("",)
@@ -74,7 +80,7 @@ def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> P
 def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
     """The jobs of one key: a page of up to `limit` payloads, up to `others` running and dead jobs each.
 
-    Raises ValueError for an `after` that is none.
+    Raises WrongCursor for an `after` that is none.
     """
     of = {"queue": queue, "lock_key": lock_key, "long": LONG}
     with conn.transaction():
@@ -94,7 +100,7 @@ def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
     try:
         found = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
     except psycopg.DataError:  # a place that no job can have
-        raise ValueError(_NOT_A_CURSOR) from None
+        raise WrongCursor from None
     following = _as_cursor(found[limit - 1]["place"]) if len(found) > limit else None
     return Page([_read(row) for row in found[:limit]], following)
 
@@ -133,9 +139,9 @@ def _parts(text: str, count: int) -> list[str]:
     try:
         parts = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split("\0")
     except ValueError:
-        raise ValueError(_NOT_A_CURSOR) from None
+        raise WrongCursor from None
     if len(parts) != count:
-        raise ValueError(_NOT_A_CURSOR)
+        raise WrongCursor
     return parts
 
 

@@ -300,11 +300,11 @@ def _asked(name: str) -> str:
 
 
 def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
-    """What `ask` finds of an ordered queue; raises a 400 Problem for another one, and for a wrong place in a list."""
+    """What `ask` finds of an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
-    except ValueError as e:
-        raise Problem(400, f"{str(e)[0].upper()}{str(e)[1:]}.") from None
+    except of_keys.WrongCursor as e:
+        raise Problem(400, f"The address is not right: {e}.") from None
 
 
 def _worded(rows: Rows) -> Rows:

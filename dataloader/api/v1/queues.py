@@ -30,18 +30,18 @@ def list_queues() -> dict[str, Any]:
 
 @blueprint.get("/<anything:queue>/keys")
 @auth.require("read")
-@operation("queues", responses.Keys, query=requests.Keys, keeps_query=True, leads_to_jobs="/keys/0/job_id")
+@operation(
+    "queues", responses.Keys, query=requests.Keys, keeps_query=True, errors=(409,), leads_to_jobs="/keys/0/job_id"
+)
 def list_keys(queue: str, query: requests.Keys) -> Response:
     """The keys of an ordered queue that have queued jobs, by name, page by page.
 
-    A queue that is not ordered is a 400.
+    A queue that is not ordered is a 409.
     """
     with session() as conn:
         try:
             page = keys.page(conn, queue, query.limit, query.after)
-        except keys.NotOrdered as e:
-            raise invalid("", "not_ordered", str(e)) from None
-        except ValueError as e:
+        except keys.WrongCursor as e:
             raise invalid("/after", "cursor", str(e)) from None
     return paged({"keys": page.rows, "next": page.next}, page.next)
 

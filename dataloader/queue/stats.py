@@ -192,7 +192,7 @@ def _note(conn: Conn, most: int, since_sec: float) -> float | None:
 
 def _keys(conn: Conn) -> dict[str, int]:
     """How many keys of each ordered queue wait; none where even a few take too long."""
-    for most in (NOTED_KEYS, COUNTED):
+    for most in (NOTED_KEYS, NOTED_ROUGHLY):
         with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
             conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
             conn.execute(_SQL["plans"])

@@ -216,9 +216,11 @@ CREATE TABLE dl_lengths (
   retries bigint NOT NULL,
   dead bigint NOT NULL,
   lag_sec float8 NOT NULL,
-  counted_at timestamptz NOT NULL DEFAULT now()
+  counted_at timestamptz NOT NULL DEFAULT now(),
+  keys bigint                                        -- with queued jobs; null: not ordered, or not counted
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
+COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
 
 -- Which migrations were applied, and the oldest code that may use the result; number 0 is functions/.
 CREATE TABLE dl_migrations (

@@ -10,7 +10,8 @@ SELECT set_config('statement_timeout', %(time)s, true);
 -- beyond that counts what the reaper has noted within ten minutes (`counted_at` says when). All scans but the one for
 -- the lag come from an index's end, where a queue that is being worked off has its living jobs: at its begin are those
 -- that were taken and not vacuumed yet. In the plans of `plans`. Served by ix_dl_jobs_claim, ix_dl_jobs_time,
--- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running.
+-- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running; the keys of an ordered queue by ix_dl_jobs_order, of which the
+-- scan begins anew behind each key.
 WITH RECURSIVE
 waiting (queue) AS (
   (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
@@ -39,12 +40,24 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
        coalesce(on_dead, 'continue') AS on_dead,
-       noted_length, noted_scheduled, noted_retries, noted_dead, counted_at
+       CASE WHEN ordered THEN (
+         WITH RECURSIVE found (lock_key, nth) AS (
+           (SELECT lock_key, 1 FROM dl_jobs j
+             WHERE j.queue = known.queue AND status = 'queued' AND score IS NOT NULL
+             ORDER BY j.queue, lock_key LIMIT 1)
+           UNION ALL
+           SELECT next.lock_key, nth + 1 FROM found CROSS JOIN LATERAL (
+             SELECT lock_key FROM dl_jobs j
+              WHERE j.queue = known.queue AND status = 'queued' AND score IS NOT NULL AND j.lock_key > found.lock_key
+              ORDER BY j.queue, lock_key LIMIT 1) next
+            WHERE nth < %(most_keys)s)
+         SELECT count(*) FROM found) END AS keys,
+       noted_length, noted_scheduled, noted_retries, noted_dead, noted_keys, counted_at
   FROM known
   LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
   LEFT JOIN (
     SELECT queue, length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
-           counted_at
+           keys AS noted_keys, counted_at
       FROM dl_lengths WHERE counted_at > now() - interval '10 min') noted USING (queue)
   CROSS JOIN LATERAL (SELECT count(*) AS length FROM (
     SELECT FROM dl_jobs j WHERE j.queue = known.queue AND status = 'queued'
@@ -74,10 +87,27 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead,
-       length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead, counted_at
+       coalesce(on_dead, 'continue') AS on_dead, CASE WHEN ordered THEN keys END AS keys,
+       length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
+       keys AS noted_keys, counted_at
   FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
   LEFT JOIN dl_lengths USING (queue);
+
+-- name: keys
+-- For the reaper: how many keys of each ordered queue have queued jobs, counted up to `most`. A loose scan of
+-- ix_dl_jobs_order.
+SELECT queue, (
+  WITH RECURSIVE found (lock_key, nth) AS (
+    (SELECT lock_key, 1 FROM dl_jobs j
+      WHERE j.queue = q.queue AND status = 'queued' AND score IS NOT NULL ORDER BY j.queue, lock_key LIMIT 1)
+    UNION ALL
+    SELECT next.lock_key, nth + 1 FROM found CROSS JOIN LATERAL (
+      SELECT lock_key FROM dl_jobs j
+       WHERE j.queue = q.queue AND status = 'queued' AND score IS NOT NULL AND j.lock_key > found.lock_key
+       ORDER BY j.queue, lock_key LIMIT 1) next
+     WHERE nth < %(most)s)
+  SELECT count(*) FROM found) AS keys
+  FROM dl_queues q WHERE ordered;
 
 -- name: may_note
 -- One reaper at a time, and not again after another reaper's fresh count.
@@ -87,13 +117,13 @@ SELECT pg_try_advisory_xact_lock(%(lock)s)
 -- name: note_lengths
 WITH counted AS (
   SELECT * FROM json_to_recordset(%(queues)s) AS q (
-    queue text, length bigint, scheduled bigint, retries bigint, dead bigint, lag_sec float8)),
+    queue text, length bigint, scheduled bigint, retries bigint, dead bigint, lag_sec float8, keys bigint)),
 gone AS (DELETE FROM dl_lengths WHERE queue NOT IN (SELECT queue FROM counted))
-INSERT INTO dl_lengths AS n (queue, length, scheduled, retries, dead, lag_sec)
-SELECT queue, length, scheduled, retries, dead, lag_sec FROM counted
+INSERT INTO dl_lengths AS n (queue, length, scheduled, retries, dead, lag_sec, keys)
+SELECT queue, length, scheduled, retries, dead, lag_sec, keys FROM counted
 ON CONFLICT (queue) DO UPDATE SET
    length = excluded.length, scheduled = excluded.scheduled, retries = excluded.retries, dead = excluded.dead,
-   lag_sec = excluded.lag_sec, counted_at = now();
+   lag_sec = excluded.lag_sec, keys = excluded.keys, counted_at = now();
 
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
@@ -291,3 +321,19 @@ SELECT false AS is_edge, true AS is_wanted, {shown},
    AND coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at) BETWEEN %(since)s AND %(until)s
    AND (lock_key, job_id) > (%(key)s, %(before)s)
  ORDER BY lock_key, job_id LIMIT %(limit)s;
+
+-- name: dead_in_time
+-- How many dead jobs a list would have to sort, counted up to one more than `most`. Served by ix_dl_jobs_dead.
+SELECT count(*) FROM (
+  SELECT FROM dl_jobs
+   WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+     AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(most)s + 1) n;
+
+-- name: dead_by_key
+-- A page of dead jobs in the order of their keys: `most` of them are sorted. Served by ix_dl_jobs_dead.
+SELECT false AS is_edge, true AS is_wanted, {shown}, changed_at
+  FROM (SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
+         WHERE status IN ('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+           AND finished_at >= %(since)s AND finished_at <= %(until)s LIMIT %(most)s) dead
+ WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(before)s)
+ ORDER BY (j).lock_key, job_id LIMIT %(limit)s;

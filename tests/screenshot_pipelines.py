@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dataloader.pipelines import Context, Progress, register
+from dataloader.pipelines import Context, PermanentError, Progress, register
 
 
 def _load(rows: int, rows_a_second: int, **more: Any) -> Iterator[Progress]:
@@ -44,6 +44,16 @@ def _rates_of(region: str) -> dict[str, float]:
 
 
 _RATES = {"north": {"EUR": 1.0}, "east": {"EUR": 1.0}, "west": {"EUR": 1.0}}
+
+
+@register("shop.orders", retry_in=lambda attempt: 570.0 if attempt > 1 else 0.2)
+def shop_orders(args: dict[str, Any]) -> Iterator[Progress]:
+    """One message about an order. The shop refuses the first one about order 1042, and does not answer the next."""
+    if args["order"] == 1042 and args["version"] == 1:
+        raise PermanentError("422 of shop.example: the address of order 1042 has no postcode")
+    if args["order"] == 1042:
+        raise ConnectionError("shop.example:443 has not answered within 10 s")
+    yield from _load(60_000, 1_500, step=args["state"])
 
 
 @register("report.daily")

@@ -1,4 +1,4 @@
-"""The pictures in docs/screenshots, of a running farm: `python -m tests.screenshots`.
+"""The pictures in docs/screenshots, of a running farm: `python -m tests.screenshots [NAME ...]`.
 
 The program starts a PostgreSQL of its own, and workers, reaper and API as real processes. The chart's half hour before
 their start is made up. The program needs chromium, playwright and pillow.
@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
@@ -33,6 +33,7 @@ ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "screenshots"
 PORT = 18_099
 ADDRESS = f"http://127.0.0.1:{PORT}"
+STATES = ("new", "paid", "packed", "sent")  # of an order; a message for each
 LIMIT = 150_000  # bytes of a picture
 BEFORE = """
 INSERT INTO dl_pace (at, queue, processed, failed)
@@ -59,8 +60,11 @@ class Show:
         farm.start("reaper", **how)
         for queue, workers in (("load.orders", 4), ("load.customers", 2), ("report.daily", 1)):
             farm.start("workers", workers=workers, queue=queue, dl_heartbeat_sec=1, **how)
+        operations.set_order(farm.conn, "shop.orders", "token anna from 10.0.4.17", ordered=True)
+        farm.start("workers", workers=2, queue="shop.orders", dl_heartbeat_sec=1, **how)
         farm.start("api", app_port=PORT, app_host="127.0.0.1", environment="production", timezone="Europe/Berlin")
         self.dead = self._dead()
+        self._orders()
         self.running = self.job("load.orders", rows=9_000_000, rows_a_second=60_000, key="orders/all")
         farm.begun(self.running)
         self.waiting = self.job("load.orders", rows=1_200_000, key="orders/all")
@@ -81,6 +85,18 @@ class Show:
         args = {"source": f"s3://lake/{task}/", "api_key": "canary"} | args
         return self.farm.enqueue(task, task, key, args=args, partition_key="2026-11", **more)
 
+    def _orders(self) -> None:
+        """Messages about orders: one waits for its retry behind a dead message, two orders run, the others wait."""
+        self._messages(1042, 4)
+        until(lambda: self.farm.rows("SELECT FROM dl_jobs WHERE lock_key = 'order-1042' AND attempt = 2"))
+        for number in range(1043, 1064):
+            self._messages(number, 1 + number % len(STATES))
+
+    def _messages(self, order: int, count: int) -> None:
+        for version, state in enumerate(STATES[:count], start=1):
+            args = {"order": order, "version": version, "state": state}
+            self.farm.enqueue("shop.orders", "shop.orders", f"order-{order}", args=args, score=version, producer="shop")
+
     def settle(self) -> None:
         """Wait until some reports have failed and the dashboard shows the workers."""
         until(lambda: self.farm.rows("SELECT FROM dl_jobs WHERE queue = 'report.daily' AND attempt > 0 AND error > ''"))
@@ -97,8 +113,8 @@ def _in(**time_: float) -> datetime:
     return datetime.now(UTC) + timedelta(**time_)
 
 
-def take(browser: Browser, show: Show) -> None:
-    """Take all pictures."""
+def take(browser: Browser, show: Show, names: Collection[str]) -> None:
+    """Take these pictures, or all."""
     shots = [
         ("overview", "/", {}),
         ("overview-dark", "/", {"color_scheme": "dark"}),
@@ -109,8 +125,12 @@ def take(browser: Browser, show: Show) -> None:
         ("job-phone-dark", f"/jobs/{show.dead}", {"viewport": {"width": 375, "height": 812}, "color_scheme": "dark"}),
         ("jobs", "/jobs?queue=load.orders", {}),
         ("queue", "/queues/report.daily", {}),
+        ("queue-ordered", "/queues/shop.orders", {}),
+        ("key", "/key?queue=shop.orders&lock_key=order-1042", {}),
     ]
     for name, path, how in shots:
+        if names and name not in names:
+            continue
         context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how))
         page = context.new_page()
         page.goto(ADDRESS + path)
@@ -150,7 +170,7 @@ def main() -> None:
         show = Show(running)
         show.settle()
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        take(browser, show)
+        take(browser, show, sys.argv[1:])
         browser.close()
 
 

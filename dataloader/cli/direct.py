@@ -19,10 +19,12 @@ from pydantic import ValidationError
 from dataloader import log
 from dataloader.cli.screen import as_json
 from dataloader.client import (
+    Conflict,
     Database,
     Event,
     Fault,
     Job,
+    Key,
     NotFound,
     Overview,
     Queue,
@@ -37,7 +39,7 @@ from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
-from dataloader.queue import db, enqueue, hooks, lifecycle, migrations, operations, stats
+from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, stats
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +95,10 @@ class Direct(Farm):
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
         page = self._ask(stats.jobs, stats.Wanted(**filters), limit, after)
         return [_one(Job, row) for row in page.jobs], page.next
+
+    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
+        page = self._ask(keys.page, queue, limit, after)
+        return [_one(Key, row) for row in page.rows], page.next
 
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
@@ -155,6 +161,8 @@ class Direct(Farm):
             raise Refused(str(e)) from None
         except enqueue.QueueFull as e:
             raise QueueFull(str(e)) from None
+        except keys.NotOrdered as e:
+            raise Conflict("The queue is not ordered", str(e), status=409, kind="not-ordered") from None
         except ValueError as e:
             raise Refused("The request is not valid", str(e)) from None
         except psycopg.DataError as e:  # text that PostgreSQL cannot store

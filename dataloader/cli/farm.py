@@ -15,6 +15,7 @@ from dataloader.cli import screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Overview, Queue, Worker
 from dataloader.client.results import fraction
+from dataloader.queue.stats import COUNTED
 
 QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dead", "lag", "workers", "")
 NUMBERS = QUEUE_TITLES[1:9]
@@ -99,13 +100,19 @@ def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
 
 def length(queue: Queue) -> str:
     """How many jobs wait: `~` where the reaper has counted them some time ago, `+` where there may be more."""
-    if queue.length_is_exact:
-        return f"{queue.length:,}"
-    return f"~{queue.length:,}" if queue.counted_at else f"{queue.length:,}+"
+    return _counted(queue.length, queue.length_is_exact, queue.counted_at)
+
+
+def _counted(number: int, is_exact: bool, at: datetime | None) -> str:
+    if is_exact:
+        return f"{number:,}"
+    return f"~{number:,}" if at else f"{number:,}+"
 
 
 def _remarks(queue: Queue, now: datetime) -> str:
     words = []
+    if queue.keys is not None:
+        words.append(f"{_counted(queue.keys, queue.keys < COUNTED, queue.counted_at)} keys")
     if queue.paused_at:
         words.append(f"paused {screen.ago(queue.paused_at, now)} by {screen.short(queue.paused_by, 60)}")
     if queue.max_length is not None:

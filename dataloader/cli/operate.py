@@ -1,15 +1,16 @@
-"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit, queue set."""
+"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit, queue set; queue keys."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import click
 
-from dataloader.cli import screen
+from dataloader.cli import render, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Queue
 from dataloader.client.farm import Farm
@@ -93,7 +94,23 @@ def limit(reached: Reached, queue: str, max_length: str) -> None:
 
 @commands.group()
 def queue() -> None:
-    """The order of a queue's jobs (docs/ordered.md)."""
+    """The order of a queue's jobs, and its keys (docs/ordered.md)."""
+
+
+@queue.command(name="keys")
+@click.argument("name", metavar="QUEUE")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
+@click.option("--all", "has_no_limit", is_flag=True, help="show all keys, without a limit")
+@reaching
+def list_keys(reached: Reached, name: str, limit: int, has_no_limit: bool) -> None:
+    """List the keys of an ordered queue that have queued jobs: how many, and what the first job of each waits for."""
+    found = list(reached.farm.keys(name, limit=None if has_no_limit else limit))
+    if reached.as_json:
+        reached.print_json({"keys": [key.document for key in found]})
+        return
+    screen.show(render.key_table(found, datetime.now(UTC)))
+    if len(found) == limit and not has_no_limit:
+        click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
 
 
 @queue.command(name="set")

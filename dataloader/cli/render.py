@@ -8,10 +8,9 @@ from typing import Any
 
 from rich.text import Text
 
-from dataloader.cli import screen
+from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
-from dataloader.cli.watch import waits_for
-from dataloader.client import Event, Job
+from dataloader.client import Event, Job, Key
 from dataloader.queue import stats
 
 
@@ -36,11 +35,32 @@ def listed(found: Sequence[Job], now: datetime) -> Any:
     )
 
 
+def key_table(found: Sequence[Key], now: datetime) -> Any:
+    """Keys of an ordered queue, each with its first job."""
+    titles = ("key", "jobs", "first job", "score", "attempt", "waits for")
+    return screen.table(
+        titles,
+        (
+            (
+                screen.short(key.lock_key, 60),
+                f"{key.payloads:,}{'' if key.payloads_is_exact else '+'}",
+                key.job_id,
+                screen.number(key.score),
+                key.attempt,
+                screen.short(watch.reason(key.waiting_for, now), 200),
+            )
+            for key in found
+        ),
+        ("jobs", "score", "attempt"),
+        loose=("key", "waits for"),
+    )
+
+
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     now = datetime.now(UTC)
     yield screen.fields(_fields(job, zone))
     if job.waiting_for:
-        yield Text("\n" + screen.plain(waits_for(job, now)), style="yellow")
+        yield Text("\n" + screen.plain(watch.waits_for(job, now)), style="yellow")
     if job.args:
         yield Text("\nargs", style="bold")
         yield Text(screen.as_json(job.args))

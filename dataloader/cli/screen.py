@@ -161,6 +161,11 @@ def clock(at: datetime | None, zone: tzinfo) -> str:
     return at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") if at else ""
 
 
+def number(value: float | None) -> str:
+    """A number as short as it can be without a loss: 3, 0.5, 1795411234.123456."""
+    return "" if value is None else repr(value).removesuffix(".0")
+
+
 def size(count: float | None) -> str:
     """Bytes in MB."""
     return "" if count is None else f"{count / 1_000_000:,.0f} MB"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import click
@@ -51,11 +52,16 @@ def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
 
 def waits_for(job: Job, now: datetime) -> str:
     """The reason why a queued job does not run yet, in a sentence; "" without one."""
-    reason = dict(job.waiting_for or {})
+    return reason(job.waiting_for, now)
+
+
+def reason(waiting_for: Mapping[str, Any] | None, now: datetime) -> str:
+    """The sentence of a `waiting_for`; "" without one."""
+    found = dict(waiting_for or {})
     try:
-        return waiting.words(reason or None, now)
+        return waiting.words(found or None, now)
     except (KeyError, TypeError, ValueError):  # another version of the service has other reasons
-        return f"It waits for: {reason.get('reason')}."
+        return f"It waits for: {found.get('reason')}."
 
 
 def doing(job: Job, now: datetime) -> str:

@@ -38,7 +38,7 @@ from dataloader.client.errors import (
     WaitTimeout,
 )
 from dataloader.client.farm import BATCH, PAGE, Farm, given, new_key
-from dataloader.client.results import Database, Event, Job, Overview, Queue, Started, Worker, read, read_all
+from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Worker, read, read_all
 from dataloader.client.transport import Answer, Transport
 from dataloader.client.watch import Watch
 from dataloader.farm import traces
@@ -53,6 +53,7 @@ __all__ = [
     "Forbidden",
     "Job",
     "JobFailed",
+    "Key",
     "NotFound",
     "Overview",
     "Queue",
@@ -143,6 +144,12 @@ class Client(Farm):
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
         document = self._call("GET", "/jobs", query={**_json(filters), "limit": limit, "after": after}).document
         return read_all(Job, document, "jobs"), document.get("next")
+
+    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
+        path, _, name = _queue(queue, "keys").partition("?name=")
+        query = {"name": name or None, "limit": limit, "after": after}
+        document = self._call("GET", path, query=query).document
+        return read_all(Key, document, "keys"), document.get("next")
 
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE

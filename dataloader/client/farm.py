@@ -8,16 +8,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from math import inf
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed
-from dataloader.client.results import Database, Event, Job, Overview, Queue, Started, Worker
+from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Worker
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
 
+R = TypeVar("R")
 PAGE = 200  # jobs or events of one answer
 BATCH = 1_000  # jobs of one change
 
@@ -160,16 +162,20 @@ class Farm(ABC):
             until=until,
             sort=sort,
         )
-        left, after = inf if limit is None else limit, None
-        while left > 0:
-            found, after = self._page(filters, int(min(PAGE, left)), after)
-            yield from found
-            left -= len(found)
-            if after is None:
-                return
+        return _walk(partial(self._page, filters), limit)
 
     @abstractmethod
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]: ...
+
+    def keys(self, queue: str, *, limit: int | None = None) -> Iterator[Key]:
+        """The keys of an ordered queue that have queued jobs, by name; pages are fetched as the keys are taken.
+
+        `limit` is the largest number of keys, None: all. Raises Conflict for a queue that is not ordered.
+        """
+        return _walk(partial(self._keys, queue), limit)
+
+    @abstractmethod
+    def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]: ...
 
     @abstractmethod
     def events(
@@ -232,6 +238,17 @@ class Farm(ABC):
     @abstractmethod
     def run_all(self, queue: str) -> int:
         """Make some scheduled jobs of the queue due; their number, 0 when none is left."""
+
+
+def _walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Iterator[R]:
+    """The rows of all pages, at most `limit`."""
+    left, after = inf if limit is None else limit, None
+    while left > 0:
+        found, after = page(int(min(PAGE, left)), after)
+        yield from found
+        left -= len(found)
+        if after is None:
+            return
 
 
 def given(**fields: Any) -> dict[str, Any]:

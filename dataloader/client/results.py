@@ -94,7 +94,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs.
+    """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
+    ordered queue that have queued jobs.
 
     `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
     most like it).
@@ -109,6 +110,7 @@ class Queue:
     retries: int = 0
     busy: int = 0
     dead: int = 0
+    keys: int | None = None
     lag_sec: float = 0.0
     workers: int = 0
     stopped: int = 0
@@ -122,6 +124,24 @@ class Queue:
     on_dead: str | None = "continue"
     is_known: bool = True
     similar: tuple[str, ...] = ()
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of an ordered queue that has queued jobs: `payloads` counts them.
+
+    `job_id` is its head, the job that starts first, and `waiting_for` the reason why that does not run yet.
+    """
+
+    lock_key: str
+    payloads: int = 0
+    payloads_is_exact: bool = True
+    job_id: UUID | None = None
+    score: float | None = None
+    attempt: int = 0
+    available_at: datetime | None = None
+    waiting_for: Document | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -35,6 +35,7 @@ LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
 _VERSIONS = f"SELECT job_id, version FROM ({_SQL['status']}) shown"  # noqa: S608  the rest of it is not computed
+_REASONS = f"SELECT job_id, waiting_for FROM ({_SQL['status']}) shown"  # noqa: S608  as above
 _TYPES: dict[str, Callable[[str], Any]] = {
     "until": datetime.fromisoformat,
     "since": datetime.fromisoformat,
@@ -150,6 +151,12 @@ def _reason(waiting_for: dict[str, str] | None) -> dict[str, Any] | None:
 def versions(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
     """A short text for each of these jobs that changes with what `status` shows of it, but for its figures."""
     return dict(conn.execute(_VERSIONS, {"job_ids": list(job_ids)}).fetchall())
+
+
+def reasons(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None]:
+    """Why each of these jobs does not run yet: the `waiting_for` of its `status`."""
+    found = conn.execute(_REASONS, {"job_ids": list(job_ids)}).fetchall() if job_ids else []
+    return {job_id: _reason(waiting_for) for job_id, waiting_for in found}
 
 
 def request_cancel(conn: Conn, job_id: UUID, force: bool = False, by: str = "request") -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ __all__ = [
     "run_all",
     "run_now",
     "set_order",
+    "settings",
     "tell_tasks",
 ]
 
@@ -70,7 +71,7 @@ def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
     """End the queue's pause, if there is one, and wake its workers; returns what `pause` does."""
     conn.execute(_SQL["resume"], {"queue": queue})
-    return _settings_of(conn, queue)
+    return settings(conn, queue)
 
 
 def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     after = None
     while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
         pass  # jobs that waited for one before them may not do so any more
-    return _settings_of(conn, queue)
+    return settings(conn, queue)
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
@@ -227,7 +228,8 @@ def _of_cancellation(status: str, is_requested: bool) -> str:
     return DONE if status == "canceled" or is_requested else status
 
 
-def _settings_of(conn: Conn, queue: str) -> dict[str, Any]:
+def settings(conn: Conn, queue: str) -> dict[str, Any]:
+    """What operators have set of a queue; DEFAULTS where nobody has."""
     with conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(_SQL["queue"], {"queue": queue}).fetchone()
     return row or DEFAULTS | {"queue": queue}

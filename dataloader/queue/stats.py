@@ -12,6 +12,7 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -31,6 +32,7 @@ BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 
 COUNTED = 1_000  # jobs of one kind and queue that an answer counts itself; of longer ones it says what was noted
 COUNTING_SEC = 1.0  # in which it should; else it says all as it was noted
 NOTED = 1_000_000  # that the reaper counts, to note it
+NOTED_KEYS = 100_000  # keys of one ordered queue that the reaper counts
 NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: there are many such queues
 NOTING_SEC = 3.0
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
@@ -42,6 +44,7 @@ DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = 60.0
 SCAN = 20_000  # jobs that one page of a list looks at
+SORTED = 20_000  # dead jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
@@ -57,9 +60,13 @@ _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
 _ENDS = _FINAL | {KINDS[Status.QUEUED]}
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
-_BOUNDED = ("length", "scheduled", "retries", "dead")
+_BOUNDED = ("length", "scheduled", "retries", "dead", "keys")
 _SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
 Row = dict[str, Any]
+
+
+class TooMany(ValueError):
+    """A list would have to sort more jobs than it looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,8 @@ def overview(conn: Conn) -> Row:
     Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
     `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
     `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
-    `lag_sec` is for how long the oldest due job has waited.
+    `lag_sec` is for how long the oldest due job has waited; `keys` counts the keys of an ordered queue that have queued
+    jobs, as the others are counted, and is None for a plain one.
     """
     queues = _counted(conn)
     return {"at": datetime.now(UTC), "total": _total(queues), "queues": queues}
@@ -140,7 +148,7 @@ def _count(conn: Conn, most: int, within_sec: float) -> list[Row]:
     with conn.transaction(force_rollback=True):  # undoes the settings, also within another transaction
         conn.execute(_SQL["give_up_after"], {"time": f"{within_sec * 1_000:.0f}ms"})
         conn.execute(_SQL["plans"])
-        return _rows(conn, "queues", most=most)
+        return _rows(conn, "queues", most=most, most_keys=COUNTED)
 
 
 def figures(row: Row, most: int) -> Row:
@@ -149,7 +157,7 @@ def figures(row: Row, most: int) -> Row:
     is_noted = False
     for name in _BOUNDED:
         noted = row[f"noted_{name}"]
-        if row[name] >= most and noted is not None:
+        if row[name] is not None and row[name] >= most and noted is not None:
             told[name], is_noted = max(row[name], noted), True
     told["length_is_exact"] = row["length"] < most and row["scheduled"] < most
     told["fresh"] = max(told["length"] - told["retries"], 0)
@@ -160,8 +168,8 @@ def figures(row: Row, most: int) -> Row:
 def note_lengths(conn: Conn, since_sec: float) -> float | None:
     """Called by the reaper: count every queue, for `overview`; returns the longest lag (seconds).
 
-    None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind, few where many take too long;
-    raises rather than wait for a lock.
+    None: another one has done it within `since_sec`. Counts up to NOTED jobs of a kind and NOTED_KEYS keys of an
+    ordered queue, few where many take too long; raises rather than wait for a lock.
     """
     try:
         return _note(conn, NOTED, since_sec)
@@ -176,8 +184,20 @@ def _note(conn: Conn, most: int, since_sec: float) -> float | None:
         if row != (True,):
             return None
         counted = _count(conn, most, NOTING_SEC)
-        conn.execute(_SQL["note_lengths"], {"queues": json.dumps(counted, default=str)})
+        keys = _keys(conn)
+        noted = [row | {"keys": keys.get(row["queue"])} for row in counted]
+        conn.execute(_SQL["note_lengths"], {"queues": json.dumps(noted, default=str)})
     return max((row["lag_sec"] for row in counted), default=0.0)
+
+
+def _keys(conn: Conn) -> dict[str, int]:
+    """How many keys of each ordered queue wait; none where even a few take too long."""
+    for most in (NOTED_KEYS, NOTED_ROUGHLY):
+        with suppress(psycopg.errors.QueryCanceled), conn.transaction(force_rollback=True):
+            conn.execute(_SQL["give_up_after"], {"time": f"{NOTING_SEC * 1_000:.0f}ms"})
+            conn.execute(_SQL["plans"])
+            return {row["queue"]: row["keys"] for row in _rows(conn, "keys", most=most)}
+    return {}
 
 
 def _total(queues: Sequence[Row]) -> Row:
@@ -185,6 +205,7 @@ def _total(queues: Sequence[Row]) -> Row:
     return {
         "queue": None,
         **sums,
+        "keys": _sum(row["keys"] for row in queues),
         "length_is_exact": all(row["length_is_exact"] for row in queues),
         "lag_sec": max((row["lag_sec"] for row in queues), default=0.0),
         "paused_at": None,
@@ -197,6 +218,12 @@ def _total(queues: Sequence[Row]) -> Row:
         "on_dead": None,
         "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
     }
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """The sum of those that there are; None where there is none."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def workers(conn: Conn) -> list[Row]:
@@ -327,7 +354,8 @@ def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None) 
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
     The last change comes first, or the jobs come in the order of their keys. `run_sec` is how long a job's last run
-    took, None where it is not known. Raises ValueError for an `after` that is none.
+    took, None where it is not known. Raises ValueError for an `after` that is none, TooMany where more than SORTED dead
+    jobs would have to be sorted by key.
     """
     page = (_by_key if wanted.sort == "key" else _by_change)(conn, wanted, limit, after)
     ran = [row["job_id"] for row in page.jobs if row["started_at"]]
@@ -351,7 +379,24 @@ def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Pag
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
     key, before = _cursor(after, str) or ("", _FIRST_ID)
     bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key, "before": before}
-    return _page(_rows(conn, "by_key", **_filters(wanted), **bounds, limit=limit + 1), limit, itemgetter("lock_key"))
+    with conn.transaction():
+        if _branches(wanted.status) == ("dead",):
+            statement = "dead_by_key"
+            conn.execute(_SQL["plans_that_sort"])
+            _refuse_many(conn, wanted, bounds)
+        else:
+            statement = "by_key"
+        found = _rows(conn, statement, **_filters(wanted), **bounds, most=SORTED, limit=limit + 1)
+    return _page(found, limit, itemgetter("lock_key"))
+
+
+def _refuse_many(conn: Conn, wanted: Wanted, bounds: Row) -> None:
+    (counted,) = _rows(conn, "dead_in_time", **_filters(wanted), **bounds, most=SORTED)
+    if counted["count"] > SORTED:
+        raise TooMany(
+            f"more than {SORTED:,} dead jobs are too many to sort by key: name a queue, bound their time by since and"
+            " until, or sort by change"
+        )
 
 
 def _branches(status: str | None) -> tuple[str, ...]:

@@ -74,9 +74,10 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/static/<path:name>"): frozenset(),
     ("POST", "/login"): frozenset(),
     ("POST", "/logout"): frozenset(),
-    **{("GET", path): READ for path in ("/", "/jobs", "/workers", "/metrics", "/openapi.json")},
+    **{("GET", path): READ for path in ("/", "/jobs", "/keys", "/key", "/workers", "/metrics", "/openapi.json")},
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
+    ("GET", f"{QUEUE}/keys"): READ,
     **{
         ("GET", f"/api/v1/{name}"): READ
         for name in ("stats", "workers", "pace", "events", "database", "queues", "jobs")
@@ -96,6 +97,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
+    ("POST", "/queues/<anything:queue>/order"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}

@@ -244,6 +244,22 @@ def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
     assert "plain queue" in ask("queue", "set", "orders", "--no-ordered", "--no-merge").stdout
 
 
+def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:
+    name = f"orders-{uuid4().hex[:8]}"
+    plain = ask("queue", "keys", name)
+    assert (plain.exit_code, f"queue set {name} --ordered" in plain.stderr) == (1, True)
+    assert ask("queue", "set", name, "--ordered").exit_code == 0
+    for key, score in (("order-7", 2), ("order-7", 1.5), (ESCAPE, 3)):
+        ask("trigger", "noop", "--queue", name, "--lock-key", key, "--score", score)
+    found = answer(ask("queue", "keys", name, "--json"))["keys"]
+    assert [(key["payloads"], key["score"]) for key in found] == [(1, 3.0), (2, 1.5)]
+    shown = ask("queue", "keys", name, "--limit", 1)
+    assert ("\x1b" in shown.stdout, "\\x1b" in shown.stdout) == (False, True)
+    assert "there may be more" in shown.stderr
+    assert "No worker serves" in shown.stdout
+    assert re.search(rf"{name} .*2 keys", ask("queues").stdout)
+
+
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     first, second = triggered(ask, "errs", permanent=True), triggered(ask, "errs", permanent=True)
     assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]

@@ -15,7 +15,8 @@ import pytest
 from hands import buffers, quietly, value
 from psycopg import sql
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, lifecycle, stats
+from dataloader.queue import keys as of_keys
 
 RECOVER = (files("dataloader.sql.functions") / "recover.sql").read_text("utf-8")
 MILLION, THOUSAND = 1_000_000, 1_000
@@ -322,3 +323,53 @@ def test_the_reaper_reads_what_runs_and_not_what_ended(million: db.Connection) -
     plan = plan_of(million, query, "", "force_custom_plan")
     assert [node["Node Type"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"] == []
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 250
+
+
+def with_keys(conn: db.Connection, names: int, each: int, long: int) -> None:
+    """An ordered queue of so many keys with so many jobs each, beside one key with very many."""
+    conn.execute("INSERT INTO dl_queues (queue, ordered) VALUES ('q', true)")
+    with quietly(conn):
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, score, attempt)"
+            " SELECT gen_random_uuid(), 'q', 't', to_char(i %% %s, 'FM000000'), i, (i %% 3 = 0)::int"
+            "   FROM generate_series(1, %s) i UNION ALL"
+            " SELECT gen_random_uuid(), 'q', 't', '000001-long', i, 0 FROM generate_series(1, %s) i",
+            (names, names * each, long),
+        )
+    conn.execute("VACUUM ANALYZE dl_jobs")
+
+
+def touched(conn: db.Connection, statement: str, **given: Any) -> int:
+    """The buffers of a statement for people, planned as it is there."""
+    with conn.transaction(force_rollback=True):
+        conn.execute(of_keys._SQL["plans"])
+        explained = "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statement
+        for _ in range(2):  # warm
+            row = conn.execute(explained.encode(), given, prepare=False).fetchone()
+            assert row is not None
+        assert {node["Index Name"] for node in nodes(row[0][0]["Plan"]) if node.get("Relation Name") == "dl_jobs"} == {
+            "ix_dl_jobs_order"
+        }
+    return row[0][0]["Plan"]["Shared Hit Blocks"] + row[0][0]["Plan"]["Shared Read Blocks"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("analyzed", [True, False])
+def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs(
+    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str], analyzed: bool
+) -> None:
+    """Of that key it reads as many jobs as it counts, of each other those it has, and from one to the next it steps."""
+    with_keys(conn, 1_000, 100, 100_000)
+    if not analyzed:
+        with db.connect(as_superuser(dsn), name="admin", schema="public") as admin:
+            admin.execute("DELETE FROM pg_statistic WHERE starelid = 'dl_jobs'::regclass")
+    page = {"queue": "q", "limit": 51, "most": of_keys.COUNTED}
+    assert touched(conn, of_keys._SQL["keys"], **page, since="") < 6_500
+    assert touched(conn, of_keys._SQL["keys"], **page, since="000500") < 6_500
+    place = {"score": "-Infinity", "created_at": "-infinity", "job_id": "0" * 32, "long": of_keys.LONG, "limit": 51}
+    assert touched(conn, of_keys._SQL["payloads"], queue="q", lock_key="000001-long", **place) < 120
+    later = place | {"score": "50000"}
+    assert touched(conn, of_keys._SQL["payloads"], queue="q", lock_key="000001-long", **later) < 120
+    assert touched(conn, of_keys._SQL["length"], queue="q", lock_key="000001-long", most=1_000) < 60
+    assert touched(conn, of_keys._SQL["dead"], queue="q", lock_key="000001-long", long=1, limit=10) < 20
+    assert touched(conn, stats._SQL["keys"], most=1_000) < 6_000

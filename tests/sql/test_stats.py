@@ -227,6 +227,7 @@ def test_figures_are_counted_where_few_and_noted_where_many(
     names = ("length", "scheduled", "retries", "dead")
     row: dict[str, Any] = dict(zip(names, counted, strict=True))
     row |= {f"noted_{name}": n for name, n in zip(names, noted or (None,) * 4, strict=True)}
+    row |= {"keys": None, "noted_keys": None}
     found = stats.figures(row | {"counted_at": noted and datetime.now(UTC)}, 1_000)
     shown = ("length", "scheduled", "fresh", "retries", "dead", "length_is_exact")
     assert (*(found[name] for name in shown), found["counted_at"] is not None) == told
@@ -277,7 +278,12 @@ def pages(conn: db.Connection, without_lag: bool = False) -> int:
     with conn.transaction(force_rollback=True):
         conn.execute(stats._SQL["plans"])
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}"
-        (plan,) = conn.execute(explained.encode(), {"most": stats.COUNTED}, prepare=False).fetchone() or ()
+        (plan,) = (
+            conn.execute(
+                explained.encode(), {"most": stats.COUNTED, "most_keys": stats.COUNTED}, prepare=False
+            ).fetchone()
+            or ()
+        )
     return int(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
 
 

@@ -13,6 +13,7 @@ import pytest
 from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, alerts, formats
 from dataloader.api.dashboard.cache import SharedAnswer
+from dataloader.api.web.problems import Problem
 from dataloader.queue.job import FINAL
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
@@ -152,3 +153,32 @@ def test_what_is_vendored_is_what_was_published(folder: Path) -> None:
     assert {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files} == listed
     for name in files:
         assert any(other.startswith(name.split("-")[0]) and "LICENSE" in other for other in files)
+
+
+def test_arguments_are_brief_and_their_numbers_as_they_are() -> None:
+    assert (
+        formats.brief({"order": 1042, "state": "paid\nnow", "lines": [1, 2]})
+        == "order 1042 · state paid · lines [1, 2]"
+    )
+    assert formats.brief({"text": "x" * 500}).endswith("…")
+    assert len(formats.brief({"text": "x" * 500})) == 120
+    assert (formats.brief(None), formats.brief([1]), formats.brief({})) == ("", "", "")
+    assert [formats.number(value) for value in (None, 3.0, 0.5, 1795411234.123456, 1e300)] == [
+        "–",
+        "3",
+        "0.5",
+        "1795411234.123456",
+        "1e+300",
+    ]
+
+
+FORM = {"merge_limit": "1000", "batch": " ", "on_dead": "hold"}
+
+
+def test_a_form_is_read_as_the_settings_of_a_queue() -> None:
+    found = actions.order_of(FORM | {"ordered": "on", "batch": "7"})
+    assert found == {"ordered": True, "merge": False, "merge_limit": 1_000, "batch": 7, "on_dead": "hold"}
+    assert actions.order_of(FORM)["batch"] is None
+    for wrong in ({"merge_limit": ""}, {"merge_limit": "1001"}, {"batch": "-1"}, {"on_dead": ""}):
+        with pytest.raises(Problem, match="should be"):
+            actions.order_of(FORM | wrong)

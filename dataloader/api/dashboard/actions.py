@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from flask import Blueprint, Response, g
+from flask import Blueprint, Response, g, request
 
 from dataloader.api.dashboard import formats
 from dataloader.api.dashboard.render import done, failed, named_queue
@@ -148,6 +148,46 @@ def pause_queue(queue: str, verb: str) -> Response:
     g.changed = {"queue": queue, "action": verb}
     unknown = "" if is_known else " No queue of this name is known now."
     return done(("The queue is paused on all hosts." if verb == "pause" else "The queue goes on.") + unknown)
+
+
+@blueprint.post("/queues/<anything:queue>/order")
+@auth.require("operate")
+def order_queue(queue: str) -> Response:
+    """Change how a queue treats the jobs of a key, on all hosts; 409 for settings that do not go together."""
+    queue = named_queue(queue)
+    wanted = order_of(request.form)
+    with session() as conn:
+        is_known = operations.known(conn, queue)["is_known"]
+        present = operations.settings(conn, queue)
+        changes = {name: value for name, value in wanted.items() if value != present[name]}
+        try:
+            operations.set_order(conn, queue, auth.who(), **changes)
+        except operations.Contradiction as e:
+            raise Problem(409, f"That was not done: {e}.") from None
+    g.changed = {"queue": queue, "action": "order", **changes}
+    unknown = "" if is_known else " No queue of this name is known now."
+    return done(("The queue is changed on all hosts." if changes else "The queue is so already.") + unknown)
+
+
+def order_of(form: Mapping[str, str]) -> dict[str, Any]:
+    """PURE: the settings in a form, for operations.set_order; raises a 400 Problem that says what a field should be."""
+    on_dead = form.get("on_dead", "")
+    if on_dead not in ("continue", "hold"):
+        raise Problem(400, "What a dead job does should be: continue, or hold.")
+    return {
+        "ordered": "ordered" in form,
+        "merge": "merge" in form,
+        "merge_limit": _number(form, "merge_limit", "The most jobs of a key in one delivery"),
+        "batch": _number(form, "batch", "The most keys in one call") if form.get("batch", "").strip() else None,
+        "on_dead": on_dead,
+    }
+
+
+def _number(form: Mapping[str, str], name: str, words: str) -> int:
+    text = form.get(name, "").strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= 1_000):
+        raise Problem(400, f"{words} should be a number from 1 to 1,000.")
+    return int(text)
 
 
 @blueprint.post("/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>")

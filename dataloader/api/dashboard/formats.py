@@ -54,6 +54,11 @@ def count(number: int | None, is_exact: bool = True, counted_at: datetime | None
     return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
 
 
+def number(value: float | None) -> str:
+    """A number as short as it can be without a loss: `3`, `0.5`, `1795411234.123456`."""
+    return NOTHING if value is None else repr(value).removesuffix(".0")
+
+
 def percent(share: float | None) -> str:
     """A share of 1 as `37 %`; below one percent with a decimal."""
     if share is None:
@@ -142,7 +147,19 @@ def steps(progress: Any, most: int = 120) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def brief(args: Any, most: int = 120) -> str:
+    """A job's arguments in one line of `most` characters, unlike `steps` without commas: `order 1042 · state paid`."""
+    if not isinstance(args, Mapping):
+        return ""
+    text = " · ".join(f"{name} {_plain(value)}" for name, value in args.items())
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _plain(value: Any) -> str:
+    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
 def _counted(value: Any) -> str:
     if _number(value) is not None:
         return f"{value:,}"
-    return first_line(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return _plain(value)

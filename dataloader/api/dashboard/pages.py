@@ -5,11 +5,12 @@ htmx requests a page's changing part every two seconds; the answer is 304 while 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -21,7 +22,8 @@ from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import db, stats, waiting
+from dataloader.queue import db, operations, stats, waiting
+from dataloader.queue import keys as of_keys
 
 blueprint = Blueprint("dashboard", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -41,6 +43,7 @@ STATUSES = [
     ("dead", "dead: failed or lost"),
 ]
 Rows = list[dict[str, Any]]
+T = TypeVar("T")
 
 
 @blueprint.get("/")
@@ -172,6 +175,7 @@ def job(job_id: str) -> Response:
     with session() as conn:
         found = stats.job(conn, wanted)
         events = _events(conn, wanted, max(after, 0))
+        is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
@@ -183,6 +187,7 @@ def job(job_id: str) -> Response:
         facts=_facts(found),
         waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
         holder=waiting_for.get("job_id"),
+        is_ordered=is_ordered,
         run_sec=_since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None,
         attempts=attempts,
         events=entries,
@@ -253,12 +258,79 @@ def _since(at: datetime) -> float:
     return (datetime.now(UTC) - at).total_seconds()
 
 
+@blueprint.get("/keys")
+def keys() -> Response:
+    """The keys of an ordered queue that have queued jobs, by name; the address holds the queue and the page."""
+    queue = _asked("queue")
+    with session() as conn:
+        page = _of_ordered(of_keys.page, conn, queue, SHOWN)
+    return show("keys.html", name=queue, keys=_worded(page.rows), **_next("keys", page.next, queue=queue))
+
+
+@blueprint.get("/key")
+def key() -> Response:
+    """One key of an ordered queue: what holds it, its jobs in their order, its running and dead ones."""
+    queue, lock_key = _asked("queue"), _asked("lock_key")
+    with session() as conn:
+        found = _of_ordered(of_keys.key, conn, queue, lock_key, SHOWN)
+        on_dead = operations.settings(conn, queue)["on_dead"]
+    head = found.head
+    return show(
+        "key.html",
+        name=lock_key,
+        queue=queue,
+        length=found.length,
+        length_is_exact=found.length_is_exact,
+        head=head,
+        waiting=waiting.words(head["waiting_for"], datetime.now(UTC)) if head else "",
+        payloads=found.payloads.rows,
+        running=found.running,
+        dead=found.dead,
+        on_dead=on_dead,
+        **_next("key", found.payloads.next, queue=queue, lock_key=lock_key),
+    )
+
+
+def _asked(name: str) -> str:
+    """A parameter of the address that has to be there; raises a 400 Problem."""
+    text = request.args.get(name)
+    if text is None or "\0" in text:
+        raise Problem(400, f"The address should name a {name.replace('_', ' ')}, without a NUL character in it.")
+    return text
+
+
+def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
+    """What `ask` finds of an ordered queue; raises a 400 Problem for a wrong place in its list."""
+    try:
+        return ask(conn, *of, request.args.get("after") or None)
+    except of_keys.WrongCursor as e:
+        raise Problem(400, f"The address is not right: {e}.") from None
+
+
+def _worded(rows: Rows) -> Rows:
+    """The keys, each with the sentence that says what its first job waits for."""
+    now = datetime.now(UTC)
+    return [row | {"waits": waiting.words(row["waiting_for"], now)} for row in rows]
+
+
+def _next(endpoint: str, following: str | None, **of: Any) -> dict[str, Any]:
+    """The addresses of the first page and of the next one."""
+    is_later = "after" in request.args
+    return {
+        "first": url_for(f".{endpoint}", **of) if is_later else None,
+        "older": url_for(f".{endpoint}", **of, after=following) if following else None,
+    }
+
+
 @blueprint.get("/queues/<anything:queue>")
 def queue(queue: str) -> Response:
     """One queue: its figures, its buttons, its dead, running, retried and scheduled jobs."""
     queue, lists = named_queue(queue), []
+    first_keys: Rows = []
     with session() as conn:
         found = _of_queue(conn, queue)
+        with suppress(of_keys.NotOrdered):  # not any more
+            first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))
@@ -267,6 +339,7 @@ def queue(queue: str) -> Response:
         name=queue,
         q=found,
         lists=lists,
+        keys=_worded(first_keys),
         buttons=[asdict(button) for button in actions.of_queue(found)],
     )
 
@@ -290,7 +363,7 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
     nothing = {name: 0 if isinstance(value, int | float) else value for name, value in farm["total"].items()}
     return next(
         (row for row in farm["queues"] if row["queue"] == queue),
-        nothing | {"queue": queue, "length_is_exact": True, "counted_at": None},
+        nothing | {"queue": queue, "length_is_exact": True, "counted_at": None, "keys": None},
     )
 
 

@@ -31,7 +31,7 @@ _STATIC = Path(__file__).parent / "static"
 _FILES = {str(path.relative_to(_STATIC)): path.read_bytes() for path in _STATIC.rglob("*") if path.is_file()}
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Functions of `formats` that the templates know by these names.
-FILTERS = ("count", "duration", "percent", "pretty", "share", "short", "size")
+FILTERS = ("brief", "count", "duration", "number", "percent", "pretty", "share", "short", "size")
 blueprint = Blueprint("files", __name__, template_folder="templates")
 
 
@@ -104,6 +104,7 @@ def _of_every_page() -> dict[str, Any]:
     return {
         "asset": _asset,
         "queue_url": queue_url,
+        "key_url": key_url,
         "environment": settings.environment,
         "version": VERSION,
         "zone": settings.timezone,
@@ -136,6 +137,11 @@ def queue_url(queue: str, verb: str = "") -> str:
     is_dots = queue in (".", "..")
     path = url_for("dashboard.queue", queue="-" if is_dots else queue)
     return path + (f"/{verb}" if verb else "") + (f"?name={queue}" if is_dots else "")
+
+
+def key_url(queue: str, lock_key: str) -> str:
+    """The address of a key's page. A key may be any text, so it stands in the query."""
+    return url_for("dashboard.key", queue=queue, lock_key=lock_key)
 
 
 def named_queue(in_path: str) -> str:

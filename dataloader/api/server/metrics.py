@@ -153,6 +153,8 @@ def _of_queues(queues: list[Row], names: Names) -> Iterator[Metric]:
         ("retries", "Queued jobs that were run before"),
     ):
         yield _by_queue(f"dl_jobs_{key}", text, [(name, float(row[key])) for name, row in rows])
+    keys = [(name, float(row["keys"])) for name, row in rows if row["keys"] is not None]
+    yield _by_queue("dl_queue_keys", "Keys of an ordered queue that have queued jobs", keys)
     oldest = [(name, float(row["lag_sec"])) for name, row in rows]
     yield _by_queue("dl_queue_lag_seconds", "How long the oldest due job has waited", oldest, max)
     paused = [(name, float(row["paused_at"] is not None)) for name, row in rows]

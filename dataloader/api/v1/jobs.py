@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 from uuid import UUID
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Blueprint, Response, g, jsonify
 
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import found, operation, session
+from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import lifecycle, operations, stats
 
@@ -34,9 +33,11 @@ def list_jobs(query: requests.Jobs) -> Response:
     with session() as conn:
         try:
             page = stats.jobs(conn, wanted, query.limit, query.after)
+        except stats.TooMany as e:
+            raise invalid("/sort", "too_many", str(e)) from None
         except ValueError as e:
             raise invalid("/after", "cursor", str(e)) from None
-    return _page({"jobs": page.jobs, "next": page.next}, page.next)
+    return paged({"jobs": page.jobs, "next": page.next}, page.next)
 
 
 @blueprint.get("/jobs/<job:job_id>")
@@ -58,7 +59,7 @@ def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
         if not rows:
             found(lifecycle.status(conn, job_id))
     following = rows[-1]["event_id"] if len(rows) == query.limit else None
-    return _page({"events": rows, "next": following}, following)
+    return paged({"events": rows, "next": following}, following)
 
 
 @blueprint.post("/jobs/<anything:job_id>/requeue")
@@ -147,12 +148,3 @@ def _check(outcome: str, rule: str) -> None:
         found(None)
     if outcome != "done":
         raise Problem(409, f"the job is {outcome}; {rule}")
-
-
-def _page(document: dict[str, Any], following: object) -> Response:
-    """A page that names the next one, also as a link (RFC 8288)."""
-    answer = jsonify(document)
-    if following is not None:
-        asked = request.args.to_dict() | {"after": str(following)}
-        answer.headers["Link"] = f'<{request.path}?{urlencode(asked)}>; rel="next"'
-    return answer

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flask import Blueprint, g
+from flask import Blueprint, Response, g
 
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import operation, session
+from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.problems import invalid
-from dataloader.queue import db, operations, stats
+from dataloader.queue import db, keys, operations, stats
 
 AT_ONCE = 1_000  # jobs that one request changes
 blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")
@@ -26,6 +26,24 @@ def list_queues() -> dict[str, Any]:
     """Every queue that has jobs, a pause, a limit or a worker."""
     with session() as conn:
         return {"queues": stats.overview(conn)["queues"]}
+
+
+@blueprint.get("/<anything:queue>/keys")
+@auth.require("read")
+@operation(
+    "queues", responses.Keys, query=requests.Keys, keeps_query=True, errors=(409,), leads_to_jobs="/keys/0/job_id"
+)
+def list_keys(queue: str, query: requests.Keys) -> Response:
+    """The keys of an ordered queue that have queued jobs, by name, page by page.
+
+    A queue that is not ordered is a 409.
+    """
+    with session() as conn:
+        try:
+            page = keys.page(conn, queue, query.limit, query.after)
+        except keys.WrongCursor as e:
+            raise invalid("/after", "cursor", str(e)) from None
+    return paged({"keys": page.rows, "next": page.next}, page.next)
 
 
 @blueprint.post("/<anything:queue>/pause")

@@ -123,6 +123,15 @@ class OfQueue(Query):
     )
 
 
+class Keys(OfQueue):
+    """GET /api/v1/queues/{queue}/keys."""
+
+    limit: Limit = 50
+    after: Annotated[str, Field(min_length=1, max_length=4_000), AfterValidator(_storable)] | None = Field(
+        default=None, description="`next` of the page before", json_schema_extra={"format": "cursor"}
+    )
+
+
 class Pace(Query):
     """GET /api/v1/pace."""
 

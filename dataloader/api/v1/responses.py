@@ -223,6 +223,7 @@ class QueueFigures(BaseModel):
     retries: Count = Field(description="queued again after a run")
     busy: Count = Field(description="running")
     dead: Count = Field(description="failed and lost")
+    keys: Count | None = Field(description="keys that have queued jobs, where a queue is ordered; else null")
     lag_sec: float = Field(ge=0, description="how long the oldest due job has waited")
     workers: Count = Field(description="live ones")
     stopped: Count = Field(description="those of them whose processes are stopped, by SIGSTOP or a debugger")
@@ -353,6 +354,26 @@ class Pace(BaseModel):
     """The runs that ended lately, in buckets of ten seconds, the oldest first."""
 
     pace: list[Bucket]
+
+
+class Key(BaseModel):
+    """A key of an ordered queue that has queued jobs; the job is its head, which starts first."""
+
+    lock_key: str
+    payloads: Count = Field(description="its queued jobs; of 1,000 and more at least so many")
+    payloads_is_exact: bool
+    job_id: UUID
+    score: float | None
+    attempt: Count
+    available_at: datetime
+    waiting_for: WaitingFor | None = Field(description="why the head does not run yet; null: it has just begun")
+
+
+class Keys(BaseModel):
+    """One page of keys, by name."""
+
+    keys: list[Key]
+    next: str | None = Field(description="`after` of the next page; null when this is the last")
 
 
 class Health(BaseModel):

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
-from flask import current_app, request
+from flask import Response, current_app, jsonify, request, url_for
 from flask.typing import ResponseReturnValue
 from pydantic import BaseModel
 from werkzeug.routing import BaseConverter
@@ -69,6 +69,7 @@ class Operation:
     errors: tuple[int, ...] = ()
     uses_database: bool = True
     leads_to_jobs: str | None = None  # where in the answer there is the id of a job
+    keeps_query: bool = False  # a view of one queue has more parameters than its name
     is_documented_only: bool = False  # the view reads the query itself
 
 
@@ -97,7 +98,9 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
     if "job_id" in path:
         found["job_id"] = job_id(path["job_id"])
     if "queue" in path:
-        found["queue"] = queue_name(found.pop("query").name or path["queue"])
+        found["queue"] = queue_name(found["query"].name or path["queue"])
+        if not declared.keeps_query:
+            del found["query"]
     if declared.body:
         request.max_content_length = declared.body_limit
         found["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
@@ -134,6 +137,16 @@ def session() -> Iterator[db.Connection]:
     sessions: Sessions = current_app.extensions["sessions"]
     with sessions.borrow() as conn:
         yield conn
+
+
+def paged(document: dict[str, Any], following: object) -> Response:
+    """A page that names the next one, also as a link (RFC 8288)."""
+    answer = jsonify(document)
+    if following is not None:
+        asked = request.args.to_dict() | {"after": str(following)}
+        here = url_for(str(request.endpoint), **request.view_args or {})
+        answer.headers["Link"] = f'<{here}?{urlencode(asked)}>; rel="next"'
+    return answer
 
 
 def found(job: T | None) -> T:

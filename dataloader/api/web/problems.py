@@ -19,7 +19,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, migrations
+from dataloader.queue import db, enqueue, keys, migrations
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -38,7 +38,8 @@ KINDS = {
     500: ("internal-error", "The service has failed"),
     503: ("unavailable", "The service cannot answer now"),
 }
-KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # the other 409
+KEY_TAKEN = "key-taken", "The idempotency key belongs to a job of another producer"  # another 409
+NOT_ORDERED = "not-ordered", "The queue is not ordered"  # and another
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(HTTPException, _of_http)
     app.register_error_handler(enqueue.QueueFull, _of_full)
     app.register_error_handler(enqueue.KeyTaken, _of_key)
+    app.register_error_handler(keys.NotOrdered, _of_plain_queue)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(Exception, _of_any)
 
@@ -100,6 +102,10 @@ def _of_key(error: enqueue.KeyTaken) -> Response:
     pointer = f"/jobs/{error.place}/idempotency_key" if request.path.endswith("/batch") else "/idempotency_key"
     text = "the idempotency key should be one that no other producer has used"
     return _document(409, f"{error}: send another", [Fault(pointer, "key_taken", text)], kind=KEY_TAKEN)
+
+
+def _of_plain_queue(error: keys.NotOrdered) -> Response:
+    return _document(409, str(error), kind=NOT_ORDERED)
 
 
 def _of_http(error: HTTPException) -> Response:

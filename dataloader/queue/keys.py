@@ -1,0 +1,151 @@
+"""The keys of an ordered queue for people: which wait, behind what, and the jobs of one key in their order.
+
+A function per question, by the statements of `sql/keys.sql`; none changes a job. Rows are dicts, instants datetimes.
+Every function may raise psycopg.Error, and NotOrdered for a queue that is not ordered.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row
+
+from dataloader.queue import db, lifecycle, stats
+from dataloader.queue.db import Conn
+
+COUNTED = 1_000  # jobs of one key that an answer counts
+LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alone
+_SQL = db.statements("keys.sql")
+_SQL = {name: text.replace("{shown}", _SQL["shown"]) for name, text in _SQL.items()}
+_FIRST = ("-Infinity", "-infinity", str(UUID(int=0)))  # the place before all
+Row = dict[str, Any]
+
+
+class NotOrdered(Exception):
+    """The queue is not ordered, so its keys have no first job."""
+
+
+class WrongCursor(ValueError):
+    """The place in a list is not one that a page has named as its next."""
+
+    def __init__(self) -> None:
+        super().__init__("the cursor should be the `next` of a page")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows of a list, and where the next page begins; None: there is none."""
+
+    rows: list[Row]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The jobs of one key: `payloads` (queued) in their order, `running`, some `dead`, and how many payloads there are.
+
+    `head` is the first payload of all, with the reason why it does not run yet as `waiting_for`; None: none is queued.
+    """
+
+    payloads: Page
+    length: int
+    length_is_exact: bool
+    head: Row | None
+    running: list[Row]
+    dead: list[Row]
+
+
+def page(conn: Conn, queue: str, limit: int = 50, after: str | None = None) -> Page:
+    """Up to `limit` keys that have queued jobs, by name; `after` is the `next` of the page before.
+
+    Each has lock_key, payloads (its queued jobs, counted up to COUNTED) and payloads_is_exact; and of its head, the job
+    that starts first, job_id, score, attempt, available_at and waiting_for. Raises WrongCursor for an `after` that is
+    none.
+    """
+    (since,) = _parts(after, 1) if after else ("",)
+    with conn.transaction():
+        _check(conn, queue)
+        found = _rows(conn, "keys", queue=queue, since=since, limit=limit + 1, most=COUNTED)
+    following = _as_cursor([found[limit]["lock_key"]]) if len(found) > limit else None
+    reasons = lifecycle.reasons(conn, [row["job_id"] for row in found[:limit]])
+    return Page([_counted(row) | {"waiting_for": reasons.get(row["job_id"])} for row in found[:limit]], following)
+
+
+def key(conn: Conn, queue: str, lock_key: str, limit: int = 50, after: str | None = None, others: int = 10) -> Key:
+    """The jobs of one key: a page of up to `limit` payloads, up to `others` running and dead jobs each.
+
+    Raises WrongCursor for an `after` that is none.
+    """
+    of = {"queue": queue, "lock_key": lock_key, "long": LONG}
+    with conn.transaction():
+        _check(conn, queue)
+        (count,) = _rows(conn, "length", **of, most=COUNTED)
+        payloads = _payloads(conn, of, limit, after)
+        first = _payloads(conn, of, 1, None) if after else payloads
+        dead = _rows(conn, "dead", **of, limit=others)
+    running = stats.jobs(conn, stats.Wanted(lock_key=lock_key, status="running"), others).jobs
+    head = _head(conn, first.rows)
+    return Key(payloads, count["count"], count["count"] < COUNTED, head, running, [_read(row) for row in dead])
+
+
+def _payloads(conn: Conn, of: Row, limit: int, after: str | None) -> Page:
+    score, created_at, job_id = _parts(after, 3) if after else _FIRST
+    behind = {"score": score, "created_at": created_at, "job_id": job_id}
+    try:
+        found = _rows(conn, "payloads", **of, **behind, limit=limit + 1)
+    except psycopg.DataError:  # a place that no job can have
+        raise WrongCursor from None
+    following = _as_cursor(found[limit - 1]["place"]) if len(found) > limit else None
+    return Page([_read(row) for row in found[:limit]], following)
+
+
+def _head(conn: Conn, rows: Sequence[Row]) -> Row | None:
+    if not rows:
+        return None
+    return rows[0] | {"waiting_for": lifecycle.reasons(conn, [rows[0]["job_id"]]).get(rows[0]["job_id"])}
+
+
+def _check(conn: Conn, queue: str) -> None:
+    conn.execute(_SQL["plans"])
+    row = conn.execute(_SQL["is_ordered"], {"queue": queue}).fetchone()
+    if row != (True,):
+        raise NotOrdered(
+            f"the queue {queue} is not ordered, so its keys have no order;"
+            f" `dataloader queue set {quote(queue)} --ordered` makes it ordered"
+        )
+
+
+def _counted(row: Row) -> Row:
+    return row | {"payloads_is_exact": row["payloads"] < COUNTED}
+
+
+def _read(row: Row) -> Row:
+    left = {name: value for name, value in row.items() if name != "place"}
+    return left | {"args": None if row["args"] is None else lifecycle.parsed(row["args"])}
+
+
+def _as_cursor(parts: Sequence[str]) -> str:
+    """A short text, for a key may have 512 characters and an address some 4,000."""
+    return base64.urlsafe_b64encode("\0".join(parts).encode()).decode().rstrip("=")
+
+
+def _parts(text: str, count: int) -> list[str]:
+    try:
+        parts = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split("\0")
+    except ValueError:
+        raise WrongCursor from None
+    if len(parts) != count:
+        raise WrongCursor
+    return parts
+
+
+def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
+    """Planned anew each time, for these values."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[name], parameters, prepare=False).fetchall()

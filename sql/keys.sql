@@ -1,0 +1,88 @@
+-- The keys of an ordered queue; called by the functions of dataloader/queue/keys.py. None changes a job. All are served by
+-- ix_dl_jobs_order and run with `plans`, so a page costs the same however many jobs a key has: the keys are found by a
+-- loose scan, and each count is bounded. Only the entries of dead jobs that lie between two keys are read one by one. The
+-- orders are whole where rows are counted too: no other index has them.
+
+-- name: plans
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off; SET LOCAL enable_sort = off;
+
+-- name: is_ordered
+SELECT coalesce(ordered, false) FROM dl_queues WHERE queue = %(queue)s;
+
+-- name: keys
+-- The keys that have queued jobs, by name from `since` on. Of each: how many jobs, counted up to `most`, and its head, the
+-- job that dl_lock_heads would choose.
+WITH RECURSIVE found (lock_key, nth) AS (
+  (SELECT lock_key, 1 FROM dl_jobs
+    WHERE queue = %(queue)s AND status = 'queued' AND score IS NOT NULL AND lock_key >= %(since)s
+    ORDER BY queue, lock_key LIMIT 1)
+  UNION ALL
+  SELECT next.lock_key, nth + 1 FROM found CROSS JOIN LATERAL (
+    SELECT lock_key FROM dl_jobs j
+     WHERE queue = %(queue)s AND status = 'queued' AND score IS NOT NULL AND j.lock_key > found.lock_key
+     ORDER BY queue, lock_key LIMIT 1) next
+   WHERE nth < %(limit)s)
+SELECT found.lock_key, payloads, head.*
+  FROM found
+ CROSS JOIN LATERAL (
+   SELECT job_id, CASE WHEN abs(score) < 'Infinity' THEN score END AS score, attempt,
+          dl_readable(available_at) AS available_at FROM (
+     (SELECT * FROM dl_jobs j
+       WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
+         AND least(attempt, 1) = 0
+       ORDER BY queue, j.lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)
+     UNION ALL
+     (SELECT * FROM dl_jobs j
+       WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
+         AND least(attempt, 1) = 1
+       ORDER BY queue, j.lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT 1)) two
+    ORDER BY two.score, created_at, job_id LIMIT 1) head
+ CROSS JOIN LATERAL (
+   SELECT count(*) AS payloads FROM (
+     SELECT FROM dl_jobs j
+      WHERE queue = %(queue)s AND j.lock_key = found.lock_key AND status = 'queued' AND score IS NOT NULL
+      ORDER BY queue, j.lock_key, status, least(attempt, 1) LIMIT %(most)s) n) counted
+ ORDER BY nth;
+
+-- name: length
+-- How many queued jobs a key has, counted up to `most`.
+SELECT count(*) FROM (
+  SELECT FROM dl_jobs
+   WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
+   ORDER BY queue, lock_key, status, least(attempt, 1) LIMIT %(most)s) n;
+
+-- name: shown
+-- In the place of {shown}: a job of a key. Arguments that are long stay away. `place` is where the job stands in its key.
+job_id, task, status::text AS status, attempt, max_attempts,
+CASE WHEN abs(score) < 'Infinity' THEN score END AS score, left(error, 300) AS error, cancel_requested,
+CASE WHEN pg_column_size(args) <= %(long)s AND octet_length(args::text) <= %(long)s THEN args::text END AS args,
+dl_readable(created_at) AS created_at, dl_readable(available_at) AS available_at,
+dl_readable(finished_at) AS finished_at, ARRAY[score::text, created_at::text, job_id::text] AS place;
+
+-- name: payloads
+-- The queued jobs of a key in the order in which they start, behind a place.
+SELECT {shown} FROM (
+  (SELECT * FROM dl_jobs
+    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
+      AND least(attempt, 1) = 0
+      AND (score, created_at, job_id) > (%(score)s::float8, %(created_at)s::timestamptz, %(job_id)s::uuid)
+    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)
+  UNION ALL
+  (SELECT * FROM dl_jobs
+    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'queued' AND score IS NOT NULL
+      AND least(attempt, 1) = 1
+      AND (score, created_at, job_id) > (%(score)s::float8, %(created_at)s::timestamptz, %(job_id)s::uuid)
+    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)) two
+ ORDER BY two.score, two.created_at, job_id LIMIT %(limit)s;
+
+-- name: dead
+-- The first dead jobs of a key.
+SELECT {shown} FROM (
+  (SELECT * FROM dl_jobs
+    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'failed' AND score IS NOT NULL
+    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)
+  UNION ALL
+  (SELECT * FROM dl_jobs
+    WHERE queue = %(queue)s AND lock_key = %(lock_key)s AND status = 'lost' AND score IS NOT NULL
+    ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id LIMIT %(limit)s)) two
+ ORDER BY two.score, two.created_at, job_id LIMIT %(limit)s;

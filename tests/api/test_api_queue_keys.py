@@ -1,0 +1,257 @@
+"""The keys of an ordered queue over HTTP and on the dashboard."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+import pytest
+from api_app import Refused
+from flask.testing import FlaskClient
+from test_api_lists import asked
+
+from dataloader.api.dashboard import pages
+from dataloader.api.v1 import responses
+from dataloader.queue import db, enqueue, operations, stats
+
+KEYS = "/api/v1/queues/orders/keys"
+
+
+@pytest.fixture
+def orders(conn: db.Connection) -> db.Connection:
+    """A database with an ordered queue, in which three keys wait."""
+    operations.set_order(conn, "orders", "test", ordered=True)
+    for score in (3.0, 2.0, 1.0):
+        put(conn, "order-7", score=score, args={"version": score})
+    put(conn, "order-8", score=1.0, available_at=datetime.now(UTC) + timedelta(hours=1))
+    put(conn, "order/9 ü?#", score=1.0)
+    return conn
+
+
+def put(conn: db.Connection, lock_key: str, **more: Any) -> Any:
+    return enqueue.enqueue(conn, enqueue.NewJob(more.pop("queue", "orders"), "orders.sync", lock_key, **more))[0]
+
+
+def test_the_keys_are_read_page_by_page_along_their_links(client: FlaskClient, orders: db.Connection) -> None:
+    found, path = [], f"{KEYS}?limit=2"
+    while path:
+        answer = client.get(path)
+        found += asked(client, path, responses.Keys)["keys"]
+        path = answer.headers.get("Link", "").partition(">")[0].lstrip("<")
+    assert [(key["lock_key"], key["payloads"], key["payloads_is_exact"]) for key in found] == [
+        ("order-7", 3, True),
+        ("order-8", 1, True),
+        ("order/9 ü?#", 1, True),
+    ]
+    assert (found[0]["score"], found[1]["waiting_for"]["reason"]) == (1.0, "time")
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/../b", "..", "new\nline"])
+def test_the_link_of_a_queue_with_an_odd_name_leads_to_the_same_queue(
+    client: FlaskClient, conn: db.Connection, name: str
+) -> None:
+    operations.set_order(conn, name, "test", ordered=True)
+    for key in "ab":
+        put(conn, key, queue=name)
+    path = KEYS.replace("orders", "-") if name == ".." else KEYS.replace("orders", quote(name, safe=""))
+    answer = client.get(path, query_string={"limit": 1} | ({"name": ".."} if name == ".." else {}))
+    assert answer.status_code == 200, answer.text
+    again = client.get(answer.headers["Link"].partition(">")[0].lstrip("<"))
+    assert [key["lock_key"] for key in again.get_json()["keys"]] == ["b"]
+    assert "/../" not in answer.headers["Link"]
+
+
+def test_a_plain_queue_and_a_wrong_cursor_are_refused(
+    client: FlaskClient, orders: db.Connection, refused: Refused
+) -> None:
+    problem = refused(client.get(KEYS.replace("orders", "plain")), 409, "not-ordered")
+    assert "dataloader queue set plain --ordered" in problem["detail"]
+    refused(client.get(f"{KEYS}?after=YQBi"), 400, "invalid-input", "/after")
+    refused(client.get(f"{KEYS}?limit=201"), 400, "invalid-input", "/limit")
+    refused(client.get(f"{KEYS}?color=red"), 400, "invalid-input", "/color")
+
+
+def test_secrets_in_a_key_are_masked(client: FlaskClient, orders: db.Connection) -> None:
+    put(orders, "postgresql://u:s3cret-canary@h/db")
+    answer = client.get(KEYS)
+    assert "postgresql://" in answer.text
+    assert "s3cret-canary" not in answer.text
+
+
+def test_the_figures_and_the_metrics_count_keys(client: FlaskClient, orders: db.Connection) -> None:
+    put(orders, "k", queue="plain")
+    figures = asked(client, "/api/v1/stats", responses.Overview)
+    assert {queue["queue"]: queue["keys"] for queue in figures["queues"]} == {"orders": 3, "plain": None}
+    assert figures["total"]["keys"] == 3
+    metrics = client.get("/metrics").text
+    assert 'dl_queue_keys{queue="orders"} 3.0' in metrics
+    assert 'dl_queue_keys{queue="plain"}' not in metrics
+
+
+def test_too_many_dead_jobs_are_not_sorted_by_key(
+    client: FlaskClient, orders: db.Connection, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
+    by_key = client.get("/api/v1/jobs?queue=orders&status=dead&sort=key").get_json()["jobs"]
+    assert [job["lock_key"] for job in by_key] == ["order-7"] * 3 + ["order-8", "order/9 ü?#"]
+    monkeypatch.setattr(stats, "SORTED", 4)
+    problem = refused(client.get("/api/v1/jobs?status=dead&sort=key"), 400, "invalid-input", "/sort")
+    assert "since and until" in problem["detail"]
+    assert client.get("/api/v1/jobs?status=dead").status_code == 200
+    page = client.get("/jobs?status=dead&sort=key")
+    assert (page.status_code, "since and until" in page.text) == (400, True)
+
+
+def page_of(client: FlaskClient, path: str, **query: str) -> str:
+    answer = client.get(path, query_string=query)
+    assert answer.status_code == 200, answer.text
+    return " ".join(answer.text.split())
+
+
+def test_the_page_of_a_key_shows_its_jobs_in_their_order_and_what_holds_it(
+    client: FlaskClient, orders: db.Connection
+) -> None:
+    page = page_of(client, "/key", queue="orders", lock_key="order-7")
+    assert [page.index(f"version {score}") for score in (1, 2, 3)] == sorted(
+        page.index(f"version {score}") for score in (1, 2, 3)
+    )
+    assert "No worker serves the queue orders" in page
+    assert "3 jobs, in the order in which they start" in page
+    assert "No job of this key is dead." in page
+    page = page_of(client, "/key", queue="orders", lock_key="order-8")
+    assert "Its time has not come: it is due in" in page
+    assert "No job of this key waits" in page_of(client, "/key", queue="orders", lock_key="nobody's")
+
+
+def test_a_dead_job_that_holds_its_key_is_linked_from_the_page(client: FlaskClient, orders: db.Connection) -> None:
+    operations.set_order(orders, "orders", "test", on_dead="hold")
+    (dead,) = (
+        orders.execute(
+            "UPDATE dl_jobs SET status = 'failed', finished_at = now(), error = 'ValueError: no' WHERE score = 1"
+            " AND lock_key = 'order-7' RETURNING job_id"
+        ).fetchone()
+        or ()
+    )
+    page = page_of(client, "/key", queue="orders", lock_key="order-7")
+    assert f"held by the dead job {dead}" in page
+    assert page.count(f'href="/jobs/{dead}"') == 2
+    assert "ValueError: no" in page
+
+
+@pytest.mark.parametrize(
+    "name", ["order/9 ü?#", "<script>alert(1)</script>", "a&b=c%2F", "'\"", "\u202eline\nbreak", ""]
+)
+def test_a_key_of_any_name_is_found_from_the_queue_and_from_its_job(
+    client: FlaskClient, orders: db.Connection, name: str
+) -> None:
+    job_id = put(orders, "x")
+    orders.execute("UPDATE dl_jobs SET lock_key = %s WHERE lock_key = 'x'", (name,))
+    for path in ("/queues/orders", "/keys?queue=orders", f"/jobs/{job_id}"):
+        page = client.get(path).text
+        links = [urlsplit(unescape(link)) for link in re.findall('href="(/key[?][^"]*)"', page)]
+        assert {"queue": ["orders"], "lock_key": [name]} in [parse_qs(link.query, True) for link in links], path
+        assert "<script>alert" not in page
+    page = client.get("/key", query_string={"queue": "orders", "lock_key": name})
+    assert (page.status_code, "<script>alert" in page.text) == (200, False)
+    assert f'href="/jobs/{job_id}"' in page.text
+
+
+def test_keys_and_jobs_are_paged_on_the_dashboard(
+    client: FlaskClient, orders: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "SHOWN", 2)
+    for path in ("/keys?queue=orders", "/key?queue=orders&lock_key=order-7"):
+        first = client.get(path).text
+        following = unescape(re.search('rel="next" href="([^"]+)"', first)[1])
+        second = client.get(following).text
+        assert 'rel="next"' not in second
+        assert unescape(re.search('rel="first" href="([^"]+)"', second)[1]) == path
+        ids = [set(re.findall('href="/jobs/([0-9a-f-]{36})" title', page)) for page in (first, second)]
+        assert ([len(found) for found in ids], ids[0] & ids[1]) == ([2, 1], set())
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/key?queue=plain&lock_key=k", 409, "the queue plain is not ordered"),
+        ("/keys?queue=plain", 409, "the queue plain is not ordered"),
+        ("/keys", 400, "should name a queue"),
+        ("/key?queue=orders", 400, "should name a lock key"),
+        ("/key?queue=orders&lock_key=%00", 400, "NUL"),
+        ("/keys?queue=orders&after=YQBi", 400, "cursor"),
+        ("/key?queue=orders&lock_key=order-7&after=YQBi", 400, "cursor"),
+    ],
+)
+def test_what_no_page_can_show_is_said_on_it(
+    client: FlaskClient, orders: db.Connection, path: str, status: int, words: str
+) -> None:
+    answer = client.get(path)
+    assert (answer.status_code, words in answer.text) == (status, True)
+
+
+def test_secrets_in_keys_and_arguments_are_masked_on_pages(client: FlaskClient, orders: db.Connection) -> None:
+    put(orders, "postgresql://u:s3cret-canary@h/db", args={"password": "s3cret-canary"})
+    put(orders, "order-7", score=0.0, args={"password": "s3cret-canary", "region": "north"})
+    for path in ("/keys?queue=orders", "/queues/orders", "/key?queue=orders&lock_key=order-7"):
+        page = client.get(path).text
+        assert "s3cret-canary" not in page
+    assert "region north" in page
+
+
+def test_the_pages_of_a_plain_queue_have_no_keys(client: FlaskClient, orders: db.Connection) -> None:
+    job_id = put(orders, "k", queue="plain")
+    assert "/key" not in client.get("/queues/plain").text
+    assert "/key?" not in client.get(f"/jobs/{job_id}").text
+    overview = " ".join(client.get("/").text.split())
+    assert '<a href="/keys?queue=orders">3 keys</a>' in overview
+    assert "keys?queue=plain" not in overview
+
+
+ORDER = {"merge_limit": "1000", "batch": "", "on_dead": "continue"}
+
+
+def test_the_page_of_a_queue_sets_its_order(client: FlaskClient, orders: db.Connection) -> None:
+    form = ORDER | {"ordered": "on", "merge": "on", "merge_limit": "50", "batch": "10", "on_dead": "hold"}
+    assert "changed on all hosts" in client.post("/queues/orders/order", data=form).text
+    found = operations.settings(orders, "orders")
+    assert [found[name] for name in operations.ORDER] == [True, True, 50, 10, "hold"]
+    assert "is so already" in client.post("/queues/orders/order", data=form).text
+    page = page_of(client, "/queues/orders")
+    assert 'name="merge" checked' in page
+    assert 'name="batch" min="1" max="1000" value="10"' in page
+    assert client.post("/queues/orders/order", data=ORDER).status_code == 200
+    assert operations.settings(orders, "orders")["ordered"] is False
+    assert "No queue of this name" in client.post("/queues/new/order", data=ORDER | {"ordered": "on"}).text
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "words"),
+    [
+        ({"merge": "on"}, 409, "should be ordered as well"),
+        ({"merge_limit": "0"}, 400, "jobs of a key in one delivery should be a number"),
+        ({"merge_limit": "1e3"}, 400, "from 1 to 1,000"),
+        ({"batch": "99999999999999999999"}, 400, "The most keys in one call"),
+        ({"batch": "١"}, 400, "The most keys in one call"),
+        ({"on_dead": "die"}, 400, "continue, or hold"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused_in_a_sentence(
+    client: FlaskClient, orders: db.Connection, form: dict[str, str], status: int, words: str
+) -> None:
+    before = operations.settings(orders, "orders")
+    answer = client.post("/queues/orders/order", data=ORDER | form, headers={"HX-Request": "true"})
+    assert (answer.status_code, words in answer.text) == (status, True), answer.text
+    assert operations.settings(orders, "orders") == before
+
+
+def test_the_order_is_set_from_our_own_page_and_this_machine_alone(client: FlaskClient, orders: db.Connection) -> None:
+    before = operations.settings(orders, "orders")
+    afar = {"environ_base": {"REMOTE_ADDR": "10.0.0.7"}}
+    assert client.post("/queues/orders/order", data=ORDER, **afar).status_code == 403
+    elsewhere = {"Origin": "https://evil.example"}
+    assert client.post("/queues/orders/order", data=ORDER, headers=elsewhere).status_code == 403
+    assert operations.settings(orders, "orders") == before
+    assert "fieldset" not in client.get("/queues/orders", **afar).text

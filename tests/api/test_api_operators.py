@@ -13,6 +13,7 @@ from flask.testing import FlaskClient
 
 from dataloader.api.server import audit
 from dataloader.api.v1 import responses
+from dataloader.api.web.endpoint import OF_QUEUE
 from dataloader.queue import db, enqueue, stats
 
 TOKEN = "dl_" + "a" * 43
@@ -231,6 +232,19 @@ def test_a_queue_whose_name_no_path_can_hold(client: FlaskClient, queue: str) ->
     (shown,) = client.get("/api/v1/queues").get_json()["queues"]
     assert shown["paused_at"] is None
     assert client.post(f"{path}/pause?name=other").status_code == 400
+
+
+def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> None:
+    """Neither the address of a change for the name of a queue. One that ends as an address does stands in the query."""
+    rules = [str(rule) for rule in client.application.url_map.iter_rules()]
+    behind = {rule.rpartition("/")[2] for rule in rules if rule.startswith("/api/v1/queues/<anything:queue>/")}
+    assert behind == set(OF_QUEUE)
+    for verb in OF_QUEUE:
+        allowed = client.patch(f"/api/v1/queues/a/{verb}").headers["Allow"].split(", ")
+        assert len(set(allowed) - {"OPTIONS", "HEAD"}) == 1, verb
+        name = f"a/{verb}"
+        assert client.put(f"/api/v1/queues/-?name={quote(name, safe='')}", json={"ordered": True}).json["queue"] == name
+    assert client.put("/api/v1/queues/pause", json={"ordered": True}).json["queue"] == "pause"
 
 
 def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:

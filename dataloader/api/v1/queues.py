@@ -74,7 +74,7 @@ def limit_queue(queue: str, body: requests.QueueLimit) -> dict[str, Any]:
     return answer
 
 
-@blueprint.put("/<anything:queue>")
+@blueprint.put("/<queue:queue>")
 @auth.require("operate")
 @operation("queues", responses.QueueState, body=requests.QueueOrder, query=requests.OfQueue)
 def set_queue(queue: str, body: requests.QueueOrder) -> dict[str, Any]:

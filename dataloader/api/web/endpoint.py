@@ -28,6 +28,7 @@ from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 View = Callable[..., ResponseReturnValue]
 T = TypeVar("T")
 JSON = "application/json"
+OF_QUEUE = ("pause", "resume", "limit", "keys", "requeue-dead", "delete-dead", "run-all")  # addresses behind its name
 QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
@@ -50,7 +51,13 @@ class JobId(BaseConverter):
     regex = "(?!(?:trigger|batch)$)[^/]+"
 
 
-CONVERTERS = {"anything": Anything, "job": JobId}
+class Queue(Anything):
+    """The end of a queue's path: any text that is no other address below /queues."""
+
+    regex = rf"(?![\s\S]*/(?:{'|'.join(OF_QUEUE)})$)[\s\S]*?"
+
+
+CONVERTERS = {"anything": Anything, "job": JobId, "queue": Queue}
 
 
 @dataclass(frozen=True, slots=True)

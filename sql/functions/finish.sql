@@ -37,7 +37,9 @@ DECLARE
 BEGIN
   FOREACH pause IN ARRAY ARRAY[0.001, 0.005, 0.025, 0] LOOP
     WITH free AS MATERIALIZED (
-      SELECT e.*, its_row.at
+      SELECT e.*, its_row.at,  -- wait_sec: until it runs again; null: it does not
+             CASE verb WHEN 'retry' THEN coalesce(delay_sec, dl_retry_delay(e.attempt))
+                       WHEN 'hand_back' THEN coalesce(delay_sec, 0) WHEN 'restart' THEN 0 END AS wait_sec
         FROM unnest(p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts)
                AS e (job_id, attempt, verb, error, delay_sec, progress, facts)
        CROSS JOIN LATERAL (
@@ -52,14 +54,9 @@ BEGIN
              -- A job that joined a key of more attempts than it may have keeps its last one.
              attempt = CASE verb WHEN 'hand_back' THEN least(j.attempt, greatest(max_attempts, 1)) - 1
                                  WHEN 'restart' THEN 0 ELSE j.attempt END,
-             blocked_on = CASE WHEN verb IN ('retry', 'hand_back') AND NOT cancel_requested
-                                AND coalesce(delay_sec, CASE verb WHEN 'retry' THEN dl_retry_delay(j.attempt) END) > 0
-                               THEN 'time' END,
-             available_at = CASE verb
-                              WHEN 'retry' THEN now() + make_interval(secs => coalesce(delay_sec, dl_retry_delay(j.attempt)))
-                              WHEN 'hand_back' THEN now() + make_interval(secs => coalesce(delay_sec, 0))
-                              WHEN 'restart' THEN now() ELSE available_at END,
-             finished_at = CASE WHEN cancel_requested OR verb NOT IN ('retry', 'hand_back', 'restart') THEN now() END,
+             blocked_on = CASE WHEN wait_sec > 0 AND NOT cancel_requested THEN 'time' END,
+             available_at = coalesce(now() + make_interval(secs => wait_sec), available_at),
+             finished_at = CASE WHEN cancel_requested OR wait_sec IS NULL THEN now() END,
              lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
              progress = coalesce(e.progress::jsonb, j.progress),
              error = CASE verb WHEN 'hand_back' THEN j.error
@@ -68,8 +65,7 @@ BEGIN
                                ELSE e.error END
         FROM free e WHERE j.ctid = e.at AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
       RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, facts,
-                CASE WHEN verb = 'retry' AND status = 'queued' THEN extract(epoch FROM available_at - now())::float8 END
-                  AS delay_sec,
+                CASE WHEN verb = 'retry' AND status = 'queued' THEN wait_sec END AS delay_sec,
                 CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
     journal AS (
       INSERT INTO dl_job_events (job_id, queue, kind, payload)

@@ -14,6 +14,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from dataloader.api.web.endpoint import OF_QUEUE, QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
@@ -116,10 +117,13 @@ class FarmEvents(Query):
 class OfQueue(Query):
     """The body of an order to one queue."""
 
-    name: Literal[".", ".."] | None = Field(
+    name: str | None = Field(
         default=None,
-        description="the queue, for the two names that no path can hold, and that clients and proxies take out of it;"
-        " the path has any other part in their place, such as `-`",
+        pattern=rf"^(\.|\.\.|.+/({'|'.join(OF_QUEUE)}))$",
+        max_length=QUEUE_LIMIT,
+        description="the queue, for the names that no path can hold: `.` and `..`, which clients and proxies take out"
+        " of it, and names that end as another address does, such as `a/pause`; the path has any other part in their"
+        " place, such as `-`",
     )
 
 

@@ -2,9 +2,9 @@
 
 Each case is a schema of its own with 1,000 claimable jobs and, beside them, more claimable jobs, jobs for next week,
 finished jobs, jobs of busy keys in front, or rows in front that an open transaction has locked. One case has just seen
-200 jobs claimed and handed back; one has a few jobs only, in a table that nobody has analysed. Claims that meet jobs
-of a busy key first park them, many at a time; the time of these claims is a line of its own. Then the bench vacuums
-their table.
+200 jobs claimed and handed back; one has a few jobs only, in a table that nobody has analysed. One is an ordered queue
+with a key whose first job waits for its retry, against an ordered queue without it. Claims that meet jobs of a busy key
+first park them, many at a time; the time of these claims is a line of its own. Then the bench vacuums their table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from psycopg import sql
 from dataloader.bench.line import Line, Must, median, percentile
 from dataloader.bench.place import SQL, BenchError, Place, add, seed
 from dataloader.farm.batch import Bookmark
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Finish
 
 SAMPLES = 200
@@ -37,7 +37,10 @@ _MUST = Must(most=1.2, aim=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`rows` further rows of a kind, beside those of the base; `busy`: their keys have running jobs."""
+    """`rows` further rows of a kind, beside those of the base; `busy`: their keys have running jobs.
+
+    `is_ordered`: in an ordered queue, where the first of these rows has failed.
+    """
 
     name: str
     rows: int
@@ -46,9 +49,19 @@ class Case:
     is_locked: bool = False
     hand_backs: int = 0
     is_analysed: bool = True
+    is_ordered: bool = False
+
+    @property
+    def base(self) -> Case:
+        """The case without further rows."""
+        return BASE_ORDERED if self.is_ordered else BASE
 
 
 BASE = Case("base", 0)
+BASE_ORDERED = Case("base, ordered", 0, is_ordered=True)
+FAILING = Case(
+    "100,000 behind a failing head", OF_ONE_KEY, {"key": "failing", "keys": 1, "age_sec": _HOUR_SEC}, is_ordered=True
+)
 ONE_KEY = Case("100,000 of one busy key", OF_ONE_KEY, {"keys": 1, "age_sec": _HOUR_SEC}, busy=1)
 CASES = (
     Case("100,000 ready", 100_000, {"age_sec": -_HOUR_SEC}),
@@ -60,6 +73,7 @@ CASES = (
     Case("just after 200 hand-backs", 0, hand_backs=200),
     Case("few rows, not analysed", 0, is_analysed=False),
     ONE_KEY,
+    FAILING,
 )
 
 
@@ -108,6 +122,11 @@ class Claimer:
             ends = [lifecycle.Ended(job, Finish("hand_back", "bench")) for job in jobs]
             lifecycle.finish_some(self.conn, self.session.worker, ends)
 
+    def fail_first(self) -> None:
+        """Claim the first job of the case's rows, if there are any; it fails, and waits for its retry."""
+        if self._case.rows and (job := lifecycle.step(self.session, ["bench"], BACKOFF_SEC, 1).job):
+            lifecycle.finish(self.conn, job, Finish("retry", "bench", _WEEK_SEC))
+
     def buffers(self) -> int:
         """Pages that one claim reads, by EXPLAIN; the claim is rolled back."""
         ends = dict.fromkeys(("job_ids", "attempts", "verbs", "errors", "delays_sec", "progress", "facts"))
@@ -135,6 +154,7 @@ def measure(place: Place) -> Iterator[Line]:
         claimers = _claimers(place, stack)
         first = {name: claimer.until_claimed() for name, claimer in claimers.items()}
         before = _before_vacuum(claimers[ONE_KEY.name])
+        _before_vacuum(claimers[FAILING.name])
         _lock_heads(place, stack)
         pages = {name: claimer.buffers() for name, claimer in claimers.items()}
         times = _times(place, claimers, place.wish.scaled(SAMPLES, least=10))
@@ -168,19 +188,19 @@ def _before_vacuum(claimer: Claimer) -> list[float]:
 
 def _line(place: Place, case: Case, times: dict[str, list[list[float]]], pages: dict[str, int]) -> Line:
     rows = place.wish.scaled(case.rows) if case.rows else 0
-    facts: dict[str, Any] = {"rows": rows, "pages": pages[case.name], "pages_base": pages[BASE.name]}
+    facts: dict[str, Any] = {"rows": rows, "pages": pages[case.name], "pages_base": pages[case.base.name]}
     facts |= {f"p{percent}_ms": _over_rounds(times[case.name], percent) for percent in (50, 90, 99)}
-    ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, BASE.name))
-    note = f"pages {pages[case.name]}, among {CLAIMABLE:,} jobs {pages[BASE.name]}"
+    ours, bare = ([percentile(sample, 50) for sample in times[name]] for name in (case.name, case.base.name))
+    note = f"pages {pages[case.name]}, among {CLAIMABLE:,} jobs {pages[case.base.name]}"
     name = case.name if rows == case.rows else f"{case.name} (here {rows:,})"
     return Line("claim", name, "ms", ours, bare, _MUST, note, facts)
 
 
 def _claimers(place: Place, stack: ExitStack) -> dict[str, Claimer]:
-    """A session on each case, the base first."""
+    """A session on each case, the bases first."""
     claimers = {}
-    with place.steps("claim: rows", len(CASES) + 1) as step:
-        for case in (BASE, *CASES):
+    with place.steps("claim: rows", len(CASES) + 2) as step:
+        for case in (BASE, BASE_ORDERED, *CASES):
             claimers[case.name] = _claimer(place, stack, case)
             step()
     return claimers
@@ -210,6 +230,9 @@ def _claimer(place: Place, stack: ExitStack, case: Case) -> Claimer:
         add(conn, place.wish.scaled(SAMPLES, least=10) + FEW)
     claimer = Claimer(conn, _schema(case), case)
     claimer.hand_back()
+    if case.is_ordered:
+        operations.set_order(conn, "bench", "bench", ordered=True)
+        claimer.fail_first()
     return claimer
 
 

@@ -193,8 +193,8 @@ def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
     dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
     elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
     conn.execute("UPDATE dl_jobs SET finished_at = now()")
-    assert [operations.requeue_dead(conn, "q", BY, limit=2), operations.delete_dead(conn, "q", BY, limit=2)] == [2, 2]
-    assert [operations.delete_dead(conn, "q", BY, limit=2), operations.delete_dead(conn, "q", BY, limit=2)] == [1, 0]
+    steps = (operations.requeue_dead, *[operations.delete_dead] * 3)
+    assert [step(conn, "q", BY, limit=2).changed for step in steps] == [2, 2, 1, 0]
     left = {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
     assert len(left & set(dead)) == 2
     assert {elsewhere, fine} < left
@@ -205,16 +205,106 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
     for _ in range(3):
         plain(conn, in_sec=60)
     plain(conn, queue="other", in_sec=60)
-    assert [
-        operations.run_all(conn, "q", BY, limit=2),
-        operations.run_all(conn, "q", BY),
-        operations.run_all(conn, "q", BY),
-    ] == [
-        2,
-        1,
-        0,
-    ]
+    assert [operations.run_all(conn, "q", BY, limit).changed for limit in (2, 1_000, 1_000)] == [2, 1, 0]
     assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
+
+
+def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: db.Connection, worker: Worker) -> None:
+    tried, told = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
+    fresh, running, elsewhere = plain(conn), plain(conn, priority=1), plain(conn, queue="other", attempt=1)
+    assert worker.take().job_id == running
+    assert operations.kill_retries(conn, "q", BY) == (2, None)
+    assert [state(conn, job_id)[0] for job_id in (fresh, running, elsewhere)] == ["queued", "running", "queued"]
+    found = row(conn, tried)
+    assert (found["status"], found["attempt"], found["error"], found["blocked_on"]) == ("failed", 2, "no route", None)
+    assert found["finished_at"] is not None
+    assert journal(conn, tried)[-1] == ("failed", {"attempt": 2, "by": BY, "reason": "killed by hand"})
+    assert kinds(conn, tried).count("failed") == 1
+    assert row(conn, told)["error"] == f"killed by {BY}"
+    assert operations.requeue_dead(conn, "q", BY).changed == 2
+    assert state(conn, tried) == ("queued", 0)
+
+
+GROUPS = {
+    "run_all": (operations.run_all, {"in_sec": 60}),
+    "kill_retries": (operations.kill_retries, {"attempt": 1}),
+    "requeue_dead": (operations.requeue_dead, {"status": "failed", "error": "no route to host"}),
+    "delete_dead": (operations.delete_dead, {"status": "lost", "error": "no route to host"}),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize(
+    "only", [{"task": "a"}, {"lock_key": "a"}, {"partition_key": "a"}, {"task": "a", "lock_key": "a"}]
+)
+def test_a_filter_is_for_what_passes_it(conn: db.Connection, name: str, only: dict[str, str]) -> None:
+    change, group = GROUPS[name]
+    fits = plain(conn, **group, **only)
+    others = {plain(conn, **group, **{field: "b"}) for field in ("task", "lock_key", "partition_key")}
+    others.add(plain(conn, **{field: "a" for field in only}))  # not one of the group
+    before = {job_id: row(conn, job_id) for job_id in others}
+    assert change(conn, "q", BY, only=operations.Filter(**only)) == (1, None)
+    now = {"now": value(conn, "SELECT now()")}
+    assert {job_id: row(conn, job_id) | now for job_id in others} == {
+        job_id: was | now for job_id, was in before.items()
+    }
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if name == "delete_dead" else 5)
+    assert name == "delete_dead" or row(conn, fits)["journaled"] > 0
+
+
+def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection) -> None:
+    for error in ("100% of disk", "1000 of disk", None):
+        plain(conn, status="failed", error=error)
+    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error="0% o")).changed == 1
+    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error="_00")).changed == 0
+    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error=" of disk")).changed == 1
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_call_looks_at_some_and_says_how_far_it_came(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each step begins behind the one before, also where many rows have one time."""
+    change, group = GROUPS[name]
+    monkeypatch.setattr(operations, "SCAN", 3)
+    with conn.transaction():
+        for number in range(10):
+            plain(conn, **group, task="a" if number in (7, 8) else "b")
+    only, after, steps = operations.Filter(task="a"), None, []
+    while True:
+        changed, after = change(conn, "q", BY, only=only, after=after)
+        steps.append(changed)
+        if after is None:
+            break
+    assert (sum(steps), len(steps)) == (2, 4)
+    after, steps = None, []
+    while True:
+        changed, after = change(conn, "q", BY, limit=3, after=after)
+        steps.append(changed)
+        if after is None:
+            break
+    assert steps == [3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "after", ["", "x", "bnVsbA", "W10", "WyIxIiwgIjIiXQ", "WzEsIDJd", "WyJub3ciLCAi4oKsIl0", "\0", "\udcff"]
+)
+def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> None:
+    plain(conn, status="failed")
+    with pytest.raises(ValueError, match="after should be the `next`"):
+        operations.delete_dead(conn, "q", BY, after=after)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_rows_of_a_group_that_others_have_locked_stay(conn: db.Connection, worker: Worker, name: str) -> None:
+    change, group = GROUPS[name]
+    held, _ = plain(conn, **group), plain(conn, **group)
+    conn.execute("SET lock_timeout = '2s'")
+    with worker.conn.transaction():
+        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+        assert change(conn, "q", BY).changed == 1
+    assert change(conn, "q", BY).changed == 1
 
 
 @pytest.mark.parametrize("change", [operations.cancel, operations.requeue, operations.run_now, operations.delete])

@@ -123,17 +123,19 @@ DELETE FROM dl_jobs
 RETURNING job_id;
 
 -- name: kill
--- queued -> failed: what was tried and waits for its next attempt. The trigger makes the next row of the key ready.
+-- queued -> failed: what was tried and waits for its next attempt; with a requested cancellation queued -> canceled. The
+-- trigger makes the next row of the key ready.
 WITH killed AS (
-  UPDATE dl_jobs SET status = 'failed', finished_at = now(), blocked_on = NULL, journaled = journaled + 1,
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
+         finished_at = now(), blocked_on = NULL, journaled = journaled + 1,
          error = coalesce(error, 'killed by ' || %(by)s::text)
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                               ORDER BY job_id FOR NO KEY UPDATE))
      AND status = 'queued' AND attempt > 0
-  RETURNING job_id, queue, attempt),
+  RETURNING job_id, queue, status, attempt),
 journal AS (
   INSERT INTO dl_job_events (job_id, queue, kind, payload)
-  SELECT job_id, queue, 'failed',
+  SELECT job_id, queue, status::text,
          jsonb_build_object('attempt', attempt, 'by', %(by)s::text, 'reason', 'killed by hand') FROM killed)
 SELECT job_id FROM killed;
 

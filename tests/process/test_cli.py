@@ -252,7 +252,7 @@ def test_a_queue_is_moved_and_the_command_says_what_is_left_to_do(ask: Ask) -> N
         f"1 jobs of {old} are jobs of {new} now. {old} stays paused; jobs that producers still"
     )
     assert f"dataloader queue move '{old}' {new}" in told.stdout
-    assert answer(ask("job", job_id, "--json"))["queue"] == new
+    assert answer(ask("status", job_id))["queue"] == new
     assert answer(ask("queue", "move", old, new, "--json")) == {"queue": old, "to": new, "moved": 0}
     refused = ask("queue", "move", old, old)
     assert (refused.exit_code, "would be moved to itself" in refused.stderr) == (1, True)
@@ -275,7 +275,7 @@ def test_the_jobs_of_a_queue_are_changed_by_filter(ask: Ask, farm: Farm) -> None
     assert f"Delete all failed and lost jobs of {queue} that pass the filter" in asked.stderr
     assert asked.stdout == f"{queue}: 2 jobs deleted\n"
     assert ask("run-now", "--all", queue, "--lock-key", "none").stdout == f"{queue}: 0 jobs due now\n"
-    assert answer(ask("job", jobs[0], "--json"))["status"] == "queued"
+    assert answer(ask("status", jobs[0]))["status"] == "queued"
 
 
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:

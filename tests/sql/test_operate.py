@@ -252,6 +252,14 @@ def test_a_filter_is_for_what_passes_it(conn: db.Connection, name: str, only: di
     assert name == "delete_dead" or row(conn, fits)["journaled"] > 0
 
 
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_does_not_pass_takes_nobodys_place(conn: db.Connection, name: str) -> None:
+    change, group = GROUPS[name]
+    for task in "bba":
+        plain(conn, **group, task=task)
+    assert change(conn, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 1
+
+
 def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection) -> None:
     for error in ("100% of disk", "1000 of disk", None):
         plain(conn, status="failed", error=error)

@@ -152,6 +152,10 @@ SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
      WHERE looked_at.passes AND dl_jobs.job_id = looked_at.job_id AND {still} FOR UPDATE SKIP LOCKED) got ON true
  ORDER BY looked_at.nth;
 
+-- name: plans
+-- For `chosen` and the looks of a move: along an index, whatever the statistics say; only rows with one time are sorted.
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
+
 -- name: passes
 -- Whether a row passes the filter, in the place of {passes}; null is no filter.
 (%(task)s::text IS NULL OR task = %(task)s) AND (%(lock_key)s::text IS NULL OR lock_key = %(lock_key)s)

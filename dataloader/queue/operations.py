@@ -372,6 +372,7 @@ def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
         said = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
         if any(each["paused_at"] is None for each in said):
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
+        conn.execute(_SQL["plans"])
         for kind in ("running", "queued", "dead"):
             found = conn.execute(_SQL[f"{kind}_to_move"], {"from": source, "limit": limit}).fetchall()
             if found:
@@ -405,6 +406,7 @@ def _change_next(
     parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
     try:
         with _transaction(conn):
+            conn.execute(_SQL["plans"])
             found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
             job_ids = [row[0] for row in found if row[0]]
             changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
+from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
 
 from dataloader.queue import db, lifecycle, operations, stats, waiting
 from dataloader.queue.enqueue import NewJob, QueueFull, require_room
@@ -302,6 +304,37 @@ def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> Non
     with pytest.raises(ValueError, match="after should be the `next`"):
         operations.delete_dead(conn, "q", BY, after=after)
     assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
+
+
+@pytest.mark.parametrize("group", ["dead", "not_due", "retried"])
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_filter_reads_along_an_index_and_only_so_far(conn: db.Connection, group: str, is_analyzed: bool) -> None:
+    """With statistics of a table full of such rows the planner would rather read and sort all of them."""
+    with quietly(conn):
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, blocked_on, available_at, created_at,"
+            "                     finished_at)"
+            "SELECT gen_random_uuid(), 'q', 't', i::text, (ARRAY['failed', 'queued'])[1 + i % 2]::dl_status, 1, 'time',"
+            "       at, at, at FROM (SELECT i, now() + i * interval '1 s' AS at FROM generate_series(1, 20000) i) rows"
+        )
+    if is_analyzed:
+        conn.execute("ANALYZE dl_jobs")
+    given = {"task": "none", "lock_key": None, "partition_key": None, "error": None, "queue": "q"}
+    given |= {"after": operations._GROUPS[group], "limit": 1_000, "scan": 200}
+    explain = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) "
+    with conn.transaction():
+        conn.execute(operations._SQL["plans"])
+        row = conn.execute(explain + operations._CHOSEN[group], given).fetchone()
+    assert row is not None
+    assert "Seq Scan" not in json.dumps(row[0])
+    assert max(returned(row[0][0]["Plan"])) < 1_000
+
+
+def returned(node: dict[str, Any]) -> Iterator[float]:
+    """How many rows each node of a plan returned, in all its loops."""
+    yield node["Actual Rows"] * node["Actual Loops"]
+    for below in node.get("Plans", ()):
+        yield from returned(below)
 
 
 @pytest.mark.parametrize("name", GROUPS)

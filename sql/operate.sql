@@ -209,7 +209,7 @@ SELECT l.virtualtransaction, l.pid, a.application_name
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'relation' AND l.relation = 'dl_queues'::regclass AND l.mode = 'AccessShareLock'
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-   AND l.pid <> pg_backend_pid() AND a.backend_xmin IS NOT NULL AND coalesce(a.state, '') NOT LIKE 'idle%%'
+   AND a.backend_xmin IS NOT NULL AND coalesce(a.state, '') NOT LIKE 'idle%%'
    AND (%(transactions)s::text[] IS NULL OR l.virtualtransaction = ANY (%(transactions)s));
 
 -- name: running_to_move

@@ -1429,7 +1429,6 @@ MUTANTS: list[Mutant] = [
         ("sees none of before", " OR l.virtualtransaction = ANY (%(transactions)s)"),
         ("only with an xid", "a.backend_xmin IS NOT NULL", "a.backend_xid IS NOT NULL"),
         ("waits for transactions that do nothing", " AND coalesce(a.state, '') NOT LIKE 'idle%%'"),
-        ("waits for itself", "   AND l.pid <> pg_backend_pid()", "   AND true"),
         ("blind for other roles", "coalesce(a.state, '') NOT LIKE", "a.state NOT LIKE"),
     ),
     *_in(

@@ -315,7 +315,8 @@ def test_a_filter_reads_along_an_index_and_only_so_far(conn: db.Connection, grou
             "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, blocked_on, available_at, created_at,"
             "                     finished_at)"
             "SELECT gen_random_uuid(), 'q', 't', i::text, (ARRAY['failed', 'queued'])[1 + i % 2]::dl_status, 1, 'time',"
-            "       now(), at, at FROM (SELECT i, now() + i * interval '1 s' AS at FROM generate_series(1, 20000) i) rows"
+            "       now(), at, at"
+            "  FROM (SELECT i, now() + i * interval '1 s' AS at FROM generate_series(1, 20000) i) rows"
         )
     if is_analyzed:
         conn.execute("ANALYZE dl_jobs")

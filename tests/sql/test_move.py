@@ -148,9 +148,9 @@ def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, worke
     order(conn, merge=True)
     worker, other = workers(), workers()
     jobs = [enqueue(conn, lock_key="k", max_attempts=1) for _ in range(3)]
-    others = [enqueue(conn, lock_key=f"l{number}") for number in range(2)]
+    others = [enqueue(conn, lock_key=key) for key in ("a", "l")]
     assert set(ids(step(worker, "q"))) == {*jobs, *others}
-    assert move(conn, limit=2) == [3, 2, 0]
+    assert move(conn, limit=2) == [1, 3, 1, 0]
     lifecycle.settle(conn, worker.name, "crash", "killed", running=jobs)
     assert [state(conn, job_id) for job_id in jobs] == [("lost", 1), ("queued", 0), ("queued", 0)]
     later = enqueue(conn, queue="to", lock_key="k")

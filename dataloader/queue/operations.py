@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -72,6 +73,7 @@ _NO_PLACE = "after should be the `next` of the answer before"
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
 CLAIMS_SEC = 5.0  # how long a move waits for claims that began before the pause; a claim takes about 1 s at most
+_NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
 _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
@@ -284,9 +286,11 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes on,
     unless somebody else has paused it; `source` stays paused. A repeated call completes what was interrupted, and moves
     what was added to `source` since. Raises Contradiction, having changed nothing, for an unknown `source`, a `target`
-    that says another order, and beside another move of one of the queues; Busy, with both queues paused, where other
-    sessions are in the way.
+    that no producer can name or that says another order, and beside another move of one of the queues; Busy, with both
+    queues paused, where other sessions are in the way.
     """
+    if not _NAME.fullmatch(target):
+        raise Contradiction("the other queue's name should have 1 to 128 characters, none of them a control character")
     if source == target:
         raise Contradiction(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:

@@ -325,7 +325,8 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
 @pytest.mark.parametrize(
     ("queue", "body", "pointer"),
     [("orders", {}, "/to"), ("orders", {"to": ""}, "/to"), ("orders", {"to": "x" * 129}, "/to"),
-     ("orders", {"to": "\0"}, "/to"), ("orders", {"to": "new", "force": True}, "/force"),
+     ("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"),
+     ("orders", {"to": "new", "force": True}, "/force"),
      ("orders", {"to": "orders"}, "/to"), ("nobody", {"to": "new"}, "/to"), ("orders", {"to": "plain"}, "/to")],
 )  # fmt: skip
 def test_a_move_is_checked_and_changes_nothing(

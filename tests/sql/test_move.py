@@ -37,6 +37,7 @@ def move(conn: db.Connection, source: str = "q", target: str = "to", limit: int 
     while not is_done:
         moved, is_done = operations.move(conn, source, target, BY, limit)
         steps.append(moved)
+        assert len(steps) < 200, "the move does not end"
     return steps
 
 

@@ -1463,9 +1463,14 @@ MUTANTS: list[Mutant] = [
         ),
         ("running rows left", "'queued', 'running', 'failed', 'lost');", "'queued', 'failed', 'lost');"),
         ("dead rows left", "'queued', 'running', 'failed', 'lost');", "'queued', 'running');"),
-        ("what has ended", " AND status IN ('queued', 'running', 'failed', 'lost');", ";"),
+        ("what has ended", " AND status IN ('queued', 'running', 'failed', 'lost');", ";", WITHIN),
         ("a place of what has ended", "CASE WHEN status IN ('queued', 'running') THEN (", "CASE WHEN true THEN ("),
-        ("due at once", "WHEN available_at > now() THEN 'time'\n", "WHEN false THEN 'time'\n"),
+        (
+            "due at once",
+            "WHEN available_at > now() THEN 'time'\n",
+            "WHEN false THEN 'time'\n",
+            "the trigger says so at the commit",
+        ),
     ),
     *_in(
         OPERATE,

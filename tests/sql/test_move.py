@@ -298,6 +298,7 @@ def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
     conn: db.Connection, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
+    conn.execute("SET statement_timeout = '10s'")  # what waits for the row fails, and does not hang
     enqueue(conn)
     job = worker.take("q")
     with worker.conn.transaction():

@@ -1,4 +1,5 @@
--- The questions of `dataloader check` to the server: catalogs only, nothing is changed. Each returns facts; dataloader/check decides.
+-- The questions of `dataloader check` to the server: catalogs, and of the queue's tables `merging`; nothing is changed.
+-- Each returns facts; dataloader/check decides.
 
 -- name: schema_rights
 -- May this role use and create in the schema, or make it? Who else may create there, and is this role a superuser?
@@ -64,6 +65,15 @@ SELECT count(*)::int AS of_others FROM pg_locks l LEFT JOIN pg_stat_activity a U
  WHERE l.locktype = 'advisory' AND l.granted
    AND NOT coalesce(a.usename = current_user AND a.datname = current_database() AND a.application_name LIKE 'dl-%%'
                     AND a.client_addr IS NOT DISTINCT FROM inet_client_addr(), false);
+
+-- name: merging
+-- What has been said of whether these queues merge, and the tasks of the first queued jobs of each. Served by
+-- ix_dl_jobs_claim.
+SELECT queue, q.merge, ARRAY(
+         SELECT DISTINCT task FROM (
+           SELECT task FROM dl_jobs j WHERE j.queue = served.queue AND status = 'queued'
+            ORDER BY j.queue, available_at LIMIT 1000) near ORDER BY task) AS tasks
+  FROM unnest(%(queues)s::text[]) AS served (queue) LEFT JOIN dl_queues q USING (queue) ORDER BY queue;
 
 -- name: target
 -- Whether pipelines find their schema, and whether they may make tables in it.

@@ -35,7 +35,7 @@ SELECT ordered, merge FROM dl_queues WHERE queue = %(queue)s;
 -- name: lock_queue
 -- What has been said of the order of a queue, null where nothing was; nobody else changes it before the commit.
 INSERT INTO dl_queues AS q (queue) VALUES (%(queue)s) ON CONFLICT (queue) DO UPDATE SET queue = excluded.queue
-RETURNING ordered, merge, merge_limit, batch, on_dead;
+RETURNING paused_at, paused_by, ordered, merge, merge_limit, batch, on_dead;
 
 -- name: set_order
 -- The commit wakes the queue's workers.
@@ -129,12 +129,134 @@ DELETE FROM dl_jobs
    AND status <> 'running'
 RETURNING job_id;
 
+-- name: kill
+-- queued -> failed: what was tried and waits for its next attempt; with a requested cancellation queued -> canceled. The
+-- trigger makes the next row of the key ready.
+WITH killed AS (
+  UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
+         finished_at = now(), blocked_on = NULL, journaled = journaled + 1,
+         error = coalesce(error, 'killed by ' || %(by)s::text)
+   WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
+                              ORDER BY job_id FOR NO KEY UPDATE))
+     AND status = 'queued' AND attempt > 0
+  RETURNING job_id, queue, status, attempt),
+journal AS (
+  INSERT INTO dl_job_events (job_id, queue, kind, payload)
+  SELECT job_id, queue, status::text,
+         jsonb_build_object('attempt', attempt, 'by', %(by)s::text, 'reason', 'killed by hand') FROM killed)
+SELECT job_id FROM killed;
+
+-- name: chosen
+-- The next jobs of a group of a queue that pass a filter, for one of the statements above: up to `limit` of the first
+-- `scan` rows behind a place in the group's order. {group} is one of the statements below, {still} what makes a row one
+-- of the group. `place` is where each row stands; the row with is_edge is the last that was looked at. Locks the rows,
+-- for they may leave the group meanwhile; job_id is null of a row that has, that another session has locked, or that
+-- does not pass.
+SELECT got.job_id, looked_at.place, looked_at.nth = %(scan)s AS is_edge
+  FROM (SELECT * FROM ({group}) near WHERE passes OR nth = %(scan)s ORDER BY nth LIMIT %(limit)s) looked_at
+  LEFT JOIN LATERAL (
+    SELECT job_id FROM dl_jobs
+     WHERE looked_at.passes AND dl_jobs.job_id = looked_at.job_id AND {still} FOR UPDATE SKIP LOCKED) got ON true
+ ORDER BY looked_at.nth;
+
+-- name: plans
+-- For `chosen` and the looks of a move: along an index, whatever the statistics say; only rows with one time are sorted.
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
+
+-- name: passes
+-- Whether a row passes the filter, in the place of {passes}; null is no filter.
+(%(task)s::text IS NULL OR task = %(task)s) AND (%(lock_key)s::text IS NULL OR lock_key = %(lock_key)s)
+AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
+AND (%(error)s::text IS NULL OR coalesce(strpos(error, %(error)s) > 0, false));
+
 -- name: dead
--- The next of a queue's dead jobs, the oldest end first. Served by ix_dl_jobs_dead; skips locked rows.
-SELECT job_id FROM dl_jobs WHERE queue = %(queue)s AND status IN ('failed', 'lost')
- ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+-- The oldest end first. Served by ix_dl_jobs_dead; rows with one time of their end are sorted.
+SELECT job_id, ARRAY[finished_at::text, job_id::text] AS place,
+       row_number() OVER (ORDER BY finished_at, job_id) AS nth, {passes} AS passes
+  FROM dl_jobs
+ WHERE queue = %(queue)s AND status IN ('failed', 'lost')
+   AND (finished_at, job_id) > ((%(after)s::text[])[1]::timestamptz, (%(after)s::text[])[2]::uuid)
+ ORDER BY finished_at, job_id LIMIT %(scan)s;
+
+-- name: still_dead
+status::text IN ('failed', 'lost');
 
 -- name: not_due
--- The next of a queue's jobs that wait for their time, the earliest first. Served by ix_dl_jobs_time.
-SELECT job_id FROM dl_jobs WHERE queue = %(queue)s AND status = 'queued' AND blocked_on = 'time'
- ORDER BY available_at LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED;
+-- Jobs that wait for their time, the earliest first. Served by ix_dl_jobs_time.
+SELECT job_id, ARRAY[available_at::text, priority::text, created_at::text, job_id::text] AS place,
+       row_number() OVER (ORDER BY available_at, priority, created_at, job_id) AS nth, {passes} AS passes
+  FROM dl_jobs
+ WHERE queue = %(queue)s AND status = 'queued' AND blocked_on = 'time'
+   AND (available_at, priority, created_at, job_id) > (
+         (%(after)s::text[])[1]::timestamptz, (%(after)s::text[])[2]::int, (%(after)s::text[])[3]::timestamptz,
+         (%(after)s::text[])[4]::uuid)
+ ORDER BY available_at, priority, created_at, job_id LIMIT %(scan)s;
+
+-- name: still_not_due
+status::text = 'queued' AND blocked_on = 'time';
+
+-- name: retried
+-- Queued jobs that were tried before, the oldest first. Served by ix_dl_jobs_retried.
+SELECT job_id, ARRAY[created_at::text, job_id::text] AS place,
+       row_number() OVER (ORDER BY created_at, job_id) AS nth, {passes} AS passes
+  FROM dl_jobs
+ WHERE queue = %(queue)s AND status = 'queued' AND attempt > 0
+   AND (created_at, job_id) > ((%(after)s::text[])[1]::timestamptz, (%(after)s::text[])[2]::uuid)
+ ORDER BY created_at, job_id LIMIT %(scan)s;
+
+-- name: still_retried
+status::text = 'queued' AND attempt > 0;
+
+-- name: claims_under_way
+-- The transactions in which a statement runs now that has begun to read the settings of queues; with `transactions` those
+-- of these that are left. A claim among them may not have seen a pause, though that is committed. A statement that begins
+-- to read them later has a later snapshot. Until a claim locks a row it has no xid, so a snapshot's xmin would not tell.
+-- The state of another role's session may be hidden: then it counts.
+SELECT l.virtualtransaction, l.pid, a.application_name
+  FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+ WHERE l.locktype = 'relation' AND l.relation = 'dl_queues'::regclass AND l.mode = 'AccessShareLock'
+   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+   AND a.backend_xmin IS NOT NULL AND coalesce(a.state, '') NOT LIKE 'idle%%'
+   AND (%(transactions)s::text[] IS NULL OR l.virtualtransaction = ANY (%(transactions)s));
+
+-- name: running_to_move
+-- Jobs of a queue that run: all of one key, or of several keys up to `limit`, for those of a delivery go back together.
+-- Fails at once where another session has one locked: waiting here with some rows locked, for a worker that has locked
+-- others, could be a deadlock. Served by ix_dl_jobs_running.
+SELECT job_id FROM dl_jobs
+ WHERE job_id = ANY (ARRAY(
+         SELECT job_id FROM (
+           SELECT job_id, count(*) OVER (ORDER BY lock_key) AS so_far, dense_rank() OVER (ORDER BY lock_key) AS nth
+             FROM dl_jobs WHERE status = 'running' AND queue = %(from)s) by_key
+          WHERE nth = 1 OR so_far <= %(limit)s))
+ ORDER BY job_id FOR NO KEY UPDATE NOWAIT;
+
+-- name: queued_to_move
+-- Served by ix_dl_jobs_claim.
+SELECT job_id FROM dl_jobs WHERE queue = %(from)s AND status = 'queued' ORDER BY queue, available_at LIMIT %(limit)s;
+
+-- name: dead_to_move
+-- Served by ix_dl_jobs_dead.
+SELECT job_id FROM dl_jobs WHERE queue = %(from)s AND status IN ('failed', 'lost')
+ ORDER BY queue, finished_at LIMIT %(limit)s;
+
+-- name: move
+-- Another queue, and nothing else: a running job goes on. Writes what the trigger would write else, row by row: a parked
+-- row is ready until a claim parks it again; where there is an order, a row that may start has its place.
+UPDATE dl_jobs SET queue = %(to)s,
+       blocked_on = CASE WHEN status <> 'queued' THEN NULL
+                         WHEN available_at > now() THEN 'time'
+                         WHEN blocked_on IN ('time', 'key') THEN NULL
+                         ELSE blocked_on END,
+       score = coalesce(score, CASE WHEN status IN ('queued', 'running') THEN (
+         SELECT extract(epoch FROM dl_jobs.created_at) FROM dl_queues q WHERE q.queue = %(to)s AND ordered) END)
+ WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
+                            ORDER BY job_id FOR NO KEY UPDATE))
+   AND queue = %(from)s AND status IN ('queued', 'running', 'failed', 'lost');
+
+-- name: resume_own
+-- The same as `resume`, but only of a pause by this author.
+WITH resumed AS (
+  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_by = %(by)s
+  RETURNING queue)
+SELECT pg_notify('dl_jobs', queue) FROM resumed;

@@ -10,7 +10,7 @@
 --                    claim                 done
 --      queued ----------------> running ----------> succeeded
 --       |  ^                     | | |  error, attempts spent, or permanent
---       |  |  error, crash,      | | +------------> failed
+--       |  |  error, crash,      | | +------------> failed     (a retry too, when an operator kills it)
 --       |  +--- hand-back -------+ |   asked to cancel
 --       |                          +--------------> canceled   (a queued job too, at once)
 --       +--- attempts spent -- crash, attempts spent ---> lost

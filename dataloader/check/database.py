@@ -1,21 +1,22 @@
 """Checks of the databases; a part of `dataloader check`.
 
-The functions `of_…` and those that begin with _ read catalogs and change nothing. The other functions are pure: they
-make findings of facts.
+The functions `of_…` and those that begin with _ read and change nothing. The other functions are pure: they make
+findings of facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import psycopg
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
-from dataloader import log
+from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
 from dataloader.queue import db, migrations, probe
 
@@ -93,7 +94,7 @@ def _connect(settings: Settings, dsn: str, schema: str) -> db.Connection:
     return db.connect(dsn, name="dl-check", schema=schema, connect_timeout=within, answer_within=10)
 
 
-def _facts(conn: db.Connection, name: str, **parameters: str) -> list[dict[str, Any]]:
+def _facts(conn: db.Connection, name: str, **parameters: Any) -> list[dict[str, Any]]:
     with conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_SQL[name], parameters).fetchall()
 
@@ -267,6 +268,31 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
     return Finding(Level.OK, "locks", what)
 
 
+def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    by_settings = {queue: spec.merge for spec in settings.workers for queue in spec.served.queues}
+    try:
+        with db.in_force(conn):
+            queues = _facts(conn, "merging", queues=list(by_settings))
+    except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
+        return []  # the schema's findings say so
+    single = {task for task in pipelines.tasks() if pipelines.resolve(task).batch_size is None}
+    return merging(queues, by_settings, single)
+
+
+def merging(
+    queues: Iterable[Mapping[str, Any]], by_settings: Mapping[str, bool | None], single: Collection[str]
+) -> list[Finding]:
+    """Findings on jobs of queues that merge whose pipelines take one job (`single`): a delivery of two would fail."""
+    findings = []
+    for facts in queues:
+        queue, merges = facts["queue"], by_settings[facts["queue"]] if facts["merge"] is None else facts["merge"]
+        for task in facts["tasks"] if merges else ():
+            if task in single:
+                what = f"the queue {queue} merges the jobs of a key, and the pipeline {task} takes one job"
+                findings.append(Finding(Level.WARNING, "queues", what, "register it with batch_size"))
+    return findings
+
+
 def _server(dsn: str) -> list[Any]:
     parts = conninfo_to_dict(dsn)
     return [parts.get("host"), parts.get("hostaddr"), str(parts.get("port", 5432))]
@@ -310,6 +336,7 @@ _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] =
     "schema": _schema,
     "connections": _connections,
     "locks": _locks,
+    "queues": _merging,
 }
 
 

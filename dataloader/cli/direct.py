@@ -7,7 +7,7 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -52,6 +52,13 @@ VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "requeue": operations.requeue,
     "run-now": operations.run_now,
     "delete": operations.delete,
+}
+
+GROUP_VERBS: dict[str, Callable[..., operations.Changed]] = {
+    "requeue-dead": operations.requeue_dead,
+    "delete-dead": operations.delete_dead,
+    "run-all": operations.run_all,
+    "kill-retries": operations.kill_retries,
 }
 
 
@@ -139,14 +146,14 @@ class Direct(Farm):
         ids = [UUID(str(job_id)) for job_id in job_ids]
         return self._ask(VERBS[verb], ids, self._by, **({"force": True} if force else {}))
 
-    def requeue_dead(self, queue: str) -> int:
-        return self._ask(operations.requeue_dead, queue, self._by)
+    def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
+        return self._ask(GROUP_VERBS[verb], queue, self._by, only=operations.Filter(**only), after=after)
 
-    def delete_dead(self, queue: str) -> int:
-        return self._ask(operations.delete_dead, queue, self._by)
-
-    def run_all(self, queue: str) -> int:
-        return self._ask(operations.run_all, queue, self._by)
+    def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
+        try:
+            return self._ask(operations.move, queue, to, self._by)
+        except operations.Busy as e:
+            raise Conflict("not moved", str(e)) from None
 
     def _set(self, queue: str, change: Callable[..., dict[str, Any]], *what: Any) -> Queue:
         known = self._ask(operations.known, queue)

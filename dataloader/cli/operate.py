@@ -1,11 +1,11 @@
-"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit, queue set; queue keys."""
+"""Commands that change jobs and queues: requeue, run-now, delete; pause, resume, limit; queue set and the like."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import click
@@ -13,11 +13,33 @@ import click
 from dataloader.cli import render, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Queue
-from dataloader.client.farm import Farm
+from dataloader.client.farm import Farm, given
 from dataloader.farm.process import EXIT_FAILED
 
 LONG = 1_000  # jobs of a kind; an answer does not count more than these
 _DONE = {"requeue": "queued again", "run-now": "due now", "delete": "deleted"}
+# The verbs for a whole queue: the figure that counts its group, and what became of the jobs.
+_GROUPS = {
+    "requeue-dead": ("dead", "queued again"),
+    "delete-dead": ("dead", "deleted"),
+    "run-all": ("scheduled", "due now"),
+    "kill-retries": ("retries", "failed"),
+}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _filtered(command: F) -> F:
+    """The command, with a filter of the jobs of a queue."""
+    for name, what in (
+        ("partition-key", "of this partition"),
+        ("lock-key", "with this key"),
+        ("task", "of this task"),
+    ):
+        command = click.option(f"--{name}", metavar="TEXT", help=f"of the queue's jobs only those {what}")(command)
+    return command
+
+
+_by_error = click.option("--error", metavar="TEXT", help="of the queue's jobs only those whose error contains this")
 
 
 @click.group()
@@ -28,34 +50,40 @@ def commands() -> None:
 @commands.command()
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
+@_filtered
+@_by_error
 @reaching
-def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None) -> None:
+def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None, **only: str | None) -> None:
     """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
-    _change(reached, "requeue", job_ids, dead, "dead", reached.farm.requeue_dead)
+    _change(reached, "requeue", job_ids, "requeue-dead", dead, given(**only))
 
 
 @commands.command(name="run-now")
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--all", "scheduled", metavar="QUEUE", help="all jobs of this queue that wait for their time")
+@_filtered
 @reaching
-def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None) -> None:
+def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None, **only: str | None) -> None:
     """Make jobs due that wait for their time; - reads their ids from stdin."""
-    _change(reached, "run-now", job_ids, scheduled, "scheduled", reached.farm.run_all)
+    _change(reached, "run-now", job_ids, "run-all", scheduled, given(**only))
 
 
 @commands.command()
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
+@_filtered
+@_by_error
 @click.option("--yes", is_flag=True, help="do not ask for confirmation")
 @reaching
-def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bool) -> None:
+def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bool, **only: str | None) -> None:
     """Delete jobs that do not run, with their journal; - reads their ids from stdin."""
     if not yes and "-" in job_ids:
         raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
     if not yes and (job_ids or dead):
-        what = f"all failed and lost jobs of {screen.plain(dead)}" if dead else f"{len(job_ids)} jobs"
+        fit = " that pass the filter" if given(**only) else ""
+        what = f"all failed and lost jobs of {screen.plain(dead)}{fit}" if dead else f"{len(job_ids)} jobs"
         click.confirm(f"Delete {what}, with their journal, for good?", abort=True, err=True)
-    _change(reached, "delete", job_ids, dead, "dead", reached.farm.delete_dead)
+    _change(reached, "delete", job_ids, "delete-dead", dead, given(**only))
 
 
 @commands.command()
@@ -94,7 +122,7 @@ def limit(reached: Reached, queue: str, max_length: str) -> None:
 
 @commands.group()
 def queue() -> None:
-    """The order of a queue's jobs, and its keys (docs/ordered.md)."""
+    """A whole queue: the order of its jobs (docs/ordered.md), its keys, another name, its retries."""
 
 
 @queue.command(name="keys")
@@ -121,15 +149,41 @@ def list_keys(reached: Reached, name: str, limit: int, has_no_limit: bool) -> No
 @click.option("--batch", metavar="KEYS|none", help="the most keys in one call; none: as the pipeline says")
 @click.option("--on-dead", type=click.Choice(["continue", "hold"]), help="hold: a dead job stops its key")
 @reaching
-def set_queue(reached: Reached, name: str, batch: str | None, **given: Any) -> None:
+def set_queue(reached: Reached, name: str, batch: str | None, **named: Any) -> None:
     """Change how a queue treats the jobs of a key, while jobs run; what is not named stays."""
-    changes = {field: value for field, value in given.items() if value is not None}
+    changes = given(**named)
     if batch is not None:
         changes["batch"] = _batch(batch)
     if not changes:
         raise click.UsageError("name what to change: --ordered, --merge, --merge-limit, --batch, --on-dead")
     found = reached.farm.set_queue(name, **changes)
     _tell(reached, found, f"{screen.plain(name)} {_order_of(found)}")
+
+
+@queue.command(name="move")
+@click.argument("name", metavar="FROM")
+@click.argument("to", metavar="TO")
+@reaching
+def move_queue(reached: Reached, name: str, to: str) -> None:
+    """Make the queued, running and dead jobs of a queue those of another, in their order; what runs goes on."""
+    moved = sum(reached.farm.move(name, to))
+    if reached.as_json:
+        reached.print_json({"queue": name, "to": to, "moved": moved})
+        return
+    again = reached.command("queue", "move", name, to)
+    click.echo(
+        f"{moved} jobs of {screen.plain(name)} are jobs of {screen.plain(to)} now. {screen.plain(name)} stays paused;"
+        f" jobs that producers still add there wait: run the command again\n    {screen.plain(again)}"
+    )
+
+
+@queue.command(name="kill-retries")
+@click.argument("name", metavar="QUEUE")
+@_filtered
+@reaching
+def kill_retries(reached: Reached, name: str, **only: str | None) -> None:
+    """Let the jobs of a queue be failed that were tried and wait for their next attempt."""
+    _change_group(reached, "kill-retries", name, given(**only))
 
 
 def _batch(text: str) -> int | None:
@@ -155,20 +209,27 @@ def _change(
     reached: Reached,
     verb: str,
     job_ids: tuple[str, ...],
+    group_verb: str,
     queue: str | None,
-    group: str,
-    change_some: Callable[[str], int],
+    only: dict[str, str],
 ) -> None:
     if bool(job_ids) == (queue is not None):
         raise click.UsageError("name jobs, or a queue by the option; one of the two")
-    if queue is None:
-        _change_these(reached, verb, _ids(job_ids))
+    if queue is not None:
+        _change_group(reached, group_verb, queue, only)
         return
-    changed = _change_all(reached.farm, queue, group, change_some)
+    if only:
+        raise click.UsageError(f"--{next(iter(only)).replace('_', '-')} is for the jobs of a queue, not for named ones")
+    _change_these(reached, verb, _ids(job_ids))
+
+
+def _change_group(reached: Reached, verb: str, queue: str, only: dict[str, str]) -> None:
+    figure, words = _GROUPS[verb]
+    changed = _change_all(reached.farm, verb, queue, figure, only)
     if reached.as_json:
         reached.print_json({"queue": queue, "changed": changed})
     else:
-        click.echo(f"{screen.plain(queue)}: {changed} jobs {_DONE[verb]}")
+        click.echo(f"{screen.plain(queue)}: {changed} jobs {words}")
 
 
 def _change_these(reached: Reached, verb: str, job_ids: list[UUID]) -> None:
@@ -195,15 +256,17 @@ def _outcome(verb: str, what: str) -> str:
     return f"is {screen.plain(what)}: {rule[verb]}"
 
 
-def _change_all(farm: Farm, queue: str, group: str, change_some: Callable[[str], int]) -> int:
+def _change_all(farm: Farm, verb: str, queue: str, figure: str, only: dict[str, str]) -> int:
     """Change the jobs in steps, at most as many as at the start: a changed job may return to the group."""
     found = next((found for found in farm.overview().queues if found.queue == queue), None)
-    there = getattr(found, group) if found else 0
+    there = getattr(found, figure) if found else 0
     if there >= LONG and found and found.counted_at is None:
         there = sys.maxsize  # the answer is a lower bound
     changed = 0
-    while changed < there and (some := change_some(queue)):
+    for some in farm.change_all(verb, queue, **only) if there else ():
         changed += some
+        if changed >= there:
+            break
     return changed
 
 

@@ -202,17 +202,14 @@ class Client(Farm):
         answer = self._once("POST", f"/jobs/bulk/{verb}", body)
         return {UUID(each["job_id"]): str(each["outcome"]) for each in answer.document["jobs"]}
 
-    def requeue_dead(self, queue: str) -> int:
-        return self._changed(queue, "requeue-dead")
+    def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
+        document = self._once("POST", _queue(queue, verb), given(**only, after=after or None)).document
+        changed = int(document["changed"])
+        return changed, document.get("next", "" if changed else None)  # an older service names no place to go on at
 
-    def delete_dead(self, queue: str) -> int:
-        return self._changed(queue, "delete-dead")
-
-    def run_all(self, queue: str) -> int:
-        return self._changed(queue, "run-all")
-
-    def _changed(self, queue: str, verb: str) -> int:
-        return int(self._once("POST", _queue(queue, verb)).document["changed"])
+    def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
+        document = self._call("POST", _queue(queue, "move"), {"to": to}).document
+        return int(document["moved"]), bool(document["is_done"])
 
     def _once(self, method: str, path: str, body: Any = None) -> Answer:
         """A request that must not be sent twice."""

@@ -227,17 +227,62 @@ class Farm(ABC):
     @abstractmethod
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]: ...
 
-    @abstractmethod
-    def requeue_dead(self, queue: str) -> int:
-        """Requeue some failed and lost jobs of the queue; their number, 0 when none is left."""
+    def requeue_dead(self, queue: str, **only: str) -> int:
+        """Requeue some failed and lost jobs of the queue; their number, 0 when none is left. `only` as `change_all`."""
+        return _some(self.change_all("requeue-dead", queue, **only))
+
+    def delete_dead(self, queue: str, **only: str) -> int:
+        """Delete some failed and lost jobs of the queue; their number, 0 when none is left. `only` as `change_all`."""
+        return _some(self.change_all("delete-dead", queue, **only))
+
+    def run_all(self, queue: str, **only: str) -> int:
+        """Make some scheduled jobs of the queue due; their number, 0 when none is left. `only` as `change_all`."""
+        return _some(self.change_all("run-all", queue, **only))
+
+    def kill_retries(self, queue: str, **only: str) -> int:
+        """Let some jobs of the queue be failed that wait for a retry; their number, 0 when none is left.
+
+        `only` as `change_all`.
+        """
+        return _some(self.change_all("kill-retries", queue, **only))
+
+    def change_all(self, verb: str, queue: str, **only: str) -> Iterator[int]:
+        """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
+
+        `only` filters by `task`, `lock_key`, `partition_key` and, of dead jobs, `error`, a text that the error
+        contains. A job that comes back meanwhile may be changed again.
+        """
+        after: str | None = None
+        while True:
+            changed, after = self._change_some(verb, queue, only, after)
+            yield changed
+            if after is None:
+                return
 
     @abstractmethod
-    def delete_dead(self, queue: str) -> int:
-        """Delete some failed and lost jobs of the queue; their number, 0 when none is left."""
+    def _change_some(
+        self, verb: str, queue: str, only: Mapping[str, str], after: str | None
+    ) -> tuple[int, str | None]: ...
+
+    def move(self, queue: str, to: str) -> Iterator[int]:
+        """Make all jobs of a queue that are queued, running or dead jobs of the queue `to`, with their order kept.
+
+        Yields how many each step has moved. Both queues are paused until the last step; `queue` stays so. Raises
+        Refused where the queues do not go together, Conflict where another session is in the way: the same call again
+        completes what was left.
+        """
+        is_done = False
+        while not is_done:
+            moved, is_done = self._move_some(queue, to)
+            yield moved
 
     @abstractmethod
-    def run_all(self, queue: str) -> int:
-        """Make some scheduled jobs of the queue due; their number, 0 when none is left."""
+    def _move_some(self, queue: str, to: str) -> tuple[int, bool]: ...
+
+
+def _some(steps: Iterator[int]) -> int:
+    """The first step that has changed something."""
+    return next(filter(None, steps), 0)
 
 
 def _walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Iterator[R]:

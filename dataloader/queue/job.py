@@ -47,11 +47,13 @@ KINDS = {status: str(status) for status in Status} | {
     Status.SUCCEEDED: "done",
 }
 
-# Every legal step between states. queued -> lost: a row that comes back with its attempts spent.
+# Every legal step between states. queued -> lost: a row that comes back with its attempts spent; queued -> failed: an
+# operator kills what waits for a retry.
 TRANSITIONS = frozenset(
     {
         (Status.QUEUED, Status.RUNNING),
         (Status.QUEUED, Status.CANCELED),
+        (Status.QUEUED, Status.FAILED),
         (Status.QUEUED, Status.LOST),
         (Status.RUNNING, Status.SUCCEEDED),
         (Status.RUNNING, Status.QUEUED),

@@ -1,4 +1,4 @@
-"""Operators' changes to jobs and queues: pause, resume, limit; requeue, run now, delete, cancel, one or many.
+"""Operators' changes to jobs and queues: pause, resume, limit, order, move; requeue, run now, kill, delete, cancel.
 
 Every function takes `by`, the name and address of the asker, which the journal keeps. Each calls its statement of
 `sql/operate.sql`, and may raise psycopg.Error.
@@ -6,24 +6,38 @@ Every function takes `by`, the name and address of the asker, which the journal 
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
+import psycopg
+from psycopg import errors
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle
 from dataloader.queue.db import Conn
 
 __all__ = [
+    "Busy",
+    "Changed",
+    "Contradiction",
+    "Filter",
+    "Moved",
     "cancel",
     "delete",
     "delete_dead",
+    "kill_retries",
     "known",
     "limit_length",
+    "move",
     "pause",
     "requeue",
     "requeue_dead",
@@ -40,13 +54,32 @@ UNKNOWN = "unknown"
 NAMES = 2_000  # of queues, among which similar ones are looked for
 SIMILAR = 3
 AT_ONCE = 1_000  # jobs that one transaction of the functions for a whole queue changes
+SCAN = 20_000  # jobs that one transaction of them looks at, where there is a filter
 
 _SQL = db.statements("operate.sql")
 _SQL = {name: text.replace("{settings}", _SQL["settings"].rstrip(";")) for name, text in _SQL.items()}
+_FIRST_ID = str(UUID(int=0))
+# The groups of a queue's jobs, and the place before the first row of each; the statements are `chosen`'s.
+_GROUPS = {
+    "dead": ["-infinity", _FIRST_ID],
+    "not_due": ["-infinity", "0", "-infinity", _FIRST_ID],
+    "retried": ["-infinity", _FIRST_ID],
+}
+_CHOSEN = {
+    name: _SQL["chosen"]
+    .replace("{group}", _SQL[name].replace("{passes}", _SQL["passes"]))
+    .replace("{still}", _SQL[f"still_{name}"])
+    for name in _GROUPS
+}
+_NO_PLACE = "after should be the `next` of the answer before"
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
+CLAIMS_SEC = 5.0  # how long a move waits for claims that began before the pause; a claim takes about 1 s at most
+_NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
+_MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
+_Settings = Mapping[str, Any]
 # The settings of a queue of which nobody has said anything.
 DEFAULTS: dict[str, Any] = {
     "paused_at": None,
@@ -58,6 +91,44 @@ DEFAULTS: dict[str, Any] = {
     "batch": None,
     "on_dead": "continue",
 }
+
+
+class Contradiction(ValueError):
+    """The settings of a queue do not go together, or not with those that it has, or not with another queue's."""
+
+
+class Busy(Exception):
+    """Another session is in the way of a move; the move may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs of a group a change is for; None is no filter. `error` is a text that the job's error contains."""
+
+    task: str | None = None
+    lock_key: str | None = None
+    partition_key: str | None = None
+    error: str | None = None
+
+
+class Changed(NamedTuple):
+    """How many jobs one call has changed, and where the next one is to go on (`after`); None: it has come to the end.
+
+    A call with a filter may have changed none and still have a `next`: it has looked at SCAN jobs.
+    """
+
+    changed: int
+    next: str | None
+
+
+class Moved(NamedTuple):
+    """How many jobs one call has moved, and whether the move is over."""
+
+    moved: int
+    is_done: bool
+
+
+ALL = Filter()
 
 
 def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
@@ -77,10 +148,6 @@ def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 def limit_length(conn: Conn, queue: str, max_length: int | None, by: str) -> dict[str, Any]:
     """Let the API refuse jobs for this queue (QueueFull) once it holds `max_length` queued ones; None: no limit."""
     return _one(conn, "limit_length", queue=queue, max_length=max_length)
-
-
-class Contradiction(ValueError):
-    """The settings of a queue do not go together, or not with those that it has."""
 
 
 def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]:
@@ -103,9 +170,7 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     if changes.get("ordered"):
         _wait_for_older(conn, transaction[1])
         _give_scores(conn, queue)
-    after = None
-    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
-        pass  # jobs that waited for one before them may not do so any more
+    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
     return settings(conn, queue)
 
 
@@ -193,19 +258,148 @@ def cancel(conn: Conn, job_ids: Sequence[UUID], by: str, force: bool = False) ->
     return {job_id: _of_cancellation(*found.get(job_id, (UNKNOWN, False))) for job_id in wanted}
 
 
-def requeue_dead(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
-    """Queue up to `limit` failed or lost jobs of the queue again; returns how many. 0: none is left to take."""
-    return _change_next(conn, "dead", "requeue", queue, by, limit)
+def requeue_dead(
+    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+) -> Changed:
+    """Queue up to `limit` failed or lost jobs of the queue again, the oldest end first.
+
+    `after` is the `next` of the call before; None: from the first one on. Raises ValueError for any other `after`.
+    """
+    return _change_next(conn, "dead", "requeue", queue, by, limit, only, after)
 
 
-def delete_dead(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
-    """Delete up to `limit` failed or lost jobs of the queue; returns how many. 0: none is left to take."""
-    return _change_next(conn, "dead", "delete", queue, by, limit)
+def delete_dead(
+    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+) -> Changed:
+    """Delete up to `limit` failed or lost jobs of the queue; the rest as `requeue_dead`."""
+    return _change_next(conn, "dead", "delete", queue, by, limit, only, after)
 
 
-def run_all(conn: Conn, queue: str, by: str, limit: int = AT_ONCE) -> int:
-    """Let up to `limit` jobs of the queue wait for their time no longer; returns how many. 0: none is left to take."""
-    return _change_next(conn, "not_due", "run_now", queue, by, limit)
+def run_all(
+    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+) -> Changed:
+    """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`."""
+    return _change_next(conn, "not_due", "run_now", queue, by, limit, only, after)
+
+
+def kill_retries(
+    conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
+) -> Changed:
+    """Let up to `limit` queued jobs of the queue that were tried before be failed; the rest as `requeue_dead`."""
+    return _change_next(conn, "retried", "kill", queue, by, limit, only, after)
+
+
+def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) -> Moved:
+    """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
+
+    The order of each key is kept: both queues are paused meanwhile, and no claim goes on that began before. Running
+    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes on,
+    unless somebody else has paused it; `source` stays paused. A repeated call completes what was interrupted, and moves
+    what was added to `source` since. Raises Contradiction, having changed nothing, for an unknown `source`, a `target`
+    that no producer can name or that says another order, and beside another move of one of the queues; Busy, with both
+    queues paused, where other sessions are in the way.
+    """
+    if not _NAME.fullmatch(target):
+        raise Contradiction("the other queue's name should have 1 to 128 characters, none of them a control character")
+    if source == target:
+        raise Contradiction(f"{source} would be moved to itself: name another queue")
+    if not known(conn, source)["is_known"]:
+        raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
+    if changes := _pause_both(conn, source, target):
+        set_order(conn, target, by, **changes)
+    _wait_for_claims(conn, source, target)
+    moved = _move_patiently(conn, source, target, limit)
+    if moved.is_done:
+        _unpark_stranded(conn)
+    return moved
+
+
+def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
+    """Pause both queues for the move; returns what is to be said of the order of `target`."""
+    with conn.transaction():
+        said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
+        for queue, author in _authors(source, target).items():
+            paused_by = said[queue]["paused_by"]
+            if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
+                raise Contradiction(
+                    f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`"
+                )
+        changes = inherited(source, said[source], target, said[target])
+        for queue, author in _authors(source, target).items():
+            pause(conn, queue, author)
+    return changes
+
+
+def _authors(source: str, target: str) -> dict[str, str]:
+    """Who pauses the queues of a move, so that the same move knows its pauses again."""
+    return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
+
+
+def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
+    """PURE: the settings of the order that a move brings to `target`: those that nobody has said of it.
+
+    None is not said. Raises Contradiction where something has been said of both queues and is not the same.
+    """
+    if all(of_source[name] is None for name in ORDER):
+        return {}
+    for name in ORDER:
+        here, there = DEFAULTS[name] if of_source[name] is None else of_source[name], of_target[name]
+        if there is not None and there != here:
+            says, is_said = (json.dumps(value) for value in (here, there))
+            raise Contradiction(
+                f"{source} has {name} {says} and {target} has {is_said}: let them agree by `dataloader queue set`"
+            )
+    return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
+
+
+def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
+    """Wait until no claim is left that may not have seen the pause; raises Busy."""
+    found = conn.execute(_SQL["claims_under_way"], {"transactions": None}).fetchall()
+    transactions, until = [row[0] for row in found], time.monotonic() + CLAIMS_SEC
+    while found := conn.execute(_SQL["claims_under_way"], {"transactions": transactions}).fetchall():
+        if time.monotonic() > until:
+            _, pid, application = found[0]
+            raise Busy(
+                f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
+                " and may not know it: move again when it has ended"
+            )
+        time.sleep(0.02)
+
+
+def _move_patiently(conn: Conn, source: str, target: str, limit: int) -> Moved:
+    until = time.monotonic() + OLDER_SEC
+    while True:
+        try:
+            return _move_some(conn, source, target, limit)
+        except errors.LockNotAvailable:
+            if time.monotonic() > until:
+                raise Busy(
+                    f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again"
+                ) from None
+            time.sleep(0.02)
+
+
+def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
+    """Move jobs of one kind, running ones first: none comes back to a kind that was looked at already."""
+    places = {"from": source, "to": target}
+    with conn.transaction():
+        said = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
+        if any(each["paused_at"] is None for each in said):
+            return Moved(0, False)  # somebody has resumed it, or another session has ended this move
+        conn.execute(_SQL["plans"])
+        for kind in ("running", "queued", "dead"):
+            found = conn.execute(_SQL[f"{kind}_to_move"], {"from": source, "limit": limit}).fetchall()
+            if found:
+                moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in found]})
+                return Moved(moved.rowcount, False)
+        conn.execute(_SQL["resume_own"], {"queue": target, "by": _authors(source, target)[target]})
+    return Moved(0, True)
+
+
+def _unpark_stranded(conn: Conn) -> None:
+    after = None
+    while (after := lifecycle.unpark_stranded(conn, after, AT_ONCE)) is not None:
+        pass
 
 
 def _change(conn: Conn, step: str, job_ids: Sequence[UUID], by: str) -> Outcomes:
@@ -217,11 +411,39 @@ def _change(conn: Conn, step: str, job_ids: Sequence[UUID], by: str) -> Outcomes
     return {job_id: DONE if job_id in done else others.get(job_id, UNKNOWN) for job_id in wanted}
 
 
-def _change_next(conn: Conn, which: str, step: str, queue: str, by: str, limit: int) -> int:
-    with _transaction(conn):
-        found = conn.execute(_SQL[which], {"queue": queue, "limit": limit}).fetchall()
-        changed = conn.execute(_SQL[step], {"job_ids": [row[0] for row in found], "by": by}).fetchall()
-    return len(changed)
+def _change_next(
+    conn: Conn, group: str, step: str, queue: str, by: str, limit: int, only: Filter, after: str | None
+) -> Changed:
+    """Without a filter the call looks at no more jobs than it changes."""
+    scan = limit if only == ALL else SCAN
+    place = _GROUPS[group] if after is None else _place(after, len(_GROUPS[group]))
+    parameters = asdict(only) | {"queue": queue, "after": place, "limit": limit, "scan": scan}
+    try:
+        with _transaction(conn):
+            conn.execute(_SQL["plans"])
+            found = conn.execute(_CHOSEN[group], parameters, prepare=False).fetchall()
+            job_ids = [row[0] for row in found if row[0]]
+            changed = conn.execute(_SQL[step], {"job_ids": job_ids, "by": by}).fetchall() if job_ids else []
+    except psycopg.DataError:
+        if after is None:
+            raise
+        raise ValueError(_NO_PLACE) from None
+    is_more = len(found) == limit or any(row[2] for row in found)
+    return Changed(len(changed), _as_cursor(found[-1][1]) if is_more else None)
+
+
+def _as_cursor(place: Sequence[str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+
+
+def _place(cursor: str, parts: int) -> list[str]:
+    try:
+        place = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, binascii.Error, RecursionError):
+        raise ValueError(_NO_PLACE) from None
+    if not isinstance(place, list) or len(place) != parts or not all(isinstance(part, str) for part in place):
+        raise ValueError(_NO_PLACE)
+    return place
 
 
 def _of_cancellation(status: str, is_requested: bool) -> str:

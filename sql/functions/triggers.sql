@@ -109,8 +109,9 @@ BEGIN
          finished_at = CASE WHEN j.status IN ('queued', 'running') THEN CASE WHEN NOT is_back THEN j.finished_at END
                             ELSE coalesce(j.finished_at, now()) END,
          score = coalesce(j.score, place.score)
-    FROM (SELECT ctid AS at, CASE WHEN score IS NULL THEN (SELECT extract(epoch FROM dl_jobs.created_at) FROM %1$I.dl_queues q
-                                                            WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
+    FROM (SELECT ctid AS at, CASE WHEN score IS NULL AND status IN ('queued', 'running') THEN (
+                                    SELECT extract(epoch FROM dl_jobs.created_at) FROM %1$I.dl_queues q
+                                     WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
                              CASE WHEN status <> 'queued' THEN NULL
                                   WHEN available_at > now() THEN 'time'
                                   WHEN blocked_on = 'time' OR blocked_on = 'key' AND has_moved THEN NULL

@@ -93,12 +93,13 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},
-    ("PUT", QUEUE): OPERATES,
+    **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("kill-retries", "move")},
+    ("PUT", QUEUE.replace("anything", "queue")): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/order"): OPERATES,
-    ("POST", "/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
+    ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
 

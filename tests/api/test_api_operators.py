@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from hashlib import sha256
+from html import unescape
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -11,10 +14,11 @@ import pytest
 from api_app import MINIMAL, TRIGGER, Refused, running
 from flask.testing import FlaskClient
 
+from dataloader.api.dashboard import actions
 from dataloader.api.server import audit
 from dataloader.api.v1 import responses
 from dataloader.api.web.endpoint import OF_QUEUE
-from dataloader.queue import db, enqueue, stats
+from dataloader.queue import db, enqueue, operations, stats
 
 TOKEN = "dl_" + "a" * 43
 HTMX = {"HX-Request": "true"}
@@ -219,7 +223,8 @@ def test_a_queue_whose_name_no_path_can_hold(client: FlaskClient, queue: str) ->
     made(client, queue=queue, available_at=LATER)
     assert client.post(f"{path}/pause{named}").get_json()["queue"] == queue
     assert client.put(f"{path}/limit{named}", json={"max_length": 7}).get_json()["max_length"] == 7
-    assert client.post(f"{path}/run-all{named}").get_json() == {"queue": queue, "changed": 1}
+    assert client.post(f"{path}/run-all{named}").get_json() == {"queue": queue, "changed": 1, "next": None}
+    assert client.post(f"/queues/-/run-all{named}&task=t", headers=HTMX).status_code == 200
     (shown,) = client.get("/api/v1/queues").get_json()["queues"]
     assert (shown["queue"], shown["max_length"]) == (queue, 7)
     assert f'href="/queues/-?name={queue}"' in client.get("/").text
@@ -253,12 +258,150 @@ def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connectio
         end(conn, made(client), status)
     made(client, available_at=LATER)
     path = "/api/v1/queues/load.cbr"
-    done = {"queue": "load.cbr"}
+    done = {"queue": "load.cbr", "next": None}
     assert client.post(f"{path}/run-all").get_json() == done | {"changed": 1}
     assert client.post(f"{path}/requeue-dead").get_json() == done | {"changed": 2}
     conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE status = 'queued'")
     assert client.post(f"{path}/delete-dead").get_json() == done | {"changed": 3}
     assert client.post(f"{path}/delete-dead").get_json() == done | {"changed": 0}
+
+
+def test_retries_are_killed_and_the_journal_says_by_whom(client: FlaskClient, conn: db.Connection) -> None:
+    job_id, fresh = made(client), made(client)
+    conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE job_id = %s", (job_id,))
+    answer = client.post("/api/v1/queues/load.cbr/kill-retries").get_json()
+    responses.Changed.model_validate(answer)
+    assert answer == {"queue": "load.cbr", "changed": 1, "next": None}
+    job = client.get(f"/api/v1/jobs/{job_id}").get_json()
+    assert (job["status"], job["error"]) == ("failed", "killed by anonymous from 127.0.0.1")
+    assert client.get(f"/api/v1/jobs/{fresh}").get_json()["status"] == "queued"
+
+
+VERBS = ("run-all", "kill-retries", "requeue-dead", "delete-dead")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_whole_queue_by_filter_and_in_steps(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setattr(operations, "SCAN", 2)
+    jobs = [made(client, task=task, available_at=LATER) for task in ("a", "b", "b", "a", "b")]
+    if verb == "kill-retries":
+        conn.execute("UPDATE dl_jobs SET attempt = 1")
+    elif verb != "run-all":
+        for job_id in jobs:
+            end(conn, job_id, "failed")
+    body: dict[str, Any] = {"task": "a"} | ({"error": "no"} if "dead" in verb else {})
+    steps, after = [], ""
+    while after is not None:
+        answer = client.post(f"/api/v1/queues/load.cbr/{verb}", json=body | ({"after": after} if after else {}))
+        responses.Changed.model_validate(answer.get_json())
+        steps.append(answer.get_json()["changed"])
+        after = answer.get_json()["next"]
+    assert steps == [1, 1, 0]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [({"producer": "p"}, "/producer"), ({"task": ""}, "/task"), ({"task": 7}, "/task"),
+     ({"lock_key": "\0"}, "/lock_key"), ({"after": "x"}, "/after"), ({"after": "WyJ4IiwgInkiXQ"}, "/after"),
+     ({"task": "x" * 513}, "/task")],
+)  # fmt: skip
+def test_a_filter_is_checked(
+    client: FlaskClient, conn: db.Connection, refused: Refused, verb: str, body: Any, pointer: str
+) -> None:
+    end(conn, made(client), "failed")
+    refused(client.post(f"/api/v1/queues/load.cbr/{verb}", json=body), 400, "invalid-input", pointer)
+    assert client.get("/api/v1/stats").get_json()["total"]["dead"] == 1
+
+
+@pytest.mark.parametrize("verb", ["run-all", "kill-retries"])
+def test_only_dead_jobs_are_filtered_by_their_error(client: FlaskClient, refused: Refused, verb: str) -> None:
+    refused(client.post(f"/api/v1/queues/load.cbr/{verb}", json={"error": "no"}), 400, "invalid-input", "/error")
+
+
+def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connection) -> None:
+    client.put("/api/v1/queues/orders", json={"ordered": True, "on_dead": "hold"})
+    jobs = [made(client, queue="orders") for _ in range(3)]
+    path, moved = "/api/v1/queues/orders/move", {"queue": "orders", "to": "orders_v2"}
+    answer = client.post(path, json={"to": "orders_v2"}).get_json()
+    responses.Moved.model_validate(answer)
+    assert answer == moved | {"moved": 3, "is_done": False}
+    queues = {each["queue"]: each for each in client.get("/api/v1/queues").get_json()["queues"]}
+    assert all(each["paused_at"] for each in queues.values())
+    assert client.post(path, json={"to": "orders_v2"}).get_json() == moved | {"moved": 0, "is_done": True}
+    queues = {each["queue"]: each for each in client.get("/api/v1/queues").get_json()["queues"]}
+    assert (queues["orders_v2"]["paused_at"], queues["orders_v2"]["on_dead"]) == (None, "hold")
+    assert queues["orders"]["paused_by"] == "queue move to orders_v2"
+    assert {client.get(f"/api/v1/jobs/{job_id}").get_json()["queue"] for job_id in jobs} == {"orders_v2"}
+
+
+@pytest.mark.parametrize(
+    ("queue", "body", "pointer"),
+    [("orders", {}, "/to"), ("orders", {"to": ""}, "/to"), ("orders", {"to": "x" * 129}, "/to"),
+     ("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"),
+     ("orders", {"to": "new", "force": True}, "/force"),
+     ("orders", {"to": "orders"}, "/to"), ("nobody", {"to": "new"}, "/to"), ("orders", {"to": "plain"}, "/to")],
+)  # fmt: skip
+def test_a_move_is_checked_and_changes_nothing(
+    client: FlaskClient, refused: Refused, queue: str, body: Any, pointer: str
+) -> None:
+    client.put("/api/v1/queues/orders", json={"ordered": True})
+    client.put("/api/v1/queues/plain", json={"ordered": False})
+    before = client.get("/api/v1/queues").get_json()
+    refused(client.post(f"/api/v1/queues/{queue}/move", json=body), 400, "invalid-input", pointer)
+    assert client.get("/api/v1/queues").get_json() == before
+
+
+def test_a_move_that_another_session_is_in_the_way_of(
+    client: FlaskClient, conn: db.Connection, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
+    run(conn, made(client))
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs FOR UPDATE")
+        problem = refused(client.post("/api/v1/queues/load.cbr/move", json={"to": "new"}), 409, "conflict")
+    assert (
+        problem["detail"] == "load.cbr and new are paused, and another session has jobs of load.cbr locked. Move again"
+    )
+
+
+def test_the_list_of_dead_jobs_has_buttons_for_all_that_fit(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in ("a&b", "a&b", "other"):
+        end(conn, made(client, task=task), "failed")
+    page = client.get("/jobs?queue=load.cbr&status=dead&task=a%26b").text
+    address = "/queues/load.cbr/delete-dead?task=a%26b"
+    assert f'hx-post="{address}"' in page
+    assert "Delete all that fit" in page
+    monkeypatch.setattr(actions, "ALL_SEC", 0.0)
+    assert "0 jobs deleted." in client.post(address, headers=HTMX).text
+    monkeypatch.undo()
+    monkeypatch.setattr(operations, "SCAN", 1)
+    assert "2 jobs deleted." in client.post(address, headers=HTMX).text
+    assert conn.execute("SELECT array_agg(task) FROM dl_jobs").fetchone() == (["other"],)
+    assert client.post("/queues/load.cbr/delete-dead?producer=p", headers=HTMX).status_code == 400
+    assert client.post("/queues/load.cbr/delete-dead?task=%00", headers=HTMX).status_code == 400
+    assert client.post("/queues/load.cbr/delete-dead?after=x", headers=HTMX).status_code == 400
+    assert "hx-post" not in client.get("/jobs?queue=load.cbr&status=failed").text
+
+
+def test_a_button_that_has_no_time_left_goes_on_where_it_stopped(
+    client: FlaskClient, conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in ("a", "b", "a"):
+        end(conn, made(client, task=task), "failed")
+    monkeypatch.setattr(operations, "SCAN", 1)
+    times = itertools.count()
+    monkeypatch.setattr(actions, "monotonic", lambda: next(times) * 1.0)  # one step of ALL_SEC
+    answer = client.post("/queues/load.cbr/requeue-dead?task=a", headers=HTMX).text
+    assert "1 job queued again. There may be more behind these." in answer
+    more = re.search('hx-post="([^"]+)"', answer)
+    assert more is not None
+    monkeypatch.undo()
+    assert "1 job queued again." in client.post(unescape(more[1]), headers=HTMX).text
 
 
 @pytest.mark.parametrize(
@@ -272,7 +415,7 @@ def test_a_limit_is_checked(client: FlaskClient, refused: Refused, body: Any, po
 
 @pytest.mark.parametrize("queue", ["", "%00", "a%00b", "x" * 513])
 def test_the_name_of_a_queue_is_checked(client: FlaskClient, refused: Refused, queue: str) -> None:
-    for step in ("pause", "resume", "requeue-dead", "delete-dead", "run-all"):
+    for step in ("pause", "resume", "requeue-dead", "delete-dead", "run-all", "kill-retries"):
         refused(client.post(f"/api/v1/queues/{queue}/{step}"), 400, "invalid-input", "")
     refused(client.put(f"/api/v1/queues/{queue}/limit", json={"max_length": 1}), 400, "invalid-input", "")
 

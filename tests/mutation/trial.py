@@ -26,7 +26,7 @@ from .mutants import ROOT, Mutant, apply
 # Not test_migrations, to which any change is one; the long ones last.
 TESTS = [
     *("lease", "ends", "park", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order"),
-    *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "stats", "retention"),
+    *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "move", "stats", "retention"),
     *("target", "several_queues", "guards", "transitions", "lock", "ordered", "ordered_model", "model"),
     *("interleavings", "plans"),
 ]
@@ -94,6 +94,16 @@ FIRST = {
     "delete": "operate locked_rows",
     "dead": "operate",
     "not_due": "operate",
+    "retried": "operate",
+    "chosen": "operate",
+    "passes": "operate",
+    "kill": "operate transitions ordered",
+    "claims_under_way": "move",
+    "running_to_move": "move",
+    "queued_to_move": "move",
+    "dead_to_move": "move",
+    "move": "move",
+    "resume_own": "move",
 }
 OPTIONS = [
     *("-x", "-q", "-rfE", "--no-header", "--tb=line", "--timeout=120"),

@@ -11,7 +11,7 @@ _NEXT: dict[str | None, set[str]] = {
     "picked": {"heartbeat", "done", "requeue", "failed", "canceled", "lost", "cancel_requested"},
     "heartbeat": {"heartbeat", "done", "requeue", "failed", "canceled", "lost", "cancel_requested"},
     "cancel_requested": {"cancel_requested", "heartbeat", "done", "requeue", "canceled", "lost"},
-    "requeue": {"picked", "canceled", "requeue", "lost"},
+    "requeue": {"picked", "canceled", "requeue", "lost", "failed"},
     "done": set(),
     "failed": set(),
     "canceled": set(),

@@ -260,6 +260,40 @@ def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:
     assert re.search(rf"{name} .*2 keys", ask("queues").stdout)
 
 
+def test_a_queue_is_moved_and_the_command_says_what_is_left_to_do(ask: Ask) -> None:
+    old, new = f"orders {uuid4()}", f"orders-{uuid4()}"
+    job_id = triggered(ask, queue=old)
+    told = ask("queue", "move", old, new)
+    assert told.stdout.startswith(
+        f"1 jobs of {old} are jobs of {new} now. {old} stays paused; jobs that producers still"
+    )
+    assert f"dataloader queue move '{old}' {new}" in told.stdout
+    assert answer(ask("status", job_id))["queue"] == new
+    assert answer(ask("queue", "move", old, new, "--json")) == {"queue": old, "to": new, "moved": 0}
+    refused = ask("queue", "move", old, old)
+    assert (refused.exit_code, "would be moved to itself" in refused.stderr) == (1, True)
+    assert ask("resume", old).exit_code == 0
+
+
+def test_the_jobs_of_a_queue_are_changed_by_filter(ask: Ask, farm: Farm) -> None:
+    queue = f"many {uuid4()}"
+    jobs = [triggered(ask, task, queue) for task in ("a", "b", "b")]
+    with farm.conn.transaction():
+        farm.conn.execute("UPDATE dl_jobs SET attempt = 1 WHERE queue = %s", (queue,))
+    assert ask("queue", "kill-retries", queue, "--task", "b").stdout == f"{queue}: 2 jobs failed\n"
+    assert answer(ask("queue", "kill-retries", queue, "--json")) == {"queue": queue, "changed": 1}
+    assert (
+        ask("requeue", "--dead", queue, "--error", "killed by", "--task", "a").stdout
+        == f"{queue}: 1 jobs queued again\n"
+    )
+    assert answer(ask("delete", "--dead", queue, "--yes", "--error", "no such", "--json"))["changed"] == 0
+    asked = ask("delete", "--dead", queue, "--task", "b", input="y\n")
+    assert f"Delete all failed and lost jobs of {queue} that pass the filter" in asked.stderr
+    assert asked.stdout == f"{queue}: 2 jobs deleted\n"
+    assert ask("run-now", "--all", queue, "--lock-key", "none").stdout == f"{queue}: 0 jobs due now\n"
+    assert answer(ask("status", jobs[0]))["status"] == "queued"
+
+
 def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
     first, second = triggered(ask, "errs", permanent=True), triggered(ask, "errs", permanent=True)
     assert [ask("wait", job_id).exit_code for job_id in (first, second)] == [10, 10]
@@ -305,6 +339,8 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["delete", "-"], 2, "add --yes"),
         (["events", str(UUID(int=1)), "--queue", "q"], 2, "leave --queue out"),
         (["limit", "q", "many"], 2, "should be a number or none"),
+        (["requeue", str(UUID(int=1)), "--lock-key", "k"], 2, "--lock-key is for the jobs of a queue"),
+        (["queue", "move", "no such queue", "other"], 1, "no queue no such queue is known now"),
         (["queue", "set", "q"], 2, "name what to change: --ordered"),
         (["queue", "set", "q", "--batch", "many"], 2, "should be a number from 1 to 1000, or none"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, row, started, state, value
+from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
 
 from dataloader.queue import db, lifecycle, operations, stats, waiting
 from dataloader.queue.enqueue import NewJob, QueueFull, require_room
@@ -193,8 +195,8 @@ def test_the_dead_of_a_queue_in_steps(conn: db.Connection) -> None:
     dead = [plain(conn, status=status) for status in ("failed", "lost", "failed", "lost", "failed")]
     elsewhere, fine = plain(conn, queue="other", status="failed"), plain(conn, status="succeeded")
     conn.execute("UPDATE dl_jobs SET finished_at = now()")
-    assert [operations.requeue_dead(conn, "q", BY, limit=2), operations.delete_dead(conn, "q", BY, limit=2)] == [2, 2]
-    assert [operations.delete_dead(conn, "q", BY, limit=2), operations.delete_dead(conn, "q", BY, limit=2)] == [1, 0]
+    steps = (operations.requeue_dead, *[operations.delete_dead] * 3)
+    assert [step(conn, "q", BY, limit=2).changed for step in steps] == [2, 2, 1, 0]
     left = {job_id for (job_id,) in conn.execute("SELECT job_id FROM dl_jobs")}
     assert len(left & set(dead)) == 2
     assert {elsewhere, fine} < left
@@ -205,16 +207,143 @@ def test_all_of_a_queue_that_wait_for_their_time(conn: db.Connection) -> None:
     for _ in range(3):
         plain(conn, in_sec=60)
     plain(conn, queue="other", in_sec=60)
-    assert [
-        operations.run_all(conn, "q", BY, limit=2),
-        operations.run_all(conn, "q", BY),
-        operations.run_all(conn, "q", BY),
-    ] == [
-        2,
-        1,
-        0,
-    ]
+    assert [operations.run_all(conn, "q", BY, limit).changed for limit in (2, 1_000, 1_000)] == [2, 1, 0]
     assert value(conn, "SELECT array_agg(DISTINCT queue) FROM dl_jobs WHERE blocked_on = 'time'") == ["other"]
+
+
+def test_what_waits_for_a_retry_is_killed_and_nothing_else(conn: db.Connection, worker: Worker) -> None:
+    tried, told = plain(conn, attempt=2, in_sec=60, error="no route"), plain(conn, attempt=1)
+    fresh, running, elsewhere = plain(conn), plain(conn, priority=1), plain(conn, queue="other", attempt=1)
+    assert worker.take().job_id == running
+    assert operations.kill_retries(conn, "q", BY) == (2, None)
+    assert [state(conn, job_id)[0] for job_id in (fresh, running, elsewhere)] == ["queued", "running", "queued"]
+    found = row(conn, tried)
+    assert (found["status"], found["attempt"], found["error"], found["blocked_on"]) == ("failed", 2, "no route", None)
+    assert found["finished_at"] is not None
+    assert journal(conn, tried)[-1] == ("failed", {"attempt": 2, "by": BY, "reason": "killed by hand"})
+    assert kinds(conn, tried).count("failed") == 1
+    assert row(conn, told)["error"] == f"killed by {BY}"
+    assert operations.requeue_dead(conn, "q", BY).changed == 2
+    assert state(conn, tried) == ("queued", 0)
+
+
+GROUPS = {
+    "run_all": (operations.run_all, {"in_sec": 60}),
+    "kill_retries": (operations.kill_retries, {"attempt": 1}),
+    "requeue_dead": (operations.requeue_dead, {"status": "failed", "error": "no route to host"}),
+    "delete_dead": (operations.delete_dead, {"status": "lost", "error": "no route to host"}),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize(
+    "only", [{"task": "a"}, {"lock_key": "a"}, {"partition_key": "a"}, {"task": "a", "lock_key": "a"}]
+)
+def test_a_filter_is_for_what_passes_it(conn: db.Connection, name: str, only: dict[str, str]) -> None:
+    change, group = GROUPS[name]
+    fits = plain(conn, **group, **only)
+    others = {plain(conn, **group, **{field: "b"}) for field in ("task", "lock_key", "partition_key")}
+    others.add(plain(conn, **{field: "a" for field in only}))  # not one of the group
+    before = {job_id: row(conn, job_id) for job_id in others}
+    assert change(conn, "q", BY, only=operations.Filter(**only)) == (1, None)
+    now = {"now": value(conn, "SELECT now()")}
+    assert {job_id: row(conn, job_id) | now for job_id in others} == {
+        job_id: was | now for job_id, was in before.items()
+    }
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == (4 if name == "delete_dead" else 5)
+    assert name == "delete_dead" or row(conn, fits)["journaled"] > 0
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_what_does_not_pass_takes_nobodys_place(conn: db.Connection, name: str) -> None:
+    change, group = GROUPS[name]
+    for task in "bba":
+        plain(conn, **group, task=task)
+    assert change(conn, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 1
+
+
+def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection) -> None:
+    for error in ("100% of disk", "1000 of disk", None):
+        plain(conn, status="failed", error=error)
+    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error="0% o")).changed == 1
+    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error="_00")).changed == 0
+    assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error=" of disk")).changed == 1
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_call_looks_at_some_and_says_how_far_it_came(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each step begins behind the one before, also where many rows have one time."""
+    change, group = GROUPS[name]
+    monkeypatch.setattr(operations, "SCAN", 3)
+    with conn.transaction():
+        for number in range(10):
+            plain(conn, **group, task="a" if number in (7, 8) else "b")
+    only, after, steps = operations.Filter(task="a"), None, []
+    while True:
+        changed, after = change(conn, "q", BY, only=only, after=after)
+        steps.append(changed)
+        if after is None:
+            break
+    assert (sum(steps), len(steps)) == (2, 4)
+    after, steps = None, []
+    while True:
+        changed, after = change(conn, "q", BY, limit=3, after=after)
+        steps.append(changed)
+        if after is None:
+            break
+    assert steps == [3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    "after", ["", "x", "bnVsbA", "W10", "WyIxIiwgIjIiXQ", "WzEsIDJd", "WyJub3ciLCAi4oKsIl0", "\0", "\udcff"]
+)
+def test_a_place_that_is_none_is_refused(conn: db.Connection, after: str) -> None:
+    plain(conn, status="failed")
+    with pytest.raises(ValueError, match="after should be the `next`"):
+        operations.delete_dead(conn, "q", BY, after=after)
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 1
+
+
+@pytest.mark.parametrize("group", ["dead", "not_due", "retried"])
+def test_a_filter_reads_along_an_index_and_only_so_far(conn: db.Connection, group: str) -> None:
+    with quietly(conn):
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, blocked_on, available_at, created_at,"
+            "                     finished_at)"
+            "SELECT gen_random_uuid(), 'q', 't', i::text, (ARRAY['failed', 'queued'])[1 + i % 2]::dl_status, 1, 'time',"
+            "       now(), at, at"
+            "  FROM (SELECT i, now() + i * interval '1 s' AS at FROM generate_series(1, 20000) i) rows"
+        )
+    conn.execute("ANALYZE dl_jobs")
+    given = {"task": "none", "lock_key": None, "partition_key": None, "error": None, "queue": "q"}
+    given |= {"after": operations._GROUPS[group], "limit": 1_000, "scan": 200}
+    explain = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) "
+    with conn.transaction():
+        conn.execute(operations._SQL["plans"])
+        row = conn.execute(explain + operations._CHOSEN[group], given).fetchone()
+    assert row is not None
+    assert "Seq Scan" not in json.dumps(row[0])
+    assert max(returned(row[0][0]["Plan"])) < 1_000
+
+
+def returned(node: dict[str, Any]) -> Iterator[float]:
+    """How many rows each node of a plan returned, in all its loops."""
+    yield node["Actual Rows"] * node["Actual Loops"]
+    for below in node.get("Plans", ()):
+        yield from returned(below)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_rows_of_a_group_that_others_have_locked_stay(conn: db.Connection, worker: Worker, name: str) -> None:
+    change, group = GROUPS[name]
+    held, _ = plain(conn, **group), plain(conn, **group)
+    conn.execute("SET lock_timeout = '2s'")
+    with worker.conn.transaction():
+        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+        assert change(conn, "q", BY).changed == 1
+    assert change(conn, "q", BY).changed == 1
 
 
 @pytest.mark.parametrize("change", [operations.cancel, operations.requeue, operations.run_now, operations.delete])

@@ -929,3 +929,45 @@ def test_a_queue_that_is_not_ordered_cannot_merge(conn: db.Connection) -> None:
     with pytest.raises(operations.Contradiction, match="should be ordered as well"):
         operations.set_order(conn, "q", "test", merge=True)
     assert conn.execute("SELECT FROM dl_queues").fetchall() == []
+
+
+# --- retries that an operator kills ---
+
+
+def test_the_next_job_of_a_key_starts_when_the_retry_before_it_is_killed(
+    ordered: db.Connection, worker: Worker
+) -> None:
+    first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
+    assert ids(step(worker)) == []
+    assert waits(ordered, first, second) == ["time", "key"]
+    worker.notes()
+    assert operations.kill_retries(ordered, "q", "ops").changed == 1
+    assert worker.notes() == ["q"]
+    assert ids(step(worker)) == [second]
+
+
+def test_a_retry_that_is_killed_holds_its_key_where_dead_jobs_do(conn: db.Connection, worker: Worker) -> None:
+    order(conn, on_dead="hold")
+    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
+    operations.kill_retries(conn, "q", "ops")
+    assert ids(step(worker)) == []
+    assert waits(conn, second) == ["key"]
+    operations.delete_dead(conn, "q", "ops")
+    assert ids(step(worker)) == [second]
+    assert state(conn, second) == ("running", 1)
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE job_id = %s", first) == 0
+
+
+def test_a_delivery_that_waits_for_its_retry_is_killed_and_what_came_since_starts(
+    merged: db.Connection, worker: Worker
+) -> None:
+    jobs = [enqueue(merged, lock_key="k") for _ in range(3)]
+    end_all(worker, step(worker).jobs, "retry", delay_sec=60, error="no")
+    since = enqueue(merged, lock_key="k")
+    assert ids(step(worker)) == []
+    assert operations.kill_retries(merged, "q", "ops").changed == 3
+    assert [state(merged, job_id) for job_id in jobs] == [("failed", 1)] * 3
+    assert ids(step(worker)) == [since]
+    assert state(merged, since) == ("running", 1)

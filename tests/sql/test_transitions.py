@@ -12,7 +12,7 @@ import pytest
 from hands import Worker, enqueue, expire, journal, kinds, row, value
 from judge import illegal
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import FINAL, TRANSITIONS, Finish, Job, Status
@@ -39,6 +39,7 @@ STATEMENTS: dict[str, Callable[[Worker, Job], Any]] = {
     "settle late": lambda worker, job: lifecycle.settle(worker.conn, BOOT, "timeout", "late"),
     "reap": lambda worker, job: lifecycle.reap(worker.conn),
     "wake": lambda worker, job: lifecycle.wake(worker.conn, 10),
+    "kill": lambda worker, job: operations.kill_retries(worker.conn, "q", "operator"),
 }
 # What each may do; everything else changes nothing.
 MAY = {
@@ -53,6 +54,7 @@ MAY = {
     "settle uncounted": {("running", "queued"), ("running", "canceled")},
     "settle late": {("running", "queued"), ("running", "canceled"), ("running", "failed")},
     "reap": {("running", "queued"), ("running", "canceled"), ("running", "lost")},
+    "kill": {("queued", "failed"), ("queued", "canceled")},
 }
 RENEWING = {"beat", "retake", "keep"}
 SITUATIONS = list(itertools.product((False, True), (False, True), (False, True)))

@@ -212,3 +212,24 @@ def test_a_report_is_good_without_errors_only() -> None:
     levels = database.Level
     assert check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.WARNING, "a", "b", "c")]).is_good
     assert not check.Report({}, [Finding(levels.OK, "a", "b"), Finding(levels.ERROR, "a", "b", "c")]).is_good
+
+
+@pytest.mark.parametrize(
+    ("said", "by_settings", "tasks", "found"),
+    [
+        (True, None, ["one", "many", "unknown here"], ["one"]),
+        (None, True, ["one"], ["one"]),
+        (None, None, ["one"], []),
+        (False, True, ["one"], []),  # the workers refuse to start
+        (True, True, ["many"], []),
+        (True, True, [], []),
+    ],
+)
+def test_a_pipeline_for_one_job_in_a_queue_that_merges(
+    said: bool | None, by_settings: bool | None, tasks: list[str], found: list[str]
+) -> None:
+    findings = database.merging([{"queue": "orders", "merge": said, "tasks": tasks}], {"orders": by_settings}, {"one"})
+    words = "the queue orders merges the jobs of a key, and the pipeline {} takes one job"
+    assert [(each.level, each.about, each.what, each.advice) for each in findings] == [
+        ("warning", "queues", words.format(task), "register it with batch_size") for task in found
+    ]

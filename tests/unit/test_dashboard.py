@@ -18,8 +18,8 @@ from dataloader.queue.job import FINAL
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE: dict[str, Any] = {
-    "queue": "q", "length": 0, "scheduled": 0, "busy": 0, "dead": 0, "lag_sec": 0.0, "workers": 1, "stopped": 0,
-    "paused_at": None, "paused_by": None, "max_length": None,
+    "queue": "q", "length": 0, "scheduled": 0, "retries": 0, "busy": 0, "dead": 0, "lag_sec": 0.0,
+    "workers": 1, "stopped": 0, "paused_at": None, "paused_by": None, "max_length": None,
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
@@ -121,11 +121,25 @@ def test_buttons_are_those_that_a_state_allows() -> None:
     for final in sorted(FINAL):
         assert of(status=final) == ["requeue", "delete"]
     names = [button.name + "!" * bool(button.because) for button in actions.of_queue(QUEUE)]
-    assert names == ["pause", "run-all!", "requeue-dead!", "delete-dead!"]
-    paused = actions.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000})
+    assert names == ["pause", "run-all!", "kill-retries!", "requeue-dead!", "delete-dead!"]
+    paused = actions.of_queue(QUEUE | {"paused_at": NOW, "dead": 1, "scheduled": 2_000, "retries": 3})
     assert next(button.name for button in paused if not button.because) == "resume"
     assert "all 2,000 scheduled jobs" in paused[1].question
-    assert "the one dead job" in paused[3].question
+    assert "all 3 jobs that wait for a retry" in paused[2].question
+    assert "the one dead job" in paused[4].question
+
+
+def test_buttons_of_a_list_are_for_all_that_its_filter_lets_through() -> None:
+    names = ("queue", "task", "lock_key", "partition_key", "producer", "since", "sort")
+    given = dict.fromkeys(names, "") | {"status": "dead", "queue": "q", "task": "t", "sort": "key"}
+
+    def of(**more: str) -> list[str]:
+        return [button.name + "!" * bool(button.because) for button in actions.of_list(given | more)]
+
+    assert of() == of(lock_key="k", partition_key="p") == ["requeue-dead", "delete-dead"]
+    assert (of(status="retries"), of(status="scheduled")) == (["kill-retries"], ["run-all"])
+    assert of(status="failed") == of(status="") == of(status="running") == []
+    assert of(producer="p") == of(since="2026-01-01") == of(queue="") == ["requeue-dead!", "delete-dead!"]
 
 
 def test_viewers_share_an_answer_but_not_a_failure() -> None:

@@ -15,11 +15,11 @@ from uuid import UUID
 from flask import Blueprint, Response, g, request
 
 from dataloader.api.dashboard import formats
-from dataloader.api.dashboard.render import done, failed, named_queue
+from dataloader.api.dashboard.render import done, failed, named_queue, queue_url
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import operations
+from dataloader.queue import db, operations
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -31,11 +31,16 @@ _JOB_VERBS: dict[str, tuple[Callable[..., dict[UUID, str]], str]] = {
     "requeue": (operations.requeue, "The job is queued again, with a fresh budget of attempts."),
     "delete": (operations.delete, "The job is deleted, with its journal."),
 }
-_QUEUE_VERBS: dict[str, tuple[Callable[..., int], str]] = {
+_QUEUE_VERBS: dict[str, tuple[Callable[..., operations.Changed], str]] = {
     "run-all": (operations.run_all, "may run now"),
+    "kill-retries": (operations.kill_retries, "dead"),
     "requeue-dead": (operations.requeue_dead, "queued again"),
     "delete-dead": (operations.delete_dead, "deleted"),
 }
+
+
+# The filters of the list of jobs that a change of a whole queue knows too.
+FILTERS = ("task", "lock_key", "partition_key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +113,34 @@ def of_queue(queue: Mapping[str, Any]) -> list[Button]:
     dead, scheduled = _jobs(queue["dead"], "dead"), _jobs(queue["scheduled"], "scheduled")
     none_dead = "" if queue["dead"] else "No job of this queue is dead."
     none_scheduled = "" if queue["scheduled"] else "No job of this queue waits for its time."
+    none_retried = "" if queue["retries"] else "No job of this queue waits for a retry."
+    retries = "the one job that waits" if queue["retries"] == 1 else f"all {queue['retries']:,} jobs that wait"
     return [
         Button("resume", "Resume")
         if queue["paused_at"]
         else Button("pause", "Pause", "Pause this queue? No job of it starts, on any host, until it is resumed."),
         Button("run-all", "Run all now", f"Let {scheduled} run now, retries in their back-off too?", none_scheduled),
+        Button("kill-retries", "Kill all retries", f"Let {retries} for a retry be dead?", none_retried, is_grave=True),
         Button("requeue-dead", "Requeue all dead", f"Run {dead} again, with a fresh budget of attempts?", none_dead),
         Button("delete-dead", "Delete all dead", f"Delete {dead}, with their journals?", none_dead, is_grave=True),
     ]
+
+
+def of_list(given: Mapping[str, str]) -> list[Button]:
+    """The buttons of a list of dead, retried or scheduled jobs, for all jobs that its filters let through."""
+    because = ""
+    if not given["queue"]:
+        because = "Name one queue in the filter, to change all its jobs that fit."
+    elif any(given[name] for name in given if name not in (*FILTERS, "queue", "status", "sort")):
+        because = "A change of all that fit goes by queue, task, key and partition: clear the other filters."
+    of = f"job of {given['queue']} that fits this filter"
+    requeue = Button(
+        "requeue-dead", "Requeue all that fit", f"Run every dead {of} again, with a fresh budget of attempts?", because
+    )
+    delete = Button("delete-dead", "Delete all that fit", f"Delete every dead {of}?", because, is_grave=True)
+    run_all = Button("run-all", "Run all that fit now", f"Let every scheduled {of} run now?", because)
+    kill = Button("kill-retries", "Kill all that fit", f"Let every retried {of} be dead?", because, is_grave=True)
+    return {"dead": [requeue, delete], "retries": [kill], "scheduled": [run_all]}.get(given["status"], [])
 
 
 def _jobs(number: int, kind: str) -> str:
@@ -190,17 +215,39 @@ def _number(form: Mapping[str, str], name: str, words: str) -> int:
     return int(text)
 
 
-@blueprint.post("/queues/<anything:queue>/<any('run-all', 'requeue-dead', 'delete-dead'):verb>")
+@blueprint.post("/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>")
 @auth.require("operate")
 def change_queue(queue: str, verb: str) -> Response:
-    """Press a button for many jobs of a queue; one press changes as many as fit into ALL_SEC."""
-    queue = named_queue(queue)
+    """Press a button for many jobs of a queue; one press changes as many as it finds within ALL_SEC."""
+    queue, only, after = named_queue(queue), _only(), request.args.get("after")
     change, words = _QUEUE_VERBS[verb]
-    until, changed, more = monotonic() + ALL_SEC, 0, 1
+    until, changed = monotonic() + ALL_SEC, 0
     with session() as conn:
-        while more and monotonic() < until:
-            more = change(conn, queue, auth.who())
-            changed += more
-    g.changed = {"queue": queue, "action": verb, "jobs": changed}
+        while monotonic() < until:
+            some, after = _change_some(change, conn, queue, only, after)
+            changed += some
+            if after is None:
+                break
+    g.changed = {"queue": queue, "action": verb, "jobs": changed, **only}
     jobs = "1 job" if changed == 1 else f"{formats.count(changed)} jobs"
-    return done(f"{jobs} {words}." + (" There may be more: press again." if more else ""))
+    more = queue_url(queue, verb, **only, after=after) if after else ""
+    return done(f"{jobs} {words}." + (" There may be more behind these." if more else ""), more=more)
+
+
+def _only() -> dict[str, str]:
+    """The filter in the address of a button. Raises a 400 Problem for any other: it would be for too many jobs."""
+    given = request.args.to_dict()
+    if unknown := given.keys() - {*FILTERS, "name", "after"}:
+        raise Problem(400, f"A change of a queue has no filter {sorted(unknown)[0]}.")
+    if "\0" in "".join(given.values()):
+        raise Problem(400, "A filter should have no NUL character in it.")
+    return {name: given[name] for name in FILTERS if given.get(name)}
+
+
+def _change_some(
+    change: Callable[..., operations.Changed], conn: db.Connection, queue: str, only: dict[str, str], after: str | None
+) -> operations.Changed:
+    try:
+        return change(conn, queue, auth.who(), only=operations.Filter(**only), after=after)
+    except ValueError as error:
+        raise Problem(400, str(error)) from None

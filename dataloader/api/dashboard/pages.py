@@ -126,6 +126,8 @@ def jobs() -> Response:
         statuses=STATUSES,
         jobs=page.jobs,
         mistake=mistake,
+        buttons=[asdict(button) for button in actions.of_list(given)],
+        only={name: given[name] for name in actions.FILTERS if given[name]},
         **_neighbours(given, page.next),
     )
 

@@ -10,6 +10,7 @@ from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
@@ -60,9 +61,10 @@ def show(template: str, status: int = 200, **data: Any) -> Response:
     return response
 
 
-def done(text: str, is_gone: bool = False) -> Response:
-    """The message after a button was pressed; the page then refreshes."""
-    response = Response(render_template("done.html", text=log.masked(text), is_gone=is_gone), mimetype="text/html")
+def done(text: str, is_gone: bool = False, more: str = "") -> Response:
+    """The message after a button was pressed; the page then refreshes. `more` is the address of what is left to do."""
+    body = render_template("done.html", text=log.masked(text), is_gone=is_gone, more=more)
+    response = Response(body, mimetype="text/html")
     response.headers["HX-Trigger"] = "refresh"
     return response
 
@@ -129,14 +131,17 @@ def _teach(state: BlueprintSetupState) -> None:
     environment.tests["instant"] = lambda value: isinstance(value, datetime)
 
 
-def queue_url(queue: str, verb: str = "") -> str:
-    """The address of a queue's page, or of one of its buttons.
+def queue_url(queue: str, verb: str = "", **parameters: str | None) -> str:
+    """The address of a queue's page, or of one of its buttons, with these parameters as far as they are given.
 
     A browser removes `.` and `..` from a path, also percent-encoded: these two names stand in the query.
     """
     is_dots = queue in (".", "..")
     path = url_for("dashboard.queue", queue="-" if is_dots else queue)
-    return path + (f"/{verb}" if verb else "") + (f"?name={queue}" if is_dots else "")
+    query = urlencode(
+        ({"name": queue} if is_dots else {}) | {name: value for name, value in parameters.items() if value}
+    )
+    return path + (f"/{verb}" if verb else "") + (f"?{query}" if query else "")
 
 
 def key_url(queue: str, lock_key: str) -> str:

@@ -11,12 +11,12 @@ from flask import Blueprint, Response, g
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, paged, session
-from dataloader.api.web.problems import invalid
+from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import db, keys, operations, stats
 
 AT_ONCE = 1_000  # jobs that one request changes
 blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")
-_order = partial(operation, "queues", body=requests.Nothing, body_may_be_empty=True, query=requests.OfQueue)
+_order = partial(operation, "queues", body_may_be_empty=True, query=requests.OfQueue)
 
 
 @blueprint.get("")
@@ -48,7 +48,7 @@ def list_keys(queue: str, query: requests.Keys) -> Response:
 
 @blueprint.post("/<anything:queue>/pause")
 @auth.require("operate")
-@_order(responses.QueueState)
+@_order(responses.QueueState, body=requests.Nothing)
 def pause_queue(queue: str) -> dict[str, Any]:
     """Start no job of this queue any more, on any host. Running ones go on."""
     return _set(queue, operations.pause)
@@ -56,7 +56,7 @@ def pause_queue(queue: str) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/resume")
 @auth.require("operate")
-@_order(responses.QueueState)
+@_order(responses.QueueState, body=requests.Nothing)
 def resume_queue(queue: str) -> dict[str, Any]:
     """Start jobs of this queue again."""
     return _set(queue, operations.resume)
@@ -92,26 +92,50 @@ def set_queue(queue: str, body: requests.QueueOrder) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/requeue-dead")
 @auth.require("operate")
-@_order(responses.Changed)
-def requeue_dead(queue: str) -> dict[str, Any]:
+@_order(responses.Changed, body=requests.OfDead)
+def requeue_dead(queue: str, body: requests.OfDead) -> dict[str, Any]:
     """Requeue up to 1,000 of the queue's failed and lost jobs."""
-    return _changed(queue, operations.requeue_dead)
+    return _changed(queue, operations.requeue_dead, body)
 
 
 @blueprint.post("/<anything:queue>/delete-dead")
 @auth.require("operate")
-@_order(responses.Changed)
-def delete_dead(queue: str) -> dict[str, Any]:
+@_order(responses.Changed, body=requests.OfDead)
+def delete_dead(queue: str, body: requests.OfDead) -> dict[str, Any]:
     """Delete up to 1,000 of the queue's failed and lost jobs."""
-    return _changed(queue, operations.delete_dead)
+    return _changed(queue, operations.delete_dead, body)
 
 
 @blueprint.post("/<anything:queue>/run-all")
 @auth.require("operate")
-@_order(responses.Changed)
-def run_all(queue: str) -> dict[str, Any]:
+@_order(responses.Changed, body=requests.OfQueued)
+def run_all(queue: str, body: requests.OfQueued) -> dict[str, Any]:
     """Make up to 1,000 of the queue's jobs due whose time has not come."""
-    return _changed(queue, operations.run_all)
+    return _changed(queue, operations.run_all, body)
+
+
+@blueprint.post("/<anything:queue>/kill-retries")
+@auth.require("operate")
+@_order(responses.Changed, body=requests.OfQueued)
+def kill_retries(queue: str, body: requests.OfQueued) -> dict[str, Any]:
+    """Let up to 1,000 of the queue's jobs be failed that were tried and wait for their next attempt."""
+    return _changed(queue, operations.kill_retries, body)
+
+
+@blueprint.post("/<anything:queue>/move")
+@auth.require("operate")
+@operation("queues", responses.Moved, body=requests.Move, query=requests.OfQueue, errors=(409,))
+def move_queue(queue: str, body: requests.Move) -> dict[str, Any]:
+    """Make up to 1,000 of the queue's jobs those of another queue, their order kept; both are paused until all are."""
+    with session() as conn:
+        try:
+            moved, is_done = operations.move(conn, queue, body.to, auth.who(), AT_ONCE)
+        except operations.Contradiction as e:
+            raise invalid("/to", "contradiction", str(e)) from None
+        except operations.Busy as e:
+            raise Problem(409, str(e)) from None
+    g.changed = {"queue": queue, "to": body.to, "jobs": moved}
+    return {"queue": queue, "to": body.to, "moved": moved, "is_done": is_done}
 
 
 def _set(queue: str, change: Callable[..., dict[str, Any]]) -> dict[str, Any]:
@@ -128,8 +152,12 @@ def _known(conn: db.Connection, queue: str) -> dict[str, Any]:
     return found if auth.may("read") else found | {"similar": []}
 
 
-def _changed(queue: str, change: Callable[..., int]) -> dict[str, Any]:
+def _changed(queue: str, change: Callable[..., operations.Changed], body: requests.OfQueued) -> dict[str, Any]:
+    only = body.model_dump(exclude={"after"}, exclude_none=True)
     with session() as conn:
-        count = change(conn, queue, auth.who(), AT_ONCE)
-    g.changed = {"queue": queue, "jobs": count}
-    return {"queue": queue, "changed": count}
+        try:
+            changed, following = change(conn, queue, auth.who(), AT_ONCE, operations.Filter(**only), body.after)
+        except ValueError as e:
+            raise invalid("/after", "cursor", str(e)) from None
+    g.changed = {"queue": queue, "jobs": changed, **only}
+    return {"queue": queue, "changed": changed, "next": following}

@@ -164,6 +164,33 @@ class Nothing(Body):
     """A body that may be left out and says nothing."""
 
 
+class OfQueued(Body):
+    """The body of an order to many jobs of a queue, which may be left out. Filters that are given must all hold."""
+
+    task: Text | None = None
+    lock_key: Text | None = None
+    partition_key: Text | None = None
+    after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
+        default=None,
+        description="`next` of the answer before; the filters as they were",
+        json_schema_extra={"format": "cursor"},
+    )
+
+
+class OfDead(OfQueued):
+    """The same for dead jobs."""
+
+    error: Text | None = Field(default=None, description="a text that the job's error contains; no pattern")
+
+
+class Move(Body):
+    """The body of POST /api/v1/queues/{queue}/move."""
+
+    to: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_storable)] = Field(
+        description="the name of the other queue, which need not be known"
+    )
+
+
 class Bulk(Body):
     """The jobs of a bulk request."""
 

@@ -261,10 +261,22 @@ class Overview(Queues):
 
 
 class Changed(BaseModel):
-    """How many jobs of the queue were changed. Send the request again until it is 0: then none is left."""
+    """How many jobs of the queue were changed. Send the request again, with `next` as `after`, until that is null."""
 
     queue: str
     changed: Count
+    next: str | None = Field(
+        description="there may be more behind this place; a request looks at 20,000 jobs, where it has a filter"
+    )
+
+
+class Moved(BaseModel):
+    """How many jobs are the other queue's now. Send the request again until `is_done`; until then both are paused."""
+
+    queue: str
+    to: str
+    moved: Count
+    is_done: bool = Field(description="none was left to move, and the other queue goes on")
 
 
 class Worker(BaseModel):

@@ -1,0 +1,430 @@
+"""A live queue becomes another: `operations.move`. The order of each key is kept, and what runs goes on."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hands import BACKOFF_SEC, Worker, enqueue, journal, keys_held, many, plain, row, started, state, until, value
+
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.enqueue import enqueue as add
+from dataloader.queue.job import Finish, Job
+from dataloader.queue.lifecycle import Ended, Step
+
+Workers = Callable[[], Worker]
+BY = "ops"
+PAUSED = "SELECT array_agg(queue ORDER BY queue) FROM dl_queues WHERE paused_at IS NOT NULL"
+LEFT = "SELECT count(*) FROM dl_jobs WHERE queue = 'q' AND status IN ('queued', 'running', 'failed', 'lost')"
+# A claim that has read that its queue is not paused, and has locked no row yet: it has no xid.
+CLAIM = "DO $$ BEGIN PERFORM FROM dl_queues; PERFORM pg_advisory_lock_shared(4711); END $$"
+
+
+def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
+    operations.set_order(conn, queue, BY, **({"ordered": True} | settings))
+
+
+def move(conn: db.Connection, source: str = "q", target: str = "to", limit: int = 1_000) -> list[int]:
+    """As the command does; returns how many each call has moved."""
+    conn.execute("SET lock_timeout = '5s'")
+    steps, is_done = [], False
+    while not is_done:
+        moved, is_done = operations.move(conn, source, target, BY, limit)
+        steps.append(moved)
+        assert len(steps) < 200, "the move does not end"
+    return steps
+
+
+def step(worker: Worker, queue: str = "to", most: int = 10, *ends: Ended) -> Step:
+    return lifecycle.step(worker.session, [queue], BACKOFF_SEC, most, ends)
+
+
+def end(worker: Worker, jobs: list[Job], verb: str = "succeed", **how: Any) -> None:
+    step(worker, "none", 0, *(Ended(job, Finish(verb, **how)) for job in jobs))
+
+
+def ids(found: Step) -> list[UUID]:
+    return [job.job_id for job in found.jobs]
+
+
+def in_order(worker: Worker, queue: str = "to") -> list[UUID]:
+    """What the queue starts, one by one."""
+    found = []
+    while job := worker.claim(queue).job:
+        found.append(job.job_id)
+        worker.finish(job)
+    return found
+
+
+def queue_of(conn: db.Connection, *job_ids: UUID) -> list[str]:
+    return [row(conn, job_id)["queue"] for job_id in job_ids]
+
+
+# --- what moves ---
+
+
+def test_jobs_that_are_queued_run_or_are_dead_move_and_no_others(conn: db.Connection, worker: Worker) -> None:
+    running = enqueue(conn)
+    worker.take()
+    queued, later, retry = enqueue(conn), plain(conn, in_sec=60), plain(conn, in_sec=60, attempt=2)
+    dead = [plain(conn, status="failed"), plain(conn, status="lost")]
+    done, elsewhere = plain(conn, status="succeeded"), enqueue(conn, queue="other")
+    before = row(conn, running)
+    assert sum(move(conn)) == 6
+    assert set(queue_of(conn, running, queued, later, retry, *dead)) == {"to"}
+    assert queue_of(conn, done, elsewhere) == ["q", "other"]
+    assert {**row(conn, running), "queue": "q", "now": before["now"]} == before
+    waits = {job_id: row(conn, job_id)["blocked_on"] for job_id in (queued, later, retry)}
+    assert waits == {queued: None, later: "time", retry: "time"}
+    assert (row(conn, dead[0])["score"], value(conn, PAUSED)) == (None, ["q"])
+    assert in_order(worker) == [queued]
+
+
+def test_the_order_of_a_key_is_kept_and_the_target_becomes_ordered(conn: db.Connection, worker: Worker) -> None:
+    order(conn, batch=7, on_dead="hold")
+    jobs = [enqueue(conn, lock_key="k", score=float(score)) for score in random.Random(1).sample(range(40), 40)]
+    by_score = sorted(jobs, key=lambda job_id: row(conn, job_id)["score"])
+    assert worker.claim("q").job  # so the others are parked
+    assert worker.claim("q").job is None
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'key' WHERE status = 'queued'")
+    assert max(move(conn, limit=7)) == 7
+    found = conn.execute("SELECT ordered, merge, batch, on_dead FROM dl_queues WHERE queue = 'to'").fetchone()
+    assert found == (True, None, 7, "hold")
+    assert in_order(worker) == []  # the first one runs
+    lifecycle.settle(conn, worker.name, "drain", "the worker leaves")
+    assert queue_of(conn, by_score[0]) == ["to"]
+
+
+def test_a_failed_run_comes_back_to_the_target_before_its_successor(conn: db.Connection, workers: Workers) -> None:
+    order(conn)
+    worker, other = workers(), workers()
+    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    job = worker.take("q")
+    assert move(conn) == [1, 1, 0]
+    assert other.claim("to").job is None
+    assert worker.finish(job, "retry", error="no") == "queued"
+    assert journal(conn, first)[-1][0] == "requeue"
+    assert (
+        value(conn, "SELECT queue FROM dl_job_events WHERE job_id = %s ORDER BY event_id DESC LIMIT 1", first) == "to"
+    )
+    assert in_order(other) == [first, second]
+
+
+def test_the_end_of_a_run_tells_the_target(conn: db.Connection, workers: Workers) -> None:
+    worker, other = workers(), workers()
+    enqueue(conn, lock_key="k")
+    job = worker.take("q")
+    second = enqueue(conn, lock_key="k")
+    move(conn)
+    assert other.claim("to").job is None
+    assert row(conn, second)["blocked_on"] == "key"
+    other.notes()
+    worker.finish(job)
+    assert "to" in other.notes()
+    assert in_order(other) == [second]
+
+
+@pytest.mark.parametrize("way", ["settle", "reap"])
+def test_a_lost_run_comes_back_to_the_target(conn: db.Connection, workers: Workers, way: str) -> None:
+    worker, other = workers(), workers()
+    job_id = enqueue(conn)
+    worker.take("q")
+    move(conn)
+    if way == "settle":
+        lifecycle.settle(conn, worker.name, "crash", "killed")
+    else:
+        conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 day'")
+        lifecycle.reap(conn)
+    assert queue_of(conn, job_id) == ["to"]
+    assert other.take("to").job_id == job_id
+
+
+def test_a_delivery_moves_as_one_and_goes_back_as_one(conn: db.Connection, workers: Workers) -> None:
+    order(conn, merge=True)
+    worker, other = workers(), workers()
+    jobs = [enqueue(conn, lock_key="k", max_attempts=1) for _ in range(3)]
+    others = [enqueue(conn, lock_key=key) for key in ("a", "l")]
+    assert set(ids(step(worker, "q"))) == {*jobs, *others}
+    assert move(conn, limit=2) == [1, 3, 1, 0]
+    lifecycle.settle(conn, worker.name, "crash", "killed", running=jobs)
+    assert [state(conn, job_id) for job_id in jobs] == [("lost", 1), ("queued", 0), ("queued", 0)]
+    later = enqueue(conn, queue="to", lock_key="k")
+    assert set(ids(step(other))) == {*jobs[1:], *others, later}
+
+
+def test_a_plain_queue_moves_into_an_ordered_one(conn: db.Connection, worker: Worker) -> None:
+    """By the times of creation; what died before there was an order holds nothing."""
+    order(conn, "to", on_dead="hold")
+    dead = plain(conn, lock_key="k", status="failed")
+    jobs = [plain(conn, lock_key="k", made_sec=-number) for number in (10, 30, 20)]
+    assert sum(move(conn)) == 4
+    assert row(conn, dead)["score"] is None
+    assert in_order(worker) == [jobs[1], jobs[2], jobs[0]]
+
+
+def test_a_dead_job_goes_on_to_hold_its_key(conn: db.Connection, worker: Worker) -> None:
+    order(conn, on_dead="hold")
+    first, second = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    worker.finish(worker.take("q"), "fail", error="no")
+    assert worker.claim("q").job is None
+    move(conn)
+    assert in_order(worker) == []
+    operations.delete(conn, [first], BY)
+    assert in_order(worker) == [second]
+
+
+def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
+    many(conn, 2_500, "k%s")
+    steps = move(conn)
+    assert steps == [1_000, 1_000, 500, 0]
+    assert value(conn, "SELECT max(n) FROM (SELECT count(*) AS n FROM dl_jobs GROUP BY xmin) by_transaction") == 1_000
+
+
+# --- the pause ---
+
+
+def test_nothing_starts_before_all_have_moved(conn: db.Connection, worker: Worker) -> None:
+    """A move that dies leaves both queues paused; the next one completes it."""
+    order(conn)
+    jobs = [enqueue(conn, lock_key="k") for _ in range(4)]
+    for _ in range(2):
+        assert operations.move(conn, "q", "to", BY, limit=1) == (1, False)
+        assert value(conn, PAUSED) == ["q", "to"]
+        assert in_order(worker, "q") == in_order(worker, "to") == []
+    assert move(conn) == [2, 0]
+    assert value(conn, PAUSED) == ["q"]
+    assert in_order(worker) == jobs
+
+
+def test_a_repeated_move_takes_what_was_added_since(conn: db.Connection, worker: Worker) -> None:
+    order(conn)
+    first = enqueue(conn, lock_key="k")
+    move(conn)
+    late = enqueue(conn, lock_key="k")
+    ours = enqueue(conn, queue="to", lock_key="k")
+    assert move(conn) == [1, 0]
+    assert in_order(worker) == [first, late, ours]
+    assert move(conn) == [0]
+    assert value(conn, PAUSED) == ["q"]
+
+
+def test_the_pause_of_somebody_else_stays(conn: db.Connection, worker: Worker) -> None:
+    operations.pause(conn, "to", "night")
+    enqueue(conn)
+    move(conn)
+    assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'to'") == "night"
+    assert value(conn, "SELECT paused_by FROM dl_queues WHERE queue = 'q'") == "queue move to to"
+
+
+def test_a_queue_that_is_resumed_meanwhile_is_paused_again(conn: db.Connection) -> None:
+    enqueue(conn)
+    enqueue(conn)
+    operations.move(conn, "q", "to", BY, limit=1)
+    operations.resume(conn, "to", "somebody")
+    assert operations._move_some(conn, "q", "to", 1) == (0, False)
+    assert value(conn, LEFT) == 1
+    operations.resume(conn, "q", "somebody")
+    assert move(conn) == [1, 0]
+    assert value(conn, PAUSED) == ["q"]
+
+
+def test_the_target_is_told_when_it_goes_on(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    operations.move(conn, "q", "to", BY)
+    worker.claim("to")
+    worker.notes()
+    move(conn)
+    assert worker.notes() == ["to"]
+    assert in_order(worker) == [job_id]
+
+
+def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
+    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "CLAIMS_SEC", 0.1)
+    job_id = enqueue(conn)
+    with db.connect(dsn, name="claimer", schema="public") as claimer:
+        conn.execute("SELECT pg_advisory_lock(4711)")
+        with started(lambda: claimer.execute(CLAIM), claimer.info.backend_pid, conn):
+            with pytest.raises(operations.Busy, match=rf"session {claimer.info.backend_pid} \(claimer\) began before"):
+                operations.move(conn, "q", "to", BY)
+            assert (queue_of(conn, job_id), value(conn, PAUSED)) == (["q"], ["q", "to"])
+            conn.execute("SELECT pg_advisory_unlock(4711)")
+    assert move(conn) == [1, 0]
+
+
+def test_a_move_sees_the_claims_of_other_roles(
+    conn: db.Connection, dsn: str, as_superuser: Callable[[str], str]
+) -> None:
+    """Of whose sessions the server hides most from a role without pg_read_all_stats."""
+    with db.connect(as_superuser(dsn), name="claimer", schema="public") as claimer:
+        conn.execute("SELECT pg_advisory_lock(4711)")
+        with started(lambda: claimer.execute(CLAIM), claimer.info.backend_pid, conn):
+            found = conn.execute(operations._SQL["claims_under_way"], {"transactions": None}).fetchall()
+            assert [pid for _, pid, _ in found] == [claimer.info.backend_pid]
+            conn.execute("SELECT pg_advisory_unlock(4711)")
+
+
+def test_a_producer_that_has_not_committed_is_not_waited_for(conn: db.Connection, dsn: str) -> None:
+    with db.connect(dsn, name="producer", schema="public") as producer:
+        with producer.transaction():
+            job_id = enqueue(producer)
+            enqueue(conn)
+            assert move(conn) == [1, 0]
+        assert queue_of(conn, job_id) == ["q"]
+    assert move(conn) == [1, 0]
+
+
+def test_a_row_that_a_worker_has_locked_is_tried_again(conn: db.Connection, worker: Worker) -> None:
+    """Running ones at once, with nothing held: no deadlock with a worker that locks the rows of its run."""
+    enqueue(conn)
+    job = worker.take("q")
+    worker.conn.execute("BEGIN; SELECT FROM dl_jobs FOR UPDATE")
+    with started(lambda: move(conn), None, worker.conn) as moved:
+        until(lambda: value(worker.conn, PAUSED) == ["q", "to"], "the pause")
+        worker.conn.execute("COMMIT")
+        assert moved.result() == [1, 0]
+    assert value(worker.conn, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+    assert queue_of(conn, job.job_id) == ["to"]
+
+
+def test_a_row_that_stays_locked_ends_the_move_and_the_next_completes(
+    conn: db.Connection, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "OLDER_SEC", 0.05)
+    conn.execute("SET statement_timeout = '10s'")  # what waits for the row fails, and does not hang
+    enqueue(conn)
+    job = worker.take("q")
+    with worker.conn.transaction():
+        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (job.job_id,))
+        with pytest.raises(operations.Busy, match="another session has jobs of q locked"):
+            operations.move(conn, "q", "to", BY)
+    assert move(conn) == [1, 0]
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ({"ordered": True}, {"ordered": False}, "q has ordered true and to has false"),
+        ({"ordered": False}, {"ordered": True}, "q has ordered false and to has true"),
+        ({"ordered": True}, {"ordered": True, "merge": True}, "q has merge false and to has true"),
+        ({"ordered": True, "batch": 3}, {"batch": 4}, "q has batch 3 and to has 4"),
+        ({"ordered": True}, {"on_dead": "hold"}, 'q has on_dead "continue" and to has "hold"'),
+        ({"merge_limit": 5}, {"merge_limit": 6}, "q has merge_limit 5 and to has 6"),
+    ],
+)
+def test_another_order_is_refused_and_nothing_changes(
+    conn: db.Connection, source: dict[str, Any], target: dict[str, Any], words: str
+) -> None:
+    operations.set_order(conn, "q", BY, **source)
+    operations.set_order(conn, "to", BY, **target)
+    job_id, before = enqueue(conn), conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()
+    with pytest.raises(operations.Contradiction, match=words):
+        operations.move(conn, "q", "to", BY)
+    assert conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall() == before
+    assert queue_of(conn, job_id) == ["q"]
+
+
+def test_the_same_order_said_of_both_is_no_contradiction(conn: db.Connection) -> None:
+    order(conn, batch=3)
+    order(conn, "to", merge=False, merge_limit=1_000, on_dead="continue")
+    enqueue(conn)
+    assert move(conn) == [1, 0]
+    assert value(conn, "SELECT batch FROM dl_queues WHERE queue = 'to'") == 3
+
+
+@pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])
+def test_a_name_that_no_producer_can_use_is_refused(conn: db.Connection, target: str) -> None:
+    enqueue(conn)
+    with pytest.raises(operations.Contradiction, match="should have 1 to 128 characters"):
+        operations.move(conn, "q", target, BY)
+    assert value(conn, "SELECT count(*) FROM dl_queues") == 0
+
+
+def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection) -> None:
+    enqueue(conn)
+    with pytest.raises(operations.Contradiction, match="q would be moved to itself"):
+        operations.move(conn, "q", "q", BY)
+    with pytest.raises(operations.Contradiction, match="no queue p is known"):
+        operations.move(conn, "p", "to", BY)
+    assert value(conn, "SELECT count(*) FROM dl_queues") == 0
+
+
+@pytest.mark.parametrize(("source", "target"), [("to", "third"), ("to", "q"), ("third", "to"), ("third", "q")])
+def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, source: str, target: str) -> None:
+    """The end of the first would let the jobs of the other start before all of them are there."""
+    for queue in ("q", "q", "third"):
+        enqueue(conn, queue=queue)
+    assert operations.move(conn, "q", "to", BY, limit=1) == (1, False)
+    with pytest.raises(operations.Contradiction, match="is paused by a queue move"):
+        operations.move(conn, source, target, BY)
+    assert value(conn, PAUSED) == ["q", "to"]
+
+
+# --- a storm ---
+
+
+def test_a_move_under_work_breaks_no_order(conn: db.Connection, dsn: str) -> None:
+    """Producers add to both queues, workers serve both, some runs fail; the journal tells in which order they began."""
+    order(conn)
+    keys, adding, over = 6, threading.Semaphore(0), threading.Event()
+
+    def produce(number: int) -> None:
+        with db.connect(dsn, name="producer", schema="public") as producer:
+            for nth in range(60):  # each key has one producer, which knows the new queue from some time on
+                queue = "q" if nth < 40 else "to"
+                add(producer, NewJob(queue, "t", str(number + 2 * (nth % 3)), max_attempts=50))
+                adding.release()
+
+    def work(number: int, queue: str) -> None:
+        chance, worker = random.Random(number), Worker(dsn, f"host:{number}:boot")
+        ends: list[Ended] = []
+        while not over.is_set() or ends:
+            found = lifecycle.step(worker.session, [queue], 0.1, 0 if over.is_set() else 3, ends)
+            ends = [each for each in ends if each.job.job_id in found.locked]
+            for job in found.jobs:
+                verb = "retry" if chance.random() < 0.2 else "succeed"
+                ends.append(Ended(job, Finish(verb, error="no" if verb == "retry" else None, delay_sec=0.01)))
+            if not found.jobs and not found.look_again:
+                list(worker.conn.notifies(timeout=0.05, stop_after=1))
+        worker.conn.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(produce, number) for number in range(2)]
+        futures += [pool.submit(work, number, queue) for number, queue in enumerate(["q", "q", "to", "to"])]
+        try:
+            for _ in range(50):
+                assert adding.acquire(timeout=20)
+            move(conn, limit=5)
+            for future in futures[:2]:
+                future.result(timeout=20)
+            move(conn, limit=5)
+            until(lambda: value(conn, "SELECT count(*) FROM dl_jobs WHERE status <> 'succeeded'") == 0, "all to end")
+        finally:
+            over.set()
+        for future in futures:
+            future.result()
+    # No job began before an earlier one of its key had ended, unless that was in the other queue then.
+    wrong = conn.execute(
+        """WITH ends AS (SELECT job_id, max(event_id) AS ended, min(event_id) FILTER (WHERE kind = 'picked') AS began
+                           FROM dl_job_events GROUP BY job_id)
+           SELECT a.lock_key, a.score, b.score FROM dl_jobs a JOIN dl_jobs b USING (lock_key)
+             JOIN ends ea ON ea.job_id = a.job_id JOIN ends eb ON eb.job_id = b.job_id
+             JOIN dl_job_events fa ON fa.job_id = a.job_id AND fa.kind = 'queued'
+             JOIN dl_job_events fb ON fb.job_id = b.job_id AND fb.kind = 'queued'
+            WHERE (a.score, a.created_at) < (b.score, b.created_at) AND fa.queue = fb.queue AND eb.began < ea.ended"""
+    ).fetchall()
+    assert wrong == []
+    assert value(conn, "SELECT count(*) FROM dl_jobs") == 120
+    assert keys_held(conn) == []
+    assert value(conn, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
+    assert len(set(range(keys))) == value(conn, "SELECT count(DISTINCT lock_key) FROM dl_jobs")

@@ -211,7 +211,7 @@ def step(
         places = {job_id: place for place, job_id in enumerate(in_order)}
         jobs.sort(key=lambda job: places[job.job_id])
     start = Head(priority, time) if time else None
-    return Step(jobs, written.ended, backoffs, look_again, due_in, written.locked, start, batch)
+    return Step(jobs, written.ended, backoffs or 0, bool(look_again), due_in, written.locked, start, batch)
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:

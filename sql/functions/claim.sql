@@ -23,11 +23,12 @@
 -- p_worker          host:pid:boot of the worker, written to claimed_by
 -- p_backend_start   start of this session's backend
 -- p_backoff_sec     longest back-off of a key that a foreign session holds
--- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity
+-- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity.
+--                      By lag it counts only where that queue is the first one
 --
 -- Returns a row for each claimed job, the best first, then one without a job:
 -- unfinished, canceled, locked   as dl_finish
--- backoffs                       how many keys were put off
+-- backoffs                       how many keys were put off; null: none
 -- look_again                     there is more to look at: where nothing was claimed, call again at once
 -- due_in                         nothing claimed: seconds until a queue may have something; null: a notification tells
 -- from_priority, from_time       where the worker's steps of the next second may begin in the jobs' queue, for this one has
@@ -53,11 +54,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
   wrote record;
   this text;  -- the queue
-  head text := p_queues[1];  -- the queue that p_priority and p_from are of
-  at_priority int;           -- where to begin in this one
-  at_time timestamptz;
+  named text;  -- the queue that p_priority and p_from are of
   is_paused boolean;  -- null: the queue has no settings
-  is_ordered boolean;
+  is_ordered boolean := false;
   merges int;         -- dl_lock_heads' p_merge_limit
   holds boolean;
   due_at timestamptz;
@@ -72,14 +71,12 @@ DECLARE
   parked int;
   off int;
   started int := 0;
-  looks boolean;         -- dl_take_keys asks whether its keys are free
-  looked_twice boolean;  -- nothing that the claim could park or put off, once already
+  looks boolean := false;         -- dl_take_keys asks whether its keys are free
+  looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
   not_started int[];
-  past int;              -- how many rows behind p_from this call has looked at in vain
-  passed int[];          -- their keys
+  past int := 0;         -- how many rows behind p_from this call has looked at in vain
+  passed int[] := '{}';  -- their keys
 BEGIN
-  backoffs := 0;
-  look_again := false;
   IF p_job_id = '{}' THEN
     PERFORM pg_advisory_unlock_all();
   ELSIF p_job_id IS NOT NULL THEN
@@ -89,21 +86,26 @@ BEGIN
     locked := wrote.locked;
   END IF;
   IF p_by_lag THEN
+    named := p_queues[1];
     p_queues := dl_by_lag(p_queues);
+    IF p_queues[1] <> named THEN
+      p_priority := 0;
+      p_from := '-infinity';
+    END IF;
   END IF;
+  -- A job alone pays for each expression on its way, so what only a second queue needs is set at the end of the loop.
   FOREACH this IN ARRAY CASE WHEN p_most > 0 THEN p_queues ELSE '{}' END LOOP
     SELECT (SELECT paused_at IS NOT NULL FROM dl_queues WHERE queue = this),
            (SELECT available_at FROM dl_jobs WHERE queue = this AND status = 'queued' AND blocked_on = 'time'
              ORDER BY queue, available_at LIMIT 1),
            (SELECT true FROM dl_freed LIMIT 1) IS NOT NULL
       INTO is_paused, due_at, is_freed;
-    CONTINUE WHEN is_paused;
-    is_ordered := false;
-    in_order := NULL;
-    batch := NULL;
-    at_priority := CASE WHEN this = head THEN p_priority ELSE 0 END;
-    at_time := CASE WHEN this = head THEN p_from ELSE '-infinity' END;
-    IF NOT is_paused THEN
+    IF is_paused IS NOT NULL THEN
+      IF is_paused THEN
+        p_priority := 0;
+        p_from := '-infinity';
+        CONTINUE;
+      END IF;
       SELECT coalesce(ordered, false), CASE WHEN merge THEN coalesce(merge_limit, 1000) END, on_dead = 'hold', q.batch
         INTO is_ordered, merges, holds, batch FROM dl_queues q WHERE queue = this;
     END IF;
@@ -113,15 +115,11 @@ BEGIN
     IF is_freed THEN
       PERFORM dl_unpark_freed();
     END IF;
-    looks := false;
-    looked_twice := false;
-    past := 0;
-    passed := '{}';
 
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, at_priority, at_time, past, passed, looks);
+      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks);
       busy := took.others;
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
@@ -180,17 +178,17 @@ BEGIN
           PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
           busy := busy || not_started;
           -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
-          took.odd := took.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
+          took.odd := nullif(took.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
             SELECT first.job_id FROM unnest(not_started) k CROSS JOIN LATERAL (
               SELECT * FROM dl_jobs
                WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
                  AND queue = this
                ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) first
              WHERE blocked_on = 'key'
-               AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END;
+               AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END, '{}');
         END IF;
       END IF;
-      IF took.odd <> '{}' THEN
+      IF took.odd IS NOT NULL THEN
         off := dl_set_aside(took.odd);
         IF clock_timestamp() > now() + interval '1 s' THEN
           look_again := true;
@@ -198,22 +196,24 @@ BEGIN
         END IF;
         CONTINUE WHEN off > 0 AND started = 0;
       END IF;
-      IF started > 0 AND looks AND past + took.rows - started > 64 THEN
-        from_priority := took.priority;
-        from_time := took.since;
+      IF looks THEN
+        IF started > 0 AND past + took.rows - started > 64 THEN
+          from_priority := took.priority;
+          from_time := took.since;
+        END IF;
       END IF;
       EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
       looks := true;
       IF took.rows = 0 THEN
-        EXIT WHEN (at_priority, at_time) = (0, '-infinity');
-        at_priority := 0;  -- once more from the head: what was locked there may be free
-        at_time := '-infinity';
+        EXIT WHEN (p_priority, p_from) = (0, '-infinity');
+        p_priority := 0;  -- once more from the head: what was locked there may be free
+        p_from := '-infinity';
         past := 0;
         passed := '{}';
         CONTINUE;
       END IF;
 
-      parked := dl_park(this, busy, holders, at_priority, at_time, past + took.rows);
+      parked := dl_park(this, busy, holders, p_priority, p_from, past + took.rows);
       EXIT WHEN started > 0;
       IF clock_timestamp() > now() + interval '1 s' THEN
         look_again := true;
@@ -221,7 +221,7 @@ BEGIN
       END IF;
       CONTINUE WHEN parked > 0;
       off := dl_put_off(this, busy, p_backoff_sec);
-      backoffs := backoffs + coalesce(off, 0);
+      backoffs := coalesce(backoffs, 0) + coalesce(off, 0);
       CONTINUE WHEN off IS NULL OR off > 0;
       IF NOT looked_twice THEN
         looked_twice := true;
@@ -231,7 +231,7 @@ BEGIN
       -- Others have these rows locked, or the running rows of their keys. No notification follows: the caller comes back.
       past := past + took.rows;
       passed := busy;
-      EXIT WHEN NOT took.more AND (at_priority, at_time) = (0, '-infinity');
+      EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity');
     END LOOP;
 
     EXIT WHEN started > 0;
@@ -245,8 +245,16 @@ BEGIN
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
          WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
          ORDER BY queue, available_at LIMIT 1) next ON true;
+    p_priority := 0;
+    p_from := '-infinity';
+    is_ordered := false;
+    in_order := NULL;
+    batch := NULL;
+    looks := false;
+    looked_twice := false;
+    past := 0;
+    passed := '{}';
   END LOOP;
-  queue := NULL;
   RETURN NEXT;
 END
 $$;
@@ -401,7 +409,7 @@ DECLARE
   behind int := 0;
   spared int;
 BEGIN
-  mine := '{}'; others := p_passed; odd := '{}'; rows := 0; more := false;
+  mine := '{}'; others := p_passed; rows := 0; more := false;
   FOR near IN
     SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
            cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
@@ -421,7 +429,7 @@ BEGIN
         PERFORM pg_advisory_unlock(near.key_hash);
         others := others || near.key_hash;
       ELSE
-        IF mine = '{}' THEN
+        IF priority IS NULL THEN
           priority := near.priority;
           since := near.created_at;
         END IF;

@@ -102,7 +102,7 @@ BEGIN
     PERFORM pg_sleep(pause);
   END LOOP;
   IF p_let_go THEN
-    PERFORM pg_advisory_unlock_all();
+    IF pg_advisory_unlock_all() IS NULL THEN END IF;  -- an expression: PERFORM would run it as a query
   ELSE
     IF unfinished IS NOT NULL THEN
       key_hashes := key_hashes || ARRAY(SELECT hashtext(lock_key) FROM dl_jobs WHERE job_id = ANY (unfinished));

@@ -100,15 +100,22 @@ def test_a_head_is_of_the_first_queue_alone(conn: db.Connection, worker: Worker)
     assert ids(claim(worker, "empty", "b", head=head)) == [other, later]
 
 
-def test_by_lag_a_head_goes_along_with_its_queue(conn: db.Connection, worker: Worker) -> None:
-    """Wherever the database puts that queue: here behind the other, whose rows are all taken."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(
+    conn: db.Connection, worker: Worker, is_first: bool
+) -> None:
     early, late = plain(conn, queue="a", priority=5), plain(conn, queue="a", priority=60)
-    held = due(conn, "b", -50)
+    other = due(conn, "b", 10 if is_first else -50)
     with conn.transaction():
-        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (held,))
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (other,))
         found = claim(worker, "a", "b", by_lag=True, head=Head(50))
-    assert ids(found) == [late]
-    assert state(conn, early) == ("queued", 0)
+    assert ids(found) == ([late] if is_first else [early, late])
+
+
+def test_a_head_of_a_paused_queue_is_not_that_of_the_next(conn: db.Connection, worker: Worker) -> None:
+    operations.pause(conn, "a", "test")
+    early, late = plain(conn, queue="b", priority=5), plain(conn, queue="b", priority=60)
+    assert ids(claim(worker, "a", "b", head=Head(50))) == [early, late]
 
 
 def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: db.Connection, worker: Worker) -> None:

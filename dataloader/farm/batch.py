@@ -162,7 +162,10 @@ class Batch:
         if (first := self._pop()) is None:
             return None
         task = first.first.task
-        self._keys = min(pipelines.batch_size(task), self._keys_most or SIZE_MOST)
+        self._keys = pipelines.batch_size(task)
+        if self._keys == 1:
+            return first
+        self._keys = min(self._keys, self._keys_most or SIZE_MOST)
         jobs = first.jobs
         for _ in range(self._keys - 1):
             if (more := self._pop(task)) is None:

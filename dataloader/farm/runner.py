@@ -45,12 +45,12 @@ class Runner:
         self._settings = settings
         self._target_dsn = settings.target_dsn or dsn
         self._leap = leap
-        self._tokens: dict[UUID, int] = {}  # the fencing tokens of the present run's jobs
+        self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the present run's jobs, once it asks
         self._interruptible: Lease | None = None  # the run of a plain function
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; every exception becomes an outcome."""
-        self._tokens = {job.job_id: job.claim for job in delivery.jobs}
+        self._tokens = None
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
@@ -60,7 +60,8 @@ class Runner:
         outcome = self._step(delivery, lease, pipeline, by_key)
         if by_key and lease.stop is None:
             outcome = outcome._replace(by_key=by_key)
-        tell_failed(delivery, pipeline, outcome)
+        if outcome.end is not End.DONE or by_key:
+            tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
 
     def tell_exhausted(self, job: Job) -> None:
@@ -136,6 +137,8 @@ class Runner:
     def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
         where, schema = dsn or self._target_dsn, self._settings.pg_schema
+        if self._tokens is None:
+            self._tokens = {job.job_id: job.claim for job in delivery.jobs}
         leap = partial(self._leap_over, delivery, lease)
         try:
             with fence.transaction(where, schema, self._tokens, delivery.first.claimed_by, leap) as conn:
@@ -162,10 +165,10 @@ def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
 
     Equal args of a key stand there once, at the first place. From now on the log masks their secrets.
     """
-    given = _parsed(delivery, pipeline)
     if pipeline.batch_size is None:
-        log.learn_job(given)
+        log.learn_job(given := _args_of(_only_job(delivery, pipeline).args_json))
         return given
+    given = _parsed(delivery, pipeline)
     args = list(chain.from_iterable(given.values()))
     log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
     return given
@@ -173,16 +176,20 @@ def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
 
 def _parsed(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
     if pipeline.batch_size is None:
-        if len(delivery.jobs) > 1:
-            raise WrongPipeline(
-                f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
-                " one job: register it with batch_size=1 or more"
-            )
-        return _args_of(delivery.first.args_json)
+        return _args_of(_only_job(delivery, pipeline).args_json)
     return {
         key: [_args_of(text) for text in dict.fromkeys(job.args_json for job in jobs)]
         for key, jobs in delivery.keys().items()
     }
+
+
+def _only_job(delivery: Delivery, pipeline: pipelines.Pipeline) -> Job:
+    if len(delivery.jobs) > 1:
+        raise WrongPipeline(
+            f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
+            " one job: register it with batch_size=1 or more"
+        )
+    return delivery.first
 
 
 def _args_of(text: str) -> dict[str, Any]:

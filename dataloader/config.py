@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
@@ -56,17 +56,6 @@ def _scheduler(given: Any) -> Any:
     raise ValueError('should be "lag", "sequential", "strict", or weights from 1 to 1000 as {"orders": 3, "stock": 1}')
 
 
-class Served(NamedTuple):
-    """The queues that a worker serves, and which of them comes first at a claim (farm/turns.py)."""
-
-    queues: tuple[str, ...]
-    scheduler: str | tuple[int, ...] = "lag"  # one of SCHEDULERS, or a weight for each queue
-
-    def __str__(self) -> str:
-        """The worker's queues, for people."""
-        return ", ".join(self.queues)
-
-
 class WorkerSpec(BaseModel):
     """One entry of WORKERS_JSON: `concurrency` processes for a queue or for several.
 
@@ -103,12 +92,9 @@ class WorkerSpec(BaseModel):
         return self
 
     @property
-    def served(self) -> Served:
-        """The queues of these workers."""
-        names = tuple(self.queues or [self.queue or ""])
-        if isinstance(self.scheduler, dict):
-            return Served(names, tuple(self.scheduler[name] for name in names))
-        return Served(names, self.scheduler or "lag")
+    def served(self) -> tuple[str, ...]:
+        """The queues of these workers, in the order given; workers of the same queues are of one kind."""
+        return tuple(self.queues or [self.queue or ""])
 
     @property
     def is_automatic(self) -> bool:
@@ -198,6 +184,13 @@ def _json(example: str) -> BeforeValidator:
     return BeforeValidator(decoded)
 
 
+def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
+    said = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
+    if len(said) > len({served for served, _ in said}):
+        raise ValueError('should have one "scheduler" for the same "queues"')
+    return workers
+
+
 def _without_twins(tokens: tuple[ApiToken, ...]) -> tuple[ApiToken, ...]:
     if len({token.sha256.get_secret_value() for token in tokens}) < len(tokens):
         raise ValueError("should have each sha256 once: a token has one name")
@@ -244,7 +237,12 @@ Folder = Annotated[Path, AfterValidator(_absolute)]
 Zone = Annotated[str, AfterValidator(_zone)]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Seconds, AfterValidator(_above_the_heartbeat)]
-Workers = Annotated[tuple[WorkerSpec, ...], NoDecode, _json('[{"queue":"etl.default","concurrency":2}]')]
+Workers = Annotated[
+    tuple[WorkerSpec, ...],
+    NoDecode,
+    _json('[{"queue":"etl.default","concurrency":2}]'),
+    AfterValidator(_of_one_scheduler),
+]
 Tokens = Annotated[
     tuple[ApiToken, ...],
     NoDecode,

@@ -162,7 +162,7 @@ CREATE TABLE dl_workers (
   farm text NOT NULL,                                -- the same for all children of one supervisor
   host text NOT NULL,
   pid int NOT NULL,
-  queue text NOT NULL,                               -- for people: of several their names with commas
+  queue text NOT NULL,                               -- the first of its queues
   state text NOT NULL,                               -- starting, awake, idle, busy, stopped, leaving, dead
   job_id uuid,
   memory_bytes bigint,                               -- with its job's processes

@@ -269,7 +269,7 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
 
 
 def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    by_settings = {queue: spec.merge for spec in settings.workers for queue in spec.served.queues}
+    by_settings = {queue: spec.merge for spec in settings.workers for queue in spec.served}
     try:
         with db.in_force(conn):
             queues = _facts(conn, "merging", queues=list(by_settings))

@@ -25,7 +25,7 @@ import dataloader
 from dataloader import config, embedded, log, pipelines
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
-from dataloader.config import Served, Settings
+from dataloader.config import Settings
 from dataloader.farm import keeper, reaper, supervisor, worker
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.farm.slots import SharedSlots, Slot
@@ -108,8 +108,8 @@ def workers() -> None:
     _check_database(settings, dsn, direct=True)
     _preload(settings)
 
-    def worker_main(settings: Settings, served: Served, shared: SharedSlots, slot: Slot, life: int) -> int:
-        return worker.main(settings, settings.queue_dsn or dsn, served, shared, slot, life)
+    def worker_main(settings: Settings, queues: tuple[str, ...], shared: SharedSlots, slot: Slot, life: int) -> int:
+        return worker.main(settings, settings.queue_dsn or dsn, queues, shared, slot, life)
 
     def keeper_main(settings: Settings, shared: SharedSlots) -> int:
         return keeper.main(settings, settings.queue_dsn or dsn, shared)

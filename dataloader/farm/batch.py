@@ -22,7 +22,7 @@ import psycopg
 from psycopg import errors
 
 from dataloader import log, pipelines
-from dataloader.config import Served, Settings, WorkerSpec
+from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
@@ -95,18 +95,22 @@ class Bookmark:
 class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
 
-    def __init__(self, settings: Settings, served: Served, session: WorkerSession, orders: Orders, logger: Any) -> None:
-        entries = [spec for spec in settings.workers if spec.served == served]
-        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(served.queues)))
+    def __init__(
+        self, settings: Settings, queues: tuple[str, ...], session: WorkerSession, orders: Orders, logger: Any
+    ) -> None:
+        entries = [spec for spec in settings.workers if spec.served == queues]
+        self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(queues)))
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
         self._settings = settings
-        self._turns = Turns(served, random.Random())  # noqa: S311  whose turn it is, is no secret
+        self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
+        self._order = self._turns.order()
         self._session = session
         self._orders = orders
         self._log = logger
         self._most = self._spec.prefetch  # less where the server's lock table is small
-        self._size = 1  # of the next claim, as the last runs suggest
-        self._keys = 1  # of a run, as the last one's pipeline takes them
+        self._queue = queues[0]  # of the last claim that had jobs
+        self._sizes = dict.fromkeys(queues, 1)  # of the next claim of a queue, as its last runs suggest
+        self._keys = dict.fromkeys(queues, 1)  # of a run, as the pipeline of the queue's last one takes them
         self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
         self._waiting: deque[Delivery] = deque()  # the jobs of one key each
@@ -115,7 +119,7 @@ class Batch:
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
-        self._bookmarks = {queue: Bookmark() for queue in served.queues}
+        self._bookmarks = {queue: Bookmark() for queue in queues}
         self._reported: set[UUID] = set()  # the jobs of these ends whose lock is in the log
 
     # --- jobs ---
@@ -123,14 +127,17 @@ class Batch:
     def size_next(self, siblings: Callable[[], Siblings] = Siblings) -> int:
         """How many keys to claim, of which `siblings` that also want jobs leave this worker its fair share.
 
-        Enough for one run of a pipeline that takes several keys. 0 while LOCKED_MOST ends wait for locked rows.
+        Enough for one run of a pipeline that takes several keys; where the database chooses the queue, for any of them.
+        0 while LOCKED_MOST ends wait for locked rows.
         """
         if len(self._locked) >= LOCKED_MOST:
             return 0
-        size = min(self._most, self._size)
+        self._order = self._turns.order()
+        perhaps = self._order if self._turns.by_lag else self._order[:1]
+        size = min([self._most, *[self._sizes[queue] for queue in perhaps]])
         if size > 1:
             size = fair_share(size, siblings(), self._found_fewer)
-        return max(size, min(self._most, self._keys))
+        return max(size, min([self._most, *[self._keys[queue] for queue in perhaps]]))
 
     def limit(self, most: int, why: str) -> None:
         """Claim at most so many jobs from now on, and log that."""
@@ -149,7 +156,7 @@ class Batch:
 
     def claimed(self, jobs: Sequence[Job], keys_most: int | None = None) -> None:
         """Keep claimed jobs, the best first, those of a key together; a run may have so many keys."""
-        self.begun = jobs[0].job_id
+        self.begun, self._queue = jobs[0].job_id, jobs[0].queue
         self._claimed, self._keys_most = len(jobs), keys_most
         place = 0
         for _, of_key in groupby(jobs, key=attrgetter("lock_key")):
@@ -162,12 +169,9 @@ class Batch:
         if (first := self._pop()) is None:
             return None
         task = first.first.task
-        self._keys = pipelines.batch_size(task)
-        if self._keys == 1:
-            return first
-        self._keys = min(self._keys, self._keys_most or SIZE_MOST)
+        self._keys[self._queue] = keys = min(pipelines.batch_size(task), self._keys_most or SIZE_MOST)
         jobs = first.jobs
-        for _ in range(self._keys - 1):
+        for _ in range(keys - 1):
             if (more := self._pop(task)) is None:
                 break
             jobs += more.jobs
@@ -202,7 +206,7 @@ class Batch:
 
     def took(self, seconds: float, runs: int) -> None:
         """The runs after the last claim took so many seconds together."""
-        self._size = size_after(self._size, seconds, runs)
+        self._sizes[self._queue] = size_after(self._sizes[self._queue], seconds, runs)
 
     # --- ends ---
 
@@ -253,7 +257,7 @@ class Batch:
         """
         ends = self._take()
         try:
-            backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._turns.order()
+            backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
             start = self._bookmarks[queues[0]].start()
             step = lifecycle.step(self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag)
         except psycopg.Error as e:
@@ -265,7 +269,7 @@ class Batch:
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
-            self._size = 1  # the next job may be of another kind: it is claimed alone
+            self._sizes = dict.fromkeys(self._sizes, 1)  # the next job may be of another kind: it is claimed alone
         self._session.outage.ended()
         if step.jobs:
             self._turns.took(step.jobs[0].queue)

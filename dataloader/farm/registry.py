@@ -57,7 +57,7 @@ class WorkerRegistry:
         return {
             "worker": slot.worker,
             "pid": slot.fields.pid,
-            "queue": ", ".join(slot.queues),
+            "queue": slot.queues[0],
             "queues": slot.queues,
             "state": state,
             "job_id": held and str(held.job_id),

@@ -19,7 +19,7 @@ import structlog
 from setproctitle import setproctitle
 
 from dataloader import log
-from dataloader.config import ConfigError, Served, Settings
+from dataloader.config import ConfigError, Settings
 from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
@@ -45,7 +45,8 @@ MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more w
 
 _ORDERS = (signal.SIGQUIT, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTTIN)
 
-WorkerMain = Callable[[Settings, Served, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
+Queues = tuple[str, ...]  # that a kind of workers serves
+WorkerMain = Callable[[Settings, Queues, SharedSlots, Slot, int], int]  # the last: a pipe that ends with the supervisor
 KeeperMain = Callable[[Settings, SharedSlots], int]
 
 
@@ -90,7 +91,7 @@ class Child:
 
     pid: int
     slot: Slot
-    served: Served
+    queues: Queues
     generation: int
     started: float
     stacks: int  # a memory file for its threads' stacks, which it dumps at SIGTTIN
@@ -123,9 +124,9 @@ class Supervisor:
         self._explained = -1  # the latest generation in which a worker was to log the stack of a failed import
         # More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs.
         self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
-        self._numbers: dict[Served, int] = {}
+        self._numbers: dict[Queues, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
-        self._backoffs: dict[Served, Backoff] = defaultdict(Backoff)
+        self._backoffs: dict[Queues, Backoff] = defaultdict(Backoff)
         self._keeper: int | None = None
         self._keeper_backoff = Backoff()
         self._keeper_started = 0.0
@@ -212,7 +213,7 @@ class Supervisor:
         # No job is the cause of an error between two jobs, which would happen again at once.
         is_ours = state is State.STARTING or (exit_status > 0 and state in (State.RESTING, State.AWAKE))
         if is_ours and not self._draining and exit_status not in (EXIT_OK, EXIT_RECYCLE):
-            self._start_failed("worker", self._backoffs[child.served], exit_status)
+            self._start_failed("worker", self._backoffs[child.queues], exit_status)
 
     def _end_what_is_left(self, pid: int) -> None:
         """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
@@ -240,7 +241,7 @@ class Supervisor:
         for child in self._workers.values():
             if child.slot.state is not State.STARTING:
                 self._ever_ready = True
-                self._backoffs[child.served].succeeded(child.started)
+                self._backoffs[child.queues].succeeded(child.started)
         if not self._told_ready and sum(child.slot.is_ready for child in self._workers.values()) >= self._wish.total():
             self._told_ready = True
             tell_ready()
@@ -270,26 +271,26 @@ class Supervisor:
             self._keeper = self._fork(lambda: self._keeper_main(self.settings, self._shared))
         if self._draining:
             return
-        running = Counter(child.served for child in self._workers.values())
-        for served, wanted in self._wanted().items():
-            if self._backoffs[served].passed:
-                for _ in range(wanted - running[served]):
-                    self._start_worker(served)
+        running = Counter(child.queues for child in self._workers.values())
+        for queues, wanted in self._wanted().items():
+            if self._backoffs[queues].passed:
+                for _ in range(wanted - running[queues]):
+                    self._start_worker(queues)
 
-    def _wanted(self) -> Counter[Served]:
+    def _wanted(self) -> Counter[Queues]:
         """The wish, and one more of each kind that still has a worker of an older generation.
 
         The successor imports the new code and connects before an older worker may leave. So a slow import leaves no
         gap, and a reload with broken code keeps the old workers.
         """
-        older = {child.served for child in self._workers.values() if child.generation != self._generation}
+        older = {child.queues for child in self._workers.values() if child.generation != self._generation}
         return self._wish + Counter(older & self._wish.keys())
 
-    def _start_worker(self, served: Served) -> None:
+    def _start_worker(self, queues: Queues) -> None:
         slot = self._shared.free()
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
-        number = self._numbers.setdefault(served, len(self._numbers))
+        number = self._numbers.setdefault(queues, len(self._numbers))
         slot.take(number, self._generation, explains=self._explained != self._generation)
         self._explained = self._generation
         stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
@@ -297,10 +298,10 @@ class Supervisor:
 
         def main() -> int:
             faulthandler.register(signal.SIGTTIN, stacks, all_threads=True)
-            return self._worker_main(self.settings, served, self._shared, slot, self._life)
+            return self._worker_main(self.settings, queues, self._shared, slot, self._life)
 
         pid = self._fork(main)
-        self._workers[pid] = Child(pid, slot, served, self._generation, now(), stacks)
+        self._workers[pid] = Child(pid, slot, queues, self._generation, now(), stacks)
 
     def _fork(self, main: Callable[[], int]) -> int:
         def child() -> int:
@@ -338,13 +339,13 @@ class Supervisor:
         if self._draining:
             return
         self._replace_one([child for child in self._workers.values() if child.generation != self._generation])
-        for served, wished_for in self._wish.items():
-            self._let_claim([child for child in self._workers.values() if child.served == served], wished_for)
+        for queues, wished_for in self._wish.items():
+            self._let_claim([child for child in self._workers.values() if child.queues == queues], wished_for)
 
     def _replace_one(self, older: list[Child]) -> None:
         """Once all wanted workers are ready, the first of the older ones to finish its run leaves."""
-        ready = Counter(child.served for child in self._workers.values() if child.slot.is_ready)
-        are_ready = all(ready[served] >= wanted for served, wanted in self._wanted().items())
+        ready = Counter(child.queues for child in self._workers.values() if child.slot.is_ready)
+        are_ready = all(ready[queues] >= wanted for queues, wanted in self._wanted().items())
         resting = [child for child in older if child.slot.rests]
         if are_ready and resting:
             self._order(resting[0], Order.LEAVE)
@@ -416,16 +417,13 @@ class Supervisor:
         return any(slot.state is State.DEAD for slot in self._shared.slots)
 
 
-def wished(settings: Settings) -> Counter[Served]:
+def wished(settings: Settings) -> Counter[Queues]:
     """How many workers of each kind there should be; several entries for the same queues add up."""
-    wish: Counter[Served] = Counter()
+    wish: Counter[Queues] = Counter()
     for spec in settings.workers:
         wish[spec.served] += spec.concurrency
     return wish
 
 
-def _shown(wish: Counter[Served]) -> dict[str, int]:
-    shown: Counter[str] = Counter()
-    for served, wished_for in wish.items():
-        shown[str(served)] += wished_for
-    return dict(shown)
+def _shown(wish: Counter[Queues]) -> dict[str, int]:
+    return {", ".join(queues): wished_for for queues, wished_for in wish.items()}

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-
-from dataloader.config import Served
+from collections.abc import Mapping, Sequence
 
 
 class Turns:
     """The order of the queues of one worker, from claim to claim."""
 
-    def __init__(self, served: Served, chance: random.Random) -> None:
-        """`chance` decides by weight which queue is first."""
-        self._queues = list(served.queues)
-        self._scheduler = served.scheduler
+    def __init__(self, queues: Sequence[str], scheduler: str | Mapping[str, int] | None, chance: random.Random) -> None:
+        """`scheduler` as in WORKERS_JSON, None: "lag"; `chance` decides by weight which queue is first."""
+        self._queues = list(queues)
+        self._scheduler = scheduler or "lag"
         self._chance = chance
         self._next = 0  # whose turn it is
-        self.by_lag = len(self._queues) > 1 and served.scheduler == "lag"  # the database finds the order
+        self.by_lag = len(self._queues) > 1 and self._scheduler == "lag"  # the database finds the order
 
     def order(self) -> list[str]:
         """All queues, the first one first.
@@ -27,7 +26,7 @@ class Turns:
         if isinstance(self._scheduler, str):
             return self._queues[self._next :] + self._queues[: self._next]
         # Efraimidis and Spirakis 2006: in this order a queue is first as often as its weight says, then the next one.
-        lots = [self._chance.random() ** (1 / weight) for weight in self._scheduler]
+        lots = [self._chance.random() ** (1 / self._scheduler[queue]) for queue in self._queues]
         return [queue for _, queue in sorted(zip(lots, self._queues, strict=True), reverse=True)]
 
     def took(self, queue: str) -> None:

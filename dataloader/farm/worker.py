@@ -19,7 +19,7 @@ import psycopg
 import structlog
 
 from dataloader import log, pipelines
-from dataloader.config import ConfigError, Served, Settings
+from dataloader.config import ConfigError, Settings
 from dataloader.farm import starts, traces
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
@@ -52,10 +52,10 @@ NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
 
-def main(settings: Settings, dsn: str, served: Served, shared: SharedSlots, slot: Slot, life: int) -> int:
+def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int) -> int:
     """Work on these queues until an order to stop or to leave; returns the process's exit status."""
     log.configure(settings, threaded=True)
-    worker = Worker(settings, dsn, served, shared, slot, life)
+    worker = Worker(settings, dsn, queues, shared, slot, life)
     unblock_signals()
     try:
         with starts.last_words():
@@ -77,18 +77,18 @@ class Worker:
     """One worker process. Its parts: the orders, the session, the batch, the heartbeat, the runner."""
 
     def __init__(
-        self, settings: Settings, dsn: str, served: Served, shared: SharedSlots, slot: Slot, life: int
+        self, settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int
     ) -> None:
         self.settings = settings
-        self.served = served
+        self.queues = tuple(queues)
         self.shared = shared
         self.slot = slot
         name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
-        slot.occupy(name, served.queues)
-        self.log = structlog.get_logger("worker").bind(worker=name, queue=str(served))
+        slot.occupy(name, queues)
+        self.log = structlog.get_logger("worker").bind(worker=name, queue=", ".join(queues))
         self.orders = Orders(settings, slot, life)
-        self.session = WorkerSession(settings, dsn, str(served), self.orders, slot, self.log)
-        self.batch = Batch(settings, served, self.session, self.orders, self.log)
+        self.session = WorkerSession(settings, dsn, queues[0], self.orders, slot, self.log)
+        self.batch = Batch(settings, self.queues, self.session, self.orders, self.log)
         self.heartbeat = Heartbeat(self.session, self.batch, settings)
         self.runner = Runner(settings, dsn, self.session.leap)
         self.traces = traces.start(name)
@@ -170,14 +170,13 @@ class Worker:
         self.batch.fit(probe.lock_table(self.session.conn))
 
     def _agree(self) -> None:
-        """Make the queues what the settings say of their order; raises ConfigError when one is something else."""
-        for spec in self.settings.workers:
-            if spec.served == self.served:
-                try:
-                    for queue in self.served.queues:
-                        operations.agree(self.session.conn, queue, spec.ordered, spec.merge)
-                except operations.Contradiction as e:
-                    raise ConfigError(str(e)) from None
+        """Make its queues what the settings say of their order; raises ConfigError when one is something else."""
+        said = ((queue, spec) for spec in self.settings.workers for queue in spec.served if queue in self.queues)
+        for queue, spec in said:
+            try:
+                operations.agree(self.session.conn, queue, spec.ordered, spec.merge)
+            except operations.Contradiction as e:
+                raise ConfigError(str(e)) from None
 
     # --- one run ---
 
@@ -233,7 +232,7 @@ class Worker:
         with log.context(**identity(delivery.first)), self.traces.run(delivery.first) as report:
             outcome, facts = self._run_pipeline(delivery)
             report(outcome)
-            self._log_failure(outcome)
+            self._log_failure(delivery.first, outcome)
             self._end(delivery, outcome, facts, now() - began)
 
     def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float]]:
@@ -269,18 +268,18 @@ class Worker:
             if end and end.verb == Verb.FAIL:
                 self.runner.tell_exhausted(job)
             if end is None:
-                self.log.warning("worker.ownership.lost")
+                self.log.warning("worker.ownership.lost", queue=job.queue)
             elif job is delivery.first:
                 self.batch.add(Ended(job, end, facts, report))
             else:
                 self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
 
-    def _log_failure(self, outcome: Outcome) -> None:
+    def _log_failure(self, job: Job, outcome: Outcome) -> None:
         """The stack of a failed run; another line reports the job's status once that is written."""
         if outcome.error and outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT):
             head, _, rest = outcome.error.partition("\n")
             stack = {"exception": rest.strip()} if rest else {}
-            self.log.warning("worker.job.failed", error=head, **stack)
+            self.log.warning("worker.job.failed", queue=job.queue, error=head, **stack)
 
     def _is_worn_out(self) -> bool:
         """True when DL_MAX_JOBS or DL_MAX_RSS_MB ask for a fresh process."""
@@ -327,7 +326,7 @@ class Worker:
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))
-        return any(n.channel == lifecycle.JOBS_CHANNEL and n.payload in self.served.queues for n in notes)
+        return any(n.channel == lifecycle.JOBS_CHANNEL and n.payload in self.queues for n in notes)
 
     def _looked_for_by_sibling(self) -> float | None:
         """When the next row is due, if a sibling claims after this call and finds no job; else None.

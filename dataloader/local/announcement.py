@@ -67,7 +67,7 @@ def banner(settings: config.Settings, database: str, tasks: str) -> str:
     """The addresses and folders of the farm, and commands to paste into another shell."""
     host = reachable(settings.app_host)
     url = f"http://{f'[{host}]' if ':' in host else host}:{settings.app_port}"
-    queue = settings.workers[0].served.queues[0]
+    queue = settings.workers[0].served[0]
     # Another shell lacks our environment, so the command names each value that is not the default.
     command = [*_program(), "trigger", "noop"]
     command += ["--queue", queue] if queue != "etl.default" else []

@@ -85,7 +85,7 @@ BEGIN
     canceled := wrote.canceled;
     locked := wrote.locked;
   END IF;
-  IF p_by_lag THEN
+  IF p_by_lag AND p_most > 0 THEN
     named := p_queues[1];
     p_queues := dl_by_lag(p_queues);
     IF p_queues[1] <> named THEN
@@ -261,9 +261,11 @@ $$;
 
 
 -- These queues by how long their first ready rows have waited, or rows whose time has come and that no claim has woken yet,
--- the longest first; then those whose rows are not due. Each has its turn, for the row that waits grows older.
+-- the longest first; then those whose rows are not due; then those that are paused. Each has its turn, for the row that
+-- waits grows older.
 CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sql AS $$
-  SELECT array_agg(q ORDER BY since, nth) FROM unnest(p_queues) WITH ORDINALITY AS served (q, nth)
+  SELECT array_agg(q ORDER BY paused_at IS NOT NULL, since, nth)
+    FROM unnest(p_queues) WITH ORDINALITY AS served (q, nth) LEFT JOIN dl_queues ON queue = q
    CROSS JOIN LATERAL (
       SELECT least(
         (SELECT greatest(created_at, available_at) FROM dl_jobs

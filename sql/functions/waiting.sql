@@ -61,7 +61,7 @@ BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     INSERT INTO %1$I.dl_freed (key_hash) SELECT DISTINCT unnest(p_key_hashes);
     PERFORM pg_notify('dl_jobs', queue)  -- not dl_served: 0019 needs this function before there is one
-       FROM (SELECT queue FROM %1$I.dl_workers UNION SELECT queue FROM %1$I.dl_totals) served;
+       FROM (SELECT queue FROM %1$I.dl_workers UNION SELECT queue FROM %1$I.dl_totals) served WHERE octet_length(queue) < 8000;
     RETURN;
   END IF;
   FOR this IN

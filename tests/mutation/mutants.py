@@ -633,7 +633,8 @@ MUTANTS: list[Mutant] = [
     *_function(
         "dl_by_lag",
         ("by the oldest job", "SELECT greatest(created_at, available_at) FROM", "SELECT created_at FROM"),
-        ("the newest first", "ORDER BY since, nth", "ORDER BY since DESC, nth"),
+        ("the newest first", "paused_at IS NOT NULL, since, nth", "paused_at IS NOT NULL, since DESC, nth"),
+        ("a paused one first", "ORDER BY paused_at IS NOT NULL, since", "ORDER BY since"),
         ("nobody has woken it", "AND blocked_on = 'time'\n", "AND false\n"),
     ),
     *_function(

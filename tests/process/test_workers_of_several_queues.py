@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from farming import Farm, Program, until
 
+from dataloader.queue import operations
+
 
 def entry(*queues: str, **more: Any) -> str:
     return json.dumps([{"queues": queues, **more}])
@@ -45,7 +47,7 @@ def test_no_queue_starves_beside_one_that_is_never_empty(farm: Farm) -> None:
     assert farm.job(full[-1])["status"] == "queued"
 
 
-def test_a_reload_gives_workers_other_queues(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reload_gives_workers_other_queues(farm: Farm) -> None:
     folder = farm.folder / "settings"
     folder.mkdir()
     dotenv = folder / ".env"
@@ -59,5 +61,44 @@ def test_a_reload_gives_workers_other_queues(farm: Farm, monkeypatch: pytest.Mon
     until(lambda: len(program.workers()) == 2, "the older worker to leave")
     (reloaded,) = program.events("supervisor.reloaded")
     assert reloaded["workers"] == {"a, b": 2}
-    shown = "SELECT FROM dl_workers WHERE queue = 'a, b' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
+    shown = "SELECT FROM dl_workers WHERE queue = 'a' AND queues = ARRAY['a', 'b'] AND state <> 'dead'"
     until(lambda: len(farm.rows(shown)) == 2, "the keeper to show their queues")
+
+
+def test_an_entry_speaks_for_its_queues_to_all_workers_of_the_farm(farm: Farm) -> None:
+    """Else a worker of another entry would run jobs of the queue without their order."""
+    both = [{"queue": "a", "ordered": True}, {"queues": ["a", "b"]}]
+    program = farm.start(workers_json=json.dumps([both[1], both[0]]))
+    until(lambda: len(program.events("worker.started")) == 2, "two workers")
+    assert farm.rows("SELECT ordered FROM dl_queues WHERE queue = 'a'") == [(True,)]
+    program.signal(signal.SIGTERM)
+    program.process.wait(60)
+    farm.conn.execute("UPDATE dl_queues SET ordered = false")
+    refused = farm.start("refused", workers_json=json.dumps(both))
+    assert refused.process.wait(60) == 78
+    assert all(
+        "contradict" in each["error"] or "WORKERS_JSON says" in each["error"]
+        for each in refused.events("worker.schema.refused")
+    )
+    assert len(refused.events("worker.started")) == 0
+
+
+def test_a_reload_with_another_scheduler_starts_no_second_set_of_workers(farm: Farm) -> None:
+    folder = farm.folder / "settings"
+    folder.mkdir()
+    dotenv = folder / ".env"
+    dotenv.write_text(f"WORKERS_JSON='{entry('a', 'b')}'\n")
+    program = farm.start(cwd=folder, workers_json="")
+    until(lambda: len(program.events("worker.started")) == 1, "a worker")
+    long = farm.enqueue("recorded", "a", args={"sec": 600})
+    farm.begun(long)
+    dotenv.write_text(f"WORKERS_JSON='{entry('a', 'b', scheduler={'a': 3, 'b': 1})}'\n")
+    program.signal(signal.SIGHUP)
+    until(lambda: program.children("waits to claim"), "the successor to wait for its place")
+    other = farm.enqueue("noop", "b")
+    # A round trip of the successor, in which it could have claimed: it hears of the next reload and makes way for it.
+    program.signal(signal.SIGHUP)
+    until(lambda: len(program.events("worker.started")) == 3 and program.children("waits to claim"), "the next one")
+    assert farm.job(other)["status"] == "queued"
+    assert operations.cancel(farm.conn, [long], "test")
+    farm.wait(other, "succeeded")

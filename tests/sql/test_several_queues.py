@@ -100,6 +100,14 @@ def test_a_head_is_of_the_first_queue_alone(conn: db.Connection, worker: Worker)
     assert ids(claim(worker, "empty", "b", head=head)) == [other, later]
 
 
+def test_by_lag_a_paused_queue_is_the_last(conn: db.Connection, worker: Worker) -> None:
+    """Though its job waits longest: else no head of another queue would count while it is paused."""
+    due(conn, "b", -50)
+    operations.pause(conn, "b", "test")
+    due(conn, "a", -10)
+    assert value(conn, "SELECT dl_by_lag('{b,a}')") == ["a", "b"]
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_by_lag_a_head_counts_where_its_queue_is_the_first_one(
     conn: db.Connection, worker: Worker, is_first: bool
@@ -128,24 +136,24 @@ def test_the_batch_and_the_order_are_those_of_the_jobs_queue(conn: db.Connection
 
 
 def served(conn: db.Connection, queues: Sequence[str]) -> None:
-    shown = {"worker": "w", "pid": 1, "queue": ", ".join(queues), "queues": list(queues), "state": "idle"}
+    shown = {"worker": "w", "pid": 1, "queue": queues[0], "queues": list(queues), "state": "idle"}
     nothing = {"job_id": None, "memory_bytes": 1, "cpu_percent": 0.0, "jobs": 0, "started_at": None}
     stats.show_workers(conn, "farm", "host", [shown | nothing])
 
 
 def test_each_of_its_queues_has_the_worker(conn: db.Connection) -> None:
     served(conn, ("a", "b"))
-    jobs = {queue: plain(conn, queue=queue) for queue in ("a", "b", "a, b")}
+    jobs = {queue: plain(conn, queue=queue) for queue in ("a", "b", "c")}
     counts = {each["queue"]: each["workers"] for each in stats.overview(conn)["queues"]}
-    assert counts == {"a": 1, "b": 1, "a, b": 0}
+    assert counts == {"a": 1, "b": 1, "c": 0}
     waits = {queue: (lifecycle.status(conn, job_id) or {})["waiting_for"] for queue, job_id in jobs.items()}
     assert {queue: found["reason"] for queue, found in waits.items()} == {
         "a": "worker",
         "b": "worker",
-        "a, b": "no_worker",
+        "c": "no_worker",
     }
     (shown,) = stats.workers(conn)
-    assert (shown["queue"], shown["queues"]) == ("a, b", ["a", "b"])
+    assert (shown["queue"], shown["queues"]) == ("a", ["a", "b"])
 
 
 def test_a_worker_that_older_code_has_shown_serves_its_one_queue(conn: db.Connection) -> None:

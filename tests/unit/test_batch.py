@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from dataloader import pipelines
-from dataloader.config import Served, Settings, WorkerSpec
+from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
@@ -50,7 +50,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> WorkerSession:
 
 @pytest.fixture
 def batch(session: WorkerSession) -> Batch:
-    return Batch(SETTINGS, Served(("q",)), session, session._orders, structlog.get_logger())
+    return Batch(SETTINGS, ("q",), session, session._orders, structlog.get_logger())
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,26 @@ def test_a_worker_begins_with_one_job_and_learns(batch: Batch) -> None:
     assert batch.size_next() == 30
     batch.took(TICK_SEC * 3, 30)
     assert batch.size_next() == 1
+
+
+@pytest.mark.parametrize(("scheduler", "after"), [("sequential", [1, 1, 4]), ("lag", [1, 1, 1])])
+def test_the_runs_of_one_queue_do_not_size_the_claims_of_another(
+    session: WorkerSession, monkeypatch: pytest.MonkeyPatch, scheduler: str, after: list[int]
+) -> None:
+    """By lag the database chooses the queue, so the smallest size counts."""
+    settings = SETTINGS.model_copy(update={"workers_json": (WorkerSpec(queues=["a", "b"], scheduler=scheduler),)})
+    batch = Batch(settings, ("a", "b"), session, session._orders, structlog.get_logger())
+    found, sizes = [job()._replace(queue="a")], []
+    monkeypatch.setattr(lifecycle, "step", lambda *_: Step(found, {}, 0, False, None))
+    for queue in ("a", "b"):
+        found = [job()._replace(queue=queue)]
+        sizes.append(most := batch.size_next())
+        batch.claimed(batch.step(most).jobs)
+        if queue == "a":
+            batch.took(0.000_01, 1), batch.took(0.000_01, 1)
+        else:
+            batch.took(TICK_SEC * 3, 1)
+    assert [*sizes, batch.size_next()] == after
 
 
 def test_a_worker_that_was_idle_begins_with_one_job_again(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +143,7 @@ def test_the_lock_table_bounds_an_automatic_prefetch_without_a_word(
 ) -> None:
     settings = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=5, **given)])
     with structlog.testing.capture_logs() as said:
-        batch = Batch(settings, Served(("q",)), session, session._orders, structlog.get_logger())
+        batch = Batch(settings, ("q",), session, session._orders, structlog.get_logger())
         batch.fit(probe.LockTable(64, transactions))
     for _ in range(9):
         batch.took(0.000_01, 10)

@@ -132,6 +132,11 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("WORKERS_JSON", '[{"queues":["a"],"scheduler":{"a":true}}]', "scheduler: should be"),
         ("WORKERS_JSON", '[{"queues":["a"],"scheduler":[1]}]', "scheduler: should be"),
         ("WORKERS_JSON", '[{"queues":["a","b"],"scheduler":{"a":2}}]', 'should have a weight in "scheduler" for each'),
+        (
+            "WORKERS_JSON",
+            '[{"queue":"a"},{"queues":["a"],"scheduler":"strict"}]',
+            'should have one "scheduler" for the s',
+        ),
         ("PG_SCHEMA_QUEUE", 'a"b; s3cret', "PG_SCHEMA_QUEUE: String should match"),
         ("WORKERS_JSON", "[" * 100_000, "WORKERS_JSON: should be JSON such as"),
         ("LOG_ROTATION", "s3cret", 'LOG_ROTATION: should be a size such as "10 MB" or a time'),

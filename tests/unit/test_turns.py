@@ -7,18 +7,17 @@ from collections import Counter
 
 import pytest
 
-from dataloader.config import Served
 from dataloader.farm.turns import Turns
 
 QUEUES = ("a", "b", "c")
 
 
-def turns(scheduler: str | tuple[int, ...], queues: tuple[str, ...] = QUEUES) -> Turns:
-    return Turns(Served(queues, scheduler), random.Random(15))
+def turns(scheduler: str | dict[str, int] | None, queues: tuple[str, ...] = QUEUES) -> Turns:
+    return Turns(queues, scheduler, random.Random(15))
 
 
-@pytest.mark.parametrize("scheduler", ["lag", "sequential", "strict", (3,)])
-def test_one_queue_is_always_first(scheduler: str | tuple[int, ...]) -> None:
+@pytest.mark.parametrize("scheduler", ["lag", "sequential", "strict", {"a": 3}, None])
+def test_one_queue_is_always_first(scheduler: str | dict[str, int] | None) -> None:
     one = turns(scheduler, ("a",))
     assert (one.order(), one.by_lag) == (["a"], False)
     one.took("a")
@@ -50,7 +49,7 @@ def test_by_lag_the_database_decides_and_the_bookmark_is_of_the_queue_that_had_j
 
 
 def test_weights_say_how_often_a_queue_is_first_and_then_second() -> None:
-    weighted, size = turns((6, 3, 1)), 20_000
+    weighted, size = turns({"c": 1, "b": 3, "a": 6}), 20_000
     orders = Counter("".join(weighted.order()) for _ in range(size))
     assert len(orders) == 6
     first = {queue: sum(count for order, count in orders.items() if order[0] == queue) / size for queue in QUEUES}

@@ -286,7 +286,7 @@ class Worker(BaseModel):
     farm: str
     host: str
     pid: int
-    queue: str = Field(description="of several queues their names, with commas between them")
+    queue: str = Field(description="the first of its queues")
     queues: list[str]
     state: str = Field(description="starting, idle, awake, busy, stopped, leaving, dead")
     is_live: bool

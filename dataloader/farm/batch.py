@@ -166,10 +166,15 @@ class Batch:
 
     def next(self) -> Delivery | None:
         """Take the best waiting jobs that make one run; None when no job waits."""
-        if (first := self._pop()) is None:
+        try:
+            first = self._waiting.popleft()
+        except IndexError:  # the other thread has taken the last one
             return None
         task = first.first.task
-        self._keys[self._queue] = keys = min(pipelines.batch_size(task), self._keys_most or SIZE_MOST)
+        self._keys[self._queue] = keys = pipelines.batch_size(task)
+        if keys == 1:
+            return first
+        self._keys[self._queue] = keys = min(keys, self._keys_most or SIZE_MOST)
         jobs = first.jobs
         for _ in range(keys - 1):
             if (more := self._pop(task)) is None:
@@ -177,10 +182,10 @@ class Batch:
             jobs += more.jobs
         return first if jobs is first.jobs else Delivery(jobs, first.place)
 
-    def _pop(self, task: str | None = None) -> Delivery | None:
+    def _pop(self, task: str) -> Delivery | None:
         """The first waiting key, where its jobs are of this task; the other thread may have taken it meanwhile."""
         try:
-            return self._waiting.popleft() if task in (None, self._waiting[0].first.task) else None
+            return self._waiting.popleft() if task == self._waiting[0].first.task else None
         except IndexError:
             return None
 

@@ -600,7 +600,7 @@ MUTANTS: list[Mutant] = [
         ("the order of another queue", "    in_order := NULL;\n"),
         ("another queue's settings", "    is_ordered := false;\n"),
         ("another queue's batch", "    batch := NULL;\n"),
-        ("another queue's head", "    p_priority := 0;\n    p_from := '-infinity';\n    is_ordered"),
+        ("another queue's head", "    p_priority := 0;\n    p_from := '-infinity';\n    is_ordered", "    is_ordered"),
         ("a paused queue's head", "        p_priority := 0;\n        p_from := '-infinity';\n        CONTINUE"),
         ("a head of any queue by lag", "IF p_queues[1] <> named", "IF false"),
         ("no head by lag", "IF p_queues[1] <> named", "IF true"),

@@ -28,7 +28,7 @@ class Hook:
         self._call = f"f({', '.join(arguments)})"
         self._count = len(arguments)
         self._wraps = wraps
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[int, Callable[..., Any]] = {}
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         return iter(tuple(self._functions.values()))
@@ -37,14 +37,17 @@ class Hook:
         return len(self._functions)
 
     def add(self, function: F) -> F:
-        """Register the function; one from the same line, as of a module imported anew, gives its place to it.
+        """Register the function, once; that of a module imported anew takes the place of the older one.
 
         Raises TypeError when the function cannot be called at this point.
         """
         if fault := self._fault(function):
             raise TypeError(f"@{self.name}: {identity(function)} should be {fault}")
-        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        self._functions[f"{identity(function)}:{line}"] = function
+        functions: list[Callable[..., Any]] = [*self, function]
+        place = next((n for n, known in enumerate(self) if _is_imported_anew(function, known)), None)
+        if place is not None:
+            functions[place] = functions.pop()
+        self._functions = {id(each): each for each in functions}
         return function
 
     def _fault(self, function: Callable[..., Any]) -> str | None:
@@ -64,6 +67,18 @@ def identity(function: Callable[..., Any]) -> str:
     """The function's module and name."""
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _is_imported_anew(function: Callable[..., Any], known: Callable[..., Any]) -> bool:
+    """Whether `function` is surely `known` again, of a second import of their module."""
+    if not (inspect.isfunction(function) and inspect.isfunction(known)) or function.__closure__ or known.__closure__:
+        return False
+    code, older = function.__code__, known.__code__
+    if code is older:  # one import has made both: in a loop, or in a function called twice
+        return False
+    if code.co_name == "<lambda>" and code != older:  # a line may hold several
+        return False
+    return (identity(function), code.co_firstlineno) == (identity(known), older.co_firstlineno)
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

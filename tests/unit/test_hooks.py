@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,62 @@ def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: P
     for _ in range(2):
         exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert [function.__name__ for function in hooks.ON_ERROR] == ["f", "g"]
+
+
+class Teller:
+    """A callable, and a method that can be called so too."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def __call__(self, run: Any, exc: Any) -> None: ...
+    def tell(self, run: Any, exc: Any) -> None: ...
+
+
+def teller(name: str) -> Callable[..., None]:
+    def tell(run: Any, exc: Any) -> Any:
+        return name
+
+    return tell
+
+
+def teller_by_default(name: str) -> Callable[..., None]:
+    def tell(run: Any, exc: Any, name: str = name) -> None: ...
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: partial(f_two),
+        lambda: teller("a"),
+        lambda: teller_by_default("a"),
+        lambda: Teller([]),
+        lambda: Teller([]).tell,
+    ],
+    ids=["partial", "closure", "default", "callable", "method"],
+)
+def test_functions_that_are_made_in_one_place_are_all_registered(make: Callable[[], Callable[..., Any]]) -> None:
+    made = [on_error(make()) for _ in range(2)]
+    assert list(hooks.ON_ERROR) == made
+
+
+def test_two_lambdas_of_one_line_are_both_registered_and_a_function_twice_is_one() -> None:
+    two = on_error(lambda run, exc: run), on_error(lambda run, exc: exc)
+    on_error(two[0])
+    assert tuple(hooks.ON_ERROR) == two
+
+
+def test_a_module_of_many_imports_keeps_the_newest_of_each_function() -> None:
+    code = "from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\non_error(lambda run, exc: 1)"
+    code += "\nfor n in (1, 2):\n    @on_error\n    def g(run, exc, n=n): ..."
+    for n in range(20):
+        world: dict[str, Any] = {"__name__": "mine", "n": n}
+        exec(compile(code, "mine.py", "exec"), world)
+    functions = list(hooks.ON_ERROR)
+    assert [function.__name__ for function in functions] == ["f", "<lambda>", "g", "g"]
+    assert all(function.__globals__ is world for function in functions)
 
 
 # --- around_run ---

@@ -7,9 +7,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sentry_sdk
@@ -254,6 +256,69 @@ def test_an_around_run_with_another_number_of_yields_fails_the_run(yields: int) 
     result = run("t", max_attempts=1)
     assert result.status == "failed"
     assert "generator didn't" in str(result.error)
+
+
+@pytest.mark.parametrize("function", [generator, coroutine, plain])
+def test_a_run_whose_pipeline_no_around_run_let_begin_has_failed(function: Callable[..., Any], seen: list[Any]) -> None:
+    register("t")(function)
+
+    @around_run
+    def kind(run: Run) -> Iterator[None]:
+        with suppress(Exception):
+            yield
+
+    @around_run
+    def connects(run: Run) -> Iterator[None]:
+        raise OSError("no connection")
+        yield
+
+    on_error(lambda run, exc: seen.append(exc))
+    result = run("t", max_attempts=1)
+    assert result.status == "failed"
+    said = "RuntimeError: the pipeline has not begun: @around_run test_hooks."
+    assert str(result.error).startswith(said)
+    assert ".kind has swallowed the OSError of another" in str(result.error).splitlines()[0]
+    assert [type(exc.__cause__) for exc in seen] == [OSError]
+
+
+@pytest.mark.parametrize("where", ["before", "pipeline", "after"])
+@pytest.mark.parametrize("answer", [None, PermanentError("mine")])
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), SystemExit("3")])
+def test_no_around_run_keeps_a_worker_that_has_to_end(
+    error: BaseException, answer: Exception | None, where: str, seen: list[Any]
+) -> None:
+    @register("t")
+    def greedy(args: dict[str, Any]) -> None:
+        if where == "pipeline":
+            raise error
+
+    @around_run
+    def outermost(run: Run) -> Iterator[None]:
+        with suppress(Exception):
+            yield
+
+    @around_run
+    def swallows(run: Run) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as e:
+            seen.append(e)
+            if answer:
+                raise answer from e
+
+    @around_run
+    def inner(run: Run) -> Iterator[None]:
+        if where == "before":
+            raise error
+        yield
+        if where == "after":
+            raise error
+
+    steps = pipelines.steps(pipelines.resolve("t"), {}, None)
+    with pytest.raises(type(error)) as e:
+        list(hooks.wrapped(Run("q", "t", "k", UUID(int=1), 1, {}, ()), steps))
+    assert e.value is error
+    assert seen == [error]
 
 
 # --- on_error ---

@@ -539,6 +539,7 @@ class Collected(Transport):
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Envelope]]:
     monkeypatch.setattr(sentry, "TRANSPORT", Collected)
     monkeypatch.setattr(Collected, "sent", [])
+    monkeypatch.setattr(sentry, "_flushed_at", None)
     monkeypatch.setenv("SENTRY_DSN", "https://key@sentry.example.com/1")
     on_worker_start(sentry.start)
     on_error(sentry.report)
@@ -570,6 +571,32 @@ def test_sentry_gets_a_failed_run_without_its_secrets(sent: list[Envelope]) -> N
     assert SECRET.encode() not in whole
     assert note.encode() not in whole
     assert json.dumps(first["exception"]).count("vars") == 0
+
+
+def test_the_failed_keys_of_a_run_wait_once_for_a_sentry_that_is_away(
+    sent: list[Envelope], seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+
+    def flush(sec: float) -> None:
+        seen.append(len(sent))
+        now[0] += sec
+
+    monkeypatch.setattr(sentry_sdk, "flush", flush)
+    monkeypatch.setattr(sentry, "monotonic", lambda: now[0])
+
+    @register("t", batch_size=30)
+    def fails(keys: dict[str, list[Any]], context: Context) -> None:
+        for key in keys:
+            context.fail(key, ValueError(key))
+
+    args = {f"k{n}": [{"n": n}] for n in range(30)}
+    run("t", args, max_attempts=1)  # type: ignore[arg-type]
+    assert (len(sent), seen) == (30, [1])
+    now[0] += sentry.FLUSH_SEC
+    run("t", args, max_attempts=1)  # type: ignore[arg-type]
+    sentry.report_death(LookupError("no model"))
+    assert (len(sent), seen) == (61, [1, 31, 61]), "the last words are flushed in every case"
 
 
 def test_sentry_gets_no_request_for_another_run(sent: list[Envelope]) -> None:

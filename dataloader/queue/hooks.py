@@ -89,6 +89,14 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
+class WrongAnswer(TypeError):
+    """What an `around_enqueue` has returned is no job. The text quotes nothing of it; `function` names the function."""
+
+    def __init__(self, function: str, should_be: str) -> None:
+        super().__init__(f"@around_enqueue: {function} should return {should_be}")
+        self.function = function
+
+
 AROUND_ENQUEUE = Hook("around_enqueue", "job")
 
 
@@ -104,18 +112,17 @@ def around_enqueue(function: F) -> F:
 
 
 def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job's fields after every `around_enqueue`; raises what a function raises, TypeError when it returns no dict.
+    """The job's fields after every `around_enqueue`.
 
-    The functions get a copy: what they change in `job` and in its args is not the producer's.
+    The functions get a copy: what they change in `job` and in its args is not the producer's. Raises what a function
+    raises, WrongAnswer where it returns no dict.
     """
     found = {**job, "args": dict(job.get("args", {}))}
     for function in AROUND_ENQUEUE:
         found = function(found)
         if not isinstance(found, dict):
             kind = type(found).__name__
-            raise TypeError(
-                f"@around_enqueue: {identity(function)} should return the job's fields as a dict, not {kind}"
-            )
+            raise WrongAnswer(identity(function), f"the job's fields as a dict, not {kind}")
     return found
 
 

@@ -19,6 +19,7 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from dataloader import pipelines
+from dataloader.farm.runner import tell_failed
 from dataloader.pipelines import (
     Context,
     PermanentError,
@@ -34,6 +35,7 @@ from dataloader.pipelines import (
     register,
     sentry,
 )
+from dataloader.queue.job import Delivery, End, Job, Outcome
 from dataloader.testing import run
 
 SECRET = "s3cret-canary-77"
@@ -379,15 +381,27 @@ def test_on_error_of_a_batch(seen: list[Any]) -> None:
     assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
 
 
+def test_on_error_of_a_batch_sorts_its_jobs_by_key_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_jobs: list[int] = []
+    keys = Delivery.keys
+
+    def counted(delivery: Delivery) -> Any:
+        sorted_jobs.append(len(delivery.jobs))
+        return keys(delivery)
+
+    monkeypatch.setattr(Delivery, "keys", counted)
+    jobs = tuple(Job(UUID(int=n), "q", "t", "{}", None, f"k{n}", "", 1, 5, 60, None, 1, "w") for n in range(9))
+    failed = {f"k{n}": Outcome(End.ERROR, raised=ValueError(f"k{n}")) for n in reversed(range(3, 9))}
+    on_error(lambda run, exc: seen.append((run.lock_key, str(exc))))
+    tell_failed(Delivery(jobs), None, Outcome(End.DONE, by_key=failed | {"k1": Outcome(End.ERROR, "a text")}))
+    assert seen == [(f"k{n}", f"k{n}") for n in range(3, 9)]
+    assert sorted_jobs == [9]
+
+
 def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> None:
-    from uuid import uuid4
-
-    from dataloader.farm.runner import tell_failed
-    from dataloader.queue.job import Delivery, End, Job, Outcome
-
     on_error(lambda run, exc: seen.append((run.args, exc)))
     register("t")(plain)
-    job = Job(uuid4(), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
+    job = Job(UUID(int=1), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
     error = PermanentError("args should be a JSON object")
     tell_failed(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
     tell_failed(Delivery((job,)), None, Outcome(End.ERROR, raised=error))

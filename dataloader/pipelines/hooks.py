@@ -66,8 +66,9 @@ def on_error(function: F) -> F:
 def on_farm_start(function: F) -> F:
     """Call `function()` once for each start and each reload of a machine's workers, in one of them.
 
-    No worker of that start claims a job before it has returned. An exception keeps the farm from starting, as that of
-    an import does. Raises TypeError unless the function can be called so.
+    No worker of that start claims a job before it has returned; at a reload the older workers go on claiming. An
+    exception keeps the farm from starting, as that of an import does. Raises TypeError unless the function can be
+    called so.
     """
     return ON_FARM_START.add(function)
 

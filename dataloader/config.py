@@ -378,8 +378,8 @@ class Settings(BaseSettings):
     )
     dl_hooks: str = Field(
         default="",
-        description="Modules with hooks that every process of the farm imports, separated by commas: the workers, the "
-        "API and `dataloader trigger`; see docs/pipelines.md.",
+        description="Modules with hooks, separated by commas; the workers, the API and `dataloader trigger --direct` "
+        "import them; see docs/pipelines.md.",
     )
     dl_preload: str = Field(default="", description="Heavy modules that the farm imports once, before it forks.")
     dl_home: Folder = Field(
@@ -427,7 +427,7 @@ class Settings(BaseSettings):
 
     @property
     def hook_modules(self) -> list[str]:
-        """The names in DL_HOOKS: users' modules that the workers, the API and commands that add jobs import."""
+        """The names in DL_HOOKS: users' modules that the workers, the API and `dataloader trigger --direct` import."""
         return _names(self.dl_hooks)
 
     @property

@@ -206,9 +206,10 @@ def tell_failed(delivery: Delivery, pipeline: pipelines.Pipeline | None, outcome
     raised = TimeoutError(outcome.error) if outcome.end is End.TIMEOUT else outcome.raised
     if raised is not None:
         tell(hooks.ON_ERROR, _of(delivery, pipeline), raised)
-    for key, each in outcome.by_key.items():
-        if each.raised is not None:
-            tell(hooks.ON_ERROR, _of(Delivery(tuple(delivery.keys()[key])), pipeline), each.raised)
+    for key, jobs in delivery.keys().items() if outcome.by_key else ():
+        each = outcome.by_key.get(key)
+        if each is not None and each.raised is not None:
+            tell(hooks.ON_ERROR, _of(Delivery(tuple(jobs)), pipeline), each.raised)
 
 
 def tell(hook: Hook, *facts: object) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
+from dataloader.queue.hooks import AROUND_ENQUEUE, Hook, identity
 
 F = TypeVar("F", bound=Callable[..., Any])
 Steps = Generator[Any, None, Any]
@@ -43,9 +44,10 @@ def around_run(function: F) -> F:
     """Wrap each run of a pipeline: `function(run)` is a generator function with one yield, in which the run happens.
 
     The first registered is the outermost. The pipeline's exception is raised at the yield. When the function ends
-    without it, the run counts as done; when it raises another, the run has failed with that one. What is no Exception
-    (Stopped, at a cancellation, a drain or a timeout) passes: only `finally` and `with` do their work. Raises TypeError
-    unless it is such a function.
+    without it, the run counts as done; when it raises another, the run has failed with that one. A MemoryError, and
+    what is no Exception (Stopped, at a cancellation, a drain or a timeout), passes: only `finally` and `with` do their
+    work. Where a function swallows what one within it has raised before its yield, the run has failed, for the pipeline
+    has not begun. Raises TypeError unless it is such a function.
     """
     return AROUND_RUN.add(function)
 
@@ -64,8 +66,9 @@ def on_error(function: F) -> F:
 def on_farm_start(function: F) -> F:
     """Call `function()` once for each start and each reload of a machine's workers, in one of them.
 
-    No worker of that start claims a job before it has returned. An exception keeps the farm from starting, as that of
-    an import does. Raises TypeError unless the function can be called so.
+    No worker of that start claims a job before it has returned; at a reload the older workers go on claiming. An
+    exception keeps the farm from starting, as that of an import does. Raises TypeError unless the function can be
+    called so.
     """
     return ON_FARM_START.add(function)
 
@@ -89,16 +92,32 @@ def last_words(function: F) -> F:
 
 
 def wrapped(run: Run, steps: Steps) -> Steps:
-    """The steps of a run within every `around_run`."""
-    passing: BaseException | None = None
-    with ExitStack() as stack:
-        for function in AROUND_RUN:
-            stack.enter_context(contextmanager(function)(run))
-        try:
-            return (yield from steps)
-        except BaseException as e:
-            passing = None if isinstance(e, Exception) else e
-            raise
-    if passing is not None:  # a hook has swallowed the order to stop; the run is not done for that
-        raise passing
+    """The steps of a run within every `around_run`; `steps` are the pipeline's, as a generator."""
+    layers = steps
+    for function in reversed([*AROUND_RUN]):
+        layers = _within(function, run, layers, steps)
+    return layers
+
+
+def _within(function: Callable[..., Any], run: Run, steps: Steps, pipeline: Steps) -> Steps:
+    """The steps within one `around_run`; they are the pipeline's, or lead to them."""
+    raised: BaseException | None = None
+    try:
+        with contextmanager(function)(run):
+            try:
+                return (yield from steps)
+            except BaseException as e:
+                raised = e
+                raise
+    finally:
+        if raised is not None and _passes(raised):  # whatever the function has made of it
+            raise raised
+    if inspect.getgeneratorstate(pipeline) == inspect.GEN_CREATED:
+        error = f"@around_run {identity(function)} has swallowed the {type(raised).__name__} of another"
+        raise RuntimeError(f"the pipeline has not begun: {error}") from raised
     return None
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether this is an order to stop, or ends the worker, so that no hook may take it for handled."""
+    return not isinstance(error, Exception) or isinstance(error, MemoryError)

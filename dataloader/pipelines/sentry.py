@@ -2,11 +2,15 @@
 
 An event has the exception with its stack, and task, queue, job_id and attempt as tags. It has no args and no local
 variables, and `log.masked` has taken the known secrets out of it. SENTRY_ENVIRONMENT and SENTRY_RELEASE are the SDK's.
+
+A failed run waits up to FLUSH_SEC until its event is sent, but no sooner than FLUSH_SEC after the wait before. The
+events between are sent meanwhile by the SDK's thread; they are lost where the process is killed first.
 """
 
 from __future__ import annotations
 
 import os
+from time import monotonic
 from typing import Any
 
 import structlog
@@ -22,6 +26,7 @@ except ImportError:
     raise ImportError(text, name="sentry_sdk") from None
 
 FLUSH_SEC = 2.0  # for the event to reach Sentry before the run's end is written; less than DL_KILL_GRACE_SEC by default
+_flushed_at: float | None = None  # the end of the last wait, by the monotonic clock
 TRANSPORT: type[sentry_sdk.transport.Transport] | None = None  # None: HTTP
 
 
@@ -57,7 +62,7 @@ def report(run: Run, exc: BaseException) -> None:
         scope.set_tag("job_id", str(run.job_id))
         scope.set_tag("attempt", run.attempt)
         sentry_sdk.capture_exception(exc)
-    sentry_sdk.flush(FLUSH_SEC)
+    _flush_in_turn()
 
 
 @last_words
@@ -65,6 +70,17 @@ def report_death(exc: BaseException) -> None:
     """Send the exception of which this worker process dies."""
     sentry_sdk.capture_exception(exc)
     sentry_sdk.flush(FLUSH_SEC)
+
+
+def _flush_in_turn() -> None:
+    """Wait for what is to be sent, unless the last wait ended less than FLUSH_SEC ago.
+
+    A batch may have many failed keys, and the time of its run is limited.
+    """
+    global _flushed_at
+    if _flushed_at is None or monotonic() - _flushed_at >= FLUSH_SEC:
+        sentry_sdk.flush(FLUSH_SEC)
+        _flushed_at = monotonic()
 
 
 def _masked(event: Any, hint: dict[str, Any]) -> Any:

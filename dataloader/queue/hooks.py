@@ -28,7 +28,7 @@ class Hook:
         self._call = f"f({', '.join(arguments)})"
         self._count = len(arguments)
         self._wraps = wraps
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[int, Callable[..., Any]] = {}
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         return iter(tuple(self._functions.values()))
@@ -37,14 +37,17 @@ class Hook:
         return len(self._functions)
 
     def add(self, function: F) -> F:
-        """Register the function; one from the same line, as of a module imported anew, gives its place to it.
+        """Register the function, once; that of a module imported anew takes the place of the older one.
 
         Raises TypeError when the function cannot be called at this point.
         """
         if fault := self._fault(function):
             raise TypeError(f"@{self.name}: {identity(function)} should be {fault}")
-        line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
-        self._functions[f"{identity(function)}:{line}"] = function
+        functions: list[Callable[..., Any]] = [*self, function]
+        place = next((n for n, known in enumerate(self) if _is_imported_anew(function, known)), None)
+        if place is not None:
+            functions[place] = functions.pop()
+        self._functions = {id(each): each for each in functions}
         return function
 
     def _fault(self, function: Callable[..., Any]) -> str | None:
@@ -66,12 +69,32 @@ def identity(function: Callable[..., Any]) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def _is_imported_anew(function: Callable[..., Any], known: Callable[..., Any]) -> bool:
+    """Whether `function` is surely `known` again, of a second import of their module."""
+    if not (inspect.isfunction(function) and inspect.isfunction(known)) or function.__closure__ or known.__closure__:
+        return False
+    code, older = function.__code__, known.__code__
+    if code is older:  # one import has made both: in a loop, or in a function called twice
+        return False
+    if code.co_name == "<lambda>" and code != older:  # a line may hold several
+        return False
+    return (identity(function), code.co_firstlineno) == (identity(known), older.co_firstlineno)
+
+
 def _takes(function: Callable[..., Any], count: int) -> bool:
     try:
         inspect.signature(function).bind(*[None] * count)
     except (TypeError, ValueError):
         return False
     return True
+
+
+class WrongAnswer(TypeError):
+    """What an `around_enqueue` has returned is no job. The text quotes nothing of it; `function` names the function."""
+
+    def __init__(self, function: str, should_be: str) -> None:
+        super().__init__(f"@around_enqueue: {function} should return {should_be}")
+        self.function = function
 
 
 AROUND_ENQUEUE = Hook("around_enqueue", "job")
@@ -89,18 +112,17 @@ def around_enqueue(function: F) -> F:
 
 
 def before_enqueue(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The job's fields after every `around_enqueue`; raises what a function raises, TypeError when it returns no dict.
+    """The job's fields after every `around_enqueue`.
 
-    The functions get a copy: what they change in `job` and in its args is not the producer's.
+    The functions get a copy: what they change in `job` and in its args is not the producer's. Raises what a function
+    raises, WrongAnswer where it returns no dict.
     """
     found = {**job, "args": dict(job.get("args", {}))}
     for function in AROUND_ENQUEUE:
         found = function(found)
         if not isinstance(found, dict):
             kind = type(found).__name__
-            raise TypeError(
-                f"@around_enqueue: {identity(function)} should return the job's fields as a dict, not {kind}"
-            )
+            raise WrongAnswer(identity(function), f"the job's fields as a dict, not {kind}")
     return found
 
 

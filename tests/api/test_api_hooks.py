@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -17,6 +19,8 @@ from psycopg.rows import dict_row
 
 import dataloader
 from dataloader import config
+from dataloader.api.v1.requests import BATCH_LIMIT
+from dataloader.api.web.json_body import BODY_LIMIT
 from dataloader.cli.direct import Direct
 from dataloader.client import Refused as RefusedByFarm
 from dataloader.pipelines import around_enqueue
@@ -141,7 +145,6 @@ def test_no_hook_sees_what_is_not_valid(
         ({"keys": 1, "lock_key": "k"}, "/keys"),
         ({"lock_key": "k\0"}, "/lock_key"),
         ({"lock_key": "k", "args": {"n": "\ud800"}}, "/args/n"),
-        ({"lock_key": "k", "args": {"n": float("nan")}}, "/args/n"),
         ({"lock_key": "k", "available_at": datetime(2026, 1, 31)}, "/available_at"),  # noqa: DTZ001
         ({"lock_key": "k", "available_at": AT + timedelta(days=9_999)}, "/available_at"),
     ],
@@ -159,6 +162,93 @@ def test_a_hook_that_makes_too_much_of_a_job(client: FlaskClient, refused: Refus
     around_enqueue(lambda job: job | {"args": {"n": "x" * 300_000}})
     refused(client.post(TRIGGER, json=MINIMAL), 413, "too-large")
     refused(client.post(BATCH, json={"jobs": [MINIMAL]}), 413, "too-large", "/jobs/0/args")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\u0434" * 120_000, "\U0001f600" * 60_000, '"' * 120_000, [1] * 120_000],
+    ids=["cyrillic", "emoji", "quotes", "numbers"],
+)
+def test_a_hook_makes_no_valid_body_too_large(
+    client: FlaskClient, conn: db.Connection, by_order: list[dict[str, Any]], text: Any
+) -> None:
+    job = ORDER | {"args": {"order": 7, "at": 1, "text": text}}
+    for path, document in ((TRIGGER, job), (BATCH, {"jobs": [job]})):
+        raw = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        assert 200_000 < len(raw) < BODY_LIMIT
+        answer = client.post(path, data=raw, content_type="application/json")
+        assert answer.status_code == 200, answer.text
+    assert [row["args"]["text"] for row in rows(conn)] == [text]
+
+
+def test_the_jobs_that_hooks_have_made_of_a_batch_keep_its_limit(
+    client: FlaskClient, conn: db.Connection, refused: Refused
+) -> None:
+    around_enqueue(lambda job: job | {"args": {"n": "x" * 250_000}})
+    problem = refused(client.post(BATCH, json={"jobs": [MINIMAL] * 70}), 413, "too-large")
+    assert problem["detail"] == f"the jobs that the hooks have made should be at most {BATCH_LIMIT} bytes of JSON"
+    assert rows(conn) == []
+
+
+class Tall(dict[str, Any]):
+    """Says in its error what it holds."""
+
+    def items(self) -> Any:
+        raise TypeError(f"no items of {dict(self)}")
+
+
+def circle() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    found["n"] = found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n", "said"),
+    [
+        (Decimal("1.5"), "Decimal"),
+        (date(2026, 1, 31), "date"),
+        (UUID(int=1), "UUID"),
+        ({CANARY}, "set"),
+        (float("nan"), None),
+        ({"m": [float("-inf")]}, None),
+        ({(CANARY, 1): 1}, None),
+        (Tall(secret=CANARY), None),
+        (circle(), None),
+        (10**5_000, None),
+    ],
+    ids=["decimal", "date", "uuid", "set", "nan", "infinity", "key", "tall", "circle", "digits"],
+)
+@pytest.mark.parametrize("path", [TRIGGER, BATCH])
+def test_what_json_cannot_say_is_the_fault_of_the_hook(
+    client: FlaskClient,
+    conn: db.Connection,
+    refused: Refused,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    n: Any,
+    said: str | None,
+) -> None:
+    @around_enqueue
+    def counts(job: dict[str, Any]) -> dict[str, Any]:
+        return job | {"lock_key": CANARY, "args": job["args"] | {"n": n}}
+
+    answer = client.post(path, json=ORDER if path == TRIGGER else {"jobs": [ORDER]})
+    problem = refused(answer, 500, "internal-error")
+    name = "test_api_hooks.test_what_json_cannot_say_is_the_fault_of_the_hook.<locals>.counts"
+    text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {said}" if said else "")
+    assert problem["detail"] == text
+    logged = capsys.readouterr()
+    assert (text in logged.out, "hook.failed" in logged.out) == (True, True)
+    assert CANARY not in answer.text + logged.out + logged.err
+    assert rows(conn) == []
+
+
+@pytest.mark.parametrize("path", [TRIGGER, BATCH])
+def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refused, path: str) -> None:
+    around_enqueue(lambda job: None)
+    problem = refused(client.post(path, json=ORDER if path == TRIGGER else {"jobs": [ORDER]}), 500, "internal-error")
+    assert "<lambda> should return the job's fields as a dict, not NoneType" in problem["detail"]
 
 
 @pytest.mark.parametrize("path", [TRIGGER, BATCH])

@@ -7,8 +7,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import sentry_sdk
@@ -16,6 +19,7 @@ from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
 from dataloader import pipelines
+from dataloader.farm.runner import tell_failed
 from dataloader.pipelines import (
     Context,
     PermanentError,
@@ -31,6 +35,7 @@ from dataloader.pipelines import (
     register,
     sentry,
 )
+from dataloader.queue.job import Delivery, End, Job, Outcome
 from dataloader.testing import run
 
 SECRET = "s3cret-canary-77"
@@ -111,6 +116,62 @@ def test_a_module_that_is_imported_anew_registers_its_functions_once(tmp_path: P
     for _ in range(2):
         exec(compile(code, "mine.py", "exec"), {"__name__": "mine"})
     assert [function.__name__ for function in hooks.ON_ERROR] == ["f", "g"]
+
+
+class Teller:
+    """A callable, and a method that can be called so too."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def __call__(self, run: Any, exc: Any) -> None: ...
+    def tell(self, run: Any, exc: Any) -> None: ...
+
+
+def teller(name: str) -> Callable[..., None]:
+    def tell(run: Any, exc: Any) -> Any:
+        return name
+
+    return tell
+
+
+def teller_by_default(name: str) -> Callable[..., None]:
+    def tell(run: Any, exc: Any, name: str = name) -> None: ...
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: partial(f_two),
+        lambda: teller("a"),
+        lambda: teller_by_default("a"),
+        lambda: Teller([]),
+        lambda: Teller([]).tell,
+    ],
+    ids=["partial", "closure", "default", "callable", "method"],
+)
+def test_functions_that_are_made_in_one_place_are_all_registered(make: Callable[[], Callable[..., Any]]) -> None:
+    made = [on_error(make()) for _ in range(2)]
+    assert list(hooks.ON_ERROR) == made
+
+
+def test_two_lambdas_of_one_line_are_both_registered_and_a_function_twice_is_one() -> None:
+    two = on_error(lambda run, exc: run), on_error(lambda run, exc: exc)
+    on_error(two[0])
+    assert tuple(hooks.ON_ERROR) == two
+
+
+def test_a_module_of_many_imports_keeps_the_newest_of_each_function() -> None:
+    code = "from dataloader.pipelines import on_error\n@on_error\ndef f(run, exc): ...\non_error(lambda run, exc: 1)"
+    code += "\nfor n in (1, 2):\n    @on_error\n    def g(run, exc, n=n): ..."
+    for n in range(20):
+        world: dict[str, Any] = {"__name__": "mine", "n": n}
+        exec(compile(code, "mine.py", "exec"), world)
+    functions = list(hooks.ON_ERROR)
+    assert [function.__name__ for function in functions] == ["f", "<lambda>", "g", "g"]
+    assert all(function.__globals__ is world for function in functions)
 
 
 # --- around_run ---
@@ -199,6 +260,69 @@ def test_an_around_run_with_another_number_of_yields_fails_the_run(yields: int) 
     assert "generator didn't" in str(result.error)
 
 
+@pytest.mark.parametrize("function", [generator, coroutine, plain])
+def test_a_run_whose_pipeline_no_around_run_let_begin_has_failed(function: Callable[..., Any], seen: list[Any]) -> None:
+    register("t")(function)
+
+    @around_run
+    def kind(run: Run) -> Iterator[None]:
+        with suppress(Exception):
+            yield
+
+    @around_run
+    def connects(run: Run) -> Iterator[None]:
+        raise OSError("no connection")
+        yield
+
+    on_error(lambda run, exc: seen.append(exc))
+    result = run("t", max_attempts=1)
+    assert result.status == "failed"
+    said = "RuntimeError: the pipeline has not begun: @around_run test_hooks."
+    assert str(result.error).startswith(said)
+    assert ".kind has swallowed the OSError of another" in str(result.error).splitlines()[0]
+    assert [type(exc.__cause__) for exc in seen] == [OSError]
+
+
+@pytest.mark.parametrize("where", ["before", "pipeline", "after"])
+@pytest.mark.parametrize("answer", [None, PermanentError("mine")])
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), SystemExit("3")])
+def test_no_around_run_keeps_a_worker_that_has_to_end(
+    error: BaseException, answer: Exception | None, where: str, seen: list[Any]
+) -> None:
+    @register("t")
+    def greedy(args: dict[str, Any]) -> None:
+        if where == "pipeline":
+            raise error
+
+    @around_run
+    def outermost(run: Run) -> Iterator[None]:
+        with suppress(Exception):
+            yield
+
+    @around_run
+    def swallows(run: Run) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as e:
+            seen.append(e)
+            if answer:
+                raise answer from e
+
+    @around_run
+    def inner(run: Run) -> Iterator[None]:
+        if where == "before":
+            raise error
+        yield
+        if where == "after":
+            raise error
+
+    steps = pipelines.steps(pipelines.resolve("t"), {}, None)
+    with pytest.raises(type(error)) as e:
+        list(hooks.wrapped(Run("q", "t", "k", UUID(int=1), 1, {}, ()), steps))
+    assert e.value is error
+    assert seen == [error]
+
+
 # --- on_error ---
 
 
@@ -257,15 +381,27 @@ def test_on_error_of_a_batch(seen: list[Any]) -> None:
     assert seen[:2] == [("a", unique, 4, OSError), ("a", {"a": [{"n": 1}]}, 2, PermanentError)]
 
 
+def test_on_error_of_a_batch_sorts_its_jobs_by_key_once(seen: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_jobs: list[int] = []
+    keys = Delivery.keys
+
+    def counted(delivery: Delivery) -> Any:
+        sorted_jobs.append(len(delivery.jobs))
+        return keys(delivery)
+
+    monkeypatch.setattr(Delivery, "keys", counted)
+    jobs = tuple(Job(UUID(int=n), "q", "t", "{}", None, f"k{n}", "", 1, 5, 60, None, 1, "w") for n in range(9))
+    failed = {f"k{n}": Outcome(End.ERROR, raised=ValueError(f"k{n}")) for n in reversed(range(3, 9))}
+    on_error(lambda run, exc: seen.append((run.lock_key, str(exc))))
+    tell_failed(Delivery(jobs), None, Outcome(End.DONE, by_key=failed | {"k1": Outcome(End.ERROR, "a text")}))
+    assert seen == [(f"k{n}", f"k{n}") for n in range(3, 9)]
+    assert sorted_jobs == [9]
+
+
 def test_on_error_where_the_pipeline_could_be_given_nothing(seen: list[Any]) -> None:
-    from uuid import uuid4
-
-    from dataloader.farm.runner import tell_failed
-    from dataloader.queue.job import Delivery, End, Job, Outcome
-
     on_error(lambda run, exc: seen.append((run.args, exc)))
     register("t")(plain)
-    job = Job(uuid4(), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
+    job = Job(UUID(int=1), "q", "t", "[1]", None, "k", "", 1, 5, 60, None, 1, "w")
     error = PermanentError("args should be a JSON object")
     tell_failed(Delivery((job,)), pipelines.resolve("t"), Outcome(End.PERMANENT, raised=error))
     tell_failed(Delivery((job,)), None, Outcome(End.ERROR, raised=error))
@@ -417,6 +553,7 @@ class Collected(Transport):
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Envelope]]:
     monkeypatch.setattr(sentry, "TRANSPORT", Collected)
     monkeypatch.setattr(Collected, "sent", [])
+    monkeypatch.setattr(sentry, "_flushed_at", None)
     monkeypatch.setenv("SENTRY_DSN", "https://key@sentry.example.com/1")
     on_worker_start(sentry.start)
     on_error(sentry.report)
@@ -448,6 +585,32 @@ def test_sentry_gets_a_failed_run_without_its_secrets(sent: list[Envelope]) -> N
     assert SECRET.encode() not in whole
     assert note.encode() not in whole
     assert json.dumps(first["exception"]).count("vars") == 0
+
+
+def test_the_failed_keys_of_a_run_wait_once_for_a_sentry_that_is_away(
+    sent: list[Envelope], seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000.0]
+
+    def flush(sec: float) -> None:
+        seen.append(len(sent))
+        now[0] += sec
+
+    monkeypatch.setattr(sentry_sdk, "flush", flush)
+    monkeypatch.setattr(sentry, "monotonic", lambda: now[0])
+
+    @register("t", batch_size=30)
+    def fails(keys: dict[str, list[Any]], context: Context) -> None:
+        for key in keys:
+            context.fail(key, ValueError(key))
+
+    args = {f"k{n}": [{"n": n}] for n in range(30)}
+    run("t", args, max_attempts=1)  # type: ignore[arg-type]
+    assert (len(sent), seen) == (30, [1])
+    now[0] += sentry.FLUSH_SEC
+    run("t", args, max_attempts=1)  # type: ignore[arg-type]
+    sentry.report_death(LookupError("no model"))
+    assert (len(sent), seen) == (61, [1, 31, 61]), "the last words are flushed in every case"
 
 
 def test_sentry_gets_no_request_for_another_run(sent: list[Envelope]) -> None:

@@ -19,7 +19,7 @@ from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusa
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue.enqueue import Columns, NewJob
-from dataloader.queue.hooks import AROUND_ENQUEUE
+from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
@@ -232,16 +232,14 @@ def hooked(document: dict[str, Any], key: str | None) -> dict[str, Any]:
     """The body of a trigger after every `around_enqueue`, which sees the header Idempotency-Key (`key`) as a field.
 
     Raises a 400 Problem for fields that are not valid, before a hook sees them, for a job that a hook refuses, and for
-    what no body may hold.
+    what no body may hold; a 413 Problem where the hooks have made more of it than a body may hold; WrongAnswer where
+    they have made of it what JSON cannot say.
     """
     if not AROUND_ENQUEUE:
         return document
     given = document if key is None else document | {"idempotency_key": _one_key(document.get("idempotency_key"), key)}
     validated(Trigger, keyed(given))
-    raw = _written(_after_hooks(given, ()))
-    if len(raw) > BODY_LIMIT:
-        raise Problem(413, f"the job that the hooks have made should be at most {BODY_LIMIT} bytes of JSON")
-    return json_document(raw)
+    return json_document(_written(_after_hooks(given, ()), "job", BODY_LIMIT))
 
 
 def all_hooked(jobs: list[Any]) -> list[Any]:
@@ -250,7 +248,7 @@ def all_hooked(jobs: list[Any]) -> list[Any]:
         return jobs
     new_jobs([keyed(job) if isinstance(job, dict) else job for job in jobs], 60)
     made = [_after_hooks(job, ("jobs", number)) for number, job in enumerate(jobs)]
-    found: list[Any] = json_document(_written({"jobs": made}), BATCH_DEPTH)["jobs"]
+    found: list[Any] = json_document(_written({"jobs": made}, "jobs", BATCH_LIMIT), BATCH_DEPTH)["jobs"]
     return found
 
 
@@ -261,9 +259,32 @@ def _after_hooks(job: dict[str, Any], path: tuple[str | int, ...]) -> dict[str, 
         raise invalid(pointer(path), "refused", str(e)) from None
 
 
-def _written(document: dict[str, Any]) -> bytes:
-    """The document as a client would send it; a hook may give a time as a datetime."""
-    return json.dumps(document, default=datetime.isoformat).encode()
+def _written(document: dict[str, Any], noun: str, limit: int) -> bytes:
+    """The document at its shortest, so that a valid body that no hook has changed is not too large."""
+    try:
+        # A lone surrogate becomes its escape, which the guards on a body then find and name.
+        raw = _JSON.encode(document).encode(errors="backslashreplace")
+    except WrongAnswer:
+        raise
+    except (TypeError, ValueError, RecursionError):  # the text may quote the job
+        raise _unsayable() from None
+    if len(raw) > limit:
+        raise Problem(413, f"the {noun} that the hooks have made should be at most {limit} bytes of JSON")
+    return raw
+
+
+def _said(value: object) -> str:
+    """JSON for what json does not know; a hook may give a time as a datetime."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise _unsayable(f", not {type(value).__name__}")
+
+
+def _unsayable(but: str = "") -> WrongAnswer:
+    return WrongAnswer(" or ".join(map(identity, AROUND_ENQUEUE)), f"what JSON can say{but}")
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_said)
 
 
 def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, traceparent: str | None = None) -> NewJob:

@@ -19,7 +19,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, keys, migrations
+from dataloader.queue import db, enqueue, hooks, keys, migrations
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -77,6 +77,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(enqueue.KeyTaken, _of_key)
     app.register_error_handler(keys.NotOrdered, _of_plain_queue)
     app.register_error_handler(migrations.SchemaError, _of_schema)
+    app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
 
 
@@ -116,6 +117,12 @@ def _of_http(error: HTTPException) -> Response:
 def _of_schema(error: migrations.SchemaError) -> Response:
     _log.error("api.schema_refused", request_id=request_id(), detail=str(error))
     return _unavailable(str(error))
+
+
+def _of_hook(error: hooks.WrongAnswer) -> Response:
+    seen = {"hook": "around_enqueue", "function": error.function, "error": str(error)}
+    _log.error("hook.failed", request_id=request_id(), **seen)
+    return _document(500, str(error))
 
 
 def _of_any(error: Exception) -> Response:

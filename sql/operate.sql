@@ -254,6 +254,23 @@ UPDATE dl_jobs SET queue = %(to)s,
                             ORDER BY job_id FOR NO KEY UPDATE))
    AND queue = %(from)s AND status IN ('queued', 'running', 'failed', 'lost');
 
+-- name: pause_source
+-- As `pause`, but by this author in any case: it is the mark by which another move knows of this one.
+UPDATE dl_queues SET paused_at = coalesce(paused_at, now()), paused_by = %(by)s WHERE queue = %(queue)s
+RETURNING {settings};
+
+-- name: moves_to
+-- A queue that a move with this author has paused, and that still has jobs for it. Served by ix_dl_jobs_claim,
+-- ix_dl_jobs_running and ix_dl_jobs_dead.
+SELECT queue FROM dl_queues q
+ WHERE paused_by = %(by)s
+   AND coalesce((SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status = 'queued'
+                  ORDER BY queue, available_at LIMIT 1),
+                (SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status = 'running' LIMIT 1),
+                (SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status IN ('failed', 'lost')
+                  ORDER BY queue, finished_at LIMIT 1)) IS NOT NULL
+ ORDER BY queue LIMIT 1;
+
 -- name: resume_own
 -- The same as `resume`, but only of a pause by this author.
 WITH resumed AS (

@@ -293,11 +293,11 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
     The order of each key is kept: both queues are paused meanwhile, and no claim goes on that began before. Running
-    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes on,
-    unless somebody else has paused it; `source` stays paused. A repeated call completes what was interrupted, and moves
-    what was added to `source` since. Raises Contradiction, having changed nothing, for an unknown `source`, a `target`
-    that no producer can name or that says another order, and beside another move of one of the queues; Busy, with both
-    queues paused, where other sessions are in the way.
+    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes
+    on, unless somebody else has paused it; `source` stays paused, by the move, whoever had paused it before. A
+    repeated call completes what was interrupted, and moves what was added to `source` since. Raises Contradiction,
+    having changed nothing, for an unknown `source`, a `target` that no producer can name or that says another order,
+    and beside another move of one of the queues; Busy, with both queues paused, where other sessions are in the way.
     """
     if not _NAME.fullmatch(target):
         raise Contradiction("the other queue's name should have 1 to 128 characters, none of them a control character")
@@ -318,21 +318,39 @@ def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
     """Pause both queues for the move; returns what is to be said of the order of `target`."""
     with conn.transaction():
         said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
-        for queue, author in _authors(source, target).items():
+        authors = _authors(source, target)
+        for queue, author in authors.items():
             paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
                 raise Contradiction(
                     f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`"
                 )
+        _check_not_a_target(conn, source, said[source], authors[source])
         changes = inherited(source, said[source], target, said[target])
-        for queue, author in _authors(source, target).items():
-            pause(conn, queue, author)
+        _one(conn, "pause_source", queue=source, by=authors[source])
+        pause(conn, target, authors[target])
     return changes
+
+
+def _check_not_a_target(conn: Conn, source: str, said: _Settings, author: str) -> None:
+    """Raise Contradiction where another move to `source` is not over; its pause by hand says nothing of that."""
+    if said["paused_at"] is None or said["paused_by"] == author:
+        return
+    if row := conn.execute(_SQL["moves_to"], {"by": _author_of_source(source)}).fetchone():
+        (other,) = row
+        raise Contradiction(
+            f"{other} is paused by a {_author_of_source(source)} and has jobs left: complete that, or"
+            f" `dataloader resume {other}`"
+        )
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
     """Who pauses the queues of a move, so that the same move knows its pauses again."""
-    return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
+    return {source: _author_of_source(target), target: f"{_MOVE}from {source}"}
+
+
+def _author_of_source(target: str) -> str:
+    return f"{_MOVE}to {target}"
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:

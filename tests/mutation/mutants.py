@@ -1480,6 +1480,20 @@ MUTANTS: list[Mutant] = [
     ),
     *_in(
         OPERATE,
+        "-- name: pause_source\n",
+        ("the author of before", "paused_by = %(by)s", "paused_by = coalesce(paused_by, %(by)s)"),
+        ("a new time", "coalesce(paused_at, now())", "now()"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: moves_to\n",
+        ("of every author", "paused_by = %(by)s", "paused_by IS NOT NULL"),
+        ("one that is over", " IS NOT NULL", " IS NOT NULL OR true"),
+        ("only with queued jobs", "status = 'running'", "status = 'running' AND false"),
+        ("without dead jobs", "status IN ('failed', 'lost')", "false"),
+    ),
+    *_in(
+        OPERATE,
         "-- name: resume_own\n",
         ("anybody's pause", " AND paused_by = %(by)s"),
         ("wakes nobody", "SELECT pg_notify('dl_jobs', queue)", "SELECT NULL"),

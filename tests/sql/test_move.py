@@ -370,6 +370,63 @@ def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, sourc
     assert value(conn, PAUSED) == ["q", "to"]
 
 
+@pytest.mark.parametrize(
+    ("paused", "first", "second", "words"),
+    [
+        ("q", ("q", "to"), ("q", "other"), "q is paused by a queue move to to"),
+        ("to", ("q", "to"), ("to", "b"), "q is paused by a queue move to to and has jobs left"),
+        ("to", ("to", "b"), ("q", "to"), "to is paused by a queue move to b"),
+        ("q", ("q", "to"), ("to", "q"), "to is paused by a queue move from q"),
+        ("to", ("q", "to"), ("to", "q"), "q is paused by a queue move to to"),
+    ],
+)
+def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
+    conn: db.Connection, paused: str, first: tuple[str, str], second: tuple[str, str], words: str
+) -> None:
+    """They would split a key: some of its jobs in one queue, and some in another."""
+    for queue in ("q", "q", "to", "to"):
+        enqueue(conn, queue=queue, lock_key="k")
+    operations.pause(conn, paused, "night")
+    assert operations.move(conn, *first, BY, limit=1) == (1, False)
+    before = conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()
+    with pytest.raises(operations.Contradiction, match=words):
+        operations.move(conn, *second, BY, limit=1)
+    assert conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall() == before
+    assert move(conn, *first)[-1] == 0
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "failed", "lost"])
+def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, status: str) -> None:
+    operations.pause(conn, "to", "night")
+    for paused_by, queue in (("queue move to to", "x"), ("queue move to other", "y")):
+        conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES (%s, now(), %s)", (queue, paused_by))
+    plain(conn, queue="y")
+    enqueue(conn, queue="to")
+    assert operations.move(conn, "to", "b", BY, limit=1).moved == 1
+    operations.pause(conn, "fourth", "night")
+    conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('z', now(), 'queue move to fourth')")
+    plain(conn, queue="z", status=status)
+    with pytest.raises(operations.Contradiction, match="z is paused by a queue move to fourth and has jobs left"):
+        operations.move(conn, "fourth", "b2", BY)
+
+
+def test_a_move_that_is_over_hinders_none_on(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    plain(conn, status="succeeded")
+    operations.pause(conn, "to", "night")
+    move(conn)
+    assert move(conn, "to", "third") == [1, 0]
+    assert in_order(worker, "third") == [job_id]
+
+
+def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: db.Connection) -> None:
+    paused_at = operations.pause(conn, "q", "night")["paused_at"]
+    enqueue(conn)
+    move(conn)
+    found = operations.settings(conn, "q")
+    assert (found["paused_at"], found["paused_by"]) == (paused_at, "queue move to to")
+
+
 # --- a storm ---
 
 

@@ -372,9 +372,9 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
 
 def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
     """Wait until no claim is left that may not have seen the pause; raises Busy."""
-    found = conn.execute(_SQL["claims_under_way"], {"transactions": None}).fetchall()
-    transactions, until = [row[0] for row in found], time.monotonic() + CLAIMS_SEC
-    while found := conn.execute(_SQL["claims_under_way"], {"transactions": transactions}).fetchall():
+    found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
+    statements, until = [row[0] for row in found], time.monotonic() + CLAIMS_SEC
+    while found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall():
         if time.monotonic() > until:
             _, pid, application = found[0]
             raise Busy(

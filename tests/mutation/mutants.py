@@ -1432,7 +1432,12 @@ MUTANTS: list[Mutant] = [
         OPERATE,
         "-- name: claims_under_way\n",
         ("sees none", "l.mode = 'AccessShareLock'", "l.mode = 'ShareLock'"),
-        ("sees none of before", " OR l.virtualtransaction = ANY (%(transactions)s)"),
+        ("sees none of before", " OR concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s)"),
+        (
+            "every later statement of theirs",
+            "concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s)",
+            "l.virtualtransaction = ANY (SELECT split_part(unnest(%(statements)s), ' ', 1))",
+        ),
         ("only with an xid", "a.backend_xmin IS NOT NULL", "a.backend_xid IS NOT NULL"),
         ("waits for transactions that do nothing", " AND coalesce(a.state, '') NOT LIKE 'idle%%'"),
         ("blind for other roles", "coalesce(a.state, '') NOT LIKE", "a.state NOT LIKE"),

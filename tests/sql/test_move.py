@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +26,7 @@ PAUSED = "SELECT array_agg(queue ORDER BY queue) FROM dl_queues WHERE paused_at 
 LEFT = "SELECT count(*) FROM dl_jobs WHERE queue = 'q' AND status IN ('queued', 'running', 'failed', 'lost')"
 # A claim that has read that its queue is not paused, and has locked no row yet: it has no xid.
 CLAIM = "DO $$ BEGIN PERFORM FROM dl_queues; PERFORM pg_advisory_lock_shared(4711); END $$"
+WAITS_FOR_4712 = "SELECT true FROM pg_locks WHERE locktype = 'advisory' AND objid = 4712 AND NOT granted AND pid = %s"
 
 
 def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
@@ -259,6 +262,36 @@ def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
     assert move(conn) == [1, 0]
 
 
+def test_the_next_statement_of_a_transaction_is_not_waited_for(
+    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins after the pause. A producer may send many in one transaction, and each reads the settings."""
+    next_claim = CLAIM.replace("4711", "4712")
+    enqueue(conn)
+    conn.execute("SELECT pg_advisory_lock(4711), pg_advisory_lock(4712)")
+    with (
+        db.connect(dsn, name="producer", schema="public") as producer,
+        db.connect(dsn, name="eye", schema="public") as eye,
+    ):
+        pid = producer.info.backend_pid
+
+        def two() -> None:
+            with producer.transaction():
+                producer.execute(CLAIM)
+                producer.execute(next_claim)
+
+        def go_on(_: float) -> None:
+            conn.execute("SELECT pg_advisory_unlock(4711)")
+            until(lambda: value(eye, WAITS_FOR_4712, pid), "the next statement to wait")
+
+        monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=go_on))
+        with started(two, pid, eye):
+            try:
+                assert operations.move(conn, "q", "to", BY) == (1, False)
+            finally:
+                conn.execute("SELECT pg_advisory_unlock_all()")
+
+
 def test_a_move_sees_the_claims_of_other_roles(
     conn: db.Connection, dsn: str, as_superuser: Callable[[str], str]
 ) -> None:
@@ -266,7 +299,7 @@ def test_a_move_sees_the_claims_of_other_roles(
     with db.connect(as_superuser(dsn), name="claimer", schema="public") as claimer:
         conn.execute("SELECT pg_advisory_lock(4711)")
         with started(lambda: claimer.execute(CLAIM), claimer.info.backend_pid, conn):
-            found = conn.execute(operations._SQL["claims_under_way"], {"transactions": None}).fetchall()
+            found = conn.execute(operations._SQL["claims_under_way"], {"statements": None}).fetchall()
             assert [pid for _, pid, _ in found] == [claimer.info.backend_pid]
             conn.execute("SELECT pg_advisory_unlock(4711)")
 

@@ -253,6 +253,20 @@ def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> Non
     assert client.put("/api/v1/queues/pause", json={"ordered": True}).get_json()["queue"] == "pause"
 
 
+@pytest.mark.parametrize("queue", [".", "..", "/", "a/b", "/a", "a/", "a/move", "a\nb/c\nd"])
+def test_a_name_with_a_slash_may_stand_in_the_query(client: FlaskClient, queue: str) -> None:
+    named = f"?name={quote(queue, safe='')}"
+    assert client.put(f"/api/v1/queues/-{named}", json={"ordered": True}).get_json()["queue"] == queue
+    assert client.post(f"/api/v1/queues/-/pause{named}").get_json()["queue"] == queue
+    assert client.get(f"/api/v1/queues/-/keys{named}").get_json()["keys"] == []
+
+
+@pytest.mark.parametrize("name", ["orders", "...", "", "a\n", "a/" + "x" * 511])
+def test_any_other_name_belongs_into_the_path(client: FlaskClient, refused: Refused, name: str) -> None:
+    answer = client.post(f"/api/v1/queues/-/pause?name={quote(name, safe='')}")
+    refused(answer, 400, "invalid-input", "/name")
+
+
 def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:
     for status in ("failed", "lost", "succeeded"):
         end(conn, made(client), status)

@@ -242,6 +242,7 @@ def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
     refused = ask("queue", "set", "orders", "--no-ordered")
     assert (refused.exit_code, "should be ordered as well" in refused.stderr) == (1, True)
     assert "plain queue" in ask("queue", "set", "orders", "--no-ordered", "--no-merge").stdout
+    assert ask("queue", "set", "warehouse/move", "--ordered").stdout.startswith("warehouse/move is ordered")
 
 
 def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:

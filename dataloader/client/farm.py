@@ -249,7 +249,7 @@ class Farm(ABC):
     def change_all(self, verb: str, queue: str, **only: str) -> Iterator[int]:
         """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
 
-        `only` filters by `task`, `lock_key`, `partition_key` and, of dead jobs, `error`, a text that the error
+        `only` filters by `task`, `lock_key`, `partition_key` and, but for `run-all`, `error`, a text that the error
         contains. A job that comes back meanwhile may be changed again.
         """
         after: str | None = None

@@ -278,7 +278,12 @@ def delete_dead(
 def run_all(
     conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
 ) -> Changed:
-    """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`."""
+    """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`.
+
+    Raises ValueError for a filter by `error` as well: most of these jobs have not run.
+    """
+    if only.error is not None:
+        raise ValueError("run-all has no filter error: jobs that have not run have none")
     return _change_next(conn, "not_due", "run_now", queue, by, limit, only, after)
 
 

@@ -342,6 +342,7 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["limit", "q", "many"], 2, "should be a number or none"),
         (["requeue", str(UUID(int=1)), "--lock-key", "k"], 2, "--lock-key is for the jobs of a queue"),
         (["queue", "move", "no such queue", "other"], 1, "no queue no such queue is known now"),
+        (["run-now", "--all", "q", "--error", "no"], 2, "No such option"),
         (["queue", "set", "q"], 2, "name what to change: --ordered"),
         (["queue", "set", "q", "--batch", "many"], 2, "should be a number from 1 to 1000, or none"),
     ],

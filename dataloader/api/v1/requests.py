@@ -177,8 +177,8 @@ class OfQueued(Body):
     )
 
 
-class OfDead(OfQueued):
-    """The same for dead jobs."""
+class OfTried(OfQueued):
+    """The same for jobs that have run: dead ones, and retries."""
 
     error: Text | None = Field(default=None, description="a text that the job's error contains; no pattern")
 

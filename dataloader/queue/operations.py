@@ -159,10 +159,16 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     the new settings hold for each claim. Jobs that are queued get their places by their times of creation. Raises
     Contradiction for `merge` without `ordered`, having changed nothing.
     """
+    _change_order(conn, queue, changes)
+    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
+    return settings(conn, queue)
+
+
+def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _give_scores(conn, queue)  # before the switch, for it may take long
     with conn.transaction():
-        said = _one(conn, "lock_queue", queue=queue) | changes
+        said = _one(conn, "lock_queue", queue=queue) | dict(changes)
         if said["merge"] and not said["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
         transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
@@ -170,8 +176,6 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     if changes.get("ordered"):
         _wait_for_older(conn, transaction[1])
         _give_scores(conn, queue)
-    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
-    return settings(conn, queue)
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
@@ -311,12 +315,9 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     if not known(conn, source)["is_known"]:
         raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
     if changes := _pause_both(conn, source, target):
-        set_order(conn, target, by, **changes)
+        _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
     _wait_for_claims(conn, source, target)
-    moved = _move_patiently(conn, source, target, limit)
-    if moved.is_done:
-        _unpark_stranded(conn)
-    return moved
+    return _move_patiently(conn, source, target, limit)
 
 
 def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:

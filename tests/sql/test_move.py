@@ -182,6 +182,20 @@ def test_a_dead_job_goes_on_to_hold_its_key(conn: db.Connection, worker: Worker)
     assert in_order(worker) == [second]
 
 
+def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.Connection, worker: Worker) -> None:
+    """Of a million parked keys of other queues a look at each would take minutes, in one request."""
+    order(conn)
+    jobs = [enqueue(conn, lock_key=key) for key in "aab"]
+    there = enqueue(conn, queue="to", lock_key="a")
+    elsewhere = enqueue(conn, queue="other", lock_key="c")
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (jobs[0],))
+    move(conn)
+    assert {row(conn, job_id)["blocked_on"] for job_id in jobs} == {None}
+    assert row(conn, elsewhere)["blocked_on"] == "key"
+    assert in_order(worker) == [jobs[0], jobs[1], jobs[2], there]
+
+
 def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
     many(conn, 2_500, "k%s")
     steps = move(conn)

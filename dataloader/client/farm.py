@@ -268,8 +268,8 @@ class Farm(ABC):
         """Make all jobs of a queue that are queued, running or dead jobs of the queue `to`, with their order kept.
 
         Yields how many each step has moved. Both queues are paused until the last step; `queue` stays so. Raises
-        Refused where the queues do not go together, Conflict where another session is in the way: the same call again
-        completes what was left.
+        Refused for a name that `to` may not be, Conflict where the queues do not go together, another move has paused
+        one of them, or another session is in the way: then the same call again completes what was left.
         """
         is_done = False
         while not is_done:

@@ -31,6 +31,7 @@ __all__ = [
     "Contradiction",
     "Filter",
     "Moved",
+    "WrongName",
     "cancel",
     "delete",
     "delete_dead",
@@ -93,8 +94,15 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Contradiction(ValueError):
-    """The settings of a queue do not go together, or not with those that it has, or not with another queue's."""
+class Contradiction(Exception):
+    """The settings of a queue do not go together, or not with those that it has, or not with another queue's.
+
+    Or a move does not go with what the queues are now: one is not known, or another move has paused it.
+    """
+
+
+class WrongName(ValueError):
+    """No queue can be moved to this name."""
 
 
 class Busy(Exception):
@@ -304,14 +312,15 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     The order of each key is kept: both queues are paused meanwhile, and no claim goes on that began before. Running
     jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes
     on, unless somebody else has paused it; `source` stays paused, by the move, whoever had paused it before. A
-    repeated call completes what was interrupted, and moves what was added to `source` since. Raises Contradiction,
-    having changed nothing, for an unknown `source`, a `target` that no producer can name or that says another order,
-    and beside another move of one of the queues; Busy, with both queues paused, where other sessions are in the way.
+    repeated call completes what was interrupted, and moves what was added to `source` since. Raises, having changed
+    nothing, WrongName for a `target` that no producer can name or that is `source`, and Contradiction for an unknown
+    `source`, a `target` that says another order, and beside another move of one of the queues; Busy, with both queues
+    paused, where other sessions are in the way.
     """
     if not _NAME.fullmatch(target):
-        raise Contradiction("the other queue's name should have 1 to 128 characters, none of them a control character")
+        raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
     if source == target:
-        raise Contradiction(f"{source} would be moved to itself: name another queue")
+        raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
         raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
     if changes := _pause_both(conn, source, target):

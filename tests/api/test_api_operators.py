@@ -355,7 +355,7 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
     [("orders", {}, "/to"), ("orders", {"to": ""}, "/to"), ("orders", {"to": "x" * 129}, "/to"),
      ("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"),
      ("orders", {"to": "new", "force": True}, "/force"),
-     ("orders", {"to": "orders"}, "/to"), ("nobody", {"to": "new"}, "/to"), ("orders", {"to": "plain"}, "/to")],
+     ("orders", {"to": "orders"}, "/to")],
 )  # fmt: skip
 def test_a_move_is_checked_and_changes_nothing(
     client: FlaskClient, refused: Refused, queue: str, body: Any, pointer: str
@@ -364,6 +364,25 @@ def test_a_move_is_checked_and_changes_nothing(
     client.put("/api/v1/queues/plain", json={"ordered": False})
     before = client.get("/api/v1/queues").get_json()
     refused(client.post(f"/api/v1/queues/{queue}/move", json=body), 400, "invalid-input", pointer)
+    assert client.get("/api/v1/queues").get_json() == before
+
+
+@pytest.mark.parametrize(
+    ("queue", "to", "words"),
+    [("nobody", "new", "no queue nobody is known now"),
+     ("orders", "plain", "orders has ordered true and plain has false"),
+     ("orders", "other", "orders is paused by a queue move to new")],
+)  # fmt: skip
+def test_a_move_that_the_state_of_the_queues_forbids(
+    client: FlaskClient, refused: Refused, queue: str, to: str, words: str
+) -> None:
+    client.put("/api/v1/queues/orders", json={"ordered": True})
+    client.put("/api/v1/queues/plain", json={"ordered": False})
+    if to == "other":
+        client.post("/api/v1/queues/orders/move", json={"to": "new"})
+    before = client.get("/api/v1/queues").get_json()
+    problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
+    assert words in problem["detail"]
     assert client.get("/api/v1/queues").get_json() == before
 
 

@@ -392,14 +392,14 @@ def test_the_same_order_said_of_both_is_no_contradiction(conn: db.Connection) ->
 @pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])
 def test_a_name_that_no_producer_can_use_is_refused(conn: db.Connection, target: str) -> None:
     enqueue(conn)
-    with pytest.raises(operations.Contradiction, match="should have 1 to 128 characters"):
+    with pytest.raises(operations.WrongName, match="should have 1 to 128 characters"):
         operations.move(conn, "q", target, BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
 
 
 def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection) -> None:
     enqueue(conn)
-    with pytest.raises(operations.Contradiction, match="q would be moved to itself"):
+    with pytest.raises(operations.WrongName, match="q would be moved to itself"):
         operations.move(conn, "q", "q", BY)
     with pytest.raises(operations.Contradiction, match="no queue p is known"):
         operations.move(conn, "p", "to", BY)

@@ -130,9 +130,9 @@ def move_queue(queue: str, body: requests.Move) -> dict[str, Any]:
     with session() as conn:
         try:
             moved, is_done = operations.move(conn, queue, body.to, auth.who(), AT_ONCE)
-        except operations.Contradiction as e:
-            raise invalid("/to", "contradiction", str(e)) from None
-        except operations.Busy as e:
+        except operations.WrongName as e:
+            raise invalid("/to", "queue_name", str(e)) from None
+        except (operations.Contradiction, operations.Busy) as e:
             raise Problem(409, str(e)) from None
     g.changed = {"queue": queue, "to": body.to, "jobs": moved}
     return {"queue": queue, "to": body.to, "moved": moved, "is_done": is_done}

@@ -208,16 +208,17 @@ SELECT job_id, ARRAY[created_at::text, job_id::text] AS place,
 status::text = 'queued' AND attempt > 0;
 
 -- name: claims_under_way
--- The transactions in which a statement runs now that has begun to read the settings of queues; with `transactions` those
--- of these that are left. A claim among them may not have seen a pause, though that is committed. A statement that begins
--- to read them later has a later snapshot. Until a claim locks a row it has no xid, so a snapshot's xmin would not tell.
--- The state of another role's session may be hidden: then it counts.
-SELECT l.virtualtransaction, l.pid, a.application_name
+-- The statements that run now in transactions that have begun to read the settings of queues, each by its transaction and
+-- its begin; with `statements` those of these that are left. A claim among them may not have seen a pause, though that is
+-- committed. A statement that begins later has a later snapshot, also in the same transaction: the lock is the
+-- transaction's, so its next statements are here too. Until a claim locks a row it has no xid, so a snapshot's xmin would
+-- not tell. The state and the begin of another role's statement may be hidden: then the whole transaction counts.
+SELECT concat_ws(' ', l.virtualtransaction, a.query_start), l.pid, a.application_name
   FROM pg_locks l JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'relation' AND l.relation = 'dl_queues'::regclass AND l.mode = 'AccessShareLock'
    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND a.backend_xmin IS NOT NULL AND coalesce(a.state, '') NOT LIKE 'idle%%'
-   AND (%(transactions)s::text[] IS NULL OR l.virtualtransaction = ANY (%(transactions)s));
+   AND (%(statements)s::text[] IS NULL OR concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s));
 
 -- name: running_to_move
 -- Jobs of a queue that run: all of one key, or of several keys up to `limit`, for those of a delivery go back together.
@@ -253,6 +254,23 @@ UPDATE dl_jobs SET queue = %(to)s,
  WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                             ORDER BY job_id FOR NO KEY UPDATE))
    AND queue = %(from)s AND status IN ('queued', 'running', 'failed', 'lost');
+
+-- name: pause_source
+-- As `pause`, but by this author in any case: it is the mark by which another move knows of this one.
+UPDATE dl_queues SET paused_at = coalesce(paused_at, now()), paused_by = %(by)s WHERE queue = %(queue)s
+RETURNING {settings};
+
+-- name: moves_to
+-- A queue that a move with this author has paused, and that still has jobs for it. Served by ix_dl_jobs_claim,
+-- ix_dl_jobs_running and ix_dl_jobs_dead.
+SELECT queue FROM dl_queues q
+ WHERE paused_by = %(by)s
+   AND coalesce((SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status = 'queued'
+                  ORDER BY queue, available_at LIMIT 1),
+                (SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status = 'running' LIMIT 1),
+                (SELECT queue FROM dl_jobs j WHERE j.queue = q.queue AND status IN ('failed', 'lost')
+                  ORDER BY queue, finished_at LIMIT 1)) IS NOT NULL
+ ORDER BY queue LIMIT 1;
 
 -- name: resume_own
 -- The same as `resume`, but only of a pause by this author.

@@ -269,7 +269,7 @@ def locks(table: probe.LockTable, workers: Sequence[WorkerSpec], of_others: int)
 
 
 def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
-    by_settings = {queue: spec.merge for spec in settings.workers for queue in spec.served}
+    by_settings = merging_by_settings(settings.workers)
     try:
         with db.in_force(conn):
             queues = _facts(conn, "merging", queues=list(by_settings))
@@ -279,8 +279,17 @@ def _merging(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]
     return merging(queues, by_settings, single)
 
 
+def merging_by_settings(workers: Iterable[WorkerSpec]) -> dict[str, bool]:
+    """PURE: whether each queue merges by the settings: by any entry that names it, for others may say nothing."""
+    found: dict[str, bool] = {}
+    for spec in workers:
+        for queue in spec.served:
+            found[queue] = found.get(queue, False) or bool(spec.merge)
+    return found
+
+
 def merging(
-    queues: Iterable[Mapping[str, Any]], by_settings: Mapping[str, bool | None], single: Collection[str]
+    queues: Iterable[Mapping[str, Any]], by_settings: Mapping[str, bool], single: Collection[str]
 ) -> list[Finding]:
     """Findings on jobs of queues that merge whose pipelines take one job (`single`): a delivery of two would fail."""
     findings = []

@@ -140,7 +140,7 @@ class Direct(Farm):
         try:
             return self._set(queue, partial(operations.set_order, by=self._by, **changes))
         except operations.Contradiction as e:
-            raise Refused("not a valid request", str(e)) from None
+            raise Refused("The request is not valid", str(e)) from None
 
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]
@@ -152,8 +152,8 @@ class Direct(Farm):
     def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
         try:
             return self._ask(operations.move, queue, to, self._by)
-        except operations.Busy as e:
-            raise Conflict("not moved", str(e)) from None
+        except (operations.Contradiction, operations.Busy) as e:
+            raise Conflict("The queue was not moved", str(e)) from None
 
     def _set(self, queue: str, change: Callable[..., dict[str, Any]], *what: Any) -> Queue:
         known = self._ask(operations.known, queue)

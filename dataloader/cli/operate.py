@@ -180,6 +180,7 @@ def move_queue(reached: Reached, name: str, to: str) -> None:
 @queue.command(name="kill-retries")
 @click.argument("name", metavar="QUEUE")
 @_filtered
+@_by_error
 @reaching
 def kill_retries(reached: Reached, name: str, **only: str | None) -> None:
     """Let the jobs of a queue be failed that were tried and wait for their next attempt."""

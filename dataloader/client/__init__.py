@@ -269,8 +269,9 @@ def _of(job_id: UUID | str) -> str:
 
 def _queue(queue: str, verb: str = "") -> str:
     rest = f"/{verb}" if verb else ""
-    if queue in (".", ".."):  # proxies remove these names from a path
-        return f"/queues/-{rest}?name={queue}"
+    is_ambiguous = "/" in queue and not verb  # such as `a/move`
+    if queue in (".", "..") or is_ambiguous:  # proxies remove these names from a path
+        return f"/queues/-{rest}?name={quote(queue, safe='')}"
     return f"/queues/{quote(queue, safe='')}{rest}"
 
 

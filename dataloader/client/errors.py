@@ -63,7 +63,7 @@ class NotFound(ClientError):
 
 
 class Conflict(ClientError):
-    """The job's status forbids the change, or the idempotency key belongs to another producer (409)."""
+    """The state of the job or the queue forbids it, or the idempotency key belongs to another producer (409)."""
 
 
 class QueueFull(ClientError):

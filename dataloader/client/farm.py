@@ -249,7 +249,7 @@ class Farm(ABC):
     def change_all(self, verb: str, queue: str, **only: str) -> Iterator[int]:
         """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
 
-        `only` filters by `task`, `lock_key`, `partition_key` and, of dead jobs, `error`, a text that the error
+        `only` filters by `task`, `lock_key`, `partition_key` and, but for `run-all`, `error`, a text that the error
         contains. A job that comes back meanwhile may be changed again.
         """
         after: str | None = None
@@ -268,8 +268,8 @@ class Farm(ABC):
         """Make all jobs of a queue that are queued, running or dead jobs of the queue `to`, with their order kept.
 
         Yields how many each step has moved. Both queues are paused until the last step; `queue` stays so. Raises
-        Refused where the queues do not go together, Conflict where another session is in the way: the same call again
-        completes what was left.
+        Refused for a name that `to` may not be, Conflict where the queues do not go together, another move has paused
+        one of them, or another session is in the way: then the same call again completes what was left.
         """
         is_done = False
         while not is_done:

@@ -31,6 +31,7 @@ __all__ = [
     "Contradiction",
     "Filter",
     "Moved",
+    "WrongName",
     "cancel",
     "delete",
     "delete_dead",
@@ -93,8 +94,15 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-class Contradiction(ValueError):
-    """The settings of a queue do not go together, or not with those that it has, or not with another queue's."""
+class Contradiction(Exception):
+    """The settings of a queue do not go together, or not with those that it has, or not with another queue's.
+
+    Or a move does not go with what the queues are now: one is not known, or another move has paused it.
+    """
+
+
+class WrongName(ValueError):
+    """No queue can be moved to this name."""
 
 
 class Busy(Exception):
@@ -159,10 +167,16 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     the new settings hold for each claim. Jobs that are queued get their places by their times of creation. Raises
     Contradiction for `merge` without `ordered`, having changed nothing.
     """
+    _change_order(conn, queue, changes)
+    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
+    return settings(conn, queue)
+
+
+def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _give_scores(conn, queue)  # before the switch, for it may take long
     with conn.transaction():
-        said = _one(conn, "lock_queue", queue=queue) | changes
+        said = _one(conn, "lock_queue", queue=queue) | dict(changes)
         if said["merge"] and not said["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
         transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
@@ -170,8 +184,6 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
     if changes.get("ordered"):
         _wait_for_older(conn, transaction[1])
         _give_scores(conn, queue)
-    _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
-    return settings(conn, queue)
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
@@ -278,7 +290,12 @@ def delete_dead(
 def run_all(
     conn: Conn, queue: str, by: str, limit: int = AT_ONCE, only: Filter = ALL, after: str | None = None
 ) -> Changed:
-    """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`."""
+    """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`.
+
+    Raises ValueError for a filter by `error` as well: most of these jobs have not run.
+    """
+    if only.error is not None:
+        raise ValueError("run-all has no filter error: jobs that have not run have none")
     return _change_next(conn, "not_due", "run_now", queue, by, limit, only, after)
 
 
@@ -293,46 +310,62 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
     """Make up to `limit` queued, running and dead jobs of `source` jobs of `target`; to be called until `is_done`.
 
     The order of each key is kept: both queues are paused meanwhile, and no claim goes on that began before. Running
-    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes on,
-    unless somebody else has paused it; `source` stays paused. A repeated call completes what was interrupted, and moves
-    what was added to `source` since. Raises Contradiction, having changed nothing, for an unknown `source`, a `target`
-    that no producer can name or that says another order, and beside another move of one of the queues; Busy, with both
-    queues paused, where other sessions are in the way.
+    jobs go on. `target` gets the settings of the order (ORDER) that nobody has said of it. In the end `target` goes
+    on, unless somebody else has paused it; `source` stays paused, by the move, whoever had paused it before. A
+    repeated call completes what was interrupted, and moves what was added to `source` since. Raises, having changed
+    nothing, WrongName for a `target` that no producer can name or that is `source`, and Contradiction for an unknown
+    `source`, a `target` that says another order, and beside another move of one of the queues; Busy, with both queues
+    paused, where other sessions are in the way.
     """
     if not _NAME.fullmatch(target):
-        raise Contradiction("the other queue's name should have 1 to 128 characters, none of them a control character")
+        raise WrongName("the other queue's name should have 1 to 128 characters, none of them a control character")
     if source == target:
-        raise Contradiction(f"{source} would be moved to itself: name another queue")
+        raise WrongName(f"{source} would be moved to itself: name another queue")
     if not known(conn, source)["is_known"]:
         raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
     if changes := _pause_both(conn, source, target):
-        set_order(conn, target, by, **changes)
+        _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
     _wait_for_claims(conn, source, target)
-    moved = _move_patiently(conn, source, target, limit)
-    if moved.is_done:
-        _unpark_stranded(conn)
-    return moved
+    return _move_patiently(conn, source, target, limit)
 
 
 def _pause_both(conn: Conn, source: str, target: str) -> dict[str, Any]:
     """Pause both queues for the move; returns what is to be said of the order of `target`."""
     with conn.transaction():
         said = {queue: _one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))}
-        for queue, author in _authors(source, target).items():
+        authors = _authors(source, target)
+        for queue, author in authors.items():
             paused_by = said[queue]["paused_by"]
             if paused_by and paused_by.startswith(_MOVE) and paused_by != author:
                 raise Contradiction(
                     f"{queue} is paused by a {paused_by}: when that is over, `dataloader resume {queue}`"
                 )
+        _check_not_a_target(conn, source, said[source], authors[source])
         changes = inherited(source, said[source], target, said[target])
-        for queue, author in _authors(source, target).items():
-            pause(conn, queue, author)
+        _one(conn, "pause_source", queue=source, by=authors[source])
+        pause(conn, target, authors[target])
     return changes
+
+
+def _check_not_a_target(conn: Conn, source: str, said: _Settings, author: str) -> None:
+    """Raise Contradiction where another move to `source` is not over; its pause by hand says nothing of that."""
+    if said["paused_at"] is None or said["paused_by"] == author:
+        return
+    if row := conn.execute(_SQL["moves_to"], {"by": _author_of_source(source)}).fetchone():
+        (other,) = row
+        raise Contradiction(
+            f"{other} is paused by a {_author_of_source(source)} and has jobs left: complete that, or"
+            f" `dataloader resume {other}`"
+        )
 
 
 def _authors(source: str, target: str) -> dict[str, str]:
     """Who pauses the queues of a move, so that the same move knows its pauses again."""
-    return {source: f"{_MOVE}to {target}", target: f"{_MOVE}from {source}"}
+    return {source: _author_of_source(target), target: f"{_MOVE}from {source}"}
+
+
+def _author_of_source(target: str) -> str:
+    return f"{_MOVE}to {target}"
 
 
 def inherited(source: str, of_source: _Settings, target: str, of_target: _Settings) -> dict[str, Any]:
@@ -354,9 +387,9 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
 
 def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
     """Wait until no claim is left that may not have seen the pause; raises Busy."""
-    found = conn.execute(_SQL["claims_under_way"], {"transactions": None}).fetchall()
-    transactions, until = [row[0] for row in found], time.monotonic() + CLAIMS_SEC
-    while found := conn.execute(_SQL["claims_under_way"], {"transactions": transactions}).fetchall():
+    found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
+    statements, until = [row[0] for row in found], time.monotonic() + CLAIMS_SEC
+    while found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall():
         if time.monotonic() > until:
             _, pid, application = found[0]
             raise Busy(

@@ -253,6 +253,20 @@ def test_no_queues_name_is_taken_for_another_address(client: FlaskClient) -> Non
     assert client.put("/api/v1/queues/pause", json={"ordered": True}).get_json()["queue"] == "pause"
 
 
+@pytest.mark.parametrize("queue", [".", "..", "/", "a/b", "/a", "a/", "a/move", "a\nb/c\nd"])
+def test_a_name_with_a_slash_may_stand_in_the_query(client: FlaskClient, queue: str) -> None:
+    named = f"?name={quote(queue, safe='')}"
+    assert client.put(f"/api/v1/queues/-{named}", json={"ordered": True}).get_json()["queue"] == queue
+    assert client.post(f"/api/v1/queues/-/pause{named}").get_json()["queue"] == queue
+    assert client.get(f"/api/v1/queues/-/keys{named}").get_json()["keys"] == []
+
+
+@pytest.mark.parametrize("name", ["orders", "...", "", "a\n", "a/" + "x" * 511])
+def test_any_other_name_belongs_into_the_path(client: FlaskClient, refused: Refused, name: str) -> None:
+    answer = client.post(f"/api/v1/queues/-/pause?name={quote(name, safe='')}")
+    refused(answer, 400, "invalid-input", "/name")
+
+
 def test_all_dead_jobs_and_all_that_wait(client: FlaskClient, conn: db.Connection) -> None:
     for status in ("failed", "lost", "succeeded"):
         end(conn, made(client), status)
@@ -287,11 +301,11 @@ def test_a_whole_queue_by_filter_and_in_steps(
     monkeypatch.setattr(operations, "SCAN", 2)
     jobs = [made(client, task=task, available_at=LATER) for task in ("a", "b", "b", "a", "b")]
     if verb == "kill-retries":
-        conn.execute("UPDATE dl_jobs SET attempt = 1")
+        conn.execute("UPDATE dl_jobs SET attempt = 1, error = 'no'")
     elif verb != "run-all":
         for job_id in jobs:
             end(conn, job_id, "failed")
-    body: dict[str, Any] = {"task": "a"} | ({"error": "no"} if "dead" in verb else {})
+    body: dict[str, Any] = {"task": "a"} | ({"error": "no"} if verb != "run-all" else {})
     steps, after = [], ""
     while after is not None:
         answer = client.post(f"/api/v1/queues/load.cbr/{verb}", json=body | ({"after": after} if after else {}))
@@ -316,9 +330,8 @@ def test_a_filter_is_checked(
     assert client.get("/api/v1/stats").get_json()["total"]["dead"] == 1
 
 
-@pytest.mark.parametrize("verb", ["run-all", "kill-retries"])
-def test_only_dead_jobs_are_filtered_by_their_error(client: FlaskClient, refused: Refused, verb: str) -> None:
-    refused(client.post(f"/api/v1/queues/load.cbr/{verb}", json={"error": "no"}), 400, "invalid-input", "/error")
+def test_jobs_that_may_not_have_run_are_not_filtered_by_their_error(client: FlaskClient, refused: Refused) -> None:
+    refused(client.post("/api/v1/queues/load.cbr/run-all", json={"error": "no"}), 400, "invalid-input", "/error")
 
 
 def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connection) -> None:
@@ -342,7 +355,7 @@ def test_a_queue_is_moved_until_it_is_done(client: FlaskClient, conn: db.Connect
     [("orders", {}, "/to"), ("orders", {"to": ""}, "/to"), ("orders", {"to": "x" * 129}, "/to"),
      ("orders", {"to": "\0"}, "/to"), ("orders", {"to": "a\nb"}, "/to"),
      ("orders", {"to": "new", "force": True}, "/force"),
-     ("orders", {"to": "orders"}, "/to"), ("nobody", {"to": "new"}, "/to"), ("orders", {"to": "plain"}, "/to")],
+     ("orders", {"to": "orders"}, "/to")],
 )  # fmt: skip
 def test_a_move_is_checked_and_changes_nothing(
     client: FlaskClient, refused: Refused, queue: str, body: Any, pointer: str
@@ -351,6 +364,25 @@ def test_a_move_is_checked_and_changes_nothing(
     client.put("/api/v1/queues/plain", json={"ordered": False})
     before = client.get("/api/v1/queues").get_json()
     refused(client.post(f"/api/v1/queues/{queue}/move", json=body), 400, "invalid-input", pointer)
+    assert client.get("/api/v1/queues").get_json() == before
+
+
+@pytest.mark.parametrize(
+    ("queue", "to", "words"),
+    [("nobody", "new", "no queue nobody is known now"),
+     ("orders", "plain", "orders has ordered true and plain has false"),
+     ("orders", "other", "orders is paused by a queue move to new")],
+)  # fmt: skip
+def test_a_move_that_the_state_of_the_queues_forbids(
+    client: FlaskClient, refused: Refused, queue: str, to: str, words: str
+) -> None:
+    client.put("/api/v1/queues/orders", json={"ordered": True})
+    client.put("/api/v1/queues/plain", json={"ordered": False})
+    if to == "other":
+        client.post("/api/v1/queues/orders/move", json={"to": "new"})
+    before = client.get("/api/v1/queues").get_json()
+    problem = refused(client.post(f"/api/v1/queues/{queue}/move", json={"to": to}), 409, "conflict")
+    assert words in problem["detail"]
     assert client.get("/api/v1/queues").get_json() == before
 
 

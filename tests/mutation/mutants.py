@@ -601,7 +601,11 @@ MUTANTS: list[Mutant] = [
         ("another queue's settings", "    is_ordered := false;\n"),
         ("another queue's batch", "    batch := NULL;\n"),
         ("another queue's head", "    p_priority := 0;\n    p_from := '-infinity';\n    is_ordered", "    is_ordered"),
-        ("a paused queue's head", "        p_priority := 0;\n        p_from := '-infinity';\n        CONTINUE"),
+        (
+            "a paused queue's head",
+            "        p_priority := 0;\n        p_from := '-infinity';\n        CONTINUE",
+            "        CONTINUE",
+        ),
         ("a head of any queue by lag", "IF p_queues[1] <> named", "IF false"),
         ("no head by lag", "IF p_queues[1] <> named", "IF true"),
         (
@@ -610,7 +614,7 @@ MUTANTS: list[Mutant] = [
             "",
             "a look that need not ask may, and takes longer",
         ),
-        ("passes the keys of another queue", "    past := 0;\n    passed := '{}';\n  END LOOP"),
+        ("passes the keys of another queue", "    past := 0;\n    passed := '{}';\n  END LOOP", "  END LOOP"),
         (
             "a paused queue",
             "        CONTINUE;\n      END IF;\n      SELECT",
@@ -1433,7 +1437,12 @@ MUTANTS: list[Mutant] = [
         OPERATE,
         "-- name: claims_under_way\n",
         ("sees none", "l.mode = 'AccessShareLock'", "l.mode = 'ShareLock'"),
-        ("sees none of before", " OR l.virtualtransaction = ANY (%(transactions)s)"),
+        ("sees none of before", " OR concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s)"),
+        (
+            "every later statement of theirs",
+            "concat_ws(' ', l.virtualtransaction, a.query_start) = ANY (%(statements)s)",
+            "l.virtualtransaction = ANY (SELECT split_part(unnest(%(statements)s), ' ', 1))",
+        ),
         ("only with an xid", "a.backend_xmin IS NOT NULL", "a.backend_xid IS NOT NULL"),
         ("waits for transactions that do nothing", " AND coalesce(a.state, '') NOT LIKE 'idle%%'"),
         ("blind for other roles", "coalesce(a.state, '') NOT LIKE", "a.state NOT LIKE"),
@@ -1478,6 +1487,20 @@ MUTANTS: list[Mutant] = [
             "WHEN false THEN 'time'\n",
             "the trigger says so at the commit",
         ),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: pause_source\n",
+        ("the author of before", "paused_by = %(by)s", "paused_by = coalesce(paused_by, %(by)s)"),
+        ("a new time", "coalesce(paused_at, now())", "now()"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: moves_to\n",
+        ("of every author", "paused_by = %(by)s", "paused_by IS NOT NULL"),
+        ("one that is over", " IS NOT NULL", " IS NOT NULL OR true"),
+        ("only with queued jobs", "status = 'running'", "status = 'running' AND false"),
+        ("without dead jobs", "status IN ('failed', 'lost')", "false"),
     ),
     *_in(
         OPERATE,

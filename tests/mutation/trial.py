@@ -103,6 +103,8 @@ FIRST = {
     "queued_to_move": "move",
     "dead_to_move": "move",
     "move": "move",
+    "pause_source": "move",
+    "moves_to": "move",
     "resume_own": "move",
 }
 OPTIONS = [

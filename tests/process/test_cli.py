@@ -242,6 +242,7 @@ def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
     refused = ask("queue", "set", "orders", "--no-ordered")
     assert (refused.exit_code, "should be ordered as well" in refused.stderr) == (1, True)
     assert "plain queue" in ask("queue", "set", "orders", "--no-ordered", "--no-merge").stdout
+    assert ask("queue", "set", "warehouse/move", "--ordered").stdout.startswith("warehouse/move is ordered")
 
 
 def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:
@@ -341,6 +342,7 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["limit", "q", "many"], 2, "should be a number or none"),
         (["requeue", str(UUID(int=1)), "--lock-key", "k"], 2, "--lock-key is for the jobs of a queue"),
         (["queue", "move", "no such queue", "other"], 1, "no queue no such queue is known now"),
+        (["run-now", "--all", "q", "--error", "no"], 2, "No such option"),
         (["queue", "set", "q"], 2, "name what to change: --ordered"),
         (["queue", "set", "q", "--batch", "many"], 2, "should be a number from 1 to 1000, or none"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +26,7 @@ PAUSED = "SELECT array_agg(queue ORDER BY queue) FROM dl_queues WHERE paused_at 
 LEFT = "SELECT count(*) FROM dl_jobs WHERE queue = 'q' AND status IN ('queued', 'running', 'failed', 'lost')"
 # A claim that has read that its queue is not paused, and has locked no row yet: it has no xid.
 CLAIM = "DO $$ BEGIN PERFORM FROM dl_queues; PERFORM pg_advisory_lock_shared(4711); END $$"
+WAITS_FOR_4712 = "SELECT true FROM pg_locks WHERE locktype = 'advisory' AND objid = 4712 AND NOT granted AND pid = %s"
 
 
 def order(conn: db.Connection, queue: str = "q", **settings: Any) -> None:
@@ -179,6 +182,20 @@ def test_a_dead_job_goes_on_to_hold_its_key(conn: db.Connection, worker: Worker)
     assert in_order(worker) == [second]
 
 
+def test_a_move_makes_its_own_parked_keys_ready_and_looks_at_no_others(conn: db.Connection, worker: Worker) -> None:
+    """Of a million parked keys of other queues a look at each would take minutes, in one request."""
+    order(conn)
+    jobs = [enqueue(conn, lock_key=key) for key in "aab"]
+    there = enqueue(conn, queue="to", lock_key="a")
+    elsewhere = enqueue(conn, queue="other", lock_key="c")
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (jobs[0],))
+    move(conn)
+    assert {row(conn, job_id)["blocked_on"] for job_id in jobs} == {None}
+    assert row(conn, elsewhere)["blocked_on"] == "key"
+    assert in_order(worker) == [jobs[0], jobs[1], jobs[2], there]
+
+
 def test_at_most_a_thousand_in_a_transaction(conn: db.Connection) -> None:
     many(conn, 2_500, "k%s")
     steps = move(conn)
@@ -259,6 +276,36 @@ def test_a_claim_that_may_not_know_of_the_pause_is_waited_for(
     assert move(conn) == [1, 0]
 
 
+def test_the_next_statement_of_a_transaction_is_not_waited_for(
+    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins after the pause. A producer may send many in one transaction, and each reads the settings."""
+    next_claim = CLAIM.replace("4711", "4712")
+    enqueue(conn)
+    conn.execute("SELECT pg_advisory_lock(4711), pg_advisory_lock(4712)")
+    with (
+        db.connect(dsn, name="producer", schema="public") as producer,
+        db.connect(dsn, name="eye", schema="public") as eye,
+    ):
+        pid = producer.info.backend_pid
+
+        def two() -> None:
+            with producer.transaction():
+                producer.execute(CLAIM)
+                producer.execute(next_claim)
+
+        def go_on(_: float) -> None:
+            conn.execute("SELECT pg_advisory_unlock(4711)")
+            until(lambda: value(eye, WAITS_FOR_4712, pid), "the next statement to wait")
+
+        monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=itertools.count().__next__, sleep=go_on))
+        with started(two, pid, eye):
+            try:
+                assert operations.move(conn, "q", "to", BY) == (1, False)
+            finally:
+                conn.execute("SELECT pg_advisory_unlock_all()")
+
+
 def test_a_move_sees_the_claims_of_other_roles(
     conn: db.Connection, dsn: str, as_superuser: Callable[[str], str]
 ) -> None:
@@ -266,7 +313,7 @@ def test_a_move_sees_the_claims_of_other_roles(
     with db.connect(as_superuser(dsn), name="claimer", schema="public") as claimer:
         conn.execute("SELECT pg_advisory_lock(4711)")
         with started(lambda: claimer.execute(CLAIM), claimer.info.backend_pid, conn):
-            found = conn.execute(operations._SQL["claims_under_way"], {"transactions": None}).fetchall()
+            found = conn.execute(operations._SQL["claims_under_way"], {"statements": None}).fetchall()
             assert [pid for _, pid, _ in found] == [claimer.info.backend_pid]
             conn.execute("SELECT pg_advisory_unlock(4711)")
 
@@ -345,14 +392,14 @@ def test_the_same_order_said_of_both_is_no_contradiction(conn: db.Connection) ->
 @pytest.mark.parametrize("target", ["", "x" * 129, "a\nb", "\0", "\x9f"])
 def test_a_name_that_no_producer_can_use_is_refused(conn: db.Connection, target: str) -> None:
     enqueue(conn)
-    with pytest.raises(operations.Contradiction, match="should have 1 to 128 characters"):
+    with pytest.raises(operations.WrongName, match="should have 1 to 128 characters"):
         operations.move(conn, "q", target, BY)
     assert value(conn, "SELECT count(*) FROM dl_queues") == 0
 
 
 def test_a_move_to_itself_and_of_an_unknown_queue_is_refused(conn: db.Connection) -> None:
     enqueue(conn)
-    with pytest.raises(operations.Contradiction, match="q would be moved to itself"):
+    with pytest.raises(operations.WrongName, match="q would be moved to itself"):
         operations.move(conn, "q", "q", BY)
     with pytest.raises(operations.Contradiction, match="no queue p is known"):
         operations.move(conn, "p", "to", BY)
@@ -368,6 +415,63 @@ def test_two_moves_with_one_queue_at_once_are_refused(conn: db.Connection, sourc
     with pytest.raises(operations.Contradiction, match="is paused by a queue move"):
         operations.move(conn, source, target, BY)
     assert value(conn, PAUSED) == ["q", "to"]
+
+
+@pytest.mark.parametrize(
+    ("paused", "first", "second", "words"),
+    [
+        ("q", ("q", "to"), ("q", "other"), "q is paused by a queue move to to"),
+        ("to", ("q", "to"), ("to", "b"), "q is paused by a queue move to to and has jobs left"),
+        ("to", ("to", "b"), ("q", "to"), "to is paused by a queue move to b"),
+        ("q", ("q", "to"), ("to", "q"), "to is paused by a queue move from q"),
+        ("to", ("q", "to"), ("to", "q"), "q is paused by a queue move to to"),
+    ],
+)
+def test_a_pause_by_hand_lets_no_two_moves_run_at_once(
+    conn: db.Connection, paused: str, first: tuple[str, str], second: tuple[str, str], words: str
+) -> None:
+    """They would split a key: some of its jobs in one queue, and some in another."""
+    for queue in ("q", "q", "to", "to"):
+        enqueue(conn, queue=queue, lock_key="k")
+    operations.pause(conn, paused, "night")
+    assert operations.move(conn, *first, BY, limit=1) == (1, False)
+    before = conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall()
+    with pytest.raises(operations.Contradiction, match=words):
+        operations.move(conn, *second, BY, limit=1)
+    assert conn.execute("SELECT * FROM dl_queues ORDER BY queue").fetchall() == before
+    assert move(conn, *first)[-1] == 0
+
+
+@pytest.mark.parametrize("status", ["queued", "running", "failed", "lost"])
+def test_a_job_of_any_status_tells_that_a_move_is_not_over(conn: db.Connection, status: str) -> None:
+    operations.pause(conn, "to", "night")
+    for paused_by, queue in (("queue move to to", "x"), ("queue move to other", "y")):
+        conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES (%s, now(), %s)", (queue, paused_by))
+    plain(conn, queue="y")
+    enqueue(conn, queue="to")
+    assert operations.move(conn, "to", "b", BY, limit=1).moved == 1
+    operations.pause(conn, "fourth", "night")
+    conn.execute("INSERT INTO dl_queues (queue, paused_at, paused_by) VALUES ('z', now(), 'queue move to fourth')")
+    plain(conn, queue="z", status=status)
+    with pytest.raises(operations.Contradiction, match="z is paused by a queue move to fourth and has jobs left"):
+        operations.move(conn, "fourth", "b2", BY)
+
+
+def test_a_move_that_is_over_hinders_none_on(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    plain(conn, status="succeeded")
+    operations.pause(conn, "to", "night")
+    move(conn)
+    assert move(conn, "to", "third") == [1, 0]
+    assert in_order(worker, "third") == [job_id]
+
+
+def test_a_source_that_was_paused_before_keeps_the_time_of_its_pause(conn: db.Connection) -> None:
+    paused_at = operations.pause(conn, "q", "night")["paused_at"]
+    enqueue(conn)
+    move(conn)
+    found = operations.settings(conn, "q")
+    assert (found["paused_at"], found["paused_by"]) == (paused_at, "queue move to to")
 
 
 # --- a storm ---

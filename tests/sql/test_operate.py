@@ -270,6 +270,20 @@ def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection
     assert operations.delete_dead(conn, "q", BY, only=operations.Filter(error=" of disk")).changed == 1
 
 
+def test_retries_are_killed_by_a_part_of_their_error(conn: db.Connection) -> None:
+    for error in ("no route", "no space", None):
+        plain(conn, attempt=1, in_sec=60, error=error)
+    assert operations.kill_retries(conn, "q", BY, only=operations.Filter(error="route")) == (1, None)
+    assert value(conn, "SELECT array_agg(error) FROM dl_jobs WHERE status = 'failed'") == ["no route"]
+
+
+def test_what_waits_for_its_time_is_not_filtered_by_its_error(conn: db.Connection) -> None:
+    plain(conn, attempt=1, in_sec=60, error="no route")
+    with pytest.raises(ValueError, match="run-all has no filter error"):
+        operations.run_all(conn, "q", BY, only=operations.Filter(error="route"))
+    assert value(conn, "SELECT blocked_on FROM dl_jobs") == "time"
+
+
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_call_looks_at_some_and_says_how_far_it_came(
     conn: db.Connection, monkeypatch: pytest.MonkeyPatch, name: str

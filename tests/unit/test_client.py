@@ -252,6 +252,10 @@ def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Clien
     assert service.asked[-1].path == "/api/v1/queues/-/pause?name=.."
     client.limit(".", None)
     assert service.asked[-1].path == "/api/v1/queues/-/limit?name=."
+    client.set_queue("q", ordered=True)
+    assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/q")
+    client.set_queue("warehouse/move é&", ordered=True)  # in the path it would be another address
+    assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/-?name=warehouse%2Fmove%20%C3%A9%26")
     client.limit("q", 5)
     assert service.asked[-1][:2] == ("PUT", "/api/v1/queues/q/limit")
     assert service.asked[-1].body == {"max_length": 5}

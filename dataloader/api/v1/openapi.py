@@ -63,8 +63,8 @@ _AUTHENTICATE = {"WWW-Authenticate": {"required": True, "schema": {"type": "stri
 _WHEN = {
     304: "The job is as the `If-None-Match` has it.",
     401: "This needs a token.",
-    409: "The job's status does not allow it; or the idempotency key belongs to a job of another producer; or the queue"
-    " is not ordered.",
+    409: "The state of the job or the queue does not allow it; or the idempotency key belongs to a job of another"
+    " producer; or the queue is not ordered.",
     403: "The token has not the scope that this needs; or, without tokens, a change from another machine.",
 }
 blueprint = Blueprint("docs", __name__, static_folder="swagger", static_url_path="/docs/assets")

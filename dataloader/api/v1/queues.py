@@ -92,16 +92,16 @@ def set_queue(queue: str, body: requests.QueueOrder) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/requeue-dead")
 @auth.require("operate")
-@_order(responses.Changed, body=requests.OfDead)
-def requeue_dead(queue: str, body: requests.OfDead) -> dict[str, Any]:
+@_order(responses.Changed, body=requests.OfTried)
+def requeue_dead(queue: str, body: requests.OfTried) -> dict[str, Any]:
     """Requeue up to 1,000 of the queue's failed and lost jobs."""
     return _changed(queue, operations.requeue_dead, body)
 
 
 @blueprint.post("/<anything:queue>/delete-dead")
 @auth.require("operate")
-@_order(responses.Changed, body=requests.OfDead)
-def delete_dead(queue: str, body: requests.OfDead) -> dict[str, Any]:
+@_order(responses.Changed, body=requests.OfTried)
+def delete_dead(queue: str, body: requests.OfTried) -> dict[str, Any]:
     """Delete up to 1,000 of the queue's failed and lost jobs."""
     return _changed(queue, operations.delete_dead, body)
 
@@ -116,8 +116,8 @@ def run_all(queue: str, body: requests.OfQueued) -> dict[str, Any]:
 
 @blueprint.post("/<anything:queue>/kill-retries")
 @auth.require("operate")
-@_order(responses.Changed, body=requests.OfQueued)
-def kill_retries(queue: str, body: requests.OfQueued) -> dict[str, Any]:
+@_order(responses.Changed, body=requests.OfTried)
+def kill_retries(queue: str, body: requests.OfTried) -> dict[str, Any]:
     """Let up to 1,000 of the queue's jobs be failed that were tried and wait for their next attempt."""
     return _changed(queue, operations.kill_retries, body)
 
@@ -130,9 +130,9 @@ def move_queue(queue: str, body: requests.Move) -> dict[str, Any]:
     with session() as conn:
         try:
             moved, is_done = operations.move(conn, queue, body.to, auth.who(), AT_ONCE)
-        except operations.Contradiction as e:
-            raise invalid("/to", "contradiction", str(e)) from None
-        except operations.Busy as e:
+        except operations.WrongName as e:
+            raise invalid("/to", "queue_name", str(e)) from None
+        except (operations.Contradiction, operations.Busy) as e:
             raise Problem(409, str(e)) from None
     g.changed = {"queue": queue, "to": body.to, "jobs": moved}
     return {"queue": queue, "to": body.to, "moved": moved, "is_done": is_done}

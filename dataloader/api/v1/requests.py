@@ -14,7 +14,7 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from dataloader.api.web.endpoint import OF_QUEUE, QUEUE_LIMIT
+from dataloader.api.web.endpoint import QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
@@ -119,11 +119,11 @@ class OfQueue(Query):
 
     name: str | None = Field(
         default=None,
-        pattern=rf"^(\.|\.\.|.+/({'|'.join(OF_QUEUE)}))$",
+        pattern=r"^(\.|\.\.|[\s\S]*/[\s\S]*)$",
         max_length=QUEUE_LIMIT,
-        description="the queue, for the names that no path can hold: `.` and `..`, which clients and proxies take out"
-        " of it, and names that end as another address does, such as `a/pause`; the path has any other part in their"
-        " place, such as `-`",
+        description="the queue, for the names that a path may not hold: `.` and `..`, which clients and proxies take"
+        " out of it, and names with a slash, of which `a/pause` ends as another address does; the path has any other"
+        " part in their place, such as `-`",
     )
 
 
@@ -177,8 +177,8 @@ class OfQueued(Body):
     )
 
 
-class OfDead(OfQueued):
-    """The same for dead jobs."""
+class OfTried(OfQueued):
+    """The same for jobs that have run: dead ones, and retries."""
 
     error: Text | None = Field(default=None, description="a text that the job's error contains; no pattern")
 

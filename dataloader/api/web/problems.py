@@ -31,7 +31,7 @@ KINDS = {
     400: ("invalid-input", "The request is not valid"),
     404: ("not-found", "There is nothing at this address"),
     405: ("method-not-allowed", "This address does not take that method"),
-    409: ("conflict", "The job's status does not allow it"),
+    409: ("conflict", "The state of the job or the queue does not allow it"),
     411: ("length-required", "The request should say how long its body is"),
     413: ("too-large", "The request is too large"),
     429: ("queue-full", "The queue holds as many jobs as it may"),

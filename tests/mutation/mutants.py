@@ -1498,7 +1498,7 @@ MUTANTS: list[Mutant] = [
         OPERATE,
         "-- name: moves_to\n",
         ("of every author", "paused_by = %(by)s", "paused_by IS NOT NULL"),
-        ("one that is over", " IS NOT NULL", " IS NOT NULL OR true"),
+        ("one that is over", ")) IS NOT NULL", "), queue) IS NOT NULL"),
         ("only with queued jobs", "status = 'running'", "status = 'running' AND false"),
         ("without dead jobs", "status IN ('failed', 'lost')", "false"),
     ),

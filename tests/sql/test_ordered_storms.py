@@ -110,7 +110,8 @@ def live(storm: Storm, chance: random.Random, worker: Worker) -> None:
         most = 0 if storm.over.is_set() else chance.choice([1, 1, 3, 20])
         step = lifecycle.step(worker.session, ["q"], 0.2, most, list(ends.values()))
         ends = {job_id: ends[job_id] for job_id in step.locked}
-        deliveries = [Delivery(tuple(jobs)) for jobs in Delivery(tuple(step.jobs)).keys().values()]
+        keys = Delivery(tuple(step.jobs)).keys() if step.jobs else {}
+        deliveries = [Delivery(tuple(jobs)) for jobs in keys.values()]
         for delivery in deliveries:
             storm.begin(worker.conn, delivery.jobs)
         if deliveries and not ends and chance.random() < 0.02:

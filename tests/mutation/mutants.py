@@ -600,7 +600,12 @@ MUTANTS: list[Mutant] = [
         ("the order of another queue", "    in_order := NULL;\n"),
         ("another queue's settings", "    is_ordered := false;\n"),
         ("another queue's batch", "    batch := NULL;\n"),
-        ("another queue's head", "    p_priority := 0;\n    p_from := '-infinity';\n    is_ordered", "    is_ordered"),
+        (
+            "another queue's head",
+            "    p_priority := 0;\n    p_from := '-infinity';\n    is_ordered",
+            "    is_ordered",
+            "a look that finds nothing ends at the head, but for one that has taken a second",
+        ),
         (
             "a paused queue's head",
             "        p_priority := 0;\n        p_from := '-infinity';\n        CONTINUE",

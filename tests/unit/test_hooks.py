@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 import sentry_sdk
+import structlog
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
 
@@ -348,7 +349,7 @@ def test_on_error_gets_a_timeout(seen: list[Any]) -> None:
     assert [(type(exc), str(exc).partition(":")[0]) for exc in seen] == [(TimeoutError, "timeout")]
 
 
-def test_an_on_error_that_fails_changes_nothing(seen: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_on_error_that_fails_changes_nothing(seen: list[Any]) -> None:
     register("t")(plain)
 
     @on_error
@@ -360,9 +361,10 @@ def test_an_on_error_that_fails_changes_nothing(seen: list[Any], capsys: pytest.
         raise SystemExit(3)
 
     on_error(lambda run, exc: seen.append(exc))
-    result = run("t", {"wrong": True}, max_attempts=1)
+    with structlog.testing.capture_logs() as said:
+        result = run("t", {"wrong": True}, max_attempts=1)
     assert (result.status, [type(exc) for exc in seen]) == ("failed", [RuntimeError])
-    assert "hook.failed" in capsys.readouterr().out
+    assert "hook.failed" in {line["event"] for line in said}
 
 
 def test_on_error_of_a_batch(seen: list[Any]) -> None:
@@ -434,9 +436,7 @@ def test_a_worker_that_follows_a_crash_starts_anew(seen: list[Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize("start", [on_farm_start, on_worker_start])
-def test_a_start_that_fails_reaches_the_test_after_the_last_words(
-    start: Callable[[Any], Any], seen: list[Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_start_that_fails_reaches_the_test_after_the_last_words(start: Callable[[Any], Any], seen: list[Any]) -> None:
     register("t")(generator)
 
     @start
@@ -448,10 +448,10 @@ def test_a_start_that_fails_reaches_the_test_after_the_last_words(
         raise KeyError("oh")
 
     last_words(seen.append)
-    with pytest.raises(LookupError, match="no model"):
+    with structlog.testing.capture_logs() as said, pytest.raises(LookupError, match="no model"):
         run("t")
     assert [str(exc) for exc in seen] == ["no model"]
-    assert "hook.failed" in capsys.readouterr().out
+    assert "hook.failed" in {line["event"] for line in said}
 
 
 # --- around_enqueue ---

@@ -6,7 +6,6 @@ Every function may raise psycopg.Error, and NotOrdered for a queue that is not o
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
@@ -17,6 +16,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from dataloader.queue import db, lifecycle, stats
+from dataloader.queue.cursor import WrongCursor, in_base64, of_base64
 from dataloader.queue.db import Conn
 
 COUNTED = 1_000  # jobs of one key that an answer counts
@@ -29,13 +29,6 @@ Row = dict[str, Any]
 
 class NotOrdered(Exception):
     """The queue is not ordered, so its keys have no first job."""
-
-
-class WrongCursor(ValueError):
-    """The place in a list is not one that a page has named as its next."""
-
-    def __init__(self) -> None:
-        super().__init__("the cursor should be the `next` of a page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +124,12 @@ def _read(row: Row) -> Row:
 
 
 def _as_cursor(parts: Sequence[str]) -> str:
-    """A short text, for a key may have 512 characters and an address some 4,000."""
-    return base64.urlsafe_b64encode("\0".join(parts).encode()).decode().rstrip("=")
+    """Shorter than `cursor.at`, for a key may have 512 characters and an address some 4,000."""
+    return in_base64("\0".join(parts))
 
 
 def _parts(text: str, count: int) -> list[str]:
-    try:
-        parts = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode().split("\0")
-    except ValueError:
-        raise WrongCursor from None
+    parts = of_base64(text).split("\0")
     if len(parts) != count:
         raise WrongCursor
     return parts

@@ -6,13 +6,11 @@ Every function takes `by`, the name and address of the asker, which the journal 
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -22,7 +20,7 @@ import psycopg
 from psycopg import errors
 from psycopg.rows import dict_row
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 
 __all__ = [
@@ -223,12 +221,19 @@ def _give_scores(conn: Conn, queue: str) -> None:
 
 def _wait_for_older(conn: Conn, transaction: str) -> None:
     """Wait until no transaction is left that may add jobs without seeing this one; not for ever."""
-    until = time.monotonic() + OLDER_SEC
-    while time.monotonic() < until:
+    for _ in _tries(OLDER_SEC):
         row = conn.execute(_SQL["is_past"], {"transaction": transaction}).fetchone()
         if row and row[0]:
             return
+
+
+def _tries(within_sec: float) -> Iterator[None]:
+    """One try after the other, until so many seconds are over; at least one."""
+    until = time.monotonic() + within_sec
+    yield
+    while time.monotonic() < until:
         time.sleep(0.02)
+        yield
 
 
 def known(conn: Conn, queue: str) -> dict[str, Any]:
@@ -388,40 +393,35 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
 def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
     """Wait until no claim is left that may not have seen the pause; raises Busy."""
     found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
-    statements, until = [row[0] for row in found], time.monotonic() + CLAIMS_SEC
-    while found := conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall():
-        if time.monotonic() > until:
-            _, pid, application = found[0]
-            raise Busy(
-                f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
-                " and may not know it: move again when it has ended"
-            )
-        time.sleep(0.02)
+    statements = [row[0] for row in found]
+    for _ in _tries(CLAIMS_SEC):
+        found = conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()
+        if not found:
+            return
+    _, pid, application = found[0]
+    raise Busy(
+        f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
+        " and may not know it: move again when it has ended"
+    )
 
 
 def _move_patiently(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    until = time.monotonic() + OLDER_SEC
-    while True:
-        try:
+    for _ in _tries(OLDER_SEC):
+        with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
-        except errors.LockNotAvailable:
-            if time.monotonic() > until:
-                raise Busy(
-                    f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again"
-                ) from None
-            time.sleep(0.02)
+    raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")
 
 
 def _move_some(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    """Move jobs of one kind, running ones first: none comes back to a kind that was looked at already."""
+    """Move jobs of one group, running ones first: none comes back to a group that was looked at already."""
     places = {"from": source, "to": target}
     with conn.transaction():
         said = [_one(conn, "lock_queue", queue=queue) for queue in sorted((source, target))]
         if any(each["paused_at"] is None for each in said):
             return Moved(0, False)  # somebody has resumed it, or another session has ended this move
         conn.execute(_SQL["plans"])
-        for kind in ("running", "queued", "dead"):
-            found = conn.execute(_SQL[f"{kind}_to_move"], {"from": source, "limit": limit}).fetchall()
+        for group in ("running", "queued", "dead"):
+            found = conn.execute(_SQL[f"{group}_to_move"], {"from": source, "limit": limit}).fetchall()
             if found:
                 moved = conn.execute(_SQL["move"], places | {"job_ids": [row[0] for row in found]})
                 return Moved(moved.rowcount, False)
@@ -462,21 +462,14 @@ def _change_next(
             raise
         raise ValueError(_NO_PLACE) from None
     is_more = len(found) == limit or any(row[2] for row in found)
-    return Changed(len(changed), _as_cursor(found[-1][1]) if is_more else None)
+    return Changed(len(changed), cursor.at(found[-1][1]) if is_more else None)
 
 
-def _as_cursor(place: Sequence[str]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
-
-
-def _place(cursor: str, parts: int) -> list[str]:
+def _place(after: str, count: int) -> list[str]:
     try:
-        place = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (ValueError, binascii.Error, RecursionError):
+        return cursor.parts(after, count)
+    except cursor.WrongCursor:
         raise ValueError(_NO_PLACE) from None
-    if not isinstance(place, list) or len(place) != parts or not all(isinstance(part, str) for part in place):
-        raise ValueError(_NO_PLACE)
-    return place
 
 
 def _of_cancellation(status: str, is_requested: bool) -> str:

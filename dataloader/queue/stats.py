@@ -7,10 +7,7 @@ function may raise psycopg.Error.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,7 +20,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.job import DEAD, FINAL, KINDS, Status
 
@@ -54,7 +51,6 @@ _SQL = db.statements("stats.sql")
 _BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries"})  # of a list, the last change first
 _EVER = datetime(1, 1, 2, tzinfo=UTC)
 _NEVER = datetime(9999, 12, 30, tzinfo=UTC)
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _LAST_ID = UUID(int=2**128 - 1)
 _FIRST_ID = UUID(int=0)
 _FINAL = frozenset(KINDS[status] for status in FINAL)
@@ -422,7 +418,7 @@ def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
         if len(shown) == limit:
             return Page(shown, after)
         is_edge, is_wanted = row.pop("is_edge"), row.pop("is_wanted")
-        after = _as_cursor(key(row), row["job_id"])
+        after = cursor.at([key(row), str(row["job_id"])])
         if is_wanted:
             shown.append(row | {"progress": _json(row["progress"])})
         if is_edge:
@@ -430,20 +426,14 @@ def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
     return Page(shown, None)
 
 
-def _as_cursor(key: str, job_id: UUID) -> str:
-    return base64.urlsafe_b64encode(json.dumps([key, str(job_id)]).encode()).decode().rstrip("=")
-
-
 def _cursor(text: str | None, read: Callable[[str], Any]) -> tuple[Any, UUID] | None:
     if text is None:
         return None
+    key, job_id = cursor.parts(text, 2)
     try:
-        key, job_id = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if _UNSTORABLE.search(key):
-            raise ValueError
         return read(key), UUID(job_id)
-    except (ValueError, TypeError, AttributeError, binascii.Error, RecursionError):
-        raise ValueError("the cursor should be the `next` of a page") from None
+    except ValueError:
+        raise cursor.WrongCursor from None
 
 
 def _instant(text: str) -> datetime:

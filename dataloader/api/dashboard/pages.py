@@ -24,6 +24,7 @@ from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.queue import db, operations, stats, waiting
 from dataloader.queue import keys as of_keys
+from dataloader.queue.cursor import WrongCursor
 
 blueprint = Blueprint("dashboard", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -305,7 +306,7 @@ def _of_ordered(ask: Callable[..., T], conn: db.Connection, *of: Any) -> T:
     """What `ask` finds of an ordered queue; raises a 400 Problem for a wrong place in its list."""
     try:
         return ask(conn, *of, request.args.get("after") or None)
-    except of_keys.WrongCursor as e:
+    except WrongCursor as e:
         raise Problem(400, f"The address is not right: {e}.") from None
 
 

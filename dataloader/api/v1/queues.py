@@ -13,6 +13,7 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import db, keys, operations, stats
+from dataloader.queue.cursor import WrongCursor
 
 AT_ONCE = 1_000  # jobs that one request changes
 blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")
@@ -41,7 +42,7 @@ def list_keys(queue: str, query: requests.Keys) -> Response:
     with session() as conn:
         try:
             page = keys.page(conn, queue, query.limit, query.after)
-        except keys.WrongCursor as e:
+        except WrongCursor as e:
             raise invalid("/after", "cursor", str(e)) from None
     return paged({"keys": page.rows, "next": page.next}, page.next)
 

@@ -1,0 +1,49 @@
+"""PURE: the place at which the next page of a list begins, as a text that clients send back and need not read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Sequence
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class WrongCursor(ValueError):
+    """The place in a list is not one that a page has named as its next."""
+
+    def __init__(self) -> None:
+        super().__init__("the cursor should be the `next` of a page")
+
+
+def at(parts: Sequence[str]) -> str:
+    """The cursor of this place."""
+    return in_base64(json.dumps(list(parts)))
+
+
+def parts(text: str, count: int) -> list[str]:
+    """The parts of a place, which are texts that PostgreSQL can store; raises WrongCursor unless there are `count`."""
+    try:
+        found = json.loads(of_base64(text))
+    except (ValueError, RecursionError):
+        raise WrongCursor from None
+    if not isinstance(found, list) or len(found) != count:
+        raise WrongCursor
+    if any(not isinstance(part, str) or _UNSTORABLE.search(part) for part in found):
+        raise WrongCursor
+    return found
+
+
+def in_base64(text: str) -> str:
+    """The text in characters that an address may have."""
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def of_base64(text: str) -> str:
+    """The text that `in_base64` has written so; raises WrongCursor."""
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except (ValueError, binascii.Error):
+        raise WrongCursor from None

@@ -62,14 +62,15 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 -- name: status
 -- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job
 -- that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
--- jobs before it (as far as they are worth counting), or workers, which may all be stopped. Far-off dates that Python cannot read are cut to the year 9999. `version` is a short text
--- that changes with all that is shown, but for what cannot change and for the figures: how many workers there are, how
--- many jobs go before.
+-- jobs before it (as far as they are worth counting), or workers, which may all be stopped. Far-off dates that Python
+-- cannot read are cut to the year 9999. `version` is a short text that changes with all that is shown, but for what
+-- cannot change and for the figures: how many workers there are, how many jobs go before.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
-       j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer, j.consumer_group, dl_readable(j.created_at) AS created_at,
-       dl_readable(j.available_at) AS available_at, dl_last_run_sec(j) AS run_sec,
+       j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer,
+       j.consumer_group, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
+       dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (
                      SELECT FROM dl_jobs o

@@ -127,7 +127,8 @@ ON CONFLICT (queue) DO UPDATE SET
 
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
-SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state, w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
+SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state,
+       w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
        w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
        j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
   FROM dl_workers w

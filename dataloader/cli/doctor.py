@@ -78,10 +78,6 @@ def diagnose(case: Case) -> Iterator[Finding]:
     yield from _earlier_runs(case)
 
 
-def _served(worker: Worker) -> Sequence[str]:
-    return worker.queues or (worker.queue,)  # an older service names no more than one
-
-
 def _case(reached: Reached, job_id: UUID) -> Case:
     farm = reached.farm
     job, events = farm.job(job_id), journal.whole(farm, job_id)
@@ -91,8 +87,8 @@ def _case(reached: Reached, job_id: UUID) -> Case:
         journal.attempts(events),
         events,
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
-        sorted({queue for worker in workers if worker.is_live for queue in _served(worker)}),
-        [each for each in workers if job.queue in _served(each) and not each.is_live and each.state not in _GONE],
+        sorted({queue for worker in workers if worker.is_live for queue in worker.served}),
+        [each for each in workers if job.queue in each.served and not each.is_live and each.state not in _GONE],
         next((worker for worker in workers if worker.job_id == job_id), None),
         stats.slows_claims(dict(database.document), overview.total.lag_sec) if database.held_by else None,
         overview.at,

@@ -131,7 +131,7 @@ def _worker_row(worker: Worker, now: datetime) -> Sequence[object]:
     runs = screen.duration((now - worker.job_started_at).total_seconds()) if worker.job_started_at else ""
     return (
         f"{worker.host}:{worker.pid}",
-        screen.short(", ".join(worker.queues or [worker.queue]), 40),
+        screen.short(", ".join(worker.served), 40),
         screen.status(worker.state) if worker.is_live else Text(f"{screen.plain(worker.state)}, silent", style="red"),
         screen.size(worker.memory_bytes),
         "" if worker.cpu_percent is None else f"{worker.cpu_percent:.0f}%",

@@ -180,6 +180,11 @@ class Worker:
     job_started_at: datetime | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The queues that the worker takes jobs of; an older service names the first one alone."""
+        return self.queues or (self.queue,)
+
 
 @dataclass(frozen=True, slots=True)
 class Database:

@@ -114,7 +114,6 @@ class Batch:
         self._keys_most: int | None = None  # of a run, as the queue allows
         self._found_fewer = False  # the last claim returned fewer jobs than it asked for
         self._waiting: deque[Delivery] = deque()  # the jobs of one key each
-        self._claimed = 0  # how many jobs the last claim had
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
         self._locked: list[Ended] = []  # ends whose rows another session has locked
@@ -157,7 +156,7 @@ class Batch:
     def claimed(self, jobs: Sequence[Job], keys_most: int | None = None) -> None:
         """Keep claimed jobs, the best first, those of a key together; a run may have so many keys."""
         self.begun, self._queue = jobs[0].job_id, jobs[0].queue
-        self._claimed, self._keys_most = len(jobs), keys_most
+        self._keys_most = keys_most
         place = 0
         for _, of_key in groupby(jobs, key=attrgetter("lock_key")):
             delivery = Delivery(tuple(of_key), place)

@@ -1,4 +1,4 @@
-"""What one process of a farm does for all of them: a lock between them, and a note that it is done. No SQL."""
+"""One process of a farm does an action for all of them: a lock between them, and a note that it is done. No SQL."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NOTE = struct.Struct("q")
 
 
 class Once:
-    """What one of a supervisor's children does in each generation, while the others wait.
+    """One of a supervisor's children does an action in each generation, while the others wait.
 
-    A file in memory, made before the first fork. The kernel's lock on it belongs to a process, so a crash frees it; the
-    content is the latest generation for which it is done.
+    The children share a file in memory, which the supervisor makes before its first fork. The kernel's lock on the file
+    belongs to a process, so a crash frees it. The file holds the latest generation for which the action is done.
     """
 
     def __init__(self) -> None:
@@ -26,8 +26,8 @@ class Once:
     def once(self, generation: int, action: Callable[[], None], may_wait: Callable[[], bool]) -> bool:
         """Return True once `action` has returned for this generation, in this process or another.
 
-        While it goes on in another, `may_wait` is called again and again: it waits a little, and False ends the wait
-        and this call. What `action` raises reaches the caller, and the next process tries it.
+        While the action goes on in another process, this one calls `may_wait` again and again: that waits a little, and
+        its False ends the wait and this call. An exception of `action` reaches the caller; the next process tries it.
         """
         while not self._is_done(generation):
             if self._is_ours():

@@ -165,11 +165,8 @@ def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
 
     Equal args of a key stand there once, at the first place. From now on the log masks their secrets.
     """
-    if pipeline.batch_size is None:
-        log.learn_job(given := _args_of(_only_job(delivery, pipeline).args_json))
-        return given
     given = _parsed(delivery, pipeline)
-    args = list(chain.from_iterable(given.values()))
+    args = [given] if pipeline.batch_size is None else [*chain.from_iterable(given.values())]
     log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
     return given
 

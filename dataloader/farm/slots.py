@@ -374,10 +374,10 @@ class SharedSlots:
         )
 
     def looked_for(self, slot: Slot, since: float) -> float | None:
-        """When the next row of the slot's queues is due, if a sibling's claim since then has found no job; else None.
+        """When the next row of the slot's queues is due, if a claim of a sibling after `since` found no job; else None.
 
-        Such a claim has seen every row that a notification heard at `since` may stand for. Siblings have the same
-        queues and settings: other workers may claim from another database.
+        That claim has seen every row for which a notification heard at `since` was sent. Siblings have the same queues
+        and settings: other workers may claim from another database.
         """
         kin = (slot.fields.kind, slot.fields.reload)
         for other in self.slots:

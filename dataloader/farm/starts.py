@@ -1,4 +1,4 @@
-"""What a worker process does before its first claim, and at its death: users' modules and hooks. No SQL."""
+"""A worker process imports users' modules and calls their hooks before its first claim, and at its death. No SQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURN_SEC = 0.1  # between two looks of a worker that waits for on_farm_start in 
 
 
 class CannotStart(Exception):
-    """A users' module or hook keeps this worker from starting. It is logged; the cause is the exception of theirs."""
+    """A users' module or hook keeps this worker from starting. The log has it; its cause is their exception."""
 
 
 def load(settings: Settings, log: Any, explains: bool) -> None:
@@ -41,7 +41,7 @@ def call(hook: Hook, log: Any, explains: bool) -> None:
 
 @contextmanager
 def last_words() -> Iterator[None]:
-    """Tell `last_words` of the exception with which the block ends, if any."""
+    """Call the functions of the hook `last_words` with the exception that ends the block, if one does."""
     try:
         yield
     except BaseException as e:

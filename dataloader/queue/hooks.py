@@ -51,7 +51,7 @@ class Hook:
         return function
 
     def _fault(self, function: Callable[..., Any]) -> str | None:
-        """What the function should be, where it is something else."""
+        """What the function should be to serve at this point; None where it is so."""
         if not callable(function) or not _takes(function, self._count):
             return f"a function that can be called as {self._call}"
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -90,7 +90,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 class WrongAnswer(TypeError):
-    """What an `around_enqueue` has returned is no job. The text quotes nothing of it; `function` names the function."""
+    """An `around_enqueue` has returned something that is no job. The text does not quote it; `function` is its name."""
 
     def __init__(self, function: str, should_be: str) -> None:
         super().__init__(f"@around_enqueue: {function} should return {should_be}")
@@ -101,12 +101,12 @@ AROUND_ENQUEUE = Hook("around_enqueue", "job")
 
 
 def around_enqueue(function: F) -> F:
-    """Call `function(job)` for each job that this process is about to add; its answer is the job that is added.
+    """Call `function(job)` for each job that this process is about to add; the process adds what it returns.
 
-    `job` is a dict of `args` and of the fields that the producer has given (docs/api.md names them); they are valid,
-    and only `lock_key` may be missing that is required. The function returns the fields, and may fill in or replace
-    any. What it returns is checked as if the producer had given it. A ValueError refuses the job with its text. Raises
-    TypeError unless the function can be called so.
+    `job` is a dict of `args` and of the fields that the producer has given (docs/api.md names them). The fields are
+    valid; of the required ones only `lock_key` may be missing. The function returns the fields, and may fill in or
+    replace any. The process checks them again, as if the producer had given them. The function refuses the job by a
+    ValueError, whose text the producer gets. Raises TypeError unless the function can be called so.
     """
     return AROUND_ENQUEUE.add(function)
 

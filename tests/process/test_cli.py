@@ -37,8 +37,10 @@ def farm(module_db: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
     """Two workers on the queue q, and one on the default one."""
     made = Farm(module_db, tmp_path_factory.mktemp("farm"))
     wish = [{"queue": "q", "concurrency": 2}, {"queue": "etl.default", "concurrency": 1}]
-    made.ready(workers=3, workers_json=json.dumps(wish))
     try:
+        made.ready(workers=3, workers_json=json.dumps(wish))
+        # Until the keeper has shown them, nobody knows their queues.
+        until(lambda: len(made.rows("SELECT FROM dl_workers")) == 3, "the keeper to show the workers")
         yield made
     finally:
         made.close()
@@ -215,18 +217,21 @@ def test_a_queue_that_nobody_knows_is_paused_and_named(ask: Ask) -> None:
 
 
 def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
-    paused = ask("pause", "q")
-    assert ("is paused" in paused.stdout, paused.stderr) == (True, "")
-    job_id = triggered(ask)
-    told = ask("doctor", job_id).stdout
-    assert "The queue q is paused" in told
-    assert "dataloader resume q" in told
-    assert "paused" in ask("queues").stdout
-    assert ask("limit", "q", 1).exit_code == 0
-    full = ask("trigger", "noop", "--queue", "q")
-    assert (full.exit_code, "full" in full.stderr) == (1, True)
-    assert answer(ask("limit", "q", "none", "--json"))["max_length"] is None
-    assert ask("resume", "q").stdout == "q goes on\n"
+    try:
+        paused = ask("pause", "q")
+        assert ("is paused" in paused.stdout, paused.stderr) == (True, "")
+        job_id = triggered(ask)
+        told = ask("doctor", job_id).stdout
+        assert "The queue q is paused" in told
+        assert "dataloader resume q" in told
+        assert "paused" in ask("queues").stdout
+        assert ask("limit", "q", 1).exit_code == 0
+        full = ask("trigger", "noop", "--queue", "q")
+        assert (full.exit_code, "full" in full.stderr) == (1, True)
+    finally:  # the other tests share the queue
+        unlimited, resumed = ask("limit", "q", "none", "--json"), ask("resume", "q")
+    assert answer(unlimited)["max_length"] is None
+    assert resumed.stdout == "q goes on\n"
     assert ask("wait", job_id).exit_code == 0
 
 

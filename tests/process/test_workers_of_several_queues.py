@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,22 @@ from dataloader.queue import operations
 
 def entry(*queues: str, **more: Any) -> str:
     return json.dumps([{"queues": queues, **more}])
+
+
+def reloadable(farm: Farm, workers_json: str) -> tuple[Program, Callable[[str], None]]:
+    """A program with one worker, and what lets it read other workers from its .env."""
+    folder = farm.folder / "settings"
+    folder.mkdir()
+    dotenv = folder / ".env"
+    dotenv.write_text(f"WORKERS_JSON='{workers_json}'\n")
+    program = farm.start(cwd=folder, workers_json="")
+    until(lambda: len(program.events("worker.started")) == 1, "a worker")
+
+    def reload(workers_json: str) -> None:
+        dotenv.write_text(f"WORKERS_JSON='{workers_json}'\n")
+        program.signal(signal.SIGHUP)
+
+    return program, reload
 
 
 def titles(program: Program) -> list[str]:
@@ -48,15 +65,9 @@ def test_no_queue_starves_beside_one_that_is_never_empty(farm: Farm) -> None:
 
 
 def test_a_reload_gives_workers_other_queues(farm: Farm) -> None:
-    folder = farm.folder / "settings"
-    folder.mkdir()
-    dotenv = folder / ".env"
-    dotenv.write_text(f"WORKERS_JSON='{entry('a')}'\n")
-    program = farm.start(cwd=folder, workers_json="")
-    until(lambda: len(program.events("worker.started")) == 1, "a worker of one queue")
+    program, reload = reloadable(farm, entry("a"))
     job = farm.enqueue("noop", "b")
-    dotenv.write_text(f"WORKERS_JSON='{entry('a', 'b', concurrency=2)}'\n")
-    program.signal(signal.SIGHUP)
+    reload(entry("a", "b", concurrency=2))
     farm.wait(job, "succeeded")
     until(lambda: len(program.workers()) == 2, "the older worker to leave")
     (reloaded,) = program.events("supervisor.reloaded")
@@ -83,16 +94,10 @@ def test_an_entry_speaks_for_its_queues_to_all_workers_of_the_farm(farm: Farm) -
 
 
 def test_a_reload_with_another_scheduler_starts_no_second_set_of_workers(farm: Farm) -> None:
-    folder = farm.folder / "settings"
-    folder.mkdir()
-    dotenv = folder / ".env"
-    dotenv.write_text(f"WORKERS_JSON='{entry('a', 'b')}'\n")
-    program = farm.start(cwd=folder, workers_json="")
-    until(lambda: len(program.events("worker.started")) == 1, "a worker")
+    program, reload = reloadable(farm, entry("a", "b"))
     long = farm.enqueue("recorded", "a", args={"sec": 600})
     farm.begun(long)
-    dotenv.write_text(f"WORKERS_JSON='{entry('a', 'b', scheduler={'a': 3, 'b': 1})}'\n")
-    program.signal(signal.SIGHUP)
+    reload(entry("a", "b", scheduler={"a": 3, "b": 1}))
     until(lambda: program.children("waits to claim"), "the successor to wait for its place")
     other = farm.enqueue("noop", "b")
     # A round trip of the successor, in which it could have claimed: it hears of the next reload and makes way for it.

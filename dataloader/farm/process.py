@@ -12,8 +12,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from operator import is_
 from typing import NoReturn
 
 import psutil
@@ -63,31 +64,37 @@ class Signals:
 
     def keep(self) -> None:
         """Remember how signals are handled now, for `put_back`."""
-        self._kept = [(number, _signal.getsignal(number)) for number in _TAKEN]
+        self._kept = [*map(_signal.getsignal, _TAKEN)]
 
     def put_back(self) -> list[str]:
         """Handle signals as at `keep` again; returns the names of the handlers that other code has changed.
 
         Signals of these names may have been missed meanwhile.
         """
-        changed = {number: handler for number, handler in self._kept if _signal.getsignal(number) is not handler}
-        found = [number.name for number in changed]
-        if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
-            found.append("wakeup_fd")
-        if signal.SIGALRM in changed:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in changed.items():
-            if number is not signal.SIGTTIN:
-                signal.signal(number, handler)
+        found = []
+        if not all(map(is_, map(_signal.getsignal, _TAKEN), self._kept)):  # for it is asked after each run
+            found = [*self._handlers_put_back()]
         if _signal.pthread_sigmask(signal.SIG_SETMASK, ()):
             found.append("mask")
         return found
 
+    def _handlers_put_back(self) -> Iterator[str]:
+        for number, handler in zip(_TAKEN, self._kept, strict=True):
+            if _signal.getsignal(number) is not handler:
+                yield number.name
+                if number is signal.SIGALRM:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                if number is not signal.SIGTTIN:
+                    signal.signal(number, handler)
+
     def wait(self, timeout: float, *others: int) -> list[int]:
         """Wait at most `timeout` seconds for a signal, a wake-up or one of the file descriptors `others`.
 
-        Returns those of `others` that can be read.
+        Returns those of `others` that can be read, and at once where other code has taken the wake-ups: a signal that
+        came since then has ended no wait.
         """
+        if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
+            timeout = 0
         found = readable([self._read, *others], timeout)
         if self._read in found:
             drain_pipe(self._read)

@@ -49,7 +49,7 @@ class Runner:
         self._interruptible: Lease | None = None  # the run of a plain function
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
-        """Resolve and step the pipeline; every exception becomes an outcome."""
+        """Resolve and step the pipeline; every exception becomes an outcome. Its texts and its progress are masked."""
         self._tokens = None
         try:
             pipeline = pipelines.resolve(delivery.first.task)
@@ -86,20 +86,21 @@ class Runner:
             steps = pipelines.steps(pipeline, given, context)
             if hooks.AROUND_RUN:
                 steps = hooks.wrapped(_seen(delivery, given), steps)
+            interruptible = None if pipeline.has_safe_points else lease
             while True:
-                item = self._next(steps, None if pipeline.has_safe_points else lease)
+                item = self._next(steps, interruptible)
                 if isinstance(item, dict):
                     progress = item
                     lease.report(item)
                 if lease.must_stop():
                     steps.close()
-                    return _stopped(lease, progress)
+                    return _stopped(lease, log.masked(progress))
         except StopIteration as e:
-            return Outcome(End.DONE, progress=e.value if isinstance(e.value, dict) else progress)
+            return Outcome(End.DONE, progress=log.masked(e.value if isinstance(e.value, dict) else progress))
         except BaseException as e:
             if lease.stop is not None:
-                return _stopped(lease, progress)
-            return _failed(e, progress)
+                return _stopped(lease, log.masked(progress))
+            return _failed(e, log.masked(progress))
 
     def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
         """The pipeline's next step; the signal handler may raise Stopped into a step with an `interruptible` lease."""
@@ -166,27 +167,27 @@ def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
     Equal args of a key stand there once, at the first place. From now on the log masks their secrets.
     """
     given = _parsed(delivery, pipeline)
-    args = [given] if pipeline.batch_size is None else [*chain.from_iterable(given.values())]
-    log.learn_job(args[0] if len(args) == 1 else {"jobs": args})
+    log.learn_job(given if pipeline.batch_size is None else _in_one(given))
     return given
 
 
+def _in_one(given: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    args = [*chain.from_iterable(given.values())]
+    return args[0] if len(args) == 1 else {"jobs": args}
+
+
 def _parsed(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
-    if pipeline.batch_size is None:
-        return _args_of(_only_job(delivery, pipeline).args_json)
-    return {
-        key: [_args_of(text) for text in dict.fromkeys(job.args_json for job in jobs)]
-        for key, jobs in delivery.keys().items()
-    }
-
-
-def _only_job(delivery: Delivery, pipeline: pipelines.Pipeline) -> Job:
+    if pipeline.batch_size is not None:
+        return {
+            key: [_args_of(text) for text in dict.fromkeys(job.args_json for job in jobs)]
+            for key, jobs in delivery.keys().items()
+        }
     if len(delivery.jobs) > 1:
         raise WrongPipeline(
             f"the queue {delivery.first.queue!r} merges the jobs of a key, and the pipeline {pipeline.task!r} takes"
             " one job: register it with batch_size=1 or more"
         )
-    return delivery.first
+    return _args_of(delivery.first.args_json)
 
 
 def _args_of(text: str) -> dict[str, Any]:

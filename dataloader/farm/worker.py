@@ -257,11 +257,9 @@ class Worker:
 
     def _end(self, delivery: Delivery, outcome: Outcome, facts: dict[str, float], seconds: float) -> None:
         """Decide on the ends of the run's jobs; the batch writes them. The cost is the first one's."""
-        if outcome.progress:
-            outcome = outcome._replace(progress=log.masked(outcome.progress))
         job = delivery.first
-        took = {"task": log.masked(job.task), "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1)}
-        report = {**identity(job), **took, **facts}
+        named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
+        report = {**named, "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1), **facts}
         if log.keeps_metrics():
             RUN.write({"queue": job.queue, **report})
         for job, end in zip(delivery.jobs, decide(delivery, outcome), strict=True):

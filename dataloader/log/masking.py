@@ -91,7 +91,11 @@ def _masked(value: Any, depth: int) -> Any:
         return MASK
     if isinstance(value, dict):
         return {
-            _masked(name, 0): MASK if is_secret(name, item) else _masked(item, depth - 1)
+            masked_text(name) if type(name) is str else _masked(name, 0): MASK
+            if is_secret(name, item)
+            else item
+            if type(item) in _PLAIN
+            else _masked(item, depth - 1)
             for name, item in value.items()
         }
     items = [_masked(item, depth - 1) for item in value]

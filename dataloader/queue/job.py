@@ -273,7 +273,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return _storable(value)
     if isinstance(value, dict):
-        return {_storable(str(key)): _plain(item) for key, item in value.items()}
+        return {_storable(str(key)): item if type(item) in _AS_IT_IS else _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value

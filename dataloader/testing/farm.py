@@ -431,7 +431,7 @@ class _Lease(Lease):
 
     def summary(self, outcome: Outcome, raised: BaseException | None) -> Run:
         """The finished run; a returned dict is its last progress."""
-        last = json.loads(to_json(log.masked(outcome.progress)) or "null") if outcome.progress else None
+        last = json.loads(to_json(outcome.progress) or "null") if outcome.progress else None
         if last is not None and last not in self._reported[-1:]:
             self._reported.append(last)
         seconds = now() - self.began

@@ -99,7 +99,7 @@ def test_a7_a_run_that_is_over_before_it_is_noticed_hangs_nothing(farm: Farm, me
 # E7: what a pipeline leaves behind --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["ignore", "block", "silence"])
+@pytest.mark.parametrize("how", ["ignore", "block"])
 def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm, how: str) -> None:
     """It would never hear that it should drain; nor did it hear what was sent to it in that run."""
     program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
@@ -111,6 +111,16 @@ def test_e7_a_worker_whose_pipeline_took_its_signals_is_replaced(farm: Farm, how
     assert said["changed"], said
     assert program.stop() == 0
     assert not program.events("supervisor.worker.killed")
+
+
+def test_e7_a_worker_whose_pipeline_took_its_wake_ups_still_hears(farm: Farm) -> None:
+    """Its handlers have heard what was sent meanwhile; its next wait takes the wake-ups back."""
+    program = farm.ready(workers=1, dl_claim_backoff_sec=NEVER)
+    assert farm.wait(farm.enqueue("takes_the_signals", args={"how": "silence"}), "succeeded")["attempt"] == 1
+    until(lambda: program.children("idle"), "the worker to wait")
+    assert program.stop() == 0
+    assert not program.events("supervisor.worker.killed")
+    assert not program.events("worker.signals.taken")
 
 
 def test_e7_a_module_that_takes_the_signals_at_its_import_does_not_keep_them(farm: Farm) -> None:

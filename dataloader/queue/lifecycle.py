@@ -192,7 +192,7 @@ def step(
     nothing, for an end that PostgreSQL cannot store; `finish` can.
     """
     parameters = {
-        "queues": queues,
+        "queues": _texts(queues),
         "by_lag": by_lag,
         "worker": session.worker,
         "backend_start": session.backend_start.isoformat(),

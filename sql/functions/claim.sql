@@ -67,7 +67,6 @@ DECLARE
   holders uuid[];
   odd_heads uuid[];
   at_once timestamptz;
-  busy int[];
   parked int;
   off int;
   started int := 0;
@@ -81,9 +80,11 @@ BEGIN
     PERFORM pg_advisory_unlock_all();
   ELSIF p_job_id IS NOT NULL THEN
     wrote := dl_finish(p_worker, true, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts);
-    unfinished := wrote.unfinished;
-    canceled := wrote.canceled;
-    locked := wrote.locked;
+    IF NOT wrote IS NULL THEN  -- most often all three are
+      unfinished := wrote.unfinished;
+      canceled := wrote.canceled;
+      locked := wrote.locked;
+    END IF;
   END IF;
   IF p_by_lag AND p_most > 0 THEN
     named := p_queues[1];
@@ -120,7 +121,6 @@ BEGIN
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
       took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks);
-      busy := took.others;
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
         -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
@@ -164,7 +164,8 @@ BEGIN
           SELECT job_id, this, at_once, 'picked',
                  ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
         SELECT job_id, this, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
-               lease_ttl_sec, timeout_sec, claims, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false, NULL::float8, 0, NULL, 0, NULL::uuid[]
+               lease_ttl_sec, timeout_sec, claims, NULL::uuid[], NULL::uuid[], NULL::uuid[], 0, false, NULL::float8, 0,
+               NULL, 0, NULL::uuid[]
           FROM started ORDER BY priority, created_at, job_id;
         GET DIAGNOSTICS started = ROW_COUNT;
         IF started < cardinality(took.mine) OR is_ordered THEN
@@ -176,7 +177,7 @@ BEGIN
                                                      AND claimed_by = p_worker AND claimed_pid = pg_backend_pid()
                                                      AND lease_expires_at = at_once + make_interval(secs => lease_ttl_sec)));
           PERFORM pg_advisory_unlock(k) FROM unnest(not_started) k;
-          busy := busy || not_started;
+          took.others := took.others || not_started;
           -- The first row of such a key may be a parked one, which dl_take_keys has not read: is it one that may not start?
           took.odd := nullif(took.odd || CASE WHEN is_ordered THEN odd_heads ELSE ARRAY(
             SELECT first.job_id FROM unnest(not_started) k CROSS JOIN LATERAL (
@@ -213,14 +214,14 @@ BEGIN
         CONTINUE;
       END IF;
 
-      parked := dl_park(this, busy, holders, p_priority, p_from, past + took.rows);
+      parked := dl_park(this, took.others, holders, p_priority, p_from, past + took.rows);
       EXIT WHEN started > 0;
       IF clock_timestamp() > now() + interval '1 s' THEN
         look_again := true;
         EXIT;
       END IF;
       CONTINUE WHEN parked > 0;
-      off := dl_put_off(this, busy, p_backoff_sec);
+      off := dl_put_off(this, took.others, p_backoff_sec);
       backoffs := coalesce(backoffs, 0) + coalesce(off, 0);
       CONTINUE WHEN off IS NULL OR off > 0;
       IF NOT looked_twice THEN
@@ -230,7 +231,7 @@ BEGIN
 
       -- Others have these rows locked, or the running rows of their keys. No notification follows: the caller comes back.
       past := past + took.rows;
-      passed := busy;
+      passed := took.others;
       EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity');
     END LOOP;
 

@@ -31,8 +31,8 @@ CREATE OR REPLACE FUNCTION dl_finish(
 LANGUAGE plpgsql AS $$
 DECLARE
   key_hashes int[] := '{}';  -- of jobs that this worker does not run any more
-  ended uuid[] := '{}';
-  wrote record;
+  done uuid[] := '{}';       -- the jobs whose ends are written
+  woken text[];              -- the queues of those that are queued again
   pause float8;
 BEGIN
   FOREACH pause IN ARRAY ARRAY[0.001, 0.005, 0.025, 0] LOOP
@@ -44,7 +44,7 @@ BEGIN
                AS e (job_id, attempt, verb, error, delay_sec, progress, facts)
        CROSS JOIN LATERAL (
          SELECT ctid AS at FROM dl_jobs WHERE dl_jobs.job_id = e.job_id FOR NO KEY UPDATE SKIP LOCKED) its_row
-       WHERE e.job_id <> ALL (ended)),
+       WHERE e.job_id <> ALL (done)),
     ended AS (
       UPDATE dl_jobs j SET
              status = CASE WHEN cancel_requested THEN 'canceled' ELSE CASE verb
@@ -79,25 +79,22 @@ BEGIN
                   'error', CASE WHEN verb IN ('retry', 'fail', 'restart') THEN error END,
                   'delay_sec', delay_sec)) END
              || coalesce(facts::jsonb, '{}') FROM ended)
-    SELECT array_agg(job_id) AS job_ids, array_agg(hashtext(lock_key)) AS key_hashes,
-           array_agg(queue) FILTER (WHERE status = 'queued') AS queues,
-           array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel') AS canceled
-      INTO wrote FROM ended;
-    ended := ended || wrote.job_ids;
-    key_hashes := key_hashes || wrote.key_hashes;
-    canceled := canceled || wrote.canceled;
-    IF wrote.queues IS NOT NULL THEN
-      PERFORM pg_notify('dl_jobs', queue) FROM unnest(wrote.queues) queue;  -- also of a later time: sleepers go by it
+    SELECT done || array_agg(job_id), key_hashes || array_agg(hashtext(lock_key)),
+           array_agg(queue) FILTER (WHERE status = 'queued'),
+           canceled || array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel')
+      INTO done, key_hashes, woken, canceled FROM ended;
+    IF woken IS NOT NULL THEN
+      PERFORM pg_notify('dl_jobs', queue) FROM unnest(woken) queue;  -- also of a later time: sleepers go by it
     END IF;
     locked := NULL;
-    EXIT WHEN cardinality(ended) = cardinality(p_job_id);
+    EXIT WHEN cardinality(done) = cardinality(p_job_id);
     SELECT array_agg(job_id) FILTER (WHERE is_ours), array_agg(job_id) FILTER (WHERE is_ours IS NULL)
       INTO locked, unfinished
       FROM (SELECT e.job_id, (SELECT true FROM dl_jobs j
                                WHERE j.job_id = e.job_id AND j.attempt = e.attempt AND claimed_by = p_worker
                                  AND status::text = 'running' LIMIT 1) AS is_ours
               FROM unnest(p_job_id, p_attempt) AS e (job_id, attempt)
-             WHERE e.job_id <> ALL (ended)) missing;
+             WHERE e.job_id <> ALL (done)) missing;
     EXIT WHEN locked IS NULL;
     PERFORM pg_sleep(pause);
   END LOOP;

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 from uuid import UUID
 
 import psycopg
@@ -31,6 +32,7 @@ from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
 
+T = TypeVar("T")
 Workers = Callable[[], Worker]
 DONE = Finish("succeed")
 BY_FARM_OF_BEFORE = "SELECT unfinished, canceled FROM dl_finish(%s, %s::json, true)"
@@ -96,6 +98,33 @@ def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(
     one, other = workers(), workers()
     job_id = enqueue(conn)
     job = one.take()
+    with freed_after_a_look(conn, one, other, job_id, lambda: step(one, 0, Ended(job, DONE))) as end:
+        assert (end.result().ended, list(end.result().locked)) == ({job_id: "succeeded"}, [])
+
+
+def test_what_ended_at_the_first_look_is_told_with_what_ended_at_a_later_one(
+    conn: db.Connection, workers: Workers
+) -> None:
+    """And the keys of both are free: it is the heartbeat's write, in the middle of a run."""
+    one, other = workers(), workers()
+    ids_of = [plain(conn, lock_key=key, priority=place) for place, key in enumerate("abc")]
+    canceled, held, running = step(one, 3).jobs
+    assert ids([canceled, held, running]) == ids_of
+    operations.cancel(conn, [canceled.job_id], "test")
+    ends = [Ended(canceled, DONE), Ended(held, DONE)]
+    with freed_after_a_look(
+        conn, one, other, held.job_id, lambda: lifecycle.finish_some(one.conn, one.name, ends)
+    ) as written:
+        assert written.result() == ({canceled.job_id: "canceled", held.job_id: "succeeded"}, ())
+    free = [value(other.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", job.lock_key) for job in (canceled, held)]
+    assert (free, value(other.conn, "SELECT pg_try_advisory_lock(hashtext(%s))", "c")) == ([True, True], False)
+
+
+@contextmanager
+def freed_after_a_look(
+    conn: db.Connection, worker: Worker, other: Worker, job_id: UUID, write: Callable[[], T]
+) -> Iterator[Future[T]]:
+    """The worker's write, in a thread: it finds the job's row locked, and free when it looks again."""
     conn.execute(
         """
         CREATE SCHEMA gate;
@@ -104,14 +133,14 @@ def test_an_end_waits_a_moment_for_a_claim_that_looks_at_its_row(
         $$;
         """
     )
-    one.conn.execute("SET search_path = gate, public, pg_catalog")
+    worker.conn.execute("SET search_path = gate, public, pg_catalog")
     conn.execute("SELECT pg_advisory_lock(7, 7)")
     with other.conn.transaction(force_rollback=True):
         other.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR SHARE", (job_id,))
-        with started(lambda: step(one, 0, Ended(job, DONE)), one.pid, conn) as end:
+        with started(write, worker.pid, conn) as end:
             other.conn.execute("ROLLBACK; BEGIN")
             conn.execute("SELECT pg_advisory_unlock(7, 7)")
-            assert (end.result().ended, list(end.result().locked)) == ({job_id: "succeeded"}, [])
+            yield end
 
 
 def test_the_row_of_a_run_whose_end_waits_still_speaks_for_its_key(

@@ -132,11 +132,13 @@ class Batch:
         if len(self._locked) >= LOCKED_MOST:
             return 0
         self._order = self._turns.order()
-        perhaps = self._order if self._turns.by_lag else self._order[:1]
-        size = min([self._most, *[self._sizes[queue] for queue in perhaps]])
-        if size > 1:
+        if self._turns.by_lag:
+            size, keys = min(self._sizes.values()), min(self._keys.values())
+        else:
+            size, keys = self._sizes[self._order[0]], self._keys[self._order[0]]
+        if (size := min(self._most, size)) > 1:
             size = fair_share(size, siblings(), self._found_fewer)
-        return max(size, min([self._most, *[self._keys[queue] for queue in perhaps]]))
+        return max(size, min(self._most, keys))
 
     def limit(self, most: int, why: str) -> None:
         """Claim at most so many jobs from now on, and log that."""

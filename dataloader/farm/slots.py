@@ -186,13 +186,13 @@ class Slot:
 
     def claim(self, job_ids: Sequence[UUID], attempts: Sequence[int]) -> None:
         """By the worker: it has claimed these jobs, and runs none of them yet."""
-        size = len(job_ids)
-        self.fields.generation += 1
-        self.fields.place = self.fields.count = 0
+        fields, size = self.fields, len(job_ids)
+        fields.generation += 1
+        fields.place = fields.count = 0
         self._jobs[: 16 * size] = b"".join([job_id.bytes for job_id in job_ids])
         self._attempts[:size] = array("i", attempts)
-        self.fields.claimed = size
-        self.fields.generation += 1
+        fields.claimed = size
+        fields.generation += 1
 
     def begin(
         self, place: int, count: int, lease_ttl: float, renewed: float, cpu_sec: float = 0.0, ahead: int = 0

@@ -31,8 +31,7 @@ class Turns:
 
     def took(self, queue: str) -> None:
         """The last claim has found jobs in this queue."""
-        place = self._queues.index(queue)
         if self._scheduler == "sequential":
-            self._next = (place + 1) % len(self._queues)
+            self._next = (self._queues.index(queue) + 1) % len(self._queues)
         elif self.by_lag:
-            self._next = place  # where the bookmark is that a claim takes along
+            self._next = self._queues.index(queue)  # where the bookmark is that a claim takes along

@@ -56,7 +56,7 @@ class Session:
 class Ended(NamedTuple):
     """A run that is over: what is to be written of its job, and the facts that join its row in the journal.
 
-    `report` is for the log: what it says of the run, masked.
+    `report` is what the log says of the run.
     """
 
     job: Job
@@ -306,16 +306,23 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
 
     Each array is a text made here: psycopg looks at each element of a list on its own, at several times the cost.
     """
-    finishes = [ended.finish for ended in ends or ()]
+    rows = map(_row, ends or ())
+    job_ids, attempts, verbs, errors, delays_sec, progress, facts = [*zip(*rows, strict=True)] or [()] * 7
     return {
-        "job_ids": None if ends is None else _array([ended.job.job_id.hex for ended in ends]),
-        "attempts": _array([str(ended.job.attempt) for ended in ends or ()]),
-        "verbs": _array([finish.verb for finish in finishes]),
-        "errors": _texts([finish.error for finish in finishes]),
-        "delays_sec": _texts([None if finish.delay_sec is None else str(finish.delay_sec) for finish in finishes]),
-        "progress": _texts([finish.progress for finish in finishes]),
-        "facts": _texts([_numbers(ended.facts) if ended.facts else None for ended in ends or ()]),
+        "job_ids": None if ends is None else _array(job_ids),
+        "attempts": _array(attempts),
+        "verbs": _array(verbs),
+        "errors": _texts(errors),
+        "delays_sec": _texts(delays_sec),
+        "progress": _texts(progress),
+        "facts": _texts(facts),
     }
+
+
+def _row(ended: Ended) -> tuple[Any, ...]:
+    job, (verb, error, delay_sec, progress), facts, _ = ended
+    delay = None if delay_sec is None else str(delay_sec)
+    return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _numbers(facts) if facts else None
 
 
 def _array(words: Sequence[str]) -> str:

@@ -83,9 +83,9 @@ class Step(NamedTuple):
 
     jobs: list[Job]
     ended: Mapping[UUID, Status]
-    backoffs: int
-    look_again: bool
-    due_in: float | None
+    backoffs: int = 0
+    look_again: bool = False
+    due_in: float | None = None
     locked: Collection[UUID] = ()
     head: Head | None = None
     batch: int | None = None
@@ -205,13 +205,26 @@ def step(
     jobs = [Job._make((*row[:12], session.worker)) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    written = _written(ends or (), *last[12:15])
-    backoffs, look_again, due_in, priority, time, batch, in_order = last[15:]
-    if in_order:
-        places = {job_id: place for place, job_id in enumerate(in_order)}
-        jobs.sort(key=lambda job: places[job.job_id])
-    start = Head(priority, time) if time else None
-    return Step(jobs, written.ended, backoffs or 0, bool(look_again), due_in, written.locked, start, batch)
+    said = last[12]
+    return _told(jobs, ends or (), said) if said else Step(jobs, _written(ends or ()).ended)
+
+
+def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Step:
+    """The step of which there is more to say than its jobs; see dl_step."""
+    unfinished, canceled, locked = [[*map(UUID, said.get(of, ()))] for of in ("unfinished", "canceled", "locked")]
+    if "in_order" in said:
+        places = {job_id: place for place, job_id in enumerate(said["in_order"])}
+        jobs.sort(key=lambda job: places[str(job.job_id)])
+    return Step(
+        jobs,
+        _written(ends, unfinished, canceled, locked).ended,
+        backoffs=said.get("backoffs", 0),
+        look_again=said.get("look_again", False),
+        due_in=said.get("due_in"),
+        locked=locked,
+        head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
+        batch=said.get("batch"),
+    )
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
@@ -293,7 +306,7 @@ def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> W
     return _written(ends, *row)
 
 
-def _written(ends: Collection[Ended], unfinished: Any, canceled: Any, locked: Any) -> Written:
+def _written(ends: Collection[Ended], unfinished: Any = (), canceled: Any = (), locked: Any = ()) -> Written:
     statuses = {e.job.job_id: LEADS_TO[e.finish.verb] for e in ends}
     statuses |= dict.fromkeys(canceled or (), Status.CANCELED)
     for job_id in [*(unfinished or ()), *(locked or ())]:

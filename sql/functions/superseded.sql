@@ -44,11 +44,14 @@ LANGUAGE plpgsql AS $$
 BEGIN
   RETURN QUERY
   SELECT job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec, timeout_sec,
-         claims, unfinished, canceled, locked, coalesce(backoffs, 0), coalesce(look_again, false), due_in, from_priority,
-         from_time
+         claims, s.unfinished, s.canceled, s.locked, coalesce(s.backoffs, 0), coalesce(s.look_again, false), s.due_in,
+         s.from_priority, s.from_time
     FROM dl_step(ARRAY[p_queue], false, p_worker, p_backend_start, p_backoff_sec,
                  CASE WHEN EXISTS (SELECT FROM dl_queues WHERE queue = p_queue AND ordered) THEN 0 ELSE p_most END,
-                 p_priority, p_from, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts);
+                 p_priority, p_from, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts)
+   CROSS JOIN json_to_record(coalesce(said, '{}')) AS s (
+     unfinished uuid[], canceled uuid[], locked uuid[], backoffs int, look_again boolean, due_in float8,
+     from_priority int, from_time text);
 END
 $$;
 

@@ -103,6 +103,8 @@ WAIT = "FOR NO KEY UPDATE"
 LIVE = "lease_expires_at > now()"
 HOLDS = "(status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))"
 IN_ORDER = "ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id"
+SAID_ALONE = "unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order"
+SAID = SAID_ALONE.split(", ")
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
 MUTANTS: list[Mutant] = [
@@ -599,7 +601,11 @@ MUTANTS: list[Mutant] = [
         ("any number in a delivery", "coalesce(merge_limit, 1000)", "1000"),
         ("no dead job holds", "on_dead = 'hold',", "false,"),
         ("the best by priority has begun", "coalesce(in_order[1], (", "coalesce(NULL, ("),
-        ("no word of the order", "  END LOOP;\n  RETURN NEXT;", "  END LOOP;\n  in_order := NULL;\n  RETURN NEXT;"),
+        *[(f"no word of {name}", f"'{name}', {name}", f"'{name}', NULL") for name in SAID],
+        *[
+            (f"no word of {name} alone", f"({SAID_ALONE}) IS", f"({SAID_ALONE.replace(name, 'NULL')}) IS")
+            for name in SAID
+        ],
         ("the order of another queue", "    in_order := NULL;\n"),
         ("another queue's settings", "    is_ordered := false;\n"),
         ("another queue's batch", "    batch := NULL;\n"),

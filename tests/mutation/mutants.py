@@ -605,7 +605,15 @@ MUTANTS: list[Mutant] = [
         *[
             (f"no word of {name} alone", f"({SAID_ALONE}) IS", f"({SAID_ALONE.replace(name, 'NULL')}) IS")
             for name in SAID
+            if name != "backoffs"
         ],
+        (
+            "no word of backoffs alone",
+            f"({SAID_ALONE}) IS",
+            f"({SAID_ALONE.replace('backoffs', 'NULL')}) IS",
+            "a claim that puts keys off starts nothing, so there is a due_in: unless a key becomes free just then, when"
+            " a line of the log is missing",
+        ),
         ("the order of another queue", "    in_order := NULL;\n"),
         ("another queue's settings", "    is_ordered := false;\n"),
         ("another queue's batch", "    batch := NULL;\n"),

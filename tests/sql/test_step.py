@@ -10,8 +10,8 @@ import pytest
 from hands import BACKOFF_SEC, Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, state, value
 from psycopg.types.json import Jsonb
 
-from dataloader.queue import db, lifecycle
-from dataloader.queue.job import Finish, Job
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Ended, Step
 
 Workers = Callable[[], Worker]
@@ -88,6 +88,33 @@ def test_what_is_not_ours_any_more_is_missing_and_the_rest_is_written(conn: db.C
     assert ended == {kept.job_id: "succeeded", canceled.job_id: "canceled"}
     assert state(conn, lost.job_id) == ("queued", 1)
     assert keys_held(conn) == []
+
+
+def test_a_step_says_what_there_is_to_say_also_of_one_thing_alone(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn)
+    (job,) = step(worker, 1).jobs
+    operations.cancel(conn, [job.job_id], "test")
+    assert step(worker, 0, Ended(job, DONE)) == Step([], {job.job_id: Status.CANCELED}, locked=[])
+    operations.set_order(conn, "q", "test", batch=3)
+    enqueue(conn)
+    found = step(worker, 1)
+    assert found == Step(found.jobs, {}, locked=[], batch=3)
+    assert step(worker, 0, Ended(found.jobs[0], DONE)) == Step([], {found.jobs[0].job_id: Status.SUCCEEDED})
+
+
+def test_a_step_that_sets_aside_for_long_comes_back(conn: db.Connection, worker: Worker) -> None:
+    """Nothing else calls it: the rows behind those that may not start have been there all the time."""
+    conn.execute(
+        """
+        CREATE SCHEMA late;
+        CREATE FUNCTION late.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE
+          AS $$ SELECT pg_catalog.clock_timestamp() + interval '2 s' $$;
+        """
+    )
+    plain(conn)
+    conn.execute("UPDATE dl_jobs SET attempt = max_attempts")
+    worker.conn.execute("SET search_path = late, public, pg_catalog")
+    assert step(worker, 1) == Step([], {}, look_again=True, locked=[])
 
 
 def test_an_end_that_cannot_be_stored_changes_nothing(conn: db.Connection, worker: Worker) -> None:

@@ -1,6 +1,7 @@
 """`python -m tests.mutation [-j N] [text ...]`: try the mutants whose names have one of the texts, or all.
 
-Prints which test caught each; exits with 1 when one is uncaught.
+Prints which test caught each, and keeps that in caught.txt: the next time this test runs first. Exits with 1 when a
+mutant is uncaught.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataloader.queue import migrations
 from tests.conftest import BASE, OWNER, RUN, URL, create, ordinary_role, started
 
 from .mutants import MUTANTS, Mutant
-from .trial import Verdict, try_out
+from .trial import Verdict, remember, try_out
 
 
 @contextmanager
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     with server():
         for verdict in try_out(chosen, given.j):
             print(shown(verdict), flush=True)
+            remember(verdict)
             bad += not verdict.is_good
     print(f"{len(chosen)} mutants, {bad} to look at")
     return 1 if bad else 0

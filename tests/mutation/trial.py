@@ -112,6 +112,8 @@ OPTIONS = [
     *("-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:schemathesis"),  # the last takes seconds to import
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of the libraries that the parent has imported
 ]
+CAUGHT = Path(__file__).with_name("caught.txt")
+CAUGHT_ONE = 1  # pytest's exit status when a test has failed
 PATIENCE = 600.0  # seconds for one run; a test that hangs is ended much earlier
 
 
@@ -144,6 +146,21 @@ def try_out(mutants: Sequence[Mutant], at_once: int) -> Iterator[Verdict]:
             yield judged(mutant, os.waitstatus_to_exitcode(status), said)
 
 
+def catchers() -> dict[str, str]:
+    """The tests that caught the mutants the last time, by the mutants' names."""
+    lines = CAUGHT.read_text("utf-8").splitlines() if CAUGHT.exists() else []
+    return dict(line.split("\t") for line in lines)
+
+
+def remember(verdict: Verdict) -> None:
+    """Keep the test that has caught a mutant, of a test with parameters all cases: it is the first to run next time."""
+    known = catchers()
+    known.pop(str(verdict.mutant), None)
+    if verdict.caught_by:
+        known[str(verdict.mutant)] = verdict.caught_by.partition("[")[0]
+    CAUGHT.write_text("".join(f"{name}\t{test}\n" for name, test in sorted(known.items())), "utf-8")
+
+
 def _fork(mutant: Mutant, folder: Path) -> int:
     """Start a process that copies, mutates and runs the tests, those first that look at the guard; its pid."""
     if pid := os.fork():
@@ -155,20 +172,23 @@ def _fork(mutant: Mutant, folder: Path) -> int:
     apply(folder / "dataloader" / "sql", mutant)
     first = FIRST.get(str(mutant).split(":")[0], "").split()
     rest = [test for test in TESTS if test not in first]
-    status = _run(mutant, folder, first) if first else 0
+    known = catchers().get(str(mutant))
+    if known and _run(mutant, folder, [known]) == CAUGHT_ONE:
+        os._exit(CAUGHT_ONE)
+    status = _run(mutant, folder, [f"test_{test}.py" for test in first]) if first else 0
     if status == 0:
-        status = _run(mutant, folder, rest)
+        status = _run(mutant, folder, [f"test_{test}.py" for test in rest])
     os._exit(status)
 
 
 def _run(mutant: Mutant, folder: Path, tests: Sequence[str]) -> int:
-    """The exit status of pytest on these files, in a process of its own: a second run in one would share modules."""
+    """The exit status of pytest on these tests, in a process of its own: a second run in one would share modules."""
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    _run_here(mutant, folder, [str(folder / "tests" / "sql" / f"test_{test}.py") for test in tests])
+    _run_here(mutant, folder, [str(folder / "tests" / "sql" / test) for test in tests])
 
 
-def _run_here(mutant: Mutant, folder: Path, files: Sequence[str]) -> NoReturn:
+def _run_here(mutant: Mutant, folder: Path, tests: Sequence[str]) -> NoReturn:
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     for name in [name for name in sys.modules if name.split(".")[0] in ("dataloader", "tests")]:
         del sys.modules[name]  # the copy's are imported instead
@@ -180,7 +200,7 @@ def _run_here(mutant: Mutant, folder: Path, files: Sequence[str]) -> NoReturn:
         del os.environ[name]
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    status = pytest.main([*OPTIONS, *files])
+    status = pytest.main([*OPTIONS, *tests])
     sys.stdout.flush()
     os._exit(int(status))
 
@@ -200,6 +220,6 @@ def judged(mutant: Mutant, status: int, said: str) -> Verdict:
         return Verdict(mutant, None)
     # An ERROR is none: a test that cannot be set up says nothing of the guard.
     found = re.search(r"^FAILED tests/sql/(\S+)", said, re.MULTILINE)
-    if status == 1 and found:
+    if status == CAUGHT_ONE and found:
         return Verdict(mutant, found[1])
     return Verdict(mutant, None, said[-400:])

@@ -52,6 +52,7 @@ class Signals:
         self.received: set[int] = set()
         self._watched = tuple(watched)
         self._on_signal = on_signal
+        self._were_taken = False  # the wake-ups, by other code since the last wait
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in self._watched:
             signal.signal(number, self._record)
@@ -69,10 +70,11 @@ class Signals:
     def put_back(self) -> list[str]:
         """Handle signals as at `keep` again; returns the names of the handlers that other code has changed.
 
-        Signals of these names may have been missed meanwhile.
+        Signals of these names may have been missed meanwhile. A worker calls this after each run, so a look that finds
+        no change has to be cheap; `take_wake_ups` costs a system call more.
         """
         found = []
-        if not all(map(is_, map(_signal.getsignal, _TAKEN), self._kept)):  # for it is asked after each run
+        if not all(map(is_, map(_signal.getsignal, _TAKEN), self._kept)):
             found = [*self._handlers_put_back()]
         if _signal.pthread_sigmask(signal.SIG_SETMASK, ()):
             found.append("mask")
@@ -87,14 +89,20 @@ class Signals:
                 if number is not signal.SIGTTIN:
                     signal.signal(number, handler)
 
+    def take_wake_ups(self) -> None:
+        """Let signals end a wait again, where other code has taken the process's wake-up descriptor."""
+        if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
+            self._were_taken = True
+
     def wait(self, timeout: float, *others: int) -> list[int]:
         """Wait at most `timeout` seconds for a signal, a wake-up or one of the file descriptors `others`.
 
-        Returns those of `others` that can be read, and at once where other code has taken the wake-ups: a signal that
-        came since then has ended no wait.
+        Returns those of `others` that can be read; at once where other code had taken the wake-ups since the last wait,
+        for a signal may have come that would not end this one.
         """
-        if signal.set_wakeup_fd(self._write, warn_on_full_buffer=False) != self._write:
-            timeout = 0
+        self.take_wake_ups()
+        if self._were_taken:
+            self._were_taken, timeout = False, 0
         found = readable([self._read, *others], timeout)
         if self._read in found:
             drain_pipe(self._read)

@@ -192,6 +192,7 @@ class Worker:
             while self._goes_on(sent, began, runs) and (delivery := self.batch.next()):
                 self._run(delivery, sent)
                 runs += 1
+        self.orders.signals.take_wake_ups()
         if runs:
             self.batch.took(now() - began, runs)
         self.batch.hand_back(self._why_not_started())
@@ -258,7 +259,7 @@ class Worker:
     def _end(self, delivery: Delivery, outcome: Outcome, facts: dict[str, float], seconds: float) -> None:
         """Decide on the ends of the run's jobs; the batch writes them. The cost is the first one's."""
         job = delivery.first
-        named = {"job_id": job.job_id, "task": job.task, "attempt": job.attempt}
+        named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
         report = {**named, "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1), **facts}
         if log.keeps_metrics():
             RUN.write({"queue": job.queue, **report})

@@ -57,7 +57,7 @@ def on_error(function: F) -> F:
 
     `exc` is the exception with which the run has ended, behind every `around_run`; TimeoutError for a run over its
     time. For a batch it is called also for each exception that the pipeline has given to `context.fail`, with a `run`
-    of that key alone. The log has an exception of the function, which changes nothing. Raises TypeError unless the
+    of that key alone. An exception of `function` is logged and changes nothing. Raises TypeError unless the
     function can be called so.
     """
     return ON_ERROR.add(function)
@@ -85,7 +85,7 @@ def on_worker_start(function: F) -> F:
 def last_words(function: F) -> F:
     """Call `function(exc)` when a worker process is about to end because of the exception `exc`.
 
-    A process that is killed calls nothing. The log has an exception of the function. Raises TypeError unless the
+    A process that is killed calls nothing. An exception of `function` is logged. Raises TypeError unless the
     function can be called so.
     """
     return LAST_WORDS.add(function)

@@ -51,7 +51,7 @@ class Hook:
         return function
 
     def _fault(self, function: Callable[..., Any]) -> str | None:
-        """What the function should be to serve at this point; None where it is so."""
+        """What the function should be to serve at this point; None where the function serves."""
         if not callable(function) or not _takes(function, self._count):
             return f"a function that can be called as {self._call}"
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -90,7 +90,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 class WrongAnswer(TypeError):
-    """An `around_enqueue` has returned something that is no job. The text does not quote it; `function` is its name."""
+    """A function of `around_enqueue` has returned no job. The text does not quote it; `function` names the function."""
 
     def __init__(self, function: str, should_be: str) -> None:
         super().__init__(f"@around_enqueue: {function} should return {should_be}")

@@ -56,7 +56,7 @@ class Session:
 class Ended(NamedTuple):
     """A run that is over: what is to be written of its job, and the facts that join its row in the journal.
 
-    `report` is what the log says of the run.
+    `report` is for the log: what it says of the run, masked.
     """
 
     job: Job
@@ -206,7 +206,7 @@ def step(
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
     said = last[12]
-    return _told(jobs, ends or (), said) if said else Step(jobs, _written(ends or ()).ended)
+    return _told(jobs, ends or (), json.loads(said)) if said else Step(jobs, _written(ends or ()).ended)
 
 
 def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Step:

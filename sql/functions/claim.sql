@@ -27,7 +27,7 @@
 --                      By lag it counts only where that queue is the first one
 --
 -- Returns a row for each claimed job, the best first, then one without a job. What else there is to say stands in the last
--- row's `said`, a JSON object without nulls; most often it is null, for each column costs a job alone some 4,500
+-- row's `said`, the text of a JSON object without nulls; most often it is null, for each column costs a job alone some 4,500
 -- instructions:
 -- unfinished, canceled, locked   as dl_finish
 -- backoffs                       how many keys were put off
@@ -48,7 +48,7 @@ CREATE OR REPLACE FUNCTION dl_step(
   p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[])
 RETURNS TABLE (
   job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
-  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, said json)
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, said text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -174,7 +174,7 @@ BEGIN
           SELECT job_id, this, at_once, 'picked',
                  ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
         SELECT job_id, this, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
-               lease_ttl_sec, timeout_sec, claims, NULL::json
+               lease_ttl_sec, timeout_sec, claims, NULL
           FROM started ORDER BY priority, created_at, job_id;
         GET DIAGNOSTICS started = ROW_COUNT;
         IF started < cardinality(took.mine) OR is_ordered THEN
@@ -268,7 +268,7 @@ BEGIN
   IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order) IS NULL THEN
     said := json_strip_nulls(json_build_object(
       'unfinished', unfinished, 'canceled', canceled, 'locked', locked, 'backoffs', backoffs, 'look_again', look_again,
-      'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order));
+      'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order))::text;
   END IF;
   RETURN NEXT;
 END

@@ -49,7 +49,7 @@ BEGIN
     FROM dl_step(ARRAY[p_queue], false, p_worker, p_backend_start, p_backoff_sec,
                  CASE WHEN EXISTS (SELECT FROM dl_queues WHERE queue = p_queue AND ordered) THEN 0 ELSE p_most END,
                  p_priority, p_from, p_job_id, p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts)
-   CROSS JOIN json_to_record(coalesce(said, '{}')) AS s (
+   CROSS JOIN json_to_record(coalesce(said, '{}')::json) AS s (
      unfinished uuid[], canceled uuid[], locked uuid[], backoffs int, look_again boolean, due_in float8,
      from_priority int, from_time text);
 END

@@ -182,7 +182,7 @@ def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connecti
     with ordered.transaction():
         ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))
         found = worker.conn.execute(claim).fetchall()
-    assert [(claimed[0], "in_order" in (claimed[-1] or {})) for claimed in found] == [(other, False), (None, False)]
+    assert [(claimed[0], "in_order" in (claimed[-1] or "")) for claimed in found] == [(other, False), (None, False)]
     assert row(ordered, other)["heartbeat_at"] is not None
 
 

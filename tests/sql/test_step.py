@@ -8,7 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from hands import BACKOFF_SEC, Worker, enqueue, expire, journal, keys_held, kinds, many, plain, row, state, value
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, set_json_loads
 
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Finish, Job, Status
@@ -100,6 +100,14 @@ def test_a_step_says_what_there_is_to_say_also_of_one_thing_alone(conn: db.Conne
     found = step(worker, 1)
     assert found == Step(found.jobs, {}, locked=[], batch=3)
     assert step(worker, 0, Ended(found.jobs[0], DONE)) == Step([], {found.jobs[0].job_id: Status.SUCCEEDED})
+
+
+def test_what_a_step_says_is_read_whatever_a_pipeline_has_made_of_json(conn: db.Connection, worker: Worker) -> None:
+    set_json_loads(lambda _: None, worker.conn)
+    operations.set_order(conn, "q", "test", ordered=True, merge=True, batch=3)
+    jobs = [plain(conn, lock_key="k", score=score) for score in (2, 1)]
+    found = step(worker, 1)
+    assert (ids(found.jobs), found.batch) == (jobs[::-1], 3)
 
 
 def test_a_step_that_sets_aside_for_long_comes_back(conn: db.Connection, worker: Worker) -> None:

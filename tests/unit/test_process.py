@@ -271,3 +271,26 @@ def test_a_slot_shows_the_jobs_of_a_run_and_those_behind_it() -> None:
     slot.end()
     slot.claim(jobs[:1], [7])
     assert (slot.begun_last, slot.waiting) == ([], jobs[:1])
+
+
+WAKE_UPS = """
+import signal, sys
+from dataloader.farm.process import Signals
+signals = Signals((signal.SIGTERM,))
+signal.set_wakeup_fd(-1)         # other code takes the wake-ups
+signal.raise_signal(signal.SIGTERM)
+if sys.argv[1] == "early":
+    signals.take_wake_ups()
+signals.wait(600)                # does not wait: the signal has left no byte
+assert signals.received == {signal.SIGTERM}
+signals.wait(0.01)
+signal.raise_signal(signal.SIGTERM)
+signals.wait(600)                # the wake-ups are its own again
+print("heard")
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_a_wait_takes_the_wake_ups_back_and_misses_no_signal(when: str) -> None:
+    said = subprocess.run([sys.executable, "-c", WAKE_UPS, when], capture_output=True, text=True, timeout=60)
+    assert (said.stdout, said.returncode) == ("heard\n", 0), said.stderr

@@ -311,6 +311,18 @@ def test_what_waits_behind_a_run_is_taken_back_uncounted_and_nothing_before_it(
     assert lifecycle.take_back(conn, worker.name, waiting, "it took longer") == 0
 
 
+def test_what_another_service_has_ended_does_not_count_as_taken_back(conn: db.Connection, workers: Workers) -> None:
+    """Its claim is still in the row, as services with the plain protocol leave it."""
+    one, two = workers(), workers()
+    enqueue(conn), enqueue(conn)
+    _begun, ended = ids(step(one, 2).jobs)
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (ended,))
+    assert row(conn, ended)["claimed_by"] == one.name
+    assert lifecycle.take_back(two.conn, one.name, [ended], "it took longer") == 0
+    assert state(conn, ended) == ("succeeded", 1)
+
+
 def test_what_has_begun_or_is_locked_is_not_taken_back(conn: db.Connection, workers: Callable[[], Worker]) -> None:
     one, two = workers(), workers()
     for _ in range(3):

@@ -443,6 +443,14 @@ def test_a_parked_row_that_may_not_start_and_has_become_the_first_is_set_aside(
     assert state(conn, canceled) == ("canceled", 0)
 
 
+def test_a_row_that_may_start_again_by_now_is_not_set_aside(conn: db.Connection, workers: Workers) -> None:
+    """Somebody has given it attempts since the claim's look; it goes on waiting for its key."""
+    run(conn, workers())
+    (waiting,) = parked(conn, workers(), 1)
+    assert value(conn, "SELECT dl_set_aside(ARRAY[%s])", waiting) == 0
+    assert waits(conn, waiting) == ["key"]
+
+
 def test_all_rows_of_a_key_that_a_session_holds_are_put_off_at_once_and_alike(
     conn: db.Connection, workers: Workers
 ) -> None:

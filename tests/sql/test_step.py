@@ -149,6 +149,16 @@ def test_some_ends_let_go_of_their_own_keys_only(conn: db.Connection, worker: Wo
     assert (keys_held(conn), held) == ([worker.pid], True)
 
 
+def test_a_key_that_another_session_has_is_tried_once_whatever_the_number_of_its_jobs(
+    conn: db.Connection, worker: Worker
+) -> None:
+    for _ in range(3):
+        plain(conn, lock_key="held")
+    conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
+    refused = "SELECT others FROM dl_take_keys('q', false, 5, 0, '-infinity', 0, '{}', false)"
+    assert value(worker.conn, refused) == [value(conn, "SELECT hashtext('held')")]
+
+
 def test_a_step_without_ends_lets_go_of_what_the_session_still_holds(conn: db.Connection, worker: Worker) -> None:
     """A key of a run that was no longer ours: its own lock would not refuse the session."""
     worker.conn.execute("SELECT pg_advisory_lock(1)")

@@ -103,6 +103,14 @@ def journal_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
     return "forged a row of the journal: another's job is 'done'"
 
 
+def score_on_a_table_of_its_own(conn: psycopg.Connection, job_id: str) -> str:
+    """dl_jobs_score reads the settings of its row's queue with the owner's rights: the attack asks which is ordered."""
+    conn.execute("CREATE TEMP TABLE bait (queue text, created_at timestamptz, score float8)")
+    conn.execute("CREATE TRIGGER bite BEFORE INSERT ON bait FOR EACH ROW EXECUTE FUNCTION public.dl_jobs_score()")
+    conn.execute("INSERT INTO bait VALUES ('q', now())")
+    return "read another's settings: whether the queue q is ordered"
+
+
 def shadows_of_the_tables(conn: psycopg.Connection, job_id: str) -> str:
     """Functions with the owner's rights must not use tables of the caller."""
     conn.execute(EVIL + SHADOWS + "SET search_path = pg_temp, public")
@@ -152,6 +160,7 @@ OF_STRANGERS: tuple[Attack, ...] = (
     gone_on_a_table_of_its_own,
     journal_on_a_table_of_its_own,
     step_on_a_table_of_its_own,
+    score_on_a_table_of_its_own,
 )
 OF_PRODUCERS: tuple[Attack, ...] = (*OF_STRANGERS, shadows_of_the_tables, an_operator_that_fits_better)
 

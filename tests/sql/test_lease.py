@@ -256,6 +256,36 @@ def test_a_retake_is_refused_when_somebody_has_the_key_and_then_holds_nothing(
     assert keys_held(conn) == [conn.info.backend_pid]
 
 
+def delivered(conn: db.Connection, workers: Workers) -> tuple[list[Job], lifecycle.Session]:
+    """A run of three jobs whose session is gone, and the session with which its worker goes on."""
+    old, new = workers(), workers()
+    for key in "abc":
+        plain(conn, lock_key=key)
+    jobs = lifecycle.step(old.session, ["q"], 15, 3).jobs
+    old.conn.close()
+    until(lambda: keys_held(conn) == [], "the locks to go with their session")
+    return jobs, lifecycle.Session(new.conn, old.name, new.session.backend_pid, new.session.backend_start)
+
+
+def test_a_run_whose_one_job_was_taken_from_it_gets_none_of_its_keys_again(
+    conn: db.Connection, workers: Workers
+) -> None:
+    jobs, session = delivered(conn, workers)
+    expire(conn, jobs[1].job_id)
+    assert lifecycle.reap(conn)
+    assert lifecycle.retake(session, jobs) is False
+    assert keys_held(conn) == []
+
+
+def test_a_run_that_is_refused_one_of_its_keys_holds_none_of_the_others(conn: db.Connection, workers: Workers) -> None:
+    jobs, session = delivered(conn, workers)
+    for job in jobs:
+        conn.execute("SELECT pg_advisory_lock(hashtext(%s))", (job.lock_key,))
+        assert lifecycle.retake(session, jobs) is False
+        assert keys_held(conn) == [conn.info.backend_pid]
+        conn.execute("SELECT pg_advisory_unlock_all()")
+
+
 def test_a_retake_and_a_reap_are_never_both_right(conn: db.Connection, workers: Workers) -> None:
     old, new, reaper = workers(), workers(), workers()
     job_id = enqueue(conn, lock_key="k")

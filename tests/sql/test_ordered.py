@@ -496,6 +496,20 @@ def test_retention_keeps_a_dead_job_that_holds_its_key(conn: db.Connection, work
     assert state(conn, first.job_id)[0] == "failed"
 
 
+def test_retention_keeps_no_dead_job_that_holds_nothing(conn: db.Connection) -> None:
+    settings = {"holds": (True, "hold"), "goes on": (True, "continue"), "plain again": (False, "hold")}
+    for name, (is_ordered, on_dead) in settings.items():
+        operations.set_order(conn, name, "test", ordered=is_ordered, on_dead=on_dead)
+    holds = plain(conn, queue="holds", status="failed", score=1)
+    for name in ("goes on", "plain again", "plain"):
+        plain(conn, queue=name, status="failed", score=1)
+    no_place = plain(conn, queue="holds", status="failed")
+    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '9 days'")
+    conn.execute("UPDATE dl_jobs SET score = NULL WHERE job_id = %s", (no_place,))
+    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 4
+    assert conn.execute("SELECT job_id FROM dl_jobs").fetchall() == [(holds,)]
+
+
 def test_a_job_behind_another_says_which(ordered: db.Connection, worker: Worker) -> None:
     first, second = enqueue(ordered, lock_key="k"), enqueue(ordered, lock_key="k")
     end_all(worker, step(worker).jobs, "retry", error="e", delay_sec=60.0)

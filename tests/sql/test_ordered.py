@@ -683,6 +683,18 @@ def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged:
     assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
 
 
+def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: db.Connection) -> None:
+    operations.set_order(merged, "other", "test", ordered=True, merge=True)
+    operations.set_order(merged, "no merge", "test", ordered=True)
+    places = [("q", "k"), ("q", "l"), ("other", "k"), ("no merge", "k")]
+    tried = [plain(merged, queue=queue, lock_key=key, score=2, attempt=1, in_sec=600) for queue, key in places]
+    for queue in ("q", "no merge"):
+        dead = plain(merged, queue=queue, lock_key="k", score=1, attempt=1, status="failed")
+        operations.requeue(merged, [dead], "test")
+    due = [value(merged, "SELECT available_at <= now() FROM dl_jobs WHERE job_id = %s", job_id) for job_id in tried]
+    assert due == [True, False, False, False]
+
+
 def test_a_job_that_is_made_due_takes_its_delivery_along_and_nothing_else(
     merged: db.Connection, worker: Worker
 ) -> None:

@@ -683,6 +683,14 @@ def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged:
     assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
 
 
+@pytest.mark.parametrize("key", [None, "once"])
+def test_a_job_that_is_added_alone_has_its_place_at_once(ordered: db.Connection, key: str | None) -> None:
+    """The triggers of inserts give places to jobs of other services only."""
+    job_id = enqueue(ordered, idempotency_key=key)
+    near = "SELECT abs(score - extract(epoch FROM created_at)) < 1 FROM dl_jobs WHERE job_id = %s"
+    assert value(ordered, near, job_id)
+
+
 def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: db.Connection) -> None:
     operations.set_order(merged, "other", "test", ordered=True, merge=True)
     operations.set_order(merged, "no merge", "test", ordered=True)

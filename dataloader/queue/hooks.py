@@ -51,7 +51,7 @@ class Hook:
         return function
 
     def _fault(self, function: Callable[..., Any]) -> str | None:
-        """What the function should be to serve at this point; None where the function serves."""
+        """The text of what the hook expects in place of this function; None where the hook can call the function."""
         if not callable(function) or not _takes(function, self._count):
             return f"a function that can be called as {self._call}"
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

@@ -26,9 +26,9 @@
 -- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity.
 --                      By lag it counts only where that queue is the first one
 --
--- Returns a row for each claimed job, the best first, then one without a job. What else there is to say stands in the last
--- row's `said`, the text of a JSON object without nulls; most often it is null, for each column costs a job alone some 4,500
--- instructions:
+-- Returns a row for each claimed job, the best first, then one without a job. That last row's `said` is the text of a JSON
+-- object of the following, without nulls. Most often `said` is null. One column for all: the server spends some 4,500
+-- instructions on each column, also for a job alone.
 -- unfinished, canceled, locked   as dl_finish
 -- backoffs                       how many keys were put off
 -- look_again                     there is more to look at: where nothing was claimed, call again at once

@@ -125,7 +125,7 @@ def test_what_a_step_says_is_read_whatever_a_pipeline_has_made_of_json(conn: db.
 
 
 def test_a_step_that_sets_aside_for_long_comes_back(conn: db.Connection, worker: Worker) -> None:
-    """Nothing else calls it: the rows behind those that may not start have been there all the time."""
+    """No notification wakes the worker: the rows behind those that may not start are older than this claim."""
     conn.execute(
         """
         CREATE SCHEMA late;

@@ -25,6 +25,7 @@ from hands import (
     value,
 )
 
+import dataloader
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
@@ -86,8 +87,15 @@ def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
 def test_a_job_of_an_ordered_queue_has_a_score_whoever_adds_it(ordered: db.Connection) -> None:
     """Its producer's, else its time of creation; a job of another queue has none."""
     given, ours, foreign = enqueue(ordered, score=2.5), enqueue(ordered), plain(ordered)
-    by_sql = value(ordered, "SELECT dl_enqueue('q', 't', 'k')")
-    created = {job_id: row(ordered, job_id)["created_at"].timestamp() for job_id in (ours, foreign, by_sql)}
+    by_sql, with_key = value(ordered, "SELECT dl_enqueue('q', 't', 'k')"), enqueue(ordered, idempotency_key="api")
+    by_producers = [
+        dataloader.enqueue(ordered, queue="q", task="t", lock_key="k", idempotency_key=key, schema="public")[0]
+        for key in (None, "producer")
+    ]
+    created = {
+        job_id: row(ordered, job_id)["created_at"].timestamp()
+        for job_id in (ours, foreign, by_sql, with_key, *by_producers)
+    }
     assert row(ordered, given)["score"] == row(ordered, plain(ordered, score=2.5))["score"] == 2.5
     assert row(ordered, plain(ordered, journaled=1))["score"] is not None  # as code of before 0021
     for job_id, at in created.items():
@@ -681,14 +689,6 @@ def test_a_dead_job_that_is_requeued_makes_its_key_due_with_all_attempts(merged:
     operations.requeue(merged, [dead], "test")
     found = step(worker)
     assert (ids(found), {job.attempt for job in found.jobs}) == ([dead, other], {1})
-
-
-@pytest.mark.parametrize("key", [None, "once"])
-def test_a_job_that_is_added_alone_has_its_place_at_once(ordered: db.Connection, key: str | None) -> None:
-    """The triggers of inserts give places to jobs of other services only."""
-    job_id = enqueue(ordered, idempotency_key=key)
-    near = "SELECT abs(score - extract(epoch FROM created_at)) < 1 FROM dl_jobs WHERE job_id = %s"
-    assert value(ordered, near, job_id)
 
 
 def test_a_dead_job_that_is_requeued_hastens_its_key_in_its_queue_alone(merged: db.Connection) -> None:

@@ -262,6 +262,14 @@ def test_what_does_not_pass_takes_nobodys_place(conn: db.Connection, name: str) 
     assert change(conn, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 1
 
 
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_call_with_a_filter_changes_no_more_than_its_limit(conn: db.Connection, name: str) -> None:
+    change, group = GROUPS[name]
+    for _ in range(3):
+        plain(conn, **group, task="a")
+    assert change(conn, "q", BY, limit=2, only=operations.Filter(task="a")).changed == 2
+
+
 def test_a_filter_by_a_part_of_the_error_which_is_no_pattern(conn: db.Connection) -> None:
     for error in ("100% of disk", "1000 of disk", None):
         plain(conn, status="failed", error=error)

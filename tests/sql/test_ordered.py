@@ -716,6 +716,32 @@ def test_a_job_that_is_made_due_takes_its_delivery_along_and_nothing_else(
     assert ids(found) == [*tried[:2], later]
 
 
+def test_a_job_that_is_made_due_hastens_its_key_where_its_queue_merges(merged: db.Connection, worker: Worker) -> None:
+    """Nor what runs with its key."""
+    operations.set_order(merged, "no merge", "test", ordered=True)
+    tried = [plain(merged, queue="no merge", lock_key="k", attempt=1, in_sec=600) for _ in range(2)]
+    operations.run_now(merged, tried[:1], "test")
+    assert waits(merged, *tried) == [None, "time"]
+    running = enqueue(merged, lock_key="k")
+    assert ids(step(worker)) == [running]
+    before = row(merged, running)["available_at"]
+    operations.run_now(merged, [plain(merged, lock_key="k", in_sec=600)], "test")
+    assert row(merged, running)["available_at"] == before
+
+
+@pytest.mark.parametrize(("change", "status"), [(operations.requeue, "failed"), (operations.run_now, "queued")])
+def test_jobs_of_a_key_that_another_session_has_locked_are_not_hastened(
+    merged: db.Connection, worker: Worker, change: Callable[..., dict[UUID, str]], status: str
+) -> None:
+    one = plain(merged, lock_key="k", status=status, attempt=1, in_sec=600)
+    other = plain(merged, lock_key="k", attempt=1, in_sec=600)
+    merged.execute("SET lock_timeout = '2s'")
+    with worker.conn.transaction():
+        worker.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (other,))
+        assert change(merged, [one], "test") == {one: operations.DONE}
+    assert waits(merged, one, other) == [None, "time"]
+
+
 @pytest.mark.parametrize("spent", [False, True])
 @pytest.mark.parametrize("end", ["crash", "timeout", "drain"])
 def test_a_delivery_of_a_dead_worker_goes_back_as_one(

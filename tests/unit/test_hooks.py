@@ -34,6 +34,7 @@ from dataloader.pipelines import (
     on_farm_start,
     on_worker_start,
     register,
+    registry,
     sentry,
 )
 from dataloader.queue.job import Delivery, End, Job, Outcome
@@ -45,7 +46,7 @@ SECRET = "s3cret-canary-77"
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     pipelines.load(())
-    monkeypatch.setattr(pipelines, "_registry", dict(pipelines._registry))
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     for hook in hooks.ALL:
         monkeypatch.setattr(hook, "_functions", {})
 

@@ -12,12 +12,12 @@ from uuid import uuid4
 import pytest
 
 from dataloader import pipelines
-from dataloader.pipelines import Context, Pipeline, Stopped, UnknownTask, register, resolve, steps
+from dataloader.pipelines import Context, Pipeline, Stopped, UnknownTask, register, registry, resolve, steps
 
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipelines, "_registry", {})
+    monkeypatch.setattr(registry, "_registry", {})
 
 
 def context(stop: Callable[[], bool] = lambda: False, report: Callable[[Any], None] = lambda _: None) -> Context:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from dataloader import pipelines
-from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, retries
+from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, registry, retries
 from dataloader.testing import NoDatabase, NotReached, Result, run
 
 pytest_plugins = ["dataloader.testing.plugin"]
@@ -23,7 +23,7 @@ RunPipeline = Callable[..., Result]
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     pipelines.load(())
-    monkeypatch.setattr(pipelines, "_registry", dict(pipelines._registry))
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
 
 def generator(args: dict[str, Any]) -> Iterator[Any]:

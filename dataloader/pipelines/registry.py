@@ -1,0 +1,141 @@
+"""The pipelines that this process knows: their registration with its limits, and their lookup by task."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from dataloader.pipelines.forms import Form, form_of
+from dataloader.queue.hooks import identity
+
+BATCH_MOST = 1_000  # keys of one call
+ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class UnknownTask(Exception):
+    """This process knows no pipeline for the task. A newer farm may know it, so the farm tries the job again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A registered function, its form and its limits."""
+
+    task: str
+    function: Callable[..., Any]
+    wants_context: bool
+    timeout_sec: float | None = None
+    max_memory_mb: float | None = None
+    batch_size: int | None = None
+    retry_in: Callable[[int], float] | None = None
+    on_exhausted: Callable[[Any], object] | None = None
+    max_attempts: int | None = None
+    form: Form = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Found once: the inspection costs more than a short run.
+        object.__setattr__(self, "form", form_of(self.function))
+
+    @property
+    def has_safe_points(self) -> bool:
+        """False for a plain function, which runs without a pause."""
+        return self.form is not Form.PLAIN
+
+
+_registry: dict[str, Pipeline] = {}
+
+
+def register(
+    task: str,
+    *,
+    timeout_sec: float | None = None,
+    max_memory_mb: float | None = None,
+    batch_size: int | None = None,
+    max_attempts: int | None = None,
+    retry_in: Callable[[int], float] | None = None,
+    on_exhausted: Callable[[Any], object] | None = None,
+) -> Callable[[F], F]:
+    """Make the decorated function the pipeline of the jobs with this `task`.
+
+    A run longer than `timeout_sec` (a job may name its own) ends at its next yield; a plain function gets Stopped
+    raised into it. The farm kills a worker that goes on for another DL_KILL_GRACE_SEC. It kills a worker at once that
+    uses, with its children, more than `max_memory_mb`.
+
+    With `batch_size` one call takes the jobs of up to so many keys: the function's first argument is
+    {lock_key: [args, ...]}, the args of a key from old to new. An exception fails all keys, each by its own attempts;
+    `context.fail`, `context.retry` and `context.skip` decide single ones.
+
+    `max_attempts` is how many runs a job may have whose trigger does not say it: 5 without either. A job keeps what it
+    got when it was added. Producers learn of it from the database, when a worker with the pipeline has started.
+
+    `retry_in` returns the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to
+    366 days; by default `retries.linear(30)`. `on_exhausted` is called with the args of a job that is about to end
+    `failed`, for its attempts are spent or its error is permanent; with `batch_size` with {lock_key: [args]}. Its own
+    exception is logged and changes nothing. A job that a crash ends `lost` is not reported to it.
+
+    Raises ValueError when another function has the name or a limit is not above 0, TypeError when the function cannot
+    be called as f(args) or f(args, context).
+    """
+    for name, limit in (("timeout_sec", timeout_sec), ("max_memory_mb", max_memory_mb)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"pipeline {task!r}: {name} should be above 0, or None")
+    if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= BATCH_MOST):
+        raise ValueError(f"pipeline {task!r}: batch_size should be a whole number from 1 to {BATCH_MOST}, or None")
+    if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts <= ATTEMPTS_MOST):
+        raise ValueError(f"pipeline {task!r}: max_attempts should be a whole number of 1 or more, or None")
+    if retry_in is not None and not callable(retry_in):
+        raise TypeError(f"pipeline {task!r}: retry_in should be a function of the attempt, such as retries.linear(30)")
+    if on_exhausted is not None and not callable(on_exhausted):
+        raise TypeError(f"pipeline {task!r}: on_exhausted should be a function of the job's args")
+
+    def decorate(function: F) -> F:
+        known = _registry.get(task)
+        if known and identity(known.function) != identity(function):
+            raise ValueError(f"task {task!r} is registered twice: {identity(known.function)}, {identity(function)}")
+        wants_context = _wants_context(task, function)
+        _registry[task] = Pipeline(
+            task, function, wants_context, timeout_sec, max_memory_mb, batch_size, retry_in, on_exhausted, max_attempts
+        )
+        return function
+
+    return decorate
+
+
+def batch_size(task: str) -> int:
+    """How many keys a run of this task takes; 1 for a task that is not known here."""
+    pipeline = _registry.get(task)
+    return (pipeline and pipeline.batch_size) or 1
+
+
+def attempts() -> dict[str, int | None]:
+    """How many attempts the jobs of each registered task have where their trigger does not say; None: as usual."""
+    return {task: pipeline.max_attempts for task, pipeline in _registry.items()}
+
+
+def resolve(task: str) -> Pipeline:
+    """The pipeline of this name; raises UnknownTask, which names the known tasks and the one probably meant."""
+    try:
+        return _registry[task]
+    except KeyError:
+        close = difflib.get_close_matches(task, tasks(), 1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise UnknownTask(f"no pipeline {task!r} is registered here{meant}; known: {', '.join(tasks())}") from None
+
+
+def tasks() -> list[str]:
+    """The names of all registered pipelines, sorted."""
+    return sorted(_registry)
+
+
+def _wants_context(task: str, function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if not positional or len(required) > 2 or keyword:
+        raise TypeError(f"pipeline {task!r} should be callable as f(args) or f(args, context)")
+    return len(positional) >= 2

@@ -199,8 +199,8 @@ def _without_twins(tokens: tuple[ApiToken, ...]) -> tuple[ApiToken, ...]:
 
 def _above_the_heartbeat(stall: float, info: ValidationInfo) -> float:
     # Otherwise a healthy worker counts as stuck between two heartbeats.
-    if stall <= info.data.get("dl_heartbeat_sec", 0):
-        raise ValueError("should be more than DL_HEARTBEAT_SEC")
+    if 0 < stall <= info.data.get("dl_heartbeat_sec", 0):
+        raise ValueError("should be more than DL_HEARTBEAT_SEC, or 0 for never")
     return stall
 
 
@@ -236,7 +236,7 @@ Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
 Folder = Annotated[Path, AfterValidator(_absolute)]
 Zone = Annotated[str, AfterValidator(_zone)]
 Rotation = Annotated[str, AfterValidator(_rotation)]
-Stall = Annotated[Seconds, AfterValidator(_above_the_heartbeat)]
+Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
 Workers = Annotated[
     tuple[WorkerSpec, ...],
     NoDecode,
@@ -366,7 +366,9 @@ class Settings(BaseSettings):
     dl_stall_sec: Stall = Field(
         default=900,
         validate_default=True,
-        description="Seconds without a heartbeat until the farm kills a worker as stuck; above DL_HEARTBEAT_SEC.",
+        description="Seconds after which a run that has reported nothing (no yield, progress, check) counts as stuck, "
+        "where its pipeline has no `stall_sec`; and without a heartbeat until the farm kills a worker. Above "
+        "DL_HEARTBEAT_SEC; 0: never.",
     )
     dl_max_jobs: int | None = Field(default=None, ge=1, description="Jobs after which the farm replaces a worker.")
     dl_max_rss_mb: int | None = Field(

@@ -206,6 +206,14 @@ UPDATE dl_jobs j SET lease_expires_at = now() + make_interval(secs => lease_ttl_
  WHERE j.job_id = run.job_id AND j.attempt = run.attempt AND claimed_by = %(claimed_by)s AND status::text = 'running'
    AND lease_expires_at > now();
 
+-- name: tell_stuck
+-- running -> running: the run has reported nothing for so long. Only the journal learns of it, with the threads' stacks.
+INSERT INTO dl_job_events (job_id, queue, kind, payload)
+SELECT job_id, queue, 'stuck', jsonb_build_object('attempt', attempt, 'silent_sec', %(silent_sec)s::float8,
+                                                  'stacks', %(stacks)s::text)
+  FROM dl_jobs
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running';
+
 -- name: end_session
 -- End a session of ours that may still be at work on the server; see dl_end_session.
 SELECT dl_end_session(%(backend_pid)s, %(backend_start)s);

@@ -163,14 +163,15 @@ CREATE TABLE dl_workers (
   host text NOT NULL,
   pid int NOT NULL,
   queue text NOT NULL,                               -- the first of its queues
-  state text NOT NULL,                               -- starting, awake, idle, busy, stopped, leaving, dead
+  state text NOT NULL,                               -- starting, awake, idle, busy, stuck, stopped, leaving, dead
   job_id uuid,
   memory_bytes bigint,                               -- with its job's processes
   cpu_percent real,                                  -- of one core, since the last time
   jobs bigint NOT NULL DEFAULT 0,                    -- begun since its start
   started_at timestamptz,
   seen_at timestamptz NOT NULL DEFAULT now(),
-  queues text[]                                      -- null: by code that knew workers of one queue only
+  queues text[],                                     -- null: by code that knew workers of one queue only
+  reported_at timestamptz                            -- the latest sign of life of its run; null: none is under way
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
 

@@ -128,7 +128,7 @@ ON CONFLICT (queue) DO UPDATE SET
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
 SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state,
-       w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at,
+       w.memory_bytes, w.cpu_percent, w.jobs, w.started_at, w.seen_at, w.reported_at,
        w.seen_at > now() - interval '30 s' AND w.state <> 'dead' AS is_live,
        j.job_id, j.task, j.lock_key, j.attempt, j.progress::text AS progress, dl_readable(p.ts) AS job_started_at
   FROM dl_workers w
@@ -148,14 +148,16 @@ SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout'
 -- after a day. Not waited for: after a crash of the server the next one comes in seconds.
 WITH shown AS (
   INSERT INTO dl_workers AS w (
-         worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at)
-  SELECT worker, %(farm)s, %(host)s, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at
+         worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at, reported_at)
+  SELECT worker, %(farm)s, %(host)s, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at,
+         now() - make_interval(secs => silent_sec)
     FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, queues text[], state text, job_id uuid,
-         memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz)
+         memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz, silent_sec float8)
   ON CONFLICT (worker) DO UPDATE SET
      farm = excluded.farm,  -- another, after the keeper was replaced
      state = excluded.state, job_id = excluded.job_id, memory_bytes = excluded.memory_bytes, queue = excluded.queue,
-     queues = excluded.queues, cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now()
+     queues = excluded.queues, cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now(),
+     reported_at = excluded.reported_at
   RETURNING worker)
 DELETE FROM dl_workers
  WHERE farm = %(farm)s AND worker <> ALL (ARRAY(SELECT worker FROM json_to_recordset(%(workers)s) AS s (worker text)))

@@ -44,6 +44,7 @@ class Case:
     queue: Queue | None
     serving: Sequence[str]  # queues that have workers
     silent: Sequence[Worker]  # of its queue, without a recent report
+    live: Sequence[Worker]  # of its queue, the others
     worker: Worker | None  # the one that runs the job
     held: Mapping[str, Any] | None  # the holder of vacuum that slows claims
     now: datetime
@@ -89,6 +90,7 @@ def _case(reached: Reached, job_id: UUID) -> Case:
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
         sorted({queue for worker in workers if worker.is_live for queue in worker.served}),
         [each for each in workers if job.queue in each.served and not each.is_live and each.state not in _GONE],
+        [each for each in workers if job.queue in each.served and each.is_live],
         next((worker for worker in workers if worker.job_id == job_id), None),
         stats.slows_claims(dict(database.document), overview.total.lag_sec) if database.held_by else None,
         overview.at,
@@ -111,6 +113,7 @@ def _waiting(case: Case) -> Iterator[Finding]:
         yield Finding(text + _no_worker(case), ("ps",))
     else:
         yield Finding(text, ("top",))
+        yield from _stuck(case)
     if case.queue and case.queue.paused_at and reason != "paused":
         yield Finding(f"Besides, the queue {job.queue} is paused.", ("resume", job.queue))
     if case.held:
@@ -132,6 +135,14 @@ def _no_worker(case: Case) -> str:
     return f" There are workers for: {', '.join(case.serving)}." if case.serving else " No worker is alive at all."
 
 
+def _stuck(case: Case) -> Iterator[Finding]:
+    """Workers of its queue whose runs have reported nothing for too long."""
+    silences = [case.now - each.reported_at for each in case.live if each.state == "stuck" and each.reported_at]
+    if silences:
+        silence = screen.duration(min(silences).total_seconds())
+        yield Finding(waiting.stuck(len(silences), len(case.live), silence), ("ps",))
+
+
 def _running(case: Case) -> Iterator[Finding]:
     job, worker = case.job, case.worker
     since = case.runs[-1].started_at if case.runs else job.started_at
@@ -142,6 +153,12 @@ def _running(case: Case) -> Iterator[Finding]:
         f"It runs{where}{took}; " + (f"it reports: {reported}." if reported else "it has reported nothing yet.")
     )
     yield from _silent(case)
+    if worker and worker.state == "stuck" and worker.reported_at:
+        silence = screen.duration((case.now - worker.reported_at).total_seconds())
+        text = (
+            f"Its run has reported nothing for {silence}, so it counts as stuck. Its journal has its threads' stacks:"
+        )
+        yield Finding(text, ("job", str(job.job_id)))
     if job.cancel_forced:
         yield Finding("Its cancellation is forced: it is being interrupted, and then killed.")
     elif job.cancel_requested:

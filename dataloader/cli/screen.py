@@ -32,6 +32,7 @@ _STYLES = {
     "busy": "cyan",
     "dead": "red",
     "stopped": "red",
+    "stuck": "red",
 }
 
 

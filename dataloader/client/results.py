@@ -172,6 +172,7 @@ class Worker:
     jobs: int = 0
     started_at: datetime | None = None
     seen_at: datetime | None = None
+    reported_at: datetime | None = None
     job_id: UUID | None = None
     task: str | None = None
     lock_key: str | None = None

@@ -24,8 +24,10 @@ class Reason(IntEnum):
     TIMEOUT = 4
     CANCELED = 5
     MEMORY = 6
+    STUCK = 7
 
 
+STACKS_SEC = 1.0  # from the instant at which a run is stuck to its end: the keeper reads its stacks
 INTERRUPTS = (Reason.TIMEOUT, Reason.CANCELED)  # the supervisor interrupts a run that has no safe point
 
 
@@ -50,7 +52,10 @@ def deadlines(slot: Slot, settings: Settings) -> list[Deadline]:
         return found
     found.append(Deadline(slot.fence_at, slot.ends_by, Reason.FENCED))
     # A stalled worker cannot stop by itself: the keeper renews its lease up to here.
-    found.append(Deadline(math.inf, fields.renewed + settings.dl_stall_sec, Reason.STALLED))
+    if settings.dl_stall_sec:
+        found.append(Deadline(math.inf, fields.renewed + max(settings.dl_stall_sec, fields.stall_sec), Reason.STALLED))
+    if fields.ends_stuck:
+        found.append(Deadline(math.inf, slot.stuck_at + STACKS_SEC, Reason.STUCK))
     if fields.timeout_at:
         found.append(Deadline(fields.timeout_at, fields.timeout_at + grace_sec, Reason.TIMEOUT))
     if fields.canceled == fields.generation:

@@ -32,6 +32,7 @@ from dataloader.farm.process import (
 )
 from dataloader.farm.registry import WorkerRegistry
 from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
+from dataloader.farm.stuck import StuckRuns
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
 
@@ -71,6 +72,7 @@ class Keeper:
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
         self._registry = WorkerRegistry()
+        self._stuck = StuckRuns()
         self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
@@ -101,6 +103,7 @@ class Keeper:
         for slot in self.shared.slots:
             if (held := slot.held()) and self._is_silent(held):
                 self._renew(slot, held)
+        self._tell_stuck()
         self._enforce_cancellations()
         for slot in self.shared.slots:
             if slot.state is State.DEAD:
@@ -136,6 +139,14 @@ class Keeper:
         self._ask_all = False
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
+
+    def _tell_stuck(self) -> None:
+        """Write the stacks of runs that have reported nothing for too long into their journals."""
+        for each in self._stuck.look(self.shared.slots):
+            facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
+            self.log.warning("keeper.stuck", **facts)
+            claim = each.held.job_id, each.held.attempts[0], each.worker
+            lifecycle.tell_stuck(self._connection(), *claim, each.silent_sec, each.stacks)
 
     def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
         grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
@@ -248,11 +259,13 @@ class Keeper:
                 slot.state = State.DEAD
 
 
-_ENDS = {Reason.DRAIN: "drain", Reason.FENCED: "drain", Reason.TIMEOUT: "timeout"}  # the rest are crashes
+# The rest are crashes.
+_ENDS = {Reason.DRAIN: "drain", Reason.FENCED: "drain", Reason.TIMEOUT: "timeout", Reason.STUCK: "timeout"}
 _REASONS = {
     Reason.DRAIN: "drain",
     Reason.STALLED: "worker killed: no heartbeat for DL_STALL_SEC",
     Reason.FENCED: "the lease ran out",
+    Reason.STUCK: "stuck: the run reported nothing for its stall_sec and was killed; its journal has the stacks",
     Reason.TIMEOUT: "timeout: the run took too long, did not stop and was killed",
     Reason.CANCELED: "canceled by force: the run did not stop and was killed",
 }

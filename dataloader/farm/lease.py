@@ -52,6 +52,10 @@ class Lease:
         self._timeout_sec = timeout_sec
         self.slot.limit(timeout_sec, max_memory_mb)
 
+    def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
+        """The run is stuck once it has reported nothing for so long; None: for DL_STALL_SEC."""
+        self.slot.watch(self._settings.dl_stall_sec if stall_sec is None else stall_sec, ends_stuck)
+
     def renewed(self, sent: float) -> None:
         """The database confirmed a renewal that was sent at this instant."""
         self.slot.fields.renewed = sent
@@ -72,8 +76,14 @@ class Lease:
         return self.stop in (None, End.CANCELED)
 
     def must_stop(self) -> bool:
-        """Whether the run has to stop. Every safe point asks, so this looks at the deadlines every LOOK_SEC at most."""
-        return self.must_stop_now() if now() >= self._look_at else self.stop is not None
+        """Whether the run has to stop; a safe point, so the run is not stuck.
+
+        Every `yield` asks, so this looks at the deadlines every LOOK_SEC at most.
+        """
+        if (at := now()) < self._look_at:
+            return self.stop is not None
+        self.slot.fields.reported_at = at
+        return self.must_stop_now()
 
     def must_stop_now(self) -> bool:
         """The same, by a look at the deadlines: before a commit, and when the supervisor interrupts the run."""

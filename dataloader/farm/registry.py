@@ -61,6 +61,7 @@ class WorkerRegistry:
             "queues": slot.queues,
             "state": state,
             "job_id": held and str(held.job_id),
+            "silent_sec": now() - slot.fields.reported_at if held else None,
             "memory_bytes": memory_used(slot.fields.pid),
             "cpu_percent": self._cpu_percent(slot),
             "jobs": slot.runs,
@@ -79,6 +80,8 @@ def _state(slot: Slot) -> str:
     """The state for people: a stopped process cannot show it itself; a resting one has yet to start to work."""
     if slot.state is not State.DEAD and process.is_stopped(slot.fields.pid):
         return "stopped"
+    if slot.stuck_at < now():
+        return "stuck"
     return "starting" if slot.state is State.RESTING else slot.state.name.lower()
 
 

@@ -20,6 +20,7 @@ from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.lease import Lease
 from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
+from dataloader.pipelines.registry import RETRY
 from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import Delivery, End, Job, Outcome
 
@@ -80,6 +81,7 @@ class Runner:
         """Step the pipeline until it ends or has to stop; `by_key` gets what it decides for single keys."""
         progress: dict[str, Any] | None = None
         try:
+            lease.watch(pipeline.stall_sec, pipeline.on_stall == RETRY)
             lease.limit(delivery.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
             context = self._context(delivery, lease, by_key) if pipeline.wants_context else None
             given = input_of(delivery, pipeline)

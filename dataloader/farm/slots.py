@@ -68,6 +68,10 @@ class _Fields(ctypes.Structure):
         ("cancel_at", ctypes.c_double),  # when the run has to stop for a cancellation, by the keeper; 0: none
         ("canceled", ctypes.c_uint64),  # the generation of the run that cancel_at is for
         ("recalled", ctypes.c_uint64),  # the generation of the run behind which the worker begins no other job
+        ("reported_at", ctypes.c_double),  # when the run came to its latest safe point
+        ("stall_sec", ctypes.c_double),  # after such a silence of the run it is stuck; 0: never
+        ("ends_stuck", ctypes.c_bool),  # whether a stuck run is ended
+        ("stacks", ctypes.c_int32),  # the descriptor in the worker to which it dumps its stacks at SIGTTIN
         ("memory_limit", ctypes.c_uint64),  # bytes that the run's processes may use together; 0: no limit
         ("memory_used", ctypes.c_uint64),  # bytes that they used at the latest look
         ("cpu_before", ctypes.c_double),  # CPU seconds that the worker had used when the run began
@@ -207,7 +211,7 @@ class Slot:
         fields.count = count
         fields.lease_ttl = lease_ttl
         fields.renewed = renewed
-        fields.kept = fields.fence_by = fields.timeout_at = fields.memory_limit = 0
+        fields.kept = fields.fence_by = fields.timeout_at = fields.memory_limit = fields.stall_sec = 0
         fields.cpu_before = cpu_sec
         fields.ahead = ahead
         fields.runs += 1
@@ -220,6 +224,17 @@ class Slot:
             self.fields.timeout_at = now() + timeout_sec
         if max_memory_mb:
             self.fields.memory_limit = int(max_memory_mb * 2**20)
+
+    def watch(self, stall_sec: float, ends_stuck: bool) -> None:
+        """By the worker: the run is stuck once it has reported nothing for so long; 0: never."""
+        self.fields.reported_at, self.fields.ends_stuck = now(), ends_stuck
+        self.fields.stall_sec = stall_sec
+
+    @property
+    def stuck_at(self) -> float:
+        """When the run is stuck unless it reports something before; infinity without a run that may be."""
+        stall_sec = self.fields.stall_sec
+        return self.fields.reported_at + stall_sec if stall_sec and self.state is State.BUSY else math.inf
 
     def recall(self, held: Held) -> bool:
         """By the keeper: the worker begins none of the jobs behind the run that `held` shows.

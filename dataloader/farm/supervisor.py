@@ -293,7 +293,7 @@ class Supervisor:
         number = self._numbers.setdefault(queues, len(self._numbers))
         slot.take(number, self._generation, explains=self._explained != self._generation)
         self._explained = self._generation
-        stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
+        stacks = slot.fields.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 
         def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -13,6 +14,8 @@ from dataloader.queue.hooks import identity
 
 BATCH_MOST = 1_000  # keys of one call
 ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
+
+REPORT, RETRY = ON_STALL = ("report", "retry")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,6 +37,8 @@ class Pipeline:
     retry_in: Callable[[int], float] | None = None
     on_exhausted: Callable[[Any], object] | None = None
     max_attempts: int | None = None
+    stall_sec: float | None = None
+    on_stall: str = REPORT
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +63,8 @@ def register(
     max_attempts: int | None = None,
     retry_in: Callable[[int], float] | None = None,
     on_exhausted: Callable[[Any], object] | None = None,
+    stall_sec: float | None = None,
+    on_stall: str = REPORT,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -77,29 +84,31 @@ def register(
     `failed`, for its attempts are spent or its error is permanent; with `batch_size` with {lock_key: [args]}. Its own
     exception is logged and changes nothing. A job that a crash ends `lost` is not reported to it.
 
-    Raises ValueError when another function has the name or a limit is not above 0, TypeError when the function cannot
-    be called as f(args) or f(args, context).
+    A run is stuck that has reported nothing for `stall_sec` (no yield, no progress, no check; by default DL_STALL_SEC;
+    0: no run is), whatever its heartbeat says. The farm writes the stacks of its threads into its journal; with
+    `on_stall` "retry" it then kills the worker, and the run has ended as an error.
+
+    Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
+    of another type or the function cannot be called as f(args) or f(args, context).
     """
-    for name, limit in (("timeout_sec", timeout_sec), ("max_memory_mb", max_memory_mb)):
-        if limit is not None and not limit > 0:
-            raise ValueError(f"pipeline {task!r}: {name} should be above 0, or None")
-    if batch_size is not None and not (isinstance(batch_size, int) and 1 <= batch_size <= BATCH_MOST):
-        raise ValueError(f"pipeline {task!r}: batch_size should be a whole number from 1 to {BATCH_MOST}, or None")
-    if max_attempts is not None and not (isinstance(max_attempts, int) and 1 <= max_attempts <= ATTEMPTS_MOST):
-        raise ValueError(f"pipeline {task!r}: max_attempts should be a whole number of 1 or more, or None")
-    if retry_in is not None and not callable(retry_in):
-        raise TypeError(f"pipeline {task!r}: retry_in should be a function of the attempt, such as retries.linear(30)")
-    if on_exhausted is not None and not callable(on_exhausted):
-        raise TypeError(f"pipeline {task!r}: on_exhausted should be a function of the job's args")
+    options: dict[str, Any] = {
+        "timeout_sec": timeout_sec,
+        "max_memory_mb": max_memory_mb,
+        "batch_size": batch_size,
+        "max_attempts": max_attempts,
+        "retry_in": retry_in,
+        "on_exhausted": on_exhausted,
+        "stall_sec": stall_sec,
+        "on_stall": on_stall,
+    }
+    for name, value in options.items():
+        _check(task, name, value)
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
         if known and identity(known.function) != identity(function):
             raise ValueError(f"task {task!r} is registered twice: {identity(known.function)}, {identity(function)}")
-        wants_context = _wants_context(task, function)
-        _registry[task] = Pipeline(
-            task, function, wants_context, timeout_sec, max_memory_mb, batch_size, retry_in, on_exhausted, max_attempts
-        )
+        _registry[task] = Pipeline(task, function, _wants_context(task, function), **options)
         return function
 
     return decorate
@@ -129,6 +138,38 @@ def resolve(task: str) -> Pipeline:
 def tasks() -> list[str]:
     """The names of all registered pipelines, sorted."""
     return sorted(_registry)
+
+
+def _check(task: str, name: str, value: Any) -> None:
+    """Raise for a wrong value of one of the options of `register`."""
+    kind, is_right, should = _OPTIONS[name]
+    if value is not None and not is_right(value):
+        raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
+
+
+def _is_whole(value: Any, most: int) -> bool:
+    return isinstance(value, int) and 1 <= value <= most
+
+
+def _is_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
+# What each option should be where it is given, and the error for anything else.
+_OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
+    "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
+    "max_memory_mb": (ValueError, _is_above_0, "a number above 0, or None"),
+    "batch_size": (ValueError, lambda v: _is_whole(v, BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
+    "max_attempts": (ValueError, lambda v: _is_whole(v, ATTEMPTS_MOST), "a whole number of 1 or more, or None"),
+    "retry_in": (TypeError, callable, "a function of the attempt, such as retries.linear(30), or None"),
+    "on_exhausted": (TypeError, callable, "a function of the job's args, or None"),
+    "stall_sec": (
+        ValueError,
+        lambda v: v == 0 or _is_above_0(v),
+        "0 for never or a number of seconds above it, or None",
+    ),
+    "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
+}
 
 
 def _wants_context(task: str, function: Callable[..., Any]) -> bool:

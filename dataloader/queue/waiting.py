@@ -123,6 +123,12 @@ REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
 }
 
 
+def stuck(count: int, workers: int, silence: str) -> str:
+    """That so many of these workers run jobs that have reported nothing for so long."""
+    whose = f"{count} of {workers} worker{'' if workers == 1 else 's'}"
+    return f"{whose} {'has' if count == 1 else 'have'} reported nothing for {silence}."
+
+
 def _since(instant: Any, now: datetime) -> str:
     return duration(now - _instant(instant))
 

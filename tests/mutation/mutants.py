@@ -137,6 +137,12 @@ MUTANTS: list[Mutant] = [
         ("locks in no order", "ORDER BY job_id FOR NO KEY UPDATE", "FOR NO KEY UPDATE"),
     ),
     *_of_the_claim("leap"),
+    *_statement(
+        "tell_stuck",
+        ("any attempt", "attempt = %(attempt)s AND "),
+        ("any worker", "claimed_by = %(claimed_by)s AND "),
+        ("any status", " AND status = 'running'"),
+    ),
     *(mutant for name in ("beat", "keep") for mutant in _of_the_claims(name)),
     *_statement(
         "leap",
@@ -586,7 +592,12 @@ MUTANTS: list[Mutant] = [
             "EXIT WHEN NOT took.more AND (p_priority, p_from) = (0, '-infinity')",
             "EXIT",
         ),
-        ("forgets the keys that it has passed", "      passed := took.others;\n"),
+        (
+            "forgets the keys that it has passed",
+            "      passed := took.others;\n",
+            "",
+            "the keys' first rows are locked, so the start refuses them; the list saves a round for each row of a key",
+        ),
         ("no word of a time", "extract(epoch FROM next.at - clock_timestamp())", "NULL::float8"),
         (
             "no word of locked rows",

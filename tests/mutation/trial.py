@@ -63,6 +63,7 @@ FIRST = {
     "dl_end_session": "guards reap",
     "dl_wake": "wake",
     "keep": "reap lease",
+    "tell_stuck": "guards",
     "dl_enqueue": "rights",
     "dl_enqueue_one": "enqueue_many rights",
     "dl_job_status": "rights",

@@ -11,7 +11,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import BACKOFF_SEC, Worker, enqueue, heard, kinds, plain, quietly, row, started, until, value
+from hands import BACKOFF_SEC, Worker, enqueue, heard, journal, kinds, plain, quietly, row, started, until, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from test_order import BEFORE_THE_LOCK, at_gate
@@ -35,6 +35,19 @@ def other_role(dsn: str, make_role: Callable[..., str]) -> str:
 def test_our_own_inserts_say_that_they_are_journaled(conn: db.Connection) -> None:
     """Else the triggers do once more what the insert has done itself, and that costs."""
     assert row(conn, enqueue(conn))["journaled"] == 2
+
+
+def test_a_run_that_is_not_the_workers_any_more_is_not_told_to_be_stuck(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    for claim in ((uuid4(), 1, worker.name), (job_id, 2, worker.name), (job_id, 1, "somebody")):
+        lifecycle.tell_stuck(conn, *claim, 900.0, "stacks")
+    assert "stuck" not in kinds(conn, job_id)
+    lifecycle.tell_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
+    assert journal(conn, job_id)[-1] == ("stuck", {"attempt": 1, "silent_sec": 900.0, "stacks": "stacks"})
+    worker.finish(job)
+    lifecycle.tell_stuck(conn, job_id, job.attempt, worker.name, 900.0, "stacks")
+    assert kinds(conn, job_id).count("stuck") == 1
 
 
 def test_a_running_job_may_be_forced_later_and_once(conn: db.Connection, worker: Worker) -> None:

@@ -277,12 +277,25 @@ def test_doctor_names_who_makes_claims_slow() -> None:
     assert len(list(doctor.diagnose(case(job)))) == 1
 
 
+def test_doctor_says_that_the_workers_are_stuck() -> None:
+    """Those of the job's queue; and of the job that hangs, where to find the stacks."""
+    since = NOW - timedelta(minutes=12)
+    live = [Worker(f"w{number}", queue="q", state="stuck", reported_at=since) for number in range(10)]
+    waits = a_job("queued", waiting_for={"reason": "worker", "queue": "q", "workers": 10, "ahead": 9})
+    texts = [finding.text for finding in doctor.diagnose(case(waits, live=live))]
+    assert texts[-1] == "10 of 10 workers have reported nothing for 12 min 00 s."
+    assert len(list(doctor.diagnose(case(waits, live=[Worker("w", queue="q", state="busy", reported_at=since)])))) == 1
+    hangs = list(doctor.diagnose(case(a_job("running", attempt=1), attempt(1, None), worker=live[0])))
+    assert any("reported nothing for 12 min 00 s, so it counts as stuck" in each.text for each in hangs)
+
+
 def case(job: Job, *runs: Attempt, **more: Any) -> doctor.Case:
     given: dict[str, Any] = {
         "events": [],
         "queue": Queue("q"),
         "serving": ["q"],
         "silent": [],
+        "live": [],
         "worker": None,
         "held": None,
         "now": NOW,

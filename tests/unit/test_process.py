@@ -42,7 +42,7 @@ def busy_slot(fields: dict[str, Any]) -> Slot:
     slot.claim([uuid4()], [1])
     slot.begin(0, 1, 60.0, now())
     for name, value in fields.items():
-        is_time = name not in ("pid", "state", "canceled")
+        is_time = name not in ("pid", "state", "canceled", "stall_sec", "ends_stuck")
         setattr(slot.fields, name, now() + value if is_time else value)
     return slot
 
@@ -75,6 +75,13 @@ def test_a_slot_shows_its_claim_only_while_it_is_whole() -> None:
         ({"renewed": -60}, Reason.FENCED),
         ({"renewed": -60, "kept": -1}, None),
         ({"renewed": -101, "kept": -1}, Reason.STALLED),
+        ({"renewed": -101, "kept": -1, "stall_sec": 110}, None),
+        ({"renewed": -111, "kept": -1, "stall_sec": 110}, Reason.STALLED),
+        ({"reported_at": -12, "stall_sec": 10}, None),
+        ({"reported_at": -12, "stall_sec": 10, "ends_stuck": True}, Reason.STUCK),
+        ({"reported_at": -10.5, "stall_sec": 10, "ends_stuck": True}, None),
+        ({"reported_at": -12, "stall_sec": 0, "ends_stuck": True}, None),
+        ({"reported_at": -12, "stall_sec": 10, "ends_stuck": True, "state": State.IDLE}, None),
         ({"fence_by": -1}, Reason.FENCED),
         ({"fence_by": 1}, None),
         ({"renewed": -60, "pid": 0}, None),

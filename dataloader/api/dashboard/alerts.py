@@ -28,7 +28,7 @@ class Alert:
 
 def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
     """The farm's alerts, the grave ones first."""
-    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers)]
+    found = [*_of_postgres(postgres or {}), *_of_vacuum(postgres, overview), *_of_workers(workers), *_of_stuck(workers)]
     for queue in overview["queues"]:
         found += _of_queue(queue)
     return sorted(found, key=lambda alert: not alert.is_grave)
@@ -73,6 +73,15 @@ def _of_workers(workers: Sequence[Row]) -> Iterator[Alert]:
         hosts = ", ".join(sorted({worker["host"] for worker in silent}))
         noun = "worker has" if len(silent) == 1 else "workers have"
         yield Alert(f"{len(silent)} {noun} not been heard of ({hosts}).", "Look at the host and its log.")
+
+
+def _of_stuck(workers: Sequence[Row]) -> Iterator[Alert]:
+    live = [worker for worker in workers if worker["is_live"]]
+    stuck = [worker for worker in live if worker["state"] == "stuck"]
+    if stuck:
+        silent_sec = min((worker["seen_at"] - worker["reported_at"]).total_seconds() for worker in stuck)
+        advice = "The journals of their jobs have the stacks of their threads. Cancel them by force, or set on_stall."
+        yield Alert(waiting.stuck(len(stuck), len(live), duration(silent_sec)), advice, stuck[0]["queue"])
 
 
 def _of_vacuum(postgres: Row | None, overview: Row) -> Iterator[Alert]:

@@ -288,13 +288,14 @@ class Worker(BaseModel):
     pid: int
     queue: str = Field(description="the first of its queues")
     queues: list[str]
-    state: str = Field(description="starting, idle, awake, busy, stopped, leaving, dead")
+    state: str = Field(description="starting, idle, awake, busy, stuck, stopped, leaving, dead")
     is_live: bool
     memory_bytes: int | None
     cpu_percent: float | None
     jobs: Count
     started_at: datetime | None
     seen_at: datetime
+    reported_at: datetime | None = Field(description="the latest yield, progress or check of its run; null without one")
     job_id: UUID | None
     task: str | None
     lock_key: str | None

@@ -106,7 +106,7 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
         "reported_at": NOW - timedelta(minutes=12),
     }
     fine = {"is_live": True, "state": "busy", "queue": "q"}
-    assert of([hangs, fine]) == ["1 of 2 workers has reported nothing for 12 min 00 s."]
+    assert of([hangs, fine]) == ["1 of 2 workers has reported nothing for 12 min."]
     held = {"kind": "session", "pid": 7, "user": "bi", "application": "report", "age_sec": 4_000.0, "xids": 5}
     assert of(postgres={"held_by": held}) == []  # beside an idle queue an old transaction does no harm
     assert of(postgres={"held_by": held, "jobs_dead_tuples": 50_000}) == [

@@ -370,6 +370,22 @@ class Settings(BaseSettings):
         "where its pipeline has no `stall_sec`; and without a heartbeat until the farm kills a worker. Above "
         "DL_HEARTBEAT_SEC; 0: never.",
     )
+    dl_affinity: bool = Field(
+        default=True,
+        description="Whether claims prefer jobs whose `affinity_key` is warm in the worker; `off`: the queue's order.",
+    )
+    dl_warm: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="Prepared resources that a worker keeps for jobs of the same `affinity_key`.",
+    )
+    dl_lookahead: int = Field(
+        default=50, ge=1, le=1000, description="Among how many of a queue's first jobs a claim looks for a warm one."
+    )
+    dl_affinity_wait_sec: Seconds = Field(
+        default=60, description="How long a worker may pass a job over for others whose resources are warm."
+    )
     dl_max_jobs: int | None = Field(default=None, ge=1, description="Jobs after which the farm replaces a worker.")
     dl_max_rss_mb: int | None = Field(
         default=None, ge=16, description="Memory after a job, in MB, above which the farm replaces a worker."

@@ -67,6 +67,7 @@ CREATE TABLE dl_jobs (
   cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
   claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
   trace text,                                        -- W3C traceparent of the request that triggered the job
+  affinity_key text,
   score float8                                       -- place in the key, in an ordered queue; else as its producer gave it
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page

@@ -23,6 +23,7 @@ from psycopg import errors
 
 from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
+from dataloader.farm.affinity import Preference
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
@@ -96,7 +97,13 @@ class Batch:
     """The jobs and ends of one worker, and how many jobs its next claim asks for."""
 
     def __init__(
-        self, settings: Settings, queues: tuple[str, ...], session: WorkerSession, orders: Orders, logger: Any
+        self,
+        settings: Settings,
+        queues: tuple[str, ...],
+        session: WorkerSession,
+        orders: Orders,
+        logger: Any,
+        preference: Preference,
     ) -> None:
         entries = [spec for spec in settings.workers if spec.served == queues]
         self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(queues)))
@@ -107,6 +114,7 @@ class Batch:
         self._session = session
         self._orders = orders
         self._log = logger
+        self._preference = preference
         self._most = self._spec.prefetch  # less where the server's lock table is small
         self._queue = queues[0]  # of the last claim that had jobs
         self._sizes = dict.fromkeys(queues, 1)  # of the next claim of a queue, as its last runs suggest
@@ -171,22 +179,23 @@ class Batch:
             first = self._waiting.popleft()
         except IndexError:  # the other thread has taken the last one
             return None
-        task = first.first.task
+        task, affinity_key = first.first.task, first.first.affinity_key
         self._keys[self._queue] = keys = pipelines.batch_size(task)
         if keys == 1:
             return first
         self._keys[self._queue] = keys = min(keys, self._keys_most or SIZE_MOST)
         jobs = first.jobs
         for _ in range(keys - 1):
-            if (more := self._pop(task)) is None:
+            if (more := self._pop(task, affinity_key)) is None:
                 break
             jobs += more.jobs
         return first if jobs is first.jobs else Delivery(jobs, first.place)
 
-    def _pop(self, task: str) -> Delivery | None:
-        """The first waiting key, where its jobs are of this task; the other thread may have taken it meanwhile."""
+    def _pop(self, task: str, affinity_key: str | None) -> Delivery | None:
+        """The first waiting key, where its jobs are of this kind; the other thread may have taken it meanwhile."""
         try:
-            return self._waiting.popleft() if task == self._waiting[0].first.task else None
+            job = self._waiting[0].first
+            return self._waiting.popleft() if (job.task, job.affinity_key) == (task, affinity_key) else None
         except IndexError:
             return None
 
@@ -265,7 +274,10 @@ class Batch:
         try:
             backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
             start = self._bookmarks[queues[0]].start()
-            step = lifecycle.step(self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag)
+            affinity = self._preference.next()
+            step = lifecycle.step(
+                self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag, affinity
+            )
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
@@ -279,6 +291,7 @@ class Batch:
         self._session.outage.ended()
         if step.jobs:
             self._turns.took(step.jobs[0].queue)
+            self._preference.took(step.jobs, step.reached)
             self._bookmarks[step.jobs[0].queue].move(step.head)
         self._written(ends, step.ended, step.locked)
         if step.backoffs:

@@ -45,11 +45,12 @@ class Lease:
         self._wake = wake
         self._is_watched = is_watched
         self._timeout_sec: float | None = None
+        self._limited = "the run"
         self._look_at = self.began + LOOK_SEC
 
-    def limit(self, timeout_sec: float | None, max_memory_mb: float | None) -> None:
-        """The run of the pipeline begins, and may take so many seconds and megabytes; None: any."""
-        self._timeout_sec = timeout_sec
+    def limit(self, timeout_sec: float | None, max_memory_mb: float | None, what: str = "the run") -> None:
+        """`what` begins now, and may take so many seconds and megabytes; None: any."""
+        self._timeout_sec, self._limited = timeout_sec, what
         self.slot.limit(timeout_sec, max_memory_mb)
 
     def watch(self, stall_sec: float | None, ends_stuck: bool) -> None:
@@ -96,7 +97,7 @@ class Lease:
 
     def _pass(self, reason: Reason) -> None:
         if reason is Reason.TIMEOUT:
-            self.end(End.TIMEOUT, f"timeout: the run took more than {self._timeout_sec:g} s")
+            self.end(End.TIMEOUT, f"timeout: {self._limited} took more than {self._timeout_sec:g} s")
         elif reason is Reason.FENCED:
             self.give_up(*_ENDS[reason])
         else:

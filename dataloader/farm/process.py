@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from operator import is_
 from typing import NoReturn
@@ -274,14 +274,20 @@ def cpu_used_by(pid: int) -> float:
     return sum(map(_cpu_seconds, [pid, *descendants(pid)]))
 
 
-def end_children(within: float) -> bool:
-    """SIGKILL and bury all descendants of this subreaper; False when some are left after `within` seconds."""
+def end_children(within: float, spared: Callable[[], Collection[int]] = tuple) -> bool:
+    """SIGKILL and bury all descendants of this subreaper, but `spared` children and theirs.
+
+    False when some are left after `within` seconds.
+    """
     deadline = now() + within
     try:
         while now() < deadline:
             # Without a child, this one system call raises ChildProcessError.
             if os.waitpid(-1, os.WNOHANG) == (0, 0):
-                for pid in descendants(os.getpid()):
+                left = [*set(children(os.getpid())).difference(spared())]
+                if not left:
+                    return True
+                for pid in [*left, *(below for child in left for below in descendants(child))]:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(0.001)

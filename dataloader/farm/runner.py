@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,7 +18,9 @@ import structlog
 from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
+from dataloader.farm.failures import described, headline, message
 from dataloader.farm.lease import Lease
+from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue.hooks import Hook, identity
@@ -47,7 +49,10 @@ class Runner:
         self._target_dsn = settings.target_dsn or dsn
         self._leap = leap
         self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the present run's jobs, once it asks
-        self._interruptible: Lease | None = None  # the run of a plain function
+        self._interruptible: Lease | None = None  # the run of a plain function, or what prepares a resource
+        self.warm = WarmResources(settings.dl_warm)
+        self._lent: tuple[Place, Resource] | None = None  # the resource of the present run
+        self._drops = False  # the pipeline does not want to have this resource again
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; every exception becomes an outcome. Its texts and its progress are masked."""
@@ -59,6 +64,8 @@ class Runner:
             return outcome
         by_key: dict[str, Outcome] = {}
         outcome = self._step(delivery, lease, pipeline, by_key)
+        if self._lent is not None:
+            self._give_back(lease)
         if by_key and lease.stop is None:
             outcome = outcome._replace(by_key=by_key)
         if outcome.end is not End.DONE or by_key:
@@ -81,10 +88,14 @@ class Runner:
         """Step the pipeline until it ends or has to stop; `by_key` gets what it decides for single keys."""
         progress: dict[str, Any] | None = None
         try:
-            lease.watch(pipeline.stall_sec, pipeline.on_stall == RETRY)
-            lease.limit(delivery.timeout_sec or pipeline.timeout_sec, pipeline.max_memory_mb)
-            context = self._context(delivery, lease, by_key) if pipeline.wants_context else None
+            context = self._context(delivery, lease, by_key) if pipeline.wants_context or pipeline.prepare else None
             given = input_of(delivery, pipeline)
+            if pipeline.prepare or delivery.first.affinity_key:
+                context = self._with_resource(delivery, lease, pipeline, given, context)
+            lease.watch(pipeline.stall_sec, pipeline.on_stall == RETRY)
+            lease.limit(
+                delivery.timeout_sec or pipeline.timeout_of(given, delivery.first.affinity_key), pipeline.max_memory_mb
+            )
             steps = pipelines.steps(pipeline, given, context)
             if hooks.AROUND_RUN:
                 steps = hooks.wrapped(_seen(delivery, given), steps)
@@ -103,6 +114,44 @@ class Runner:
             if lease.stop is not None:
                 return _stopped(lease, log.masked(progress))
             return _failed(e, log.masked(progress))
+
+    def _with_resource(
+        self,
+        delivery: Delivery,
+        lease: Lease,
+        pipeline: pipelines.Pipeline,
+        given: Any,
+        context: pipelines.Context | None,
+    ) -> pipelines.Context | None:
+        """The context with the pipeline's resource: a warm one, else one that is prepared now, within its limit."""
+        place = pipeline.prepare, delivery.first.affinity_key or ""
+        name = f"{pipeline.task} {place[1]}".strip()
+        found = self.warm.get(place)
+        if found is None:
+            self.warm.make_room()
+            found = Resource(None, name)
+            if pipeline.prepare is not None:
+                lease.limit(pipeline.prepare_sec, pipeline.max_memory_mb, "prepare")
+                found = self._prepared(lease, name, partial(pipeline.prepare, given, context))
+        self._lent = place, found
+        return context and replace(context, resource=found.value)
+
+    def _prepared(self, lease: Lease, name: str, open_it: Callable[[], Any]) -> Resource:
+        self._interruptible = lease
+        try:
+            return prepared(name, open_it)
+        finally:
+            self._interruptible = None
+
+    def _give_back(self, lease: Lease) -> None:
+        """The run is over. Of a resource whose run had to stop nobody knows the state."""
+        assert self._lent is not None  # noqa: S101  the caller has looked
+        lent, self._lent = self._lent, None
+        self.warm.give_back(*lent, is_sound=lease.stop is None and not self._drops)
+        self._drops = False
+
+    def _drop_resource(self) -> None:
+        self._drops = True
 
     def _next(self, steps: pipelines.Steps, interruptible: Lease | None) -> Any:
         """The pipeline's next step; the signal handler may raise Stopped into a step with an `interruptible` lease."""
@@ -134,6 +183,8 @@ class Runner:
             _transaction=lambda dsn: self._transaction(dsn, delivery, lease),
             claim=job.claim,
             _decide=lambda key, outcome: _decide_key(delivery, by_key, key, outcome),
+            affinity_key=job.affinity_key,
+            _drop=self._drop_resource,
         )
 
     @contextmanager
@@ -250,7 +301,7 @@ def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
     if isinstance(error, PermanentError | UnknownTask | WrongPipeline | Retry):
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
         delay_sec = error.in_sec if isinstance(error, Retry) else None
-        return Outcome(end, log.masked(_message(error)), progress, delay_sec=delay_sec, raised=error)
+        return Outcome(end, log.masked(message(error)), progress, delay_sec=delay_sec, raised=error)
     sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
     return Outcome(End.ERROR, log.masked(described(error)), progress, worker_is_sound=sound, raised=error)
 
@@ -282,26 +333,3 @@ def _delay(retry_in: Callable[[int], float], attempt: int) -> float | None:
     except Exception as e:
         _log.warning("pipeline.retry_in.failed", error=log.masked(headline(e)))
         return None
-
-
-def described(error: BaseException) -> str:
-    """Type, message and stack; the exception's own methods may fail."""
-    try:
-        return headline(error) + "\n\n" + "".join(traceback.format_exception(error))
-    except Exception:
-        return type(error).__name__
-
-
-def headline(error: BaseException) -> str:
-    """Type and message; the exception's own methods may fail."""
-    try:
-        return traceback.format_exception_only(error)[-1].strip()
-    except Exception:
-        return type(error).__name__
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return type(error).__name__

@@ -7,6 +7,7 @@ the supervisor writes orders and the process's death. No SQL.
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import mmap
 import os
@@ -40,6 +41,7 @@ class State(IntEnum):
 
 
 JOBS_MOST = 2_000  # of one claim: 1,000, or more where the last key of a merged queue has many
+WARM_MOST = 8_192  # bytes of the affinity keys that a slot shows
 TOOK_LONGER = "not started: another job took longer"
 _WORKING = frozenset({State.AWAKE, State.IDLE, State.BUSY})
 
@@ -90,6 +92,7 @@ class _Fields(ctypes.Structure):
         ("exit_status", ctypes.c_int32),
         ("worker", ctypes.c_char * 200),
         ("session", ctypes.c_char * 64),  # the pid and the start of its backend in PostgreSQL
+        ("warm", ctypes.c_char * WARM_MOST),  # the affinity keys of the worker's resources, as JSON
         ("jobs", ctypes.c_char * (16 * JOBS_MOST)),  # the ids of the worker's last claim, in its order
         ("attempts", ctypes.c_int32 * JOBS_MOST),
         ("queues", ctypes.c_char * (QUEUES_MOST * 513)),  # names of 128 characters, a line each
@@ -220,8 +223,7 @@ class Slot:
 
     def limit(self, timeout_sec: float | None, max_memory_mb: float | None) -> None:
         """By the worker: the run of the pipeline begins, and may take so many seconds and megabytes; None: any."""
-        if timeout_sec:
-            self.fields.timeout_at = now() + timeout_sec
+        self.fields.timeout_at = now() + timeout_sec if timeout_sec else 0
         if max_memory_mb:
             self.fields.memory_limit = int(max_memory_mb * 2**20)
 
@@ -274,6 +276,20 @@ class Slot:
     def end(self) -> None:
         """By the worker: it runs no job any more."""
         self.fields.state = State.AWAKE
+
+    def show_warm(self, keys: Sequence[str]) -> None:
+        """By the worker: its resources have these affinity keys; of too many the last ones are shown."""
+        while len(text := json.dumps(list(keys)).encode()) >= WARM_MOST:
+            keys = keys[1:]
+        self.fields.warm = text
+
+    @property
+    def warm(self) -> list[str]:
+        """The affinity keys of the worker's resources; none while the worker writes them."""
+        try:
+            return list(json.loads(self.fields.warm or b"[]"))
+        except ValueError:
+            return []
 
     @property
     def queues(self) -> list[str]:
@@ -376,6 +392,11 @@ class SharedSlots:
             if state in _WORKING and index != slot.index and self.slots[index].fields.kind == slot.fields.kind
         ]
         return Siblings(len(working), working.count(State.IDLE))
+
+    def warm_elsewhere(self, slot: Slot) -> list[str]:
+        """The affinity keys of the resources of the slot's siblings."""
+        others = [other for other in self.slots if other is not slot and other.state in _WORKING]
+        return [key for other in others if other.fields.kind == slot.fields.kind for key in other.warm]
 
     def has_found_no_job(self, slot: Slot, since: float) -> bool:
         """True while a sibling is idle whose claim since then has found no job."""

@@ -8,7 +8,8 @@ from typing import Any
 
 from dataloader import pipelines
 from dataloader.config import Settings
-from dataloader.farm.runner import headline, tell
+from dataloader.farm.failures import headline
+from dataloader.farm.runner import tell
 from dataloader.pipelines import hooks
 from dataloader.queue.hooks import Hook, identity
 

@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from uuid import uuid4
 
 import psutil
@@ -21,6 +22,7 @@ import structlog
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import starts, traces
+from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.orders import Orders
@@ -88,9 +90,11 @@ class Worker:
         self.log = structlog.get_logger("worker").bind(worker=name, queue=", ".join(queues))
         self.orders = Orders(settings, slot, life)
         self.session = WorkerSession(settings, dsn, queues[0], self.orders, slot, self.log)
-        self.batch = Batch(settings, self.queues, self.session, self.orders, self.log)
-        self.heartbeat = Heartbeat(self.session, self.batch, settings)
         self.runner = Runner(settings, dsn, self.session.leap)
+        elsewhere = partial(shared.warm_elsewhere, slot)
+        self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
+        self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference)
+        self.heartbeat = Heartbeat(self.session, self.batch, settings)
         self.traces = traces.start(name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
@@ -134,6 +138,7 @@ class Worker:
         if self.slot.order is Order.LEAVE:
             self.slot.state = State.LEAVING
         self.batch.write_last()
+        self._release()
         if not self._sound:
             return EXIT_RECYCLE
         self.log.info("worker.stopped")
@@ -154,6 +159,12 @@ class Worker:
         if most and not step.look_again:
             self.slot.found_no_job(sent, step.due_in)
         return step.look_again
+
+    def _release(self) -> None:
+        """Release the warm resources; the supervisor kills a worker that hangs in it."""
+        if self.runner.warm.keys:
+            self.slot.drain_until(now() + self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec)
+            self.runner.warm.close()
 
     def _connect(self) -> None:
         self.slot.show("connects")
@@ -239,16 +250,22 @@ class Worker:
     def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float]]:
         """How the run has ended and its cost; afterwards the process is as before the run, or not sound."""
         self._meter.forget_peak()
+        if key := delivery.first.affinity_key:
+            self.slot.show_warm([*self.runner.warm.keys, key])  # siblings need not prepare it as well
         lease = self.heartbeat.attend(delivery, self.slot)
         try:
             outcome = self.runner.run(delivery, lease)
             changed = self.orders.signals.put_back()
-            is_alone = end_children(CHILDREN_SEC)  # a process that the pipeline has started ends with its job
+            is_alone = end_children(
+                CHILDREN_SEC, lambda: self.runner.warm.pids
+            )  # a process that the pipeline has started ends with its job
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
             self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
         finally:
             self.heartbeat.leave(lease)
+        if key:
+            self.slot.show_warm(self.runner.warm.keys)
         self._jobs += len(delivery.jobs)
         if changed:  # a signal in the meantime was not heard, and it may have been an order to leave
             self.log.warning("worker.signals.taken", changed=changed)

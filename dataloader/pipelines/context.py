@@ -57,6 +57,9 @@ class Context:
     _report: Callable[[Progress], None]
     _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
     _decide: Callable[[str, Outcome], None]
+    resource: Any = None  # what the pipeline's `prepare` has made
+    affinity_key: str | None = None
+    _drop: Callable[[], None] = lambda: None
 
     def fail(self, key: str, error: str | BaseException) -> None:
         """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.
@@ -76,6 +79,10 @@ class Context:
     def skip(self, key: str) -> None:
         """Decide that the run has left this key of a batch alone: its jobs go back uncounted, due after SKIP_SEC."""
         self._decide(key, Outcome(End.HANDED_BACK, "skipped by its pipeline", delay_sec=SKIP_SEC))
+
+    def drop_resource(self) -> None:
+        """Keep the resource of this run for no other one: the worker releases it behind the run."""
+        self._drop()
 
     @property
     def stopping(self) -> bool:

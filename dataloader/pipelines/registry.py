@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 from dataloader.pipelines.forms import Form, form_of
@@ -15,6 +17,7 @@ from dataloader.queue.hooks import identity
 BATCH_MOST = 1_000  # keys of one call
 ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
 
+PREPARE_SEC = 120.0
 REPORT, RETRY = ON_STALL = ("report", "retry")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,11 +42,23 @@ class Pipeline:
     max_attempts: int | None = None
     stall_sec: float | None = None
     on_stall: str = REPORT
+    prepare: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
+    prepare_sec: float = PREPARE_SEC
+    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
         # Found once: the inspection costs more than a short run.
         object.__setattr__(self, "form", form_of(self.function))
+
+    def timeout_of(self, given: Any, affinity_key: str | None) -> float | None:
+        """How many seconds a run with this first argument may take; raises ValueError for a factor that is none."""
+        if self.timeout_sec is None or self.timeout_factor is None:
+            return self.timeout_sec
+        factor = _factor(self.timeout_factor, given, affinity_key or "")
+        if not _is_above_0(factor):
+            raise ValueError(f"timeout_factor of {self.task!r} should be a number above 0, not {factor!r}")
+        return self.timeout_sec * factor
 
     @property
     def has_safe_points(self) -> bool:
@@ -65,6 +80,9 @@ def register(
     on_exhausted: Callable[[Any], object] | None = None,
     stall_sec: float | None = None,
     on_stall: str = REPORT,
+    prepare: Callable[..., Any] | None = None,
+    prepare_sec: float = PREPARE_SEC,
+    timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -88,6 +106,12 @@ def register(
     0: no run is), whatever its heartbeat says. The farm writes the stacks of its threads into its journal; with
     `on_stall` "retry" it then kills the worker, and the run has ended as an error.
 
+    `prepare(args)` or `prepare(args, context)` makes what is expensive to have, as `context.resource`: a generator
+    function with one yield, or a function that returns a context manager. It may take `prepare_sec`, and the limits of
+    the run begin behind it. The worker keeps the resource for the next jobs of the same `affinity_key`, of which it has
+    up to DL_WARM, and releases it at once where the job has none. `timeout_factor` multiplies `timeout_sec`: a function
+    of the pipeline's first argument, or factors by patterns of the affinity key, such as {"*70b*": 1.5}.
+
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
@@ -100,9 +124,14 @@ def register(
         "on_exhausted": on_exhausted,
         "stall_sec": stall_sec,
         "on_stall": on_stall,
+        "prepare": prepare,
+        "prepare_sec": prepare_sec,
+        "timeout_factor": timeout_factor,
     }
     for name, value in options.items():
         _check(task, name, value)
+    if prepare is not None:
+        options["prepare"] = _opener(task, prepare)
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
@@ -155,6 +184,10 @@ def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
 
+def _are_factors(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(key, str) and _is_above_0(value[key]) for key in value)
+
+
 # What each option should be where it is given, and the error for anything else.
 _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
     "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
@@ -168,8 +201,23 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         lambda v: v == 0 or _is_above_0(v),
         "0 for never or a number of seconds above it, or None",
     ),
+    "prepare": (TypeError, callable, "a function of args, or of args and context, or None"),
+    "prepare_sec": (ValueError, _is_above_0, "a number above 0"),
+    "timeout_factor": (TypeError, lambda v: callable(v) or _are_factors(v), 'a function, or {"*70b*": 1.5}, or None'),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
+
+
+def _factor(rule: Callable[[Any], float] | Mapping[str, float], given: Any, affinity_key: str) -> float:
+    if callable(rule):
+        return rule(given)
+    return next((factor for pattern, factor in rule.items() if fnmatchcase(affinity_key, pattern)), 1.0)
+
+
+def _opener(task: str, prepare: Callable[..., Any]) -> Callable[[Any, Any], AbstractContextManager[Any]]:
+    """`prepare` as a function of args and context that returns a context manager."""
+    opened = contextmanager(prepare) if inspect.isgeneratorfunction(prepare) else prepare
+    return opened if _wants_context(f"{task} (prepare)", prepare) else lambda args, context: opened(args)
 
 
 def _wants_context(task: str, function: Callable[..., Any]) -> bool:

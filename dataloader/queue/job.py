@@ -69,7 +69,8 @@ class Job(NamedTuple):
 
     `args_json` is unparsed: arguments that Python cannot read are that job's own failure, not the claim's.
     `attempt` and `claimed_by` are the claim's identity, named by every later write; `claim` grows with each start of
-    the job, also over those that are given back. `timeout_sec` None means as the pipeline says.
+    the job, also over those that are given back. `timeout_sec` None means as the pipeline says. `affinity_key` names
+    the heavy resource that the job needs.
     """
 
     job_id: UUID
@@ -85,6 +86,7 @@ class Job(NamedTuple):
     timeout_sec: int | None
     claim: int
     claimed_by: str
+    affinity_key: str | None = None
 
 
 class Delivery:

@@ -72,13 +72,29 @@ class Head(NamedTuple):
     time: str = "-infinity"
 
 
+class Reached(NamedTuple):
+    """Up to where a claim has passed jobs of this priority over for others: those that were created before `since`."""
+
+    priority: int
+    since: datetime
+
+
+class Affinity(NamedTuple):
+    """What a claim prefers: see dl_wanted. `overdue`: by priority, jobs created before that instant go first."""
+
+    warm: Collection[str]
+    elsewhere: Collection[str]
+    lookahead: int
+    overdue: Mapping[int, datetime] = {}
+
+
 class Step(NamedTuple):
     """The result of a claim: jobs, the best first, or the seconds until the queue's next job is due.
 
     `ended` is what became of the runs that were to be ended; without those that were not ours any more, and without
     those whose rows somebody has `locked`, whose ends are to be written again a little later. The next steps may
     begin at `head` of the jobs' queue, for up to a second; None: as this one. That queue allows `batch` keys in one
-    call of a pipeline; None: as the pipeline says.
+    call of a pipeline; None: as the pipeline says. `reached`: where the claim has passed jobs over for their affinity.
     """
 
     jobs: list[Job]
@@ -89,6 +105,7 @@ class Step(NamedTuple):
     locked: Collection[UUID] = ()
     head: Head | None = None
     batch: int | None = None
+    reached: Reached | None = None
 
     @property
     def job(self) -> Job | None:
@@ -182,14 +199,15 @@ def step(
     ends: Collection[Ended] | None = (),
     head: Head = Head(),  # noqa: B008  a constant
     by_lag: bool = False,
+    affinity: Affinity | None = None,
 ) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs, whose keys this session holds.
 
     They are of the first of these queues that has some, and of no other; `by_lag` goes instead by whose first job has
-    waited longest. `head` is where to begin in the first one. Of an ordered queue the claim takes the heads of up to
-    `most` keys, of a merged one all that these keys have, those of a key one after the other. All other keys of the
-    session are let go, unless `ends` is None. One transaction, one round trip. Raises psycopg.DataError, having changed
-    nothing, for an end that PostgreSQL cannot store; `finish` can.
+    waited longest. `head` is where to begin in the first one. `affinity` prefers some jobs to others. Of an ordered
+    queue the claim takes the heads of up to `most` keys, of a merged one all that these keys have, those of a key one
+    after the other. All other keys of the session are let go, unless `ends` is None. One transaction, one round trip.
+    Raises psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
     """
     parameters = {
         "queues": _texts(queues),
@@ -200,12 +218,13 @@ def step(
         "most": most,
         "from_priority": head.priority,
         "from_time": head.time,
+        "affinity": affinity and json.dumps(affinity._asdict(), default=_plain),
     } | _arrays(ends)
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
-    jobs = [Job._make((*row[:12], session.worker)) for row in rows]
+    jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
-    said = last[12]
+    said = last[13]
     return _told(jobs, ends or (), json.loads(said)) if said else Step(jobs, _written(ends or ()).ended)
 
 
@@ -224,7 +243,17 @@ def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Ste
         locked=locked,
         head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
         batch=said.get("batch"),
+        reached=_reached(said["reached"]) if "reached" in said else None,
     )
+
+
+def _reached(said: dict[str, Any]) -> Reached:
+    return Reached(said["priority"], datetime.fromisoformat(said["since"]))
+
+
+def _plain(value: Any) -> Any:
+    """An instant or a collection as JSON has it."""
+    return value.isoformat() if isinstance(value, datetime) else list(value)
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:

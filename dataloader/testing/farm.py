@@ -364,6 +364,7 @@ class _Runner(Runner):
             return self.run(delivery, lease)
         finally:
             log.learn_job({})
+            self.warm.close()
 
     def raise_what_is_the_tests_own(self) -> None:
         """Raise the test's own error: Ctrl-C, a failure or a time limit of the test is no outcome of the pipeline."""

@@ -26,6 +26,9 @@
 -- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity.
 --                      By lag it counts only where that queue is the first one
 --
+-- p_affinity           null: the order of the queue; else see dl_wanted. A claim that finds none of the jobs wanted goes by the
+--                      order of the queue after all
+--
 -- Returns a row for each claimed job, the best first, then one without a job. That last row's `said` is the text of a JSON
 -- object of the following, without nulls. Most often `said` is null. One column for all: the server spends some 4,500
 -- instructions on each column, also for a job alone.
@@ -36,6 +39,7 @@
 -- from_priority, from_time       where the worker's steps of the next second may begin in the jobs' queue, for this one has
 --                                read many rows in vain; else the worker keeps what it has
 -- batch                          the most keys in one call of a pipeline; else as the pipeline says
+-- reached                        for p_affinity some jobs of this `priority` were passed over, those before `since`
 -- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
 -- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
@@ -45,10 +49,11 @@
 CREATE OR REPLACE FUNCTION dl_step(
   p_queues text[], p_by_lag boolean, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
   p_priority int, p_from timestamptz,
-  p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[])
+  p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[],
+  p_affinity json)
 RETURNS TABLE (
   job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
-  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, said text)
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, affinity_key text, said text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -63,6 +68,7 @@ DECLARE
   from_time text;
   batch int;
   in_order uuid[];
+  reached json;
   this text;  -- the queue
   named text;  -- the queue that p_priority and p_from are of
   is_paused boolean;  -- null: the queue has no settings
@@ -83,6 +89,7 @@ DECLARE
   looks boolean := false;         -- dl_take_keys asks whether its keys are free
   looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
   not_started int[];
+  wanted text[];         -- claim jobs of these affinity keys, or of none; null: any
   past int := 0;         -- how many rows behind p_from this call has looked at in vain
   passed int[] := '{}';  -- their keys
 BEGIN
@@ -126,11 +133,14 @@ BEGIN
     IF is_freed THEN
       PERFORM dl_unpark_freed();
     END IF;
+    IF p_affinity IS NOT NULL THEN
+      wanted := dl_wanted(this, p_affinity);
+    END IF;
 
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks);
+      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, wanted, p_affinity);
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
         -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
@@ -168,13 +178,13 @@ BEGIN
                  claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
            WHERE ctid = ANY (ARRAY(SELECT at FROM free))
           RETURNING job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-                    timeout_sec, claims, priority, created_at),
+                    timeout_sec, claims, affinity_key, priority, created_at),
         journal AS (
           INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
           SELECT job_id, this, at_once, 'picked',
                  ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
         SELECT job_id, this, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
-               lease_ttl_sec, timeout_sec, claims, NULL
+               lease_ttl_sec, timeout_sec, claims, affinity_key, NULL
           FROM started ORDER BY priority, created_at, job_id;
         GET DIAGNOSTICS started = ROW_COUNT;
         IF started < cardinality(took.mine) OR is_ordered THEN
@@ -198,6 +208,15 @@ BEGIN
                AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END, '{}');
         END IF;
       END IF;
+      IF wanted IS NOT NULL THEN
+        IF started > 0 THEN
+          reached := CASE WHEN took.rows > started
+                          THEN json_build_object('priority', took.priority, 'since', took.since) END;
+        ELSE
+          wanted := NULL;
+          CONTINUE;
+        END IF;
+      END IF;
       IF took.odd IS NOT NULL THEN
         off := dl_set_aside(took.odd);
         IF clock_timestamp() > now() + interval '1 s' THEN
@@ -212,7 +231,8 @@ BEGIN
           from_time := took.since;
         END IF;
       END IF;
-      EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
+      -- Few rows passed: parking them is not worth it.
+      EXIT WHEN started > 0 AND (took.rows - started < 2 * p_most + 64 OR wanted IS NOT NULL);
       looks := true;
       IF took.rows = 0 THEN
         EXIT WHEN (p_priority, p_from) = (0, '-infinity');
@@ -265,10 +285,11 @@ BEGIN
     past := 0;
     passed := '{}';
   END LOOP;
-  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order) IS NULL THEN
+  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, reached) IS NULL THEN
     said := json_strip_nulls(json_build_object(
       'unfinished', unfinished, 'canceled', canceled, 'locked', locked, 'backoffs', backoffs, 'look_again', look_again,
-      'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order))::text;
+      'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order,
+      'reached', reached))::text;
   END IF;
   RETURN NEXT;
 END
@@ -289,6 +310,35 @@ CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sq
         (SELECT available_at FROM dl_jobs
           WHERE queue = q AND status = 'queued' AND blocked_on = 'time'
           ORDER BY queue, available_at LIMIT 1)) AS since) first
+$$;
+
+
+-- Which jobs of the queue a worker should claim that has some resources warm: those of the affinity keys returned, and
+-- those without one. Null: in the order of the queue. Only ready jobs of the best priority count, among the queue's first
+-- `lookahead`: a key that is warm in this worker; else the key that most of them have, of those that are warm in no
+-- sibling, if there are any. Unfairness is bounded: a job that was created before the instant that `overdue` names for its
+-- priority goes before all others. One bounded read of ix_dl_jobs_ready.
+--
+-- p_affinity   {"warm": [key, ...], "elsewhere": [key, ...], "lookahead": rows, "overdue": {priority: instant}}
+CREATE OR REPLACE FUNCTION dl_wanted(p_queue text, p_affinity json) RETURNS text[] LANGUAGE plpgsql AS $$
+DECLARE
+  warm text[] := ARRAY(SELECT json_array_elements_text(p_affinity -> 'warm'));
+BEGIN
+  RETURN (
+    WITH near AS MATERIALIZED (
+      SELECT priority, created_at, affinity_key FROM dl_jobs
+       WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+       ORDER BY priority, created_at LIMIT (p_affinity ->> 'lookahead')::int),
+    keys AS MATERIALIZED (
+      SELECT priority, affinity_key AS key, count(*) AS jobs, min(created_at) AS since FROM near
+       WHERE priority = (SELECT min(priority) FROM near) GROUP BY priority, affinity_key)
+    SELECT CASE
+        WHEN min(since) < (p_affinity -> 'overdue' ->> min(priority)::text)::timestamptz THEN NULL
+        WHEN bool_or(key IS NULL OR key = ANY (warm)) THEN warm
+        ELSE ARRAY[(array_agg(key ORDER BY key IN (SELECT json_array_elements_text(p_affinity -> 'elsewhere')),
+                              jobs DESC, since))[1]] END
+      FROM keys);
+END
 $$;
 
 
@@ -403,6 +453,7 @@ $$;
 -- p_priority, p_from   the rows before these are not read
 -- p_past               nor are so many rows behind these
 -- p_passed             keys that are passed over
+-- p_wanted, p_affinity take only jobs with one of these affinity keys or with none, among so many rows; null: any
 -- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
 --                      not ask, for most keys are free
 --
@@ -415,6 +466,7 @@ $$;
 -- priority, since   where the first row of a key taken stands
 CREATE OR REPLACE FUNCTION dl_take_keys(
   p_queue text, p_ordered boolean, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
+  p_wanted text[], p_affinity json,
   OUT mine int[], OUT lock_keys text[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
   OUT since timestamptz)
 LANGUAGE plpgsql AS $$
@@ -430,12 +482,14 @@ BEGIN
   FOR near IN
     SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
            cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
-           OR p_ordered AND score IS NULL AS is_odd
+           OR p_ordered AND score IS NULL AS is_odd, affinity_key
       FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
-     ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
+     ORDER BY priority, created_at
+     LIMIT CASE WHEN p_wanted IS NULL THEN 1000 + p_most ELSE (p_affinity ->> 'lookahead')::int END OFFSET p_past
   LOOP
     rows := rows + 1;
+    CONTINUE WHEN near.affinity_key <> ALL (p_wanted);
     behind := behind + 1;
     IF near.is_odd THEN
       odd := odd || near.job_id;

@@ -29,6 +29,26 @@ CREATE OR REPLACE FUNCTION dl_finish(
 $$;
 
 
+-- Workers that know no affinity.
+CREATE OR REPLACE FUNCTION dl_step(
+  p_queues text[], p_by_lag boolean, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
+  p_priority int, p_from timestamptz,
+  p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[])
+RETURNS TABLE (
+  job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
+  max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, said text)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN QUERY
+  SELECT job_id, queue, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
+         timeout_sec, claims, said
+    FROM dl_step(p_queues, p_by_lag, p_worker, p_backend_start, p_backoff_sec, p_most, p_priority, p_from, p_job_id,
+                 p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts, NULL);
+END
+$$;
+
+
 -- Code of before 0023 claims nothing from an ordered queue: it would run the jobs of a delivery one by one.
 CREATE OR REPLACE FUNCTION dl_step(
   p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
@@ -193,3 +213,4 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
 -- Called by our functions alone, and not any more.
 DROP FUNCTION IF EXISTS dl_park(text, int[], int, timestamptz, int);
 DROP FUNCTION IF EXISTS dl_take_keys(text, int, int, timestamptz, int, int[], boolean);
+DROP FUNCTION IF EXISTS dl_take_keys(text, boolean, int, int, timestamptz, int, int[], boolean);

@@ -30,6 +30,7 @@ FARMS = {
         "test_pruning",
         "test_reload",
         "test_stuck",
+        "test_warm",
     ),
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up", "test_example_orders"),
     "test_workers_of_several_queues",

@@ -11,6 +11,18 @@ SELECT gen_random_uuid(), 'bench', 'bench.noop', jsonb_build_object('n', i),
        CASE WHEN %(status)s NOT IN ('queued', 'running') THEN now() END
   FROM generate_series(1, %(jobs)s::int) i;
 
+-- name: models
+-- Jobs of some models, in one transaction: in random order, the same each time, or one after the other.
+INSERT INTO dl_jobs (job_id, queue, task, args, lock_key, affinity_key, created_at)
+SELECT gen_random_uuid(), 'bench', 'bench.model', %(args)s::jsonb, 'model-job-' || i,
+       'model-' || CASE WHEN %(is_random)s THEN abs(hashtext(i::text)) %% %(models)s::int ELSE i %% %(models)s::int END,
+       now() + i * interval '1 microsecond'
+  FROM generate_series(1, %(jobs)s::int) i;
+
+-- name: share_models
+-- These jobs need one of so many models.
+UPDATE dl_jobs SET affinity_key = 'model-' || abs(hashtext(job_id::text)) %% %(models)s::int;
+
 -- name: quiet
 -- The names of the triggers that only tell and write journals, which seeding a million rows can do without.
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal AND tgtype & 2 = 0;

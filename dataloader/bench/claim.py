@@ -3,7 +3,8 @@
 Each case is a schema of its own with 1,000 claimable jobs and, beside them, more claimable jobs, jobs for next week,
 finished jobs, jobs of busy keys in front, or rows in front that an open transaction has locked. One case has just seen
 200 jobs claimed and handed back; one has a few jobs only, in a table that nobody has analysed. One is an ordered queue
-with a key whose first job waits for its retry, against an ordered queue without it. Claims that meet jobs of a busy key
+with a key whose first job waits for its retry, against an ordered queue without it. One has jobs of eight affinity
+keys, against the same rows without. Claims that meet jobs of a busy key
 first park them, many at a time; the time of these claims is a line of its own. Then the bench vacuums their table.
 """
 
@@ -32,6 +33,7 @@ FEW = 300
 _HOUR_SEC = 3_600.0
 _WEEK_SEC = 168 * _HOUR_SEC
 BACKOFF_SEC = 15.0
+LOOKAHEAD, WARM = 50, 2
 _MUST = Must(most=1.2, aim=1.0)
 
 
@@ -39,7 +41,8 @@ _MUST = Must(most=1.2, aim=1.0)
 class Case:
     """`rows` further rows of a kind, beside those of the base; `busy`: their keys have running jobs.
 
-    `is_ordered`: in an ordered queue, where the first of these rows has failed.
+    `is_ordered`: in an ordered queue, where the first of these rows has failed. `models`: the jobs have so many
+    affinity keys, and those of the last two are warm in the worker that claims.
     """
 
     name: str
@@ -50,10 +53,13 @@ class Case:
     hand_backs: int = 0
     is_analysed: bool = True
     is_ordered: bool = False
+    models: int = 0
 
     @property
     def base(self) -> Case:
-        """The case without further rows."""
+        """The case that this one is compared with: without further rows, or without affinity keys."""
+        if self.models:
+            return MANY_READY
         return BASE_ORDERED if self.is_ordered else BASE
 
 
@@ -63,9 +69,12 @@ FAILING = Case(
     "100,000 behind a failing head", OF_ONE_KEY, {"key": "failing", "keys": 1, "age_sec": _HOUR_SEC}, is_ordered=True
 )
 ONE_KEY = Case("100,000 of one busy key", OF_ONE_KEY, {"keys": 1, "age_sec": _HOUR_SEC}, busy=1)
+MANY_READY = Case("1,000,000 ready", MANY, {"age_sec": -_HOUR_SEC})
+OF_MODELS = Case("1,000,000 ready, by affinity", MANY, {"age_sec": -_HOUR_SEC}, models=8)
 CASES = (
     Case("100,000 ready", 100_000, {"age_sec": -_HOUR_SEC}),
-    Case("1,000,000 ready", MANY, {"age_sec": -_HOUR_SEC}),
+    MANY_READY,
+    OF_MODELS,
     Case("1,000,000 for next week", MANY, {"delay_sec": _WEEK_SEC}),
     Case("1,000,000 finished", MANY, {"status": "succeeded"}),
     Case("5,000 of keys busy elsewhere", 5_000, {"key": "busy", "keys": 5_000, "age_sec": _HOUR_SEC}, busy=5_000),
@@ -85,18 +94,26 @@ class Claimer:
         self.session = lifecycle.open_session(conn, f"bench:{name}")
         self._case = case
         self._bookmark = Bookmark()
+        self._warm: list[str] = []  # the affinity keys of the latest jobs, as a worker keeps them
 
     def claim(self) -> tuple[float, bool]:
         """Milliseconds of one claim, and whether it got a job; the call finishes the job."""
         start = time.perf_counter()
-        claim = lifecycle.step(self.session, ["bench"], BACKOFF_SEC, 1, None, self._bookmark.start())
+        head = self._bookmark.start()
+        affinity = lifecycle.Affinity(self._warm, (), LOOKAHEAD) if self._case.models else None
+        claim = lifecycle.step(self.session, ["bench"], BACKOFF_SEC, 1, None, head, affinity=affinity)
         took = (time.perf_counter() - start) * 1_000
         self._bookmark.move(claim.head)
         if claim.job:
+            self._use(claim.job.affinity_key)
             lifecycle.finish(self.conn, claim.job, Finish("succeed"))
         elif not claim.look_again:
             raise BenchError("a claim found nothing where there are jobs")
         return took, claim.job is not None
+
+    def _use(self, affinity_key: str | None) -> None:
+        if affinity_key:
+            self._warm = [*(key for key in self._warm if key != affinity_key), affinity_key][-WARM:]
 
     def until_claimed(self) -> list[float]:
         """Milliseconds of each claim up to the first that gets a job."""
@@ -139,6 +156,7 @@ class Claimer:
             "most": 1,
             "from_priority": self._bookmark.head.priority,
             "from_time": self._bookmark.head.time,
+            **dict.fromkeys(("warm", "elsewhere", "lookahead", "overdue", "without")),
         }
         self.conn.execute("BEGIN")
         explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["step"]
@@ -247,6 +265,8 @@ def _fill(conn: db.Connection, place: Place, case: Case) -> None:
     seed(conn, CLAIMABLE)
     if case.rows:
         seed(conn, place.wish.scaled(case.rows), **case.more)
+    if case.models:
+        conn.execute(SQL["share_models"], {"models": case.models})
     _switch(conn, quiet, "ENABLE")
     if case.busy:
         conn.execute(SQL["hold"], {"key": case.more.get("key", "key"), "keys": case.busy})

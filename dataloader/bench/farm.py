@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -108,12 +109,18 @@ class Farm(Program):
     """`dataloader workers` on the queue `bench`; ready once all its workers listen."""
 
     def __init__(
-        self, place: Place, workers: int, prefetch: int = 1, marks: Path | None = None, schema: str | None = None
+        self,
+        place: Place,
+        workers: int,
+        prefetch: int = 1,
+        marks: Path | None = None,
+        schema: str | None = None,
+        settings: Mapping[str, str] = {},
     ) -> None:
         entry = {"queue": "bench", "concurrency": workers, "prefetch": prefetch}
-        settings = {"WORKERS_JSON": json.dumps([entry]), "DL_PIPELINES": "dataloader.bench.pipelines"}
-        settings |= {WHERE: str(marks)} if marks else {}
-        super().__init__(place, schema or place.queue(), "workers", **settings)
+        ours = {"WORKERS_JSON": json.dumps([entry]), "DL_PIPELINES": "dataloader.bench.pipelines"}
+        ours |= {WHERE: str(marks)} if marks else {}
+        super().__init__(place, schema or place.queue(), "workers", **ours, **settings)
         self.workers = workers
 
     def is_ready(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from dataloader.bench import marks
@@ -17,6 +18,18 @@ def noop(args: dict[str, Any]) -> None:
 @register("bench.batch", batch_size=10)
 def batch(keys: dict[str, list[dict[str, Any]]]) -> None:
     """Do nothing with the jobs of up to ten keys."""
+
+
+def model(args: dict[str, Any]) -> Iterator[None]:
+    """Take `load_sec` seconds to load."""
+    time.sleep(args["load_sec"])
+    yield
+
+
+@register("bench.model", prepare=model)
+def ask(args: dict[str, Any]) -> None:
+    """Sleep `sec` seconds, with a model loaded."""
+    time.sleep(args["sec"])
 
 
 @register("bench.mark")

@@ -17,7 +17,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import dataloader
 from dataloader import embedded, log
-from dataloader.bench import claim, cpu, drain, enqueue, handover, idle, keys, latency, memory, ordered, pgbench, report
+from dataloader.bench import (
+    affinity,
+    claim,
+    cpu,
+    drain,
+    enqueue,
+    handover,
+    idle,
+    keys,
+    latency,
+    memory,
+    ordered,
+    pgbench,
+    report,
+)
 from dataloader.bench.line import Line
 from dataloader.bench.place import BenchError, Place, Wish, machine
 from dataloader.config import Settings
@@ -30,6 +44,7 @@ FIGURES: dict[str, Measure] = {
     "keys": keys.measure,
     "ordered": ordered.measure,
     "claim": claim.measure,
+    "affinity": affinity.measure,
     "latency": latency.measure,
     "handover": handover.measure,
     "cpu": cpu.measure,

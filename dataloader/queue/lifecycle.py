@@ -31,6 +31,7 @@ PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
 )
+_NO_AFFINITY = dict.fromkeys(("warm", "elsewhere", "lookahead", "overdue"))
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
@@ -79,8 +80,15 @@ class Reached(NamedTuple):
     since: datetime
 
 
+class LeftOut(NamedTuple):
+    """The first job that a claim has passed over for its task: the task, and since when the job is due."""
+
+    task: str
+    since: datetime
+
+
 class Affinity(NamedTuple):
-    """What a claim prefers: see dl_wanted. `overdue`: by priority, jobs created before that instant go first."""
+    """What a claim prefers: see dl_step. `overdue`: by priority, jobs created before that instant go first."""
 
     warm: Collection[str]
     elsewhere: Collection[str]
@@ -95,6 +103,7 @@ class Step(NamedTuple):
     those whose rows somebody has `locked`, whose ends are to be written again a little later. The next steps may
     begin at `head` of the jobs' queue, for up to a second; None: as this one. That queue allows `batch` keys in one
     call of a pipeline; None: as the pipeline says. `reached`: where the claim has passed jobs over for their affinity.
+    `left_out`: that it has passed jobs over for their tasks.
     """
 
     jobs: list[Job]
@@ -106,6 +115,7 @@ class Step(NamedTuple):
     head: Head | None = None
     batch: int | None = None
     reached: Reached | None = None
+    left_out: LeftOut | None = None
 
     @property
     def job(self) -> Job | None:
@@ -200,14 +210,16 @@ def step(
     head: Head = Head(),  # noqa: B008  a constant
     by_lag: bool = False,
     affinity: Affinity | None = None,
+    without: Collection[str] = (),
 ) -> Step:
     """Write how runs of this worker have ended and claim up to `most` jobs, whose keys this session holds.
 
     They are of the first of these queues that has some, and of no other; `by_lag` goes instead by whose first job has
-    waited longest. `head` is where to begin in the first one. `affinity` prefers some jobs to others. Of an ordered
-    queue the claim takes the heads of up to `most` keys, of a merged one all that these keys have, those of a key one
-    after the other. All other keys of the session are let go, unless `ends` is None. One transaction, one round trip.
-    Raises psycopg.DataError, having changed nothing, for an end that PostgreSQL cannot store; `finish` can.
+    waited longest. `head` is where to begin in the first one. `affinity` prefers some jobs to others; jobs of the tasks
+    `without` are passed over. Of an ordered queue the claim takes the heads of up to `most` keys, of a merged one all
+    that these keys have, those of a key one after the other. All other keys of the session are let go, unless `ends` is
+    None. One transaction, one round trip. Raises psycopg.DataError, having changed nothing, for an end that PostgreSQL
+    cannot store; `finish` can.
     """
     parameters = {
         "queues": _texts(queues),
@@ -218,8 +230,10 @@ def step(
         "most": most,
         "from_priority": head.priority,
         "from_time": head.time,
-        "affinity": affinity and json.dumps(affinity._asdict(), default=_plain),
-    } | _arrays(ends)
+        "without": list(without) or None,
+        **(_preferred(affinity) if affinity else _NO_AFFINITY),
+        **_arrays(ends),
+    }
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
@@ -244,16 +258,22 @@ def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Ste
         head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
         batch=said.get("batch"),
         reached=_reached(said["reached"]) if "reached" in said else None,
+        left_out=_left_out(said["left_out"]) if "left_out" in said else None,
     )
+
+
+def _left_out(said: dict[str, Any]) -> LeftOut:
+    return LeftOut(said["task"], datetime.fromisoformat(said["since"]))
 
 
 def _reached(said: dict[str, Any]) -> Reached:
     return Reached(said["priority"], datetime.fromisoformat(said["since"]))
 
 
-def _plain(value: Any) -> Any:
-    """An instant or a collection as JSON has it."""
-    return value.isoformat() if isinstance(value, datetime) else list(value)
+def _preferred(affinity: Affinity) -> dict[str, Any]:
+    overdue = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
+    lists = {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere)}
+    return lists | {"lookahead": affinity.lookahead, "overdue": json.dumps(overdue) if overdue else None}
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:

@@ -26,8 +26,11 @@
 -- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity.
 --                      By lag it counts only where that queue is the first one
 --
--- p_affinity           null: the order of the queue; else see dl_wanted. A claim that finds none of the jobs wanted goes by the
---                      order of the queue after all
+-- p_warm               affinity keys: jobs of these keys and jobs without a key go first, among the queue's first
+--                      p_lookahead that are of its best priority; then those of dl_most_wanted, to which p_elsewhere, the
+--                      keys of the worker's siblings, come last; then any. Null: the order of the queue
+-- p_overdue            {priority: instant}: a job that was created before goes before those of p_warm
+-- p_without            tasks whose jobs the claim passes over, for the host has no room for them; null: none
 --
 -- Returns a row for each claimed job, the best first, then one without a job. That last row's `said` is the text of a JSON
 -- object of the following, without nulls. Most often `said` is null. One column for all: the server spends some 4,500
@@ -39,7 +42,10 @@
 -- from_priority, from_time       where the worker's steps of the next second may begin in the jobs' queue, for this one has
 --                                read many rows in vain; else the worker keeps what it has
 -- batch                          the most keys in one call of a pipeline; else as the pipeline says
--- reached                        for p_affinity some jobs of this `priority` were passed over, those before `since`
+-- reached                        for p_warm some jobs of this `priority` were passed over, those before `since`
+-- left_out                       the first job that was passed over for its task: the `task`, and `since` when it is due.
+--                                The claim reads no farther than the queue's first 1,000 jobs then, and nothing tells of
+--                                room: call again
 -- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
 -- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
@@ -50,7 +56,7 @@ CREATE OR REPLACE FUNCTION dl_step(
   p_queues text[], p_by_lag boolean, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
   p_priority int, p_from timestamptz,
   p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[],
-  p_affinity json)
+  p_warm text[], p_elsewhere text[], p_lookahead int, p_overdue json, p_without text[])
 RETURNS TABLE (
   job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
   max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, affinity_key text, said text)
@@ -69,6 +75,7 @@ DECLARE
   batch int;
   in_order uuid[];
   reached json;
+  left_out json;
   this text;  -- the queue
   named text;  -- the queue that p_priority and p_from are of
   is_paused boolean;  -- null: the queue has no settings
@@ -89,7 +96,7 @@ DECLARE
   looks boolean := false;         -- dl_take_keys asks whether its keys are free
   looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
   not_started int[];
-  wanted text[];         -- claim jobs of these affinity keys, or of none; null: any
+  wanted text[] := p_warm;  -- claim jobs of these affinity keys, or of none; null: any
   past int := 0;         -- how many rows behind p_from this call has looked at in vain
   passed int[] := '{}';  -- their keys
 BEGIN
@@ -133,14 +140,11 @@ BEGIN
     IF is_freed THEN
       PERFORM dl_unpark_freed();
     END IF;
-    IF p_affinity IS NOT NULL THEN
-      wanted := dl_wanted(this, p_affinity);
-    END IF;
 
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, wanted, p_affinity);
+      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, wanted, p_lookahead, p_overdue, p_without);
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
         -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
@@ -213,9 +217,13 @@ BEGIN
           reached := CASE WHEN took.rows > started
                           THEN json_build_object('priority', took.priority, 'since', took.since) END;
         ELSE
-          wanted := NULL;
+          wanted := CASE WHEN wanted = p_warm THEN dl_most_wanted(this, p_warm, p_elsewhere, p_lookahead) END;
           CONTINUE;
         END IF;
+      END IF;
+      IF took.left_out IS NOT NULL THEN
+        left_out := coalesce(left_out, took.left_out);
+        EXIT WHEN started = 0 AND took.odd IS NULL AND took.others = '{}';
       END IF;
       IF took.odd IS NOT NULL THEN
         off := dl_set_aside(took.odd);
@@ -270,7 +278,7 @@ BEGIN
        WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
     SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
                  CASE WHEN past > 0 THEN least(1, greatest(0.1, past / 1000.0)) END,
-                 CASE WHEN is_freed OR is_late THEN 1 END) INTO due_in
+                 CASE WHEN is_freed OR is_late OR left_out IS NOT NULL THEN 1 END) INTO due_in
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
          WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
@@ -278,6 +286,7 @@ BEGIN
     p_priority := 0;
     p_from := '-infinity';
     is_ordered := false;
+    wanted := p_warm;
     in_order := NULL;
     batch := NULL;
     looks := false;
@@ -285,11 +294,12 @@ BEGIN
     past := 0;
     passed := '{}';
   END LOOP;
-  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, reached) IS NULL THEN
+  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, reached,
+          left_out) IS NULL THEN
     said := json_strip_nulls(json_build_object(
       'unfinished', unfinished, 'canceled', canceled, 'locked', locked, 'backoffs', backoffs, 'look_again', look_again,
       'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order,
-      'reached', reached))::text;
+      'reached', reached, 'left_out', left_out))::text;
   END IF;
   RETURN NEXT;
 END
@@ -313,32 +323,19 @@ CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sq
 $$;
 
 
--- Which jobs of the queue a worker should claim that has some resources warm: those of the affinity keys returned, and
--- those without one. Null: in the order of the queue. Only ready jobs of the best priority count, among the queue's first
--- `lookahead`: a key that is warm in this worker; else the key that most of them have, of those that are warm in no
--- sibling, if there are any. Unfairness is bounded: a job that was created before the instant that `overdue` names for its
--- priority goes before all others. One bounded read of ix_dl_jobs_ready.
---
--- p_affinity   {"warm": [key, ...], "elsewhere": [key, ...], "lookahead": rows, "overdue": {priority: instant}}
-CREATE OR REPLACE FUNCTION dl_wanted(p_queue text, p_affinity json) RETURNS text[] LANGUAGE plpgsql AS $$
-DECLARE
-  warm text[] := ARRAY(SELECT json_array_elements_text(p_affinity -> 'warm'));
-BEGIN
-  RETURN (
-    WITH near AS MATERIALIZED (
-      SELECT priority, created_at, affinity_key FROM dl_jobs
-       WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-       ORDER BY priority, created_at LIMIT (p_affinity ->> 'lookahead')::int),
-    keys AS MATERIALIZED (
-      SELECT priority, affinity_key AS key, count(*) AS jobs, min(created_at) AS since FROM near
-       WHERE priority = (SELECT min(priority) FROM near) GROUP BY priority, affinity_key)
-    SELECT CASE
-        WHEN min(since) < (p_affinity -> 'overdue' ->> min(priority)::text)::timestamptz THEN NULL
-        WHEN bool_or(key IS NULL OR key = ANY (warm)) THEN warm
-        ELSE ARRAY[(array_agg(key ORDER BY key IN (SELECT json_array_elements_text(p_affinity -> 'elsewhere')),
-                              jobs DESC, since))[1]] END
-      FROM keys);
-END
+-- The affinity key that a worker should make warm: that of most of the ready jobs among the queue's first p_lookahead, as
+-- far as they have the priority of the first; first one that is warm in no sibling. Null where no job has another key than
+-- those that are warm. One bounded read of ix_dl_jobs_ready.
+CREATE OR REPLACE FUNCTION dl_most_wanted(p_queue text, p_warm text[], p_elsewhere text[], p_lookahead int)
+RETURNS text[] LANGUAGE sql AS $$
+  WITH near AS MATERIALIZED (
+    SELECT priority, created_at, affinity_key FROM dl_jobs
+     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+     ORDER BY priority, created_at LIMIT p_lookahead)
+  SELECT ARRAY[affinity_key] FROM near
+   WHERE affinity_key <> ALL (p_warm) AND priority = (SELECT min(priority) FROM near)
+   GROUP BY affinity_key
+   ORDER BY affinity_key = ANY (p_elsewhere), count(*) DESC, min(created_at) LIMIT 1
 $$;
 
 
@@ -453,9 +450,12 @@ $$;
 -- p_priority, p_from   the rows before these are not read
 -- p_past               nor are so many rows behind these
 -- p_passed             keys that are passed over
--- p_wanted, p_affinity take only jobs with one of these affinity keys or with none, among so many rows; null: any
+-- p_wanted             take only jobs of these affinity keys or of none, and overdue ones (dl_step), among p_lookahead
+--                      rows of one priority; null: any
 -- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
 --                      not ask, for most keys are free
+--
+-- p_without            tasks whose jobs are passed over; null: none
 --
 -- mine              the keys whose locks this session has now; they may still prove busy, with p_looks hardly
 -- lock_keys         in an ordered queue their names
@@ -464,11 +464,12 @@ $$;
 -- rows              how many rows were read
 -- more              there may be more of them
 -- priority, since   where the first row of a key taken stands
+-- left_out          see dl_step
 CREATE OR REPLACE FUNCTION dl_take_keys(
   p_queue text, p_ordered boolean, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
-  p_wanted text[], p_affinity json,
+  p_wanted text[], p_lookahead int, p_overdue json, p_without text[],
   OUT mine int[], OUT lock_keys text[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
-  OUT since timestamptz)
+  OUT since timestamptz, OUT left_out json)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -477,19 +478,33 @@ DECLARE
   -- another one is worth. It reads on for all where it has none.
   behind int := 0;
   spared int;
+  class int;
+  overdue timestamptz;
 BEGIN
   mine := '{}'; others := p_passed; rows := 0; more := false;
   FOR near IN
     SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
            cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
-           OR p_ordered AND score IS NULL AS is_odd, affinity_key
+           OR p_ordered AND score IS NULL AS is_odd, affinity_key, task, available_at
       FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
      ORDER BY priority, created_at
-     LIMIT CASE WHEN p_wanted IS NULL THEN 1000 + p_most ELSE (p_affinity ->> 'lookahead')::int END OFFSET p_past
+     LIMIT CASE WHEN p_wanted IS NULL THEN 1000 + p_most ELSE p_lookahead END OFFSET p_past
   LOOP
     rows := rows + 1;
-    CONTINUE WHEN near.affinity_key <> ALL (p_wanted);
+    IF p_wanted IS NOT NULL THEN
+      IF class IS NULL THEN
+        class := near.priority;
+        overdue := coalesce((p_overdue ->> class::text)::timestamptz, '-infinity');
+      END IF;
+      EXIT WHEN near.priority <> class;
+      CONTINUE WHEN near.affinity_key <> ALL (p_wanted) AND near.created_at >= overdue;
+    END IF;
+    IF near.task = ANY (p_without) THEN
+      left_out := coalesce(left_out, json_build_object(
+        'task', near.task, 'since', greatest(near.created_at, near.available_at)));
+      CONTINUE;
+    END IF;
     behind := behind + 1;
     IF near.is_odd THEN
       odd := odd || near.job_id;

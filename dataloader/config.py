@@ -47,7 +47,7 @@ SCHEDULERS = ("lag", "sequential", "strict")
 CATEGORIES = {
     "reasoning": ["*deepseek-r1*", "*qwq*", "*gpt-oss*", "*magistral*", "*thinking*", "*"],
     "coding": ["*coder*", "*codestral*", "*devstral*", "*code*", "*"],
-    "fast": ["*[:-]0.[0-9]b*", "*[:-][1-4]b*", "*[:-]1.[0-9]b*", "*mini*", "*"],
+    "fast": ["*[:-][0-3].[0-9]b*", "*[:-][1-4]b", "*[:-][1-4]b[:-]*", "*mini*", "*"],  # up to 4b, and not "-4bit"
     "default": ["*instruct*", "*llama*", "*qwen*", "*"],
 }
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say

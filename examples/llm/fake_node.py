@@ -47,6 +47,7 @@ class FakeNode:
         self.elsewhere = ""
         self.status: dict[str, Any] | None = None  # what /status says; None: there is none
         self.asked: list[tuple[str, dict[str, Any] | None]] = []  # path and body of each request
+        self.passwords: set[str | None] = set()  # the Authorization of the requests
         self.silent = threading.Event()  # set while a request waits for words that do not come
         self.hung_up = threading.Event()  # set when the client has closed such a connection
         self.hung_up_at = 0.0
@@ -113,6 +114,7 @@ def _handler(node: FakeNode) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             node.asked.append((self.path, None))
+            node.passwords.add(self.headers["Authorization"])
             if node.behave == "moves":
                 return self._move()
             document = _about(node).get(self.path)
@@ -121,6 +123,7 @@ def _handler(node: FakeNode) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             node.asked.append((self.path, body))
+            node.passwords.add(self.headers["Authorization"])
             self.close_connection = True
             if node.behave == "moves":
                 return self._move()

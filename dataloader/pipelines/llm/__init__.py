@@ -106,7 +106,7 @@ class _Search:
             self.context.progress(said)
             async for piece in speech.spoken(self.http, node, model, self.wanted, silence_sec):
                 texts.append(piece.text)
-                said["tokens"] = said["tokens"] + bool(piece.text) if piece.total is None else piece.total
+                said["tokens"] = said["tokens"] + piece.tokens if piece.total is None else piece.total
                 self.context.progress(said)
         return {"text": _accepted("".join(texts), self.wanted), **said}
 

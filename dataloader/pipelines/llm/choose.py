@@ -160,7 +160,7 @@ def busy(status: Any, most_percent: float) -> str | None:
             return f"its {what} is at {value:.0f} %, above {most_percent:g} %"
     active, most = (_numbers(status).get(name) for name in ("active_requests", "max_concurrency"))
     if active is not None and most is not None and active >= most:
-        return f"it has {active:g} requests in flight, and takes {most:g}"
+        return f"it has {active:g} of {most:g} requests in flight"
     return None
 
 

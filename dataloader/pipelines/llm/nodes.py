@@ -9,10 +9,12 @@ import asyncio
 import hashlib
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EADDRINUSE
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,7 +44,14 @@ def client(settings: Settings) -> httpx.AsyncClient:
         headers={"User-Agent": "dataloader (llm.generate)", "Accept-Encoding": "identity"},
         follow_redirects=False,
         trust_env=False,
+        verify=_certificates(),
     )
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """The system's certificates, where a company's own are too. To read them takes longer than a question of a scan."""
+    return ssl.create_default_context()
 
 
 def addresses(settings: Settings, root: Path = Path("/")) -> list[tuple[Kind, str]]:
@@ -149,10 +158,13 @@ def trouble(error: httpx.HTTPError, silence_sec: float) -> PassedOver:
 
 
 async def check_load(http: httpx.AsyncClient, node: Node, most_percent: float) -> None:
-    """Raise PassedOver for a node that is too busy: by its own word, or as a node on this machine by a measurement."""
+    """Raise PassedOver for a node that is too busy: by its own word, or as a node on this machine by a measurement.
+
+    With `most_percent` 100 nothing is measured, because nothing would be above it.
+    """
     status = await _asked(http, node.url + node.status_path) if node.status_path else None
     why = busy(status, most_percent)
-    if why is None and _is_here(node.url):
+    if why is None and most_percent < 100 and _is_here(node.url):
         why = busy(await _own_load(), most_percent)
     if why:
         raise PassedOver(why)
@@ -195,4 +207,4 @@ def _taken(url: str, most: int) -> socket.socket:
                 raise
         else:
             return held
-    raise PassedOver(f"{most} requests of this machine are in flight there, and it gets no more")
+    raise PassedOver(f"this machine has {most} of {most} requests in flight there")

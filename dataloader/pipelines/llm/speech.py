@@ -25,6 +25,7 @@ class Piece(NamedTuple):
     """A part of an answer."""
 
     text: str = ""
+    tokens: int = 0  # of the text, or of what a model thinks before it answers
     total: int | None = None  # how many tokens the whole answer has, where the node says it
     is_last: bool = False
 
@@ -88,13 +89,16 @@ def read(line: bytes) -> Piece:
 
 
 def _ollama(document: dict[str, Any]) -> Piece:
-    return Piece(str(document.get("response", "")), _count(document.get("eval_count")), document["done"] is True)
+    text = str(document.get("response") or "")
+    is_token = bool(text or document.get("thinking"))
+    return Piece(text, is_token, _count(document.get("eval_count")), document["done"] is True)
 
 
 def _openai(document: dict[str, Any]) -> Piece:
-    usage = document.get("usage") or {}
-    text = document["choices"][0]["delta"].get("content") if document["choices"] else None
-    return Piece(text or "", _count(usage.get("completion_tokens")))
+    delta = document["choices"][0].get("delta", {}) if document["choices"] else {}
+    text = str(delta.get("content") or "")
+    is_token = bool(text or delta.get("reasoning") or delta.get("reasoning_content"))
+    return Piece(text, is_token, _count((document.get("usage") or {}).get("completion_tokens")))
 
 
 def _count(number: Any) -> int | None:

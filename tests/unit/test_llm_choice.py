@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from dataloader.config import CATEGORIES, Settings
 from dataloader.pipelines import PermanentError, validated
 from dataloader.pipelines.llm import affinity_key, timeout_factor
 from dataloader.pipelines.llm.choose import Arguments, Node, PassedOver, busy, candidates, is_echo, patterns, tells_load
-from dataloader.pipelines.llm.nodes import addresses
+from dataloader.pipelines.llm.nodes import addresses, trouble
 from dataloader.pipelines.llm.speech import Piece, question, read
 
 BIG = Node("ollama", "http://big:11434", ("nomic-embed-text:latest", "deepseek-r1:70b", "qwen2.5-coder:32b"))
@@ -257,6 +258,23 @@ def test_a_line_that_is_no_part_of_an_answer(line: bytes, why: str) -> None:
     with pytest.raises(PassedOver) as caught:
         read(line)
     assert str(caught.value) == why
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] s3cret"),
+            "its certificate is not valid for this machine",
+        ),
+        (httpx.ConnectError("s3cret"), "it is down: no connection"),
+        (httpx.ConnectTimeout("s3cret"), "it is down: no connection"),
+        (httpx.ReadTimeout("s3cret"), "it was silent for 7 s"),
+        (httpx.ReadError("s3cret"), "it broke the connection"),
+    ],
+)
+def test_a_trouble_of_the_connection_in_words_for_people(error: httpx.HTTPError, why: str) -> None:
+    assert str(trouble(error, 7)) == why
 
 
 # --- the addresses ---

@@ -196,14 +196,16 @@ def _urls(given: Any) -> Any:
     urls = tuple(part.strip() for part in given.split(",") if part.strip()) if isinstance(given, str) else given
     if not all(_is_plain(url) for url in urls):
         # The value may hold a password, so the text shows none of it.
-        raise ValueError("should be URLs such as http://localhost:11434, separated by commas, without ? and #")
+        raise ValueError("should be URLs such as http://localhost:11434, separated by commas, without ? # and spaces")
     return urls
 
 
 def _is_plain(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not {*"?#"} & {*url}
+        # An @ in the path is the end of a password with a slash, and paths are shown.
+        is_safe = url.isprintable() and not {*"?# "} & {*url} and "@" not in parts.path
+        return is_safe and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # of the port, or of brackets
         return False
 

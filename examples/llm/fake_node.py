@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ class FakeNode:
         self.models = models
         self.loaded: tuple[str, ...] = ()
         self.behave = "answers"
+        self.says = WORDS
         self.pause_sec = 0.05
         self.elsewhere = ""
         self.status: dict[str, Any] | None = None  # what /status says; None: there is none
@@ -52,8 +54,7 @@ class FakeNode:
         self.hung_up = threading.Event()  # set when the client has closed such a connection
         self.hung_up_at = 0.0
         self._closing = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
-        self._server.daemon_threads = False  # close() waits for them
+        self._server = _Server(("127.0.0.1", port), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
@@ -95,13 +96,22 @@ class FakeNode:
 
     def words(self, prompt: str) -> Iterator[str]:
         """The words of the answer; the behaviour decides which, how fast, and whether all: else it raises Cut."""
-        said = {"echoes": prompt.split(), "empty": []}.get(self.behave, WORDS)
+        said = {"echoes": prompt.split(), "empty": []}.get(self.behave, self.says)
         for number, word in enumerate(said):
             if self.behave == "slow":
                 self._closing.wait(self.pause_sec)
             if number == 2 and self.behave in ("hangs", "cuts", "breaks"):
                 raise Cut
             yield word if number == 0 else f" {word}"
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False  # close() waits for them
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client may leave when it likes."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Cut(Exception):
@@ -224,7 +234,8 @@ def _mlx(node: FakeNode, body: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _event(document: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps({"object": "chat.completion.chunk"} | document).encode() + b"\n\n"
+    """Letters beyond ASCII stand there as they are, as in an answer of mlx_lm's server."""
+    return f"data: {json.dumps({'object': 'chat.completion.chunk'} | document, ensure_ascii=False)}\n\n".encode()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_node import WORDS, FakeNode
 
-from dataloader.pipelines.llm import nodes
+from dataloader.pipelines.llm import nodes, speech
 from dataloader.testing import Result, run
 
 TEXT = " ".join(WORDS)
@@ -107,6 +107,19 @@ def test_the_progress_counts_tokens_and_the_text_comes_last(ask: Ask) -> None:
     assert [("text" in each) for each in progress] == [False] * (len(progress) - 1) + [True]
 
 
+def test_a_line_of_an_answer_ends_with_a_line_feed_alone(ask: Ask, mlx: FakeNode) -> None:
+    mlx.says = ["Привет\u2028и\u0085пока"]
+    assert ask(model=MLX_MODEL).value["text"] == "Привет\u2028и\u0085пока"  # type: ignore[index]
+
+
+def test_an_answer_without_end_is_given_up(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
+    settings.setattr(speech, "_LONGEST_ANSWER", 300)
+    assert "its answer is longer than 300 bytes" in str(ask().error)
+    settings.setattr(nodes, "_scanned", {})
+    settings.setattr(nodes, "_LONGEST_LIST", 20)
+    assert f"{ollama.url}: its answer to /api/tags is longer than 20 bytes" in str(ask().error)
+
+
 # --- who is passed over ---
 
 SILENT = "it was silent for 0.3 s"
@@ -171,6 +184,16 @@ def test_a_node_that_is_down_is_passed_over_and_its_password_not_shown(
     assert result.value["passed_over"] == [{"node": down, "reason": "it is down: no connection"}]
     assert f"node passed over: {down}: it is down: no connection" in caplog.text
     assert "s3cret" not in f"{caplog.text} {result.progress}"
+
+
+def test_an_address_that_no_client_takes_is_passed_over(
+    ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("OLLAMA_API_URL", f"http://user:s3cret@300.1.1.1,{ollama.url}")
+    result = ask()
+    assert result.value is not None
+    assert result.value["passed_over"] == [{"node": "http://300.1.1.1", "reason": "its address is not valid"}]
+    assert "s3cret" not in f"{result.progress}"
 
 
 def test_a_nodes_password_is_sent_to_this_node(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,8 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("OLLAMA_API_URL", "http://u:s3cret@h:1,h:2", "OLLAMA_API_URL: should be URLs such as http://localhost:11434,"),
         ("OLLAMA_BASE_URL", "http://u:s3cret@h:99999", "OLLAMA_BASE_URL: should be URLs such as"),
         ("MLX_API_URL", "http://h/?key=s3cret", "MLX_API_URL: should be URLs such as"),
+        ("MLX_API_URL", "http://u:12/s3cret@h", "MLX_API_URL: should be URLs such as"),
+        ("MLX_API_URL", "http://h/ s3cret", "MLX_API_URL: should be URLs such as"),
         ("MLX_API_URL", "file:///s3cret", "MLX_API_URL: should be URLs such as"),
         ("DL_LLM_CATEGORIES", "s3cret", "DL_LLM_CATEGORIES: should be JSON such as"),
         ("DL_LLM_CATEGORIES", '{"s3cret": ["*"]}', "DL_LLM_CATEGORIES: should be an object with names among reasoning"),

@@ -127,22 +127,31 @@ async def _said(http: httpx.AsyncClient, url: str) -> Any:
 
 async def _asked(http: httpx.AsyncClient, url: str) -> Any:
     """The JSON document at this address of a node; raises PassedOver where the node gives none."""
+    path = urlsplit(url).path
     try:
         async with asyncio.timeout(_SCAN_SEC), http.stream("GET", url) as response:
             if response.status_code != httpx.codes.OK:
-                raise PassedOver(f"it answered {response.status_code} to {urlsplit(url).path}")
-            body = b""
-            async for piece in response.aiter_bytes():
-                body += piece
-                if len(body) > _LONGEST_LIST:
-                    raise PassedOver(f"its answer to {urlsplit(url).path} is longer than {_LONGEST_LIST} bytes")
-        return json.loads(body)
+                raise PassedOver(f"it answered {response.status_code} to {path}")
+            body = await _body(response, path)
     except TimeoutError:
         raise PassedOver(f"it was silent for {_SCAN_SEC:g} s") from None
+    except httpx.InvalidURL:
+        raise PassedOver("its address is not valid") from None
     except httpx.HTTPError as e:
         raise trouble(e, _SCAN_SEC) from None
+    try:
+        return json.loads(body)
     except (ValueError, RecursionError):
-        raise PassedOver(f"its answer to {urlsplit(url).path} is no JSON") from None
+        raise PassedOver(f"its answer to {path} is no JSON") from None
+
+
+async def _body(response: httpx.Response, path: str) -> bytes:
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > _LONGEST_LIST:
+            raise PassedOver(f"its answer to {path} is longer than {_LONGEST_LIST} bytes")
+    return body
 
 
 def trouble(error: httpx.HTTPError, silence_sec: float) -> PassedOver:

@@ -16,6 +16,7 @@ from datetime import UTC
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
@@ -42,6 +43,13 @@ _OURS = ("DL_", "PG_", "WORKER")
 QUEUES_MOST = 32  # of one worker: its slot in the shared memory has room for their names
 QueueName = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]+$")]
 SCHEDULERS = ("lag", "sequential", "strict")
+# Patterns of model names by category, the best first; the last takes what is there. A category names a wish.
+CATEGORIES = {
+    "reasoning": ["*deepseek-r1*", "*qwq*", "*gpt-oss*", "*magistral*", "*thinking*", "*"],
+    "coding": ["*coder*", "*codestral*", "*devstral*", "*code*", "*"],
+    "fast": ["*[:-][0-3].[0-9]b*", "*[:-][1-4]b", "*[:-][1-4]b[:-]*", "*mini*", "*"],  # up to 4b, and not "-4bit"
+    "default": ["*instruct*", "*llama*", "*qwen*", "*"],
+}
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -184,6 +192,31 @@ def _json(example: str) -> BeforeValidator:
     return BeforeValidator(decoded)
 
 
+def _urls(given: Any) -> Any:
+    urls = tuple(part.strip() for part in given.split(",") if part.strip()) if isinstance(given, str) else given
+    if not all(_is_plain(url) for url in urls):
+        # The value may hold a password, so the text shows none of it.
+        raise ValueError("should be URLs such as http://localhost:11434, separated by commas, without ? # and spaces")
+    return urls
+
+
+def _is_plain(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        # An @ in the path is the end of a password with a slash, and paths are shown.
+        is_safe = url.isprintable() and not {*"?# "} & {*url} and "@" not in parts.path
+        return is_safe and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        return False
+
+
+def _categories(given: Any) -> Any:
+    """The table with the categories that are given in place of the default's."""
+    if not isinstance(given, dict) or not set(given) <= set(CATEGORIES):
+        raise ValueError(f"should be an object with names among {', '.join(CATEGORIES)}")
+    return CATEGORIES | given
+
+
 def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
     said = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
     if len(said) > len({served for served, _ in said}):
@@ -248,6 +281,14 @@ Tokens = Annotated[
     NoDecode,
     _json('[{"name":"airflow","scopes":["trigger"],"sha256":"<64 hex digits>"}]'),
     AfterValidator(_without_twins),
+]
+Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_urls)]
+Pattern = Annotated[str, Field(min_length=1, max_length=200)]
+Categories = Annotated[
+    dict[str, Annotated[list[Pattern], Field(min_length=1)]],
+    NoDecode,
+    BeforeValidator(_categories),
+    _json('{"coding": ["qwen2.5-coder*", "*"]}'),
 ]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
@@ -415,6 +456,36 @@ class Settings(BaseSettings):
         default="https://www.cbr.ru/scripts",
         pattern=r"^https?://",
         description="URL from which `load.cbr.rates` requests the rates.",
+    )
+
+    ollama_api_url: Urls = Field(
+        default=(),
+        description="Ollama nodes that `llm.generate` asks, as URLs separated by commas. Where this and the next two "
+        "are unset: port 11434 of this machine, and as a node of MLX_API_URL port 11435; in a container this machine "
+        "is `host.docker.internal`.",
+    )
+    ollama_base_url: Urls = Field(default=(), description="More Ollama nodes, after those of OLLAMA_API_URL.")
+    mlx_api_url: Urls = Field(
+        default=(), description="Nodes with MLX models that speak OpenAI's protocol, asked after those of Ollama."
+    )
+    dl_llm_categories: Categories = Field(
+        default=CATEGORIES,
+        description="Patterns of model names by category, the best first. A category that is given here replaces the "
+        "default's, the others stay; see docs/llm.md.",
+    )
+    dl_llm_silence_sec: Seconds = Field(
+        default=120,
+        description="Seconds without a byte after which a node is passed over; half as many again for a model of 32 "
+        "billion parameters or more.",
+    )
+    dl_llm_busy_percent: float = Field(
+        default=90,
+        ge=1,
+        le=100,
+        description="Percent of queue, RAM or CPU above which a node is passed over; 100 never passes one over for it.",
+    )
+    dl_llm_mlx_concurrent: int = Field(
+        default=4, ge=1, le=1000, description="Requests that the workers of a machine have in flight at one MLX node."
     )
 
     dl_url: str | None = Field(

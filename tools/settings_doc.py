@@ -19,6 +19,7 @@ GROUPS = {
     "pg_host": "Databases",
     "workers_json": "Workers and jobs",
     "dl_pipelines": "Pipelines and files",
+    "ollama_api_url": "Language models",
     "dl_url": "The command line and the Python client",
 }
 
@@ -57,7 +58,8 @@ def dotenv() -> str:
         if name in GROUPS:
             lines += ["", f"# --- {GROUPS[name]} ---"]
         default = _default(schema)
-        shown = f'"{default}"' if " " in default else default
+        quote = "'" if '"' in default else '"'
+        shown = f"{quote}{default}{quote}" if " " in default else default
         lines += ["", f"# {schema['description'].replace('`', '')}", f"#{name.upper()}={shown}"]
     return "\n".join(lines) + "\n"
 
@@ -78,8 +80,10 @@ def _type(schema: dict[str, Any]) -> str:
     schema = next((part for part in schema.get("anyOf", []) if part["type"] != "null"), schema)
     if schema["type"] in ("integer", "number"):
         return ("whole number" if schema["type"] == "integer" else "number") + _bounds(schema)
+    if schema.get("items") == {"type": "string"}:
+        return "text, with commas"
     named = {"path": "folder", "password": "text, secret"}.get(schema.get("format", ""))
-    return named or {"boolean": "true or false", "array": "JSON"}.get(schema["type"], "text")
+    return named or {"boolean": "true or false", "array": "JSON", "object": "JSON"}.get(schema["type"], "text")
 
 
 def _bounds(schema: dict[str, Any]) -> str:

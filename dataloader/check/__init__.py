@@ -78,8 +78,12 @@ def shown(settings: Settings) -> dict[str, str]:
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, SecretStr):
         return db.shown(value.get_secret_value()) if name.endswith("_dsn") else log.MASK
+    if name.endswith("_url") and isinstance(value, tuple):
+        return ",".join(map(log.masked, value))
     if isinstance(value, tuple):
         return json.dumps(log.masked([entry.model_dump(exclude_none=True) for entry in value]), ensure_ascii=False)
+    if isinstance(value, dict):
+        return json.dumps(log.masked(value), ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -67,6 +67,7 @@ class Pipeline:
 
 
 _registry: dict[str, Pipeline] = {}
+_absent: dict[str, str] = {}  # tasks that this installation lacks, and what would bring them
 
 
 def register(
@@ -143,6 +144,11 @@ def register(
     return decorate
 
 
+def absent(task: str, why: str) -> None:
+    """Say why a known task has no pipeline in this installation; `resolve` tells it to a job that asks for the task."""
+    _absent[task] = why
+
+
 def batch_size(task: str) -> int:
     """How many keys a run of this task takes; 1 for a task that is not known here."""
     pipeline = _registry.get(task)
@@ -155,10 +161,15 @@ def attempts() -> dict[str, int | None]:
 
 
 def resolve(task: str) -> Pipeline:
-    """The pipeline of this name; raises UnknownTask, which names the known tasks and the one probably meant."""
+    """The pipeline of this name; raises UnknownTask, which names the known tasks and the one probably meant.
+
+    For a task that this installation lacks, the error says what would bring it.
+    """
     try:
         return _registry[task]
     except KeyError:
+        if why := _absent.get(task):
+            raise UnknownTask(f"the pipeline {task!r} is not installed here: {why}") from None
         close = difflib.get_close_matches(task, tasks(), 1)
         meant = f" (did you mean {close[0]!r}?)" if close else ""
         raise UnknownTask(f"no pipeline {task!r} is registered here{meant}; known: {', '.join(tasks())}") from None

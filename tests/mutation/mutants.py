@@ -378,7 +378,7 @@ MUTANTS: list[Mutant] = [
         ("one before its time", " OR available_at > clock_timestamp()"),
         ("rows of other queues", "queue = p_queue AND "),
         ("rows that wait", " AND blocked_on IS NULL"),
-        ("few candidates", "LIMIT 1000 + p_most OFFSET", "LIMIT p_most OFFSET"),
+        ("few candidates", "THEN 1000 + p_most ELSE", "THEN p_most ELSE"),
         ("does not look behind", " OFFSET p_past\n", "\n"),
         ("more than asked for", "more := cardinality(mine) = p_most OR ", "more := "),
         ("reads on for a few keys more", "behind * cardinality(mine) > 500", "false"),
@@ -566,7 +566,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "parks beside every start",
-            "EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64",
+            "EXIT WHEN started > 0 AND (took.rows - started < 2 * p_most + 64 OR wanted IS NOT NULL)",
             "EXIT WHEN false",
         ),
         (

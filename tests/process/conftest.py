@@ -35,6 +35,8 @@ FARMS = {
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up", "test_example_orders"),
     "test_workers_of_several_queues",
     "test_worker_hooks",
+    "test_llm",
+    "test_example_llm",
 }
 
 

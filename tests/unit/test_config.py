@@ -153,6 +153,17 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DL_API_TOKENS", '[{"name":"a","scopes":["s3cret"]}]', "DL_API_TOKENS[0].scopes[0]: Input should be 'read',"),
         ("DL_API_TOKENS", '[{"name":"anonymous"}]', "DL_API_TOKENS[0].name: should not be anonymous"),
         ("DL_API_TOKENS", f"[{TOKEN},{TOKEN}]", "DL_API_TOKENS as a whole: should have each sha256 once"),
+        ("OLLAMA_API_URL", "http://u:s3cret@h:1,h:2", "OLLAMA_API_URL: should be URLs such as http://localhost:11434,"),
+        ("OLLAMA_BASE_URL", "http://u:s3cret@h:99999", "OLLAMA_BASE_URL: should be URLs such as"),
+        ("MLX_API_URL", "http://h/?key=s3cret", "MLX_API_URL: should be URLs such as"),
+        ("MLX_API_URL", "http://u:12/s3cret@h", "MLX_API_URL: should be URLs such as"),
+        ("MLX_API_URL", "http://h/ s3cret", "MLX_API_URL: should be URLs such as"),
+        ("MLX_API_URL", "file:///s3cret", "MLX_API_URL: should be URLs such as"),
+        ("DL_LLM_CATEGORIES", "s3cret", "DL_LLM_CATEGORIES: should be JSON such as"),
+        ("DL_LLM_CATEGORIES", '{"s3cret": ["*"]}', "DL_LLM_CATEGORIES: should be an object with names among reasoning"),
+        ("DL_LLM_CATEGORIES", '{"fast": []}', "DL_LLM_CATEGORIES.fast: List should have at least 1 item"),
+        ("DL_LLM_BUSY_PERCENT", "0", "DL_LLM_BUSY_PERCENT: Input should be greater than or equal to 1"),
+        ("DL_LLM_MLX_CONCURRENT", "0", "DL_LLM_MLX_CONCURRENT: Input should be greater than or equal to 1"),
         ("DL_TRUSTED_PROXIES", "-1", "DL_TRUSTED_PROXIES: Input should be greater than or equal to 0"),
         ("DL_MAX_JOBS", "0", "DL_MAX_JOBS: Input should be greater than or equal to 1"),
         ("DL_MAX_RSS_MB", "15", "DL_MAX_RSS_MB: Input should be greater than or equal to 16"),
@@ -277,3 +288,16 @@ def test_where_the_queue_and_the_target_are(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_target_defaults_to_the_queues_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DL_DB_DSN", "host=q dbname=queue")
     assert load().target_dsn == "host=q dbname=queue"
+
+
+def test_lists_of_urls_are_split_and_shown_without_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_API_URL", "http://gpu1:11434, https://u:s3cret@gpu2/ollama,")
+    assert load().ollama_api_url == ("http://gpu1:11434", "https://u:s3cret@gpu2/ollama")
+    assert check.shown(load())["OLLAMA_API_URL"] == "http://gpu1:11434,https://u:***@gpu2/ollama"
+
+
+def test_a_category_that_is_given_replaces_the_defaults_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_LLM_CATEGORIES", '{"coding": ["starcoder*"]}')
+    table = load().dl_llm_categories
+    assert table == config.CATEGORIES | {"coding": ["starcoder*"]}
+    assert '"coding": ["starcoder*"]' in check.shown(load())["DL_LLM_CATEGORIES"]

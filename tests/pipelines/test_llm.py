@@ -1,0 +1,356 @@
+"""The promises of `llm.generate`, against nodes that speak the real protocols over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_node import WORDS, FakeNode
+
+from dataloader.pipelines.llm import nodes, speech
+from dataloader.testing import Result, run
+
+TEXT = " ".join(WORDS)
+MODEL = "llama3.2:3b"
+MLX_MODEL = "mlx-community/Llama-3.2-3B"
+PROMPT = "What is the meaning of it all?"
+Ask = Callable[..., Result]
+
+
+@pytest.fixture
+def ollama() -> Iterator[FakeNode]:
+    node = FakeNode("ollama", (MODEL,))
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def mlx() -> Iterator[FakeNode]:
+    node = FakeNode("mlx", (MLX_MODEL,))
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def down() -> Iterator[str]:
+    """An address at which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """No .env, no memory of other tests' nodes; this machine may be as busy as it likes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nodes, "_scanned", {})
+    monkeypatch.setenv("OLLAMA_BASE_URL", "")
+    monkeypatch.setenv("DL_LLM_BUSY_PERCENT", "100")
+    return monkeypatch
+
+
+@pytest.fixture
+def ask(ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch) -> Ask:
+    """Run a job of one attempt with both nodes in the settings, Ollama's first."""
+    settings.setenv("OLLAMA_API_URL", ollama.url)
+    settings.setenv("MLX_API_URL", mlx.url)
+
+    def ask(**args: Any) -> Result:
+        more = {name: args.pop(name) for name in ("cancel_at", "max_attempts") if name in args}
+        return run("llm.generate", {"prompt": PROMPT} | args, **({"max_attempts": 1} | more))
+
+    return ask
+
+
+def reasons(result: Result) -> list[str]:
+    assert result.value is not None
+    return [each["reason"] for each in result.value["passed_over"]]
+
+
+# --- the answer ---
+
+
+def test_the_answer_of_an_ollama_node(ask: Ask, ollama: FakeNode, mlx: FakeNode) -> None:
+    result = ask(system="Be short.", options={"temperature": 0.5}, max_tokens=50)
+    assert result.status == "succeeded"
+    assert result.value == {"text": TEXT, "tokens": 8, "node": ollama.url, "model": MODEL, "passed_over": []}
+    assert ollama.questions == [
+        {
+            "model": MODEL,
+            "prompt": PROMPT,
+            "system": "Be short.",
+            "stream": True,
+            "options": {"temperature": 0.5, "num_predict": 50},
+        }
+    ]
+    assert mlx.questions == []
+
+
+def test_the_answer_of_an_mlx_node(ask: Ask, ollama: FakeNode, mlx: FakeNode) -> None:
+    result = ask(model=MLX_MODEL)
+    assert result.value == {"text": TEXT, "tokens": 8, "node": mlx.url, "model": MLX_MODEL, "passed_over": []}
+    assert [body["messages"] for body in mlx.questions] == [[{"role": "user", "content": PROMPT}]]
+    assert ollama.questions == []
+
+
+def test_the_progress_counts_tokens_and_the_text_comes_last(ask: Ask) -> None:
+    progress = ask().progress
+    tokens = [each["tokens"] for each in progress]
+    assert tokens == sorted(tokens)
+    assert set(tokens) == set(range(9))
+    assert [("text" in each) for each in progress] == [False] * (len(progress) - 1) + [True]
+
+
+def test_a_line_of_an_answer_ends_with_a_line_feed_alone(ask: Ask, mlx: FakeNode) -> None:
+    mlx.says = ["Привет\u2028и\u0085пока"]
+    assert ask(model=MLX_MODEL).value["text"] == "Привет\u2028и\u0085пока"  # type: ignore[index]
+
+
+def test_an_answer_without_end_is_given_up(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
+    settings.setattr(speech, "_LONGEST_ANSWER", 300)
+    assert "its answer is longer than 300 bytes" in str(ask().error)
+    settings.setattr(nodes, "_scanned", {})
+    settings.setattr(nodes, "_LONGEST_LIST", 20)
+    assert f"{ollama.url}: its answer to /api/tags is longer than 20 bytes" in str(ask().error)
+
+
+# --- who is passed over ---
+
+SILENT = "it was silent for 0.3 s"
+CASES = [
+    ("hangs", SILENT),
+    ("mute", SILENT),
+    ("echoes", "its answer only repeats the prompt"),
+    ("empty", "its answer is empty"),
+    ("fails", "it answered 500, model runner has unexpectedly stopped"),
+    (
+        "busy",
+        "it is overloaded: it answered 503, server busy, please try again. maximum pending requests exceeded",
+    ),
+    ("breaks", "it broke off: an error was encountered while running the model"),
+    ("moves", "it answered 302"),
+    ("babbles", "its answer is not in its protocol"),
+]
+
+
+@pytest.mark.parametrize(("behave", "why"), [*CASES, ("cuts", "it broke the connection")])
+def test_an_ollama_node_without_an_answer_is_passed_over(
+    behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("DL_LLM_SILENCE_SEC", "0.3")
+    assert ask().value["node"] == ollama.url  # type: ignore[index]
+    ollama.behave, ollama.elsewhere = behave, mlx.url
+    result = ask()
+    assert (result.status, reasons(result)) == ("succeeded", [why])
+    assert result.value is not None
+    assert (result.value["text"], result.value["node"]) == (TEXT, mlx.url)
+
+
+@pytest.mark.parametrize(("behave", "why"), [*CASES, ("cuts", "it ended its answer in the middle")])
+def test_an_mlx_node_without_an_answer_is_passed_over(
+    behave: str, why: str, ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("DL_LLM_SILENCE_SEC", "0.3")
+    settings.setenv("DL_LLM_CATEGORIES", '{"default": ["mlx-community/*", "*"]}')
+    assert ask().value["node"] == mlx.url  # type: ignore[index]
+    mlx.behave, mlx.elsewhere = behave, ollama.url
+    result = ask()
+    assert (result.status, reasons(result)) == ("succeeded", [why])
+    assert result.value is not None
+    assert (result.value["text"], result.value["node"]) == (TEXT, ollama.url)
+
+
+def test_a_slow_node_is_no_silent_one(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
+    settings.setenv("DL_LLM_SILENCE_SEC", "0.5")
+    ollama.behave, ollama.pause_sec = "slow", 0.1
+    result = ask()
+    assert (result.status, reasons(result)) == ("succeeded", [])
+    assert result.seconds > 0.5
+
+
+def test_a_node_that_is_down_is_passed_over_and_its_password_not_shown(
+    ask: Ask, ollama: FakeNode, down: str, settings: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.setenv("OLLAMA_API_URL", f"{down.replace('//', '//user:s3cret@')},{ollama.url}")
+    result = ask()
+    assert result.value is not None
+    assert result.value["node"] == ollama.url
+    assert result.value["passed_over"] == [{"node": down, "reason": "it is down: no connection"}]
+    assert f"node passed over: {down}: it is down: no connection" in caplog.text
+    assert "s3cret" not in f"{caplog.text} {result.progress}"
+
+
+def test_an_address_that_no_client_takes_is_passed_over(
+    ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("OLLAMA_API_URL", f"http://user:s3cret@300.1.1.1,{ollama.url}")
+    result = ask()
+    assert result.value is not None
+    assert result.value["passed_over"] == [{"node": "http://300.1.1.1", "reason": "its address is not valid"}]
+    assert "s3cret" not in f"{result.progress}"
+
+
+def test_a_nodes_password_is_sent_to_this_node(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
+    settings.setenv("OLLAMA_API_URL", ollama.url.replace("//", "//user:s3cret@"))
+    assert ask().status == "succeeded"
+    assert ollama.passwords == {"Basic dXNlcjpzM2NyZXQ="}
+
+
+def test_with_none_left_the_error_names_each_node_and_the_job_is_tried_again(
+    ask: Ask, ollama: FakeNode, mlx: FakeNode
+) -> None:
+    ollama.behave, mlx.behave = "fails", "echoes"
+    result = ask(max_attempts=2, category="coding")
+    assert (result.status, result.attempts) == ("failed", 2)
+    assert result.error == (
+        f"no node has answered (category coding): {ollama.url}: it answered 500, model runner has unexpectedly stopped;"
+        f" {mlx.url}: its answer only repeats the prompt"
+    )
+    assert len(ollama.questions) == len(mlx.questions) == 2
+
+
+def test_a_redirect_is_not_followed_in_a_scan_either(ask: Ask, ollama: FakeNode, mlx: FakeNode) -> None:
+    ollama.behave, ollama.elsewhere = "moves", mlx.url
+    assert reasons(ask()) == ["it answered 302 to /api/tags"]
+    assert not [path for path, _ in mlx.asked if path.startswith("/api")]
+
+
+# --- the load ---
+
+
+def test_a_node_that_says_that_it_is_busy_is_passed_over(
+    ask: Ask, ollama: FakeNode, mlx: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("OLLAMA_API_URL", ollama.url)
+    ollama.status = {"queue_percent": 97, "cpu_percent": 3, "ram_percent": 40}
+    mlx.status = {"active_requests": 1, "max_concurrency": 1}
+    settings.setenv("DL_LLM_BUSY_PERCENT", "96")
+    settings.setattr(nodes, "_is_here", lambda url: False)
+    result = ask()
+    assert result.error == (
+        f"no node has answered (category default): {ollama.url}: its queue is at 97 %, above 96 %;"
+        f" {mlx.url}: it has 1 of 1 requests in flight"
+    )
+    ollama.status = {"queue_percent": 3}
+    assert ask().status == "succeeded"
+    assert len(ollama.questions) == 1
+
+
+def test_a_node_on_this_machine_is_as_busy_as_the_machine(ask: Ask, settings: pytest.MonkeyPatch) -> None:
+    settings.setenv("DL_LLM_BUSY_PERCENT", "1")
+    assert ", above 1 %" in str(ask().error)
+
+
+def test_an_mlx_node_gets_no_more_requests_than_its_places(
+    ask: Ask, mlx: FakeNode, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("DL_LLM_MLX_CONCURRENT", "2")
+    node = nodes.Node("mlx", mlx.url)
+    with nodes.place(node, 2), nodes.place(node, 2):
+        assert "this machine has 2 of 2 requests in flight there" in str(ask(model=MLX_MODEL).error)
+    assert ask(model=MLX_MODEL).status == "succeeded"
+
+
+# --- the scan ---
+
+
+def test_a_scan_counts_for_a_minute(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
+    ask()
+    ask()
+    assert [path for path, _ in ollama.asked if path == "/api/tags"] == ["/api/tags"]
+    settings.setattr(nodes, "KEPT_SEC", 0.0)
+    ask()
+    assert [path for path, _ in ollama.asked if path == "/api/tags"] == ["/api/tags"] * 2
+
+
+def test_a_model_that_was_pulled_since_the_last_scan_is_found(ask: Ask, ollama: FakeNode) -> None:
+    ask()
+    ollama.models += ("phi4:14b",)
+    assert ask(model="phi4:14b").value["model"] == "phi4:14b"  # type: ignore[index]
+
+
+def test_a_model_in_memory_is_preferred(ask: Ask, ollama: FakeNode) -> None:
+    ollama.models, ollama.loaded = ("a-coder:7b", "b-coder:7b"), ("b-coder:7b",)
+    assert ask(category="coding").value["model"] == "b-coder:7b"  # type: ignore[index]
+
+
+def test_a_model_that_no_node_has_ends_the_job_and_names_those_that_are_there(ask: Ask, ollama: FakeNode) -> None:
+    result = ask(model="gpt-5", max_attempts=3)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert result.error == f"model: no node has gpt-5; there are {MODEL}, {MLX_MODEL}"
+    assert ollama.questions == []
+
+
+def test_a_model_that_a_node_may_have_that_is_down_is_tried_again(
+    ask: Ask, down: str, settings: pytest.MonkeyPatch
+) -> None:
+    settings.setenv("OLLAMA_API_URL", down)
+    result = ask(model=MODEL, max_attempts=2)
+    assert (result.status, result.attempts) == ("failed", 2)
+    assert result.error == f"no node has answered ({MODEL}): {down}: it is down: no connection"
+
+
+def test_nothing_but_the_settings_names_a_host(ask: Ask, ollama: FakeNode, settings: pytest.MonkeyPatch) -> None:
+    settings.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    settings.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    assert ask().status == "succeeded"
+    assert ask(host="http://127.0.0.1:1").error.startswith("host: there is no such argument")  # type: ignore[union-attr]
+
+
+# --- its end ---
+
+
+@pytest.mark.parametrize("behave", ["hangs", "mute"])
+def test_a_cancellation_closes_the_connection_while_the_node_says_nothing(
+    behave: str, ask: Ask, ollama: FakeNode
+) -> None:
+    """A safe point comes each 0.1 s at the latest; at the 20th the node has been asked for long."""
+    ollama.behave = behave
+    result = ask(cancel_at=20)
+    ended_at = time.monotonic()
+    assert result.status == "canceled"
+    assert ollama.hung_up.wait(10)
+    assert ollama.hung_up_at - ended_at < 1
+
+
+@pytest.mark.parametrize("point", [1, 2, 3])
+def test_a_cancellation_before_the_answer_asks_no_node_in_its_place(point: int, ask: Ask, ollama: FakeNode) -> None:
+    ollama.behave = "mute"
+    assert ask(cancel_at=point).status == "canceled"
+    assert len(ollama.questions) <= 1
+
+
+def test_a_timeout_ends_a_run_whose_node_says_nothing(ask: Ask, ollama: FakeNode) -> None:
+    ollama.behave = "hangs"
+    result = run("llm.generate", {"prompt": PROMPT}, timeout_sec=1, max_attempts=1)
+    assert (result.status, result.runs[0].end) == ("failed", "timeout")
+    assert ollama.hung_up.wait(1)
+
+
+def test_without_httpx_the_pipeline_is_absent_and_says_what_brings_it() -> None:
+    code = """
+import sys
+sys.modules["httpx"] = None
+from dataloader import pipelines
+pipelines.load([])
+assert "llm.generate" not in pipelines.tasks()
+try:
+    pipelines.resolve("llm.generate")
+except pipelines.UnknownTask as e:
+    print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "the pipeline 'llm.generate' is not installed here: it needs httpx: pip install 'dataloader-farm[llm]'\n"
+    assert (done.stdout, done.stderr) == (said, "")
+
+
+def test_a_farm_without_such_jobs_does_not_import_httpx() -> None:
+    code = "import sys; from dataloader import pipelines; pipelines.load([]); print('httpx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")

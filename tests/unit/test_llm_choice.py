@@ -1,0 +1,306 @@
+"""llm.generate: its pure decisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dataloader.config import CATEGORIES, Settings
+from dataloader.pipelines import PermanentError, validated
+from dataloader.pipelines.llm import affinity_key, timeout_factor
+from dataloader.pipelines.llm.choose import Arguments, Node, PassedOver, busy, candidates, is_echo, patterns, tells_load
+from dataloader.pipelines.llm.nodes import addresses, trouble
+from dataloader.pipelines.llm.speech import Piece, question, read
+
+BIG = Node("ollama", "http://big:11434", ("nomic-embed-text:latest", "deepseek-r1:70b", "qwen2.5-coder:32b"))
+SMALL = Node("ollama", "http://small:11434", ("qwen2.5-coder:7b", "llama3.2:3b", "mistral:latest"))
+MAC = Node("mlx", "http://mac:11435", ("mlx-community/Qwen2.5-Coder-14B-Instruct-4bit", "mlx-community/Llama-3.2-1B"))
+NODES = [BIG, SMALL, MAC]
+
+
+def wanted(**args: Any) -> Arguments:
+    return validated(Arguments, {"prompt": "Why?"} | args)
+
+
+def chosen(nodes: list[Node], **args: Any) -> list[tuple[str, str]]:
+    return [(node.name, model) for node, model in candidates(nodes, patterns(wanted(**args), CATEGORIES))]
+
+
+# --- which node, which model ---
+
+
+def test_a_named_model_is_asked_of_the_nodes_that_have_it() -> None:
+    assert chosen(NODES, model="qwen2.5-coder:32b") == [("http://big:11434", "qwen2.5-coder:32b")]
+    assert chosen(NODES, model="mistral") == [("http://small:11434", "mistral:latest")]
+    assert chosen(NODES, model="qwen2.5-coder") == []
+    assert chosen(NODES, model="nomic-embed-text") == [("http://big:11434", "nomic-embed-text:latest")]
+
+
+def test_a_category_takes_the_best_pattern_of_each_node_and_the_order_of_the_settings() -> None:
+    assert chosen(NODES, category="coding") == [
+        ("http://big:11434", "qwen2.5-coder:32b"),
+        ("http://small:11434", "qwen2.5-coder:7b"),
+        ("http://mac:11435", "mlx-community/Qwen2.5-Coder-14B-Instruct-4bit"),
+    ]
+    assert [model for _, model in chosen(NODES, category="reasoning")][:2] == ["deepseek-r1:70b", "qwen2.5-coder:7b"]
+    assert [model for _, model in chosen(NODES, category="fast")] == [
+        "llama3.2:3b",
+        "mlx-community/Llama-3.2-1B",
+        "deepseek-r1:70b",
+    ]
+
+
+def test_without_a_word_the_default_category_counts_and_no_embedding_model_is_taken() -> None:
+    assert [model for _, model in chosen(NODES)] == [
+        "mlx-community/Qwen2.5-Coder-14B-Instruct-4bit",
+        "llama3.2:3b",
+        "qwen2.5-coder:32b",
+    ]
+    assert chosen([Node("ollama", "http://n", ("nomic-embed-text:latest", "bge-m3:latest"))]) == []
+
+
+def test_a_model_in_memory_comes_first_unless_a_pattern_speaks_against_it() -> None:
+    warm = Node("ollama", "http://warm", ("a-coder:7b", "b-coder:7b"), loaded=frozenset({"b-coder:7b"}))
+    cold = Node("ollama", "http://cold", ("a-coder:7b",))
+    assert chosen([cold, warm], category="coding") == [("http://warm", "b-coder:7b"), ("http://cold", "a-coder:7b")]
+    other = Node("ollama", "http://other", ("llama3.2:3b",), loaded=frozenset({"llama3.2:3b"}))
+    assert chosen([other, cold], category="coding")[0] == ("http://cold", "a-coder:7b")
+
+
+def test_a_node_never_shows_its_password() -> None:
+    node = Node("mlx", "https://user:s3cret@host:8/v", ())
+    assert node.name == "https://host:8/v"
+    assert "s3cret" not in f"{node} {node!r}"
+
+
+# --- when a node is too busy ---
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [
+        ({"queue_percent": 91}, "its queue is at 91 %, above 90 %"),
+        ({"queue": 100, "cpu": 5}, "its queue is at 100 %, above 90 %"),
+        ({"ram_percent": 95.4}, "its RAM is at 95 %, above 90 %"),
+        ({"memory_percent": 99, "cpu_percent": 10}, "its RAM is at 99 %, above 90 %"),
+        ({"cpu_percent": 90.6}, "its CPU is at 91 %, above 90 %"),
+        ({"active_requests": 2, "max_concurrency": 2}, "it has 2 of 2 requests in flight"),
+        ({"queue_percent": 90, "ram_percent": 90, "cpu_percent": 90}, None),
+        ({"active_requests": 1, "max_concurrency": 2}, None),
+        ({"status": "ok"}, None),
+        ({"cpu_percent": True, "ram_percent": "99"}, None),
+        (["cpu_percent"], None),
+        (None, None),
+    ],
+)
+def test_a_node_above_the_limit_is_busy(status: Any, why: str | None) -> None:
+    assert busy(status, 90) == why
+
+
+@pytest.mark.parametrize(
+    ("status", "tells"),
+    [({"cpu": 1}, True), ({"active_requests": 0, "max_concurrency": 1}, True), ({"status": "ok"}, False), ([], False)],
+)
+def test_a_status_that_says_nothing_of_a_load_is_not_asked_again(status: Any, tells: bool) -> None:
+    assert tells_load(status) is tells
+
+
+# --- what is no answer ---
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_one"),
+    [
+        ("Why is the sky blue?", True),
+        ('  "why is the SKY blue" ', True),
+        ("Why is the sky blue? Why is the sky blue?", True),
+        ("Be short. Why is the sky blue?", True),
+        ("Why is the sky blue? Because of Rayleigh.", False),
+        ("The sky", False),
+        ("Be short.", False),
+        ("", False),
+    ],
+)
+def test_an_answer_of_nothing_but_the_prompt_is_an_echo(answer: str, is_one: bool) -> None:
+    assert is_echo(answer, "Why is the sky blue?", "Be short.") is is_one
+
+
+def test_an_echo_of_marks_alone_is_one_too() -> None:
+    assert is_echo(" ?! ", "?!")
+    assert not is_echo("42", "?!")
+
+
+# --- heavy models, and where jobs should run ---
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [
+        ("qwen2.5-coder:32b", 1.5),
+        ("mlx-community/Llama-3.3-70B-Instruct-4bit", 1.5),
+        ("command-r-plus:104b-q4_0", 1.5),
+        ("qwen3:235b-a22b", 1.5),
+        ("llama3.2:3b", 1.0),
+        ("qwen2.5:1.5b", 1.0),
+        ("qwen3:30b-a3b", 1.0),
+        ("some-model-32bit", 1.0),
+        ("mixtral-v0.32b7", 1.0),
+        ("mistral", 1.0),
+        (None, 1.0),
+    ],
+)
+def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: str | None, factor: float) -> None:
+    assert timeout_factor(model) == factor
+
+
+@pytest.mark.parametrize(
+    ("args", "key"),
+    [
+        ({"model": "qwen2.5-coder:32b"}, "ollama/qwen2.5-coder:32b"),
+        ({"model": "mistral"}, "ollama/mistral"),
+        ({"model": "library/mistral:7b"}, "ollama/library/mistral:7b"),
+        ({"model": "mlx-community/Qwen2.5-7B-4bit"}, "mlx/mlx-community/Qwen2.5-7B-4bit"),
+        ({"category": "coding"}, "llm/coding"),
+        ({}, "llm/default"),
+        ({"model": 7}, "llm/default"),
+    ],
+)
+def test_jobs_of_one_model_have_one_affinity(args: dict[str, Any], key: str) -> None:
+    assert affinity_key(args) == key
+
+
+# --- the arguments ---
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"prompt": " \n"}, "prompt: should not be blank"),
+        ({"prompt": 7}, "prompt: Input should be a valid string"),
+        ({"model": "a:1b", "category": "fast"}, "category: should not stand beside model: name one of them"),
+        ({"category": "cheap"}, "category: Input should be 'reasoning', 'coding', 'fast' or 'default'"),
+        ({"model": "../../etc/passwd"}, "model: should be a model's name such as qwen2.5-coder:32b"),
+        ({"model": "/models/llama"}, "model: should be a model's name"),
+        ({"model": "a/../b"}, "model: should be a model's name"),
+        ({"model": "http://10.0.0.1/x"}, "model: should be a model's name"),
+        ({"model": "a*"}, "model: should be a model's name"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1"),
+        ({"options": {"draft_model": "x"}}, "options: there is no option 'draft_model'; there are temperature,"),
+        ({"options": {"temperature": -1}}, "options.temperature: Input should be greater than or equal to 0"),
+        ({"host": "http://10.0.0.1"}, "host: there is no such argument; there are prompt, system, model, category"),
+    ],
+)
+def test_a_wrong_argument_is_named(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(PermanentError) as caught:
+        wanted(**args)
+    assert str(caught.value).startswith(said)
+
+
+# --- the protocols ---
+
+
+def test_a_question_in_both_protocols() -> None:
+    asked = wanted(system="Be short.", max_tokens=9, options={"temperature": 0, "repeat_penalty": 1.1, "num_ctx": 512})
+    assert question(BIG, "m", asked) == {
+        "model": "m",
+        "prompt": "Why?",
+        "system": "Be short.",
+        "stream": True,
+        "options": {"temperature": 0, "repeat_penalty": 1.1, "num_ctx": 512, "num_predict": 9},
+    }
+    assert question(MAC, "m", asked) == {
+        "model": "m",
+        "messages": [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why?"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "repetition_penalty": 1.1,
+        "max_tokens": 9,
+    }
+    assert question(BIG, "m", wanted()) == {"model": "m", "prompt": "Why?", "stream": True, "options": {}}
+
+
+@pytest.mark.parametrize(
+    ("line", "piece"),
+    [
+        (b'{"response": "Be", "done": false}\r', Piece("Be", 1)),
+        (b'{"response": "", "thinking": "hm", "done": false}', Piece("", 1)),
+        (b'{"response": "", "done": true, "eval_count": 7}', Piece("", 0, 7, True)),
+        (b'data: {"choices": [{"delta": {"content": "Be"}}]}', Piece("Be", 1)),
+        (b'data:{"choices": [{"delta": {"role": "assistant", "content": null}}]}', Piece()),
+        (b'data: {"choices": [{"delta": {"reasoning": "hm"}}]}', Piece("", 1)),
+        (b'data: {"choices": [], "usage": {"completion_tokens": 7}}', Piece("", 0, 7)),
+        (b"data: [DONE]", Piece(is_last=True)),
+        (b": keepalive 1/4", Piece()),
+        (b"event: message", Piece()),
+        (b"", Piece()),
+    ],
+)
+def test_a_line_of_either_protocol(line: bytes, piece: Piece) -> None:
+    assert read(line) == piece
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"error": "out of\\nmemory"}', "it broke off: out of memory"),
+        (b'data: {"error": {"message": "too long"}}', "it broke off: too long"),
+        (b"<html>", "its answer is not in its protocol"),
+        (b"[1]", "its answer is not in its protocol"),
+        (b'data: {"choices": [7]}', "its answer is not in its protocol"),
+        (b"[" * 100_000, "its answer is not in its protocol"),
+    ],
+)
+def test_a_line_that_is_no_part_of_an_answer(line: bytes, why: str) -> None:
+    with pytest.raises(PassedOver) as caught:
+        read(line)
+    assert str(caught.value) == why
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (
+            httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] s3cret"),
+            "its certificate is not valid for this machine",
+        ),
+        (httpx.ConnectError("s3cret"), "it is down: no connection"),
+        (httpx.ConnectTimeout("s3cret"), "it is down: no connection"),
+        (httpx.ReadTimeout("s3cret"), "it was silent for 7 s"),
+        (httpx.ReadError("s3cret"), "it broke the connection"),
+    ],
+)
+def test_a_trouble_of_the_connection_in_words_for_people(error: httpx.HTTPError, why: str) -> None:
+    assert str(trouble(error, 7)) == why
+
+
+# --- the addresses ---
+
+
+def test_the_nodes_are_those_of_the_settings_each_once() -> None:
+    settings = Settings.model_construct(
+        ollama_api_url=("http://a:1/api", "http://b:2/"),
+        ollama_base_url=("http://a:1", "http://gate/ollama/"),
+        mlx_api_url=("http://c:3/v1",),
+    )
+    assert addresses(settings) == [
+        ("ollama", "http://a:1"),
+        ("ollama", "http://b:2"),
+        ("ollama", "http://gate/ollama"),
+        ("mlx", "http://c:3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mark", "host"),
+    [(None, "localhost"), (".dockerenv", "host.docker.internal"), ("run/.containerenv", "host.docker.internal")],
+)
+def test_without_a_setting_the_nodes_are_those_of_this_machine(tmp_path: Path, mark: str | None, host: str) -> None:
+    if mark:
+        (tmp_path / mark).parent.mkdir(exist_ok=True)
+        (tmp_path / mark).touch()
+    settings = Settings.model_construct(ollama_api_url=(), ollama_base_url=(), mlx_api_url=())
+    assert addresses(settings, tmp_path) == [("ollama", f"http://{host}:11434"), ("mlx", f"http://{host}:11435")]

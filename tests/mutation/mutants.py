@@ -103,8 +103,11 @@ WAIT = "FOR NO KEY UPDATE"
 LIVE = "lease_expires_at > now()"
 HOLDS = "(status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))"
 IN_ORDER = "ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id"
-SAID_ALONE = "unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order"
-SAID = SAID_ALONE.split(", ")
+SAID_ALONE = (
+    "unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, reached,\n"
+    "          left_out"
+)
+SAID = re.split(r",\s+", SAID_ALONE)
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
 MUTANTS: list[Mutant] = [
@@ -361,7 +364,30 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *_function(
+        "dl_most_wanted",
+        ("rows of other queues", "queue = p_queue AND "),
+        ("rows that wait", " AND blocked_on IS NULL"),
+        ("looks at all", " LIMIT p_lookahead)", ")"),
+        ("what is warm", "affinity_key <> ALL (p_warm) AND ", "affinity_key IS NOT NULL AND "),
+        ("of every priority", " AND priority = (SELECT min(priority) FROM near)", ""),
+        ("what siblings have", "affinity_key = ANY (p_elsewhere), count", "count"),
+        ("of fewest jobs", "count(*) DESC", "count(*)"),
+        ("the youngest of equals", "min(created_at) LIMIT 1", "min(created_at) DESC LIMIT 1"),
+    ),
+    *_function(
         "dl_take_keys",
+        ("looks for a warm one at all", "ELSE p_lookahead END", "ELSE 1000 END"),
+        ("a warm one of a worse priority", "      EXIT WHEN near.priority <> class;\n", ""),
+        ("no affinity", "near.affinity_key <> ALL (p_wanted) AND", "false AND"),
+        ("nothing is overdue", " AND near.created_at >= overdue;", ";"),
+        ("overdue in another class", "p_overdue ->> class::text", "p_overdue ->> '100'"),
+        ("no room", "near.task = ANY (p_without)", "false"),
+        (
+            "the last one that is left out",
+            "left_out := coalesce(left_out, json_build",
+            "left_out := coalesce(json_build",
+        ),
+        ("due since its creation", "greatest(near.created_at, near.available_at)", "near.created_at"),
         ("no key", "NOT pg_try_advisory_lock(near.key_hash)", "false"),
         ("keeps the key of what is taken", "PERFORM pg_advisory_unlock(near.key_hash)", "NULL"),
         ("a key twice", "near.key_hash <> ALL (mine) AND ", ""),
@@ -561,7 +587,7 @@ MUTANTS: list[Mutant] = [
         ("a bookmark behind few rows", "past + took.rows - started > 64 THEN", "true THEN"),
         (
             "parks beside no start",
-            "EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64",
+            "EXIT WHEN started > 0 AND (took.rows - started < 2 * p_most + 64 OR wanted IS NOT NULL)",
             "EXIT WHEN started > 0",
         ),
         (
@@ -613,6 +639,20 @@ MUTANTS: list[Mutant] = [
         ("no dead job holds", "on_dead = 'hold',", "false,"),
         ("the best by priority has begun", "coalesce(in_order[1], (", "coalesce(NULL, ("),
         *[(f"no word of {name}", f"'{name}', {name}", f"'{name}', NULL") for name in SAID],
+        ("forgets what is warm in the second queue", "    wanted := p_warm;\n"),
+        (
+            "never what most want",
+            "CASE WHEN wanted = p_warm THEN dl_most_wanted",
+            "CASE WHEN false THEN dl_most_wanted",
+        ),
+        ("names what it has passed over for nothing", "CASE WHEN took.rows > started", "CASE WHEN true"),
+        (
+            "any room",
+            "THEN\n        left_out := coalesce(left_out, took.left_out);\n        EXIT WHEN started = 0",
+            "THEN\n        EXIT WHEN started = 0",
+        ),
+        ("reads on for what fits", "        EXIT WHEN started = 0 AND took.odd IS NULL AND took.others = '{}';\n", ""),
+        ("sleeps on where room is missing", " OR left_out IS NOT NULL THEN 1 END", " THEN 1 END"),
         *[
             (f"no word of {name} alone", f"({SAID_ALONE}) IS", f"({SAID_ALONE.replace(name, 'NULL')}) IS")
             for name in SAID

@@ -24,6 +24,7 @@ FARMS = {
     ),
     *("test_locked_ends", "test_logs", "test_prefetch", "test_process_faults", "test_pruning", "test_reload"),
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up", "test_example_orders"),
+    "test_results_of_farms",
     "test_workers_of_several_queues",
     "test_worker_hooks",
 }

@@ -79,6 +79,21 @@ def test_an_end_that_is_written_alone_beside_a_text_that_cannot_be_stored_has_it
     assert result(conn, good.job_id) == 1
 
 
+def test_a_result_that_cannot_be_stored_does_not_keep_any_end_from_being_written(
+    conn: db.Connection, worker: Worker
+) -> None:
+    """No pipeline's result is one, for the farm has made it fit."""
+    enqueue(conn), enqueue(conn)
+    good, bad = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
+    ends = [returned(good, "1"), returned(bad, '"\\u0000"')]
+    with pytest.raises(psycopg.DataError):
+        lifecycle.step(worker.session, ["q"], 15, 0, ends)
+    assert kept(conn) == []
+    written = lifecycle.finish_some(worker.conn, worker.name, ends)
+    assert written.ended == {good.job_id: "succeeded", bad.job_id: "succeeded"}
+    assert (result(conn, good.job_id), result(conn, bad.job_id)) == (1, None)
+
+
 def test_it_is_there_before_the_end_and_does_not_show(conn: db.Connection, worker: Worker) -> None:
     """The worker may die in between: then the job runs again, and the result is the later run's."""
     job_id = enqueue(conn)

@@ -432,6 +432,14 @@ class Settings(BaseSettings):
         default=None, ge=16, description="Memory after a job, in MB, above which the farm replaces a worker."
     )
 
+    # Above 976 KB a text may be longer than what masking looks through as a whole.
+    dl_result_kb: int = Field(
+        default=256,
+        ge=1,
+        le=976,
+        description="Largest result of a job, in KB of JSON; a run whose pipeline returns more has failed.",
+    )
+
     dl_pipelines: str = Field(
         default="", description="Your pipelines' modules, separated by commas; each worker imports them."
     )

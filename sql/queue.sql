@@ -193,6 +193,16 @@ SELECT * FROM dl_finish(
   %(worker)s, %(let_go)s, %(job_ids)s::uuid[], %(attempts)s::int[], %(verbs)s::text[], %(errors)s::text[],
   %(delays_sec)s::float8[], %(progress)s::text[], %(facts)s::text[]);
 
+-- name: keep_results
+-- What runs have returned, each in a row of its own; committed before the ends of the runs, which make it show. Only of
+-- claims that hold, by the row's number, for a leap may have changed it. A run that was stopped in the midst of this
+-- statement may come behind the run of a later claim: it replaces nothing. A repetition changes nothing.
+INSERT INTO dl_results (job_id, claim, result)
+SELECT job_id, claims, %(result)s::jsonb FROM dl_jobs
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, result = excluded.result
+ WHERE dl_results.claim < excluded.claim;
+
 -- name: ended
 -- Has this claim's end been committed, though its answer was lost? The worker's last row in the job's journal tells.
 SELECT kind <> 'picked' FROM dl_job_events

@@ -126,6 +126,15 @@ CREATE TABLE dl_job_events (
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 
+-- What pipelines have returned. A table of its own, so that a job without a result costs nothing more.
+CREATE TABLE dl_results (
+  job_id uuid PRIMARY KEY,                           -- no foreign key: dl_jobs_gone does what it would
+  claim int NOT NULL,                                -- dl_jobs.claims of the run: that of a dead run never shows
+  result jsonb NOT NULL
+);
+COMMENT ON TABLE dl_results IS 'what the pipelines of jobs have returned';
+COMMENT ON COLUMN dl_results.claim IS 'dl_jobs.claims of the run; it is the result only of a job that has succeeded by this claim';
+
 -- Operators' settings of a queue.
 CREATE TABLE dl_queues (
   queue text PRIMARY KEY,

@@ -228,6 +228,12 @@ SELECT args::text AS args, idempotency_key, lease_ttl_sec, dl_readable(lease_exp
        claims, blocked_on, hot, backoffs, cancel_forced, trace
   FROM dl_jobs WHERE job_id = %(job_id)s;
 
+-- name: result
+-- What the pipeline of a job has returned: nothing before the job has succeeded, and nothing of a run that has not ended it.
+SELECT j.job_id, j.status::text, r.result::text AS result
+  FROM dl_jobs j LEFT JOIN dl_results r ON r.job_id = j.job_id AND r.claim = j.claims AND j.status = 'succeeded'
+ WHERE j.job_id = %(job_id)s;
+
 -- name: events
 SELECT event_id, dl_readable(ts) AS ts, kind, payload::text AS payload FROM dl_job_events
  WHERE job_id = %(job_id)s AND event_id > %(after)s ORDER BY event_id LIMIT %(limit)s;

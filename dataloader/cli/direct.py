@@ -36,7 +36,7 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.client.farm import PAGE, Farm
-from dataloader.client.results import read
+from dataloader.client.results import Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, stats
@@ -92,6 +92,9 @@ class Direct(Farm):
 
     def job(self, job_id: UUID | str) -> Job:
         return _one(Job, self._ask(stats.job, UUID(str(job_id))))
+
+    def result(self, job_id: UUID | str) -> Any:
+        return _one(Result, self._ask(stats.result, UUID(str(job_id)))).result
 
     def watch(self, job_id: UUID | str) -> Watched:
         return _Watch(self, job_id)

@@ -1,4 +1,4 @@
-"""Commands about jobs: trigger, wait, status, cancel, jobs, job, events."""
+"""Commands about jobs: trigger, wait, status, result, cancel, jobs, job, events."""
 
 from __future__ import annotations
 
@@ -56,11 +56,22 @@ def commands() -> None:
 @_fields_of_producer
 @click.option("--wait", "waits", is_flag=True, help="wait for the job's end; the exit status is that of `wait`")
 @click.option("--timeout", type=float, help="with --wait: stop waiting after so many seconds; exit status 13")
+@click.option("--result", "only_result", is_flag=True, help="with --wait: print only what the pipeline has returned")
 @reaching
-def trigger(reached: Reached, task: str, args_json: str, waits: bool, timeout: float | None, **fields: Any) -> None:
+def trigger(
+    reached: Reached,
+    task: str,
+    args_json: str,
+    waits: bool,
+    timeout: float | None,
+    only_result: bool,
+    **fields: Any,
+) -> None:
     """Start a job and print its id and status."""
     if timeout is not None and not waits:
         raise click.UsageError("--timeout is for --wait; how long a run may take says --timeout-sec")
+    if only_result and not waits:
+        raise click.UsageError("--result is for --wait; of a job that has ended `dataloader result JOB` prints it")
     fields["lock_key"] = fields["lock_key"] or task
     fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
     started = _triggered(reached, task, _arguments(args_json), fields)
@@ -68,7 +79,7 @@ def trigger(reached: Reached, task: str, args_json: str, waits: bool, timeout: f
         reached.print_json(started.document)
         return
     click.echo(f"dataloader: job {started.job_id}", err=True)
-    sys.exit(watch.to_its_end(reached, started.job_id, timeout))
+    sys.exit(watch.to_its_end(reached, started.job_id, timeout, watch.tell_result if only_result else watch.tell_end))
 
 
 @commands.command()
@@ -90,6 +101,14 @@ def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
 def status(reached: Reached, job_id: UUID) -> None:
     """Print a job's status."""
     reached.print_json(reached.farm.status(job_id).document)
+
+
+@commands.command()
+@click.argument("job_id", type=click.UUID)
+@reaching
+def result(reached: Reached, job_id: UUID) -> None:
+    """Print what a job's pipeline has returned, as JSON; null before the job has succeeded."""
+    reached.print_json(reached.farm.result(job_id))
 
 
 @commands.command()

@@ -3,7 +3,7 @@
 Messages go to stderr, answers to stdout; exit statuses are those of `process`. This module holds the programs, the
 modules beside it the other commands:
 
-    jobs      trigger, wait, status, cancel, jobs, job, events
+    jobs      trigger, wait, status, result, cancel, jobs, job, events
     operate   requeue, run-now, delete, pause, resume, limit, queue
     farm      queues, ps, top (drawn by `top`), completion
     doctor    doctor: why a job does not run, or runs badly
@@ -36,7 +36,7 @@ T = TypeVar("T")
 _MODULES = {
     name: module
     for module, names in {
-        "jobs": "trigger wait status cancel jobs job events",
+        "jobs": "trigger wait status result cancel jobs job events",
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
         "farm": "queues ps top completion",

@@ -28,8 +28,26 @@ EXIT_INTERRUPTED = 130
 LINE_SEC = 2.0  # between two lines of progress
 
 
-def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
-    """Watch the job on stderr and print its end to stdout. Returns the exit status, see EXITS."""
+def tell_end(reached: Reached, job: Job) -> None:
+    """Print the end of the job to stdout."""
+    if reached.as_json or not screen.console().is_terminal:
+        reached.print_json(job.document)
+    else:
+        screen.show(_in_words(job))
+
+
+def tell_result(reached: Reached, job: Job) -> None:
+    """Print what the pipeline has returned to stdout; the end of a job that has not succeeded goes to stderr."""
+    if job.status == "succeeded":
+        reached.print_json(reached.farm.result(job.job_id))
+    else:
+        click.echo(f"dataloader: {_in_words(job).plain}", err=True)
+
+
+def to_its_end(
+    reached: Reached, job_id: UUID, timeout: float | None, tell: Callable[[Reached, Job], None] = tell_end
+) -> int:
+    """Watch the job on stderr until its end, then `tell` that. Returns the exit status, see EXITS."""
     err = screen.console(sys.stderr)
     again = reached.command("wait", job_id)
     watching: AbstractContextManager[Callable[[Job], None]] = _as_bar(err) if err.is_terminal else _in_lines()
@@ -43,11 +61,12 @@ def to_its_end(reached: Reached, job_id: UUID, timeout: float | None) -> int:
         stop = reached.command("cancel", job_id)
         click.echo(f"\ndataloader: the job goes on. To go on watching: {again}; to end it: {stop}", err=True)
         return EXIT_INTERRUPTED
-    if reached.as_json or not screen.console().is_terminal:
-        reached.print_json(job.document)
-    else:
-        screen.show(Text.assemble(f"job {job.job_id} ", screen.status(job.status), _in_all(job)))
+    tell(reached, job)
     return EXITS.get(job.status, 1)
+
+
+def _in_words(job: Job) -> Text:
+    return Text.assemble(f"job {job.job_id} ", screen.status(job.status), _in_all(job))
 
 
 def waits_for(job: Job, now: datetime) -> str:

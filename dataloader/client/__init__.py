@@ -38,7 +38,19 @@ from dataloader.client.errors import (
     WaitTimeout,
 )
 from dataloader.client.farm import BATCH, PAGE, Farm, given, new_key
-from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Worker, read, read_all
+from dataloader.client.results import (
+    Database,
+    Event,
+    Job,
+    Key,
+    Overview,
+    Queue,
+    Result,
+    Started,
+    Worker,
+    read,
+    read_all,
+)
 from dataloader.client.transport import Answer, Transport
 from dataloader.client.watch import Watch
 from dataloader.farm import traces
@@ -128,6 +140,9 @@ class Client(Farm):
 
     def job(self, job_id: UUID | str) -> Job:
         return read(Job, self._call("GET", _of(job_id)).document)
+
+    def result(self, job_id: UUID | str) -> Any:
+        return read(Result, self._call("GET", f"{_of(job_id)}/result").document).result
 
     def watch(self, job_id: UUID | str) -> Watch:
         def ask(seconds: int, headers: Mapping[str, str], patience: float) -> Answer:

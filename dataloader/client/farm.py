@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -14,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
-from dataloader.client.errors import JobFailed
+from dataloader.client.errors import JobFailed, NotFound
 from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Worker
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
@@ -90,10 +92,15 @@ class Farm(ABC):
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
 
     def run(self, task: str, *, timeout: float | None = None, **fields: Any) -> Job:
-        """Trigger a job, wait until it ends, and return it. Raises JobFailed where the end is not `succeeded`."""
+        """Trigger a job, wait until it ends, and return it, with its `result`.
+
+        Raises JobFailed where the end is not `succeeded`.
+        """
         job = self.wait(self.trigger(task, **fields).job_id, timeout)
         if job.status != "succeeded":
             raise JobFailed(job)
+        with suppress(NotFound):  # deleted by now, or an older service
+            return replace(job, result=self.result(job.job_id))
         return job
 
     @abstractmethod
@@ -103,6 +110,10 @@ class Farm(ABC):
     @abstractmethod
     def job(self, job_id: UUID | str) -> Job:
         """All fields of the job; secrets in its args are masked."""
+
+    @abstractmethod
+    def result(self, job_id: UUID | str) -> Any:
+        """What the job's pipeline has returned: JSON; None before the job has succeeded, and where that was nothing."""
 
     def wait(
         self,

@@ -32,7 +32,7 @@ class Job:
 
     `started_at` is the first start of all attempts; `run_sec` the duration of the last run, None while the job runs.
     `waiting_for` is the reason why a queued job does not run yet. Only `Client.job` returns `args`. `progress` is the
-    pipeline's last report, usually an object.
+    pipeline's last report, usually an object. Only `Client.run` fills in `result`, what the pipeline has returned.
     """
 
     job_id: UUID
@@ -58,6 +58,7 @@ class Job:
     error: str | None = None
     progress: Any = field(default_factory=dict)
     args: Any = None
+    result: Any = None
     waiting_for: Document | None = None
     cancel_requested: bool = False
     cancel_forced: bool = False
@@ -77,6 +78,16 @@ class Job:
     def fraction(self) -> float | None:
         """The finished share, 0 to 1, where the progress has `processed` and `total`; else None."""
         return fraction(self.progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the pipeline of a job has returned, and the job's status."""
+
+    job_id: UUID
+    status: str
+    result: Any
+    document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

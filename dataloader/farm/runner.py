@@ -24,7 +24,7 @@ from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue.hooks import Hook, identity
-from dataloader.queue.job import Delivery, End, Job, Outcome
+from dataloader.queue.job import Delivery, End, Job, Outcome, result_json
 
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
 RETRY_MOST_SEC = 366 * 86_400
@@ -55,7 +55,7 @@ class Runner:
         self._drops = False  # the pipeline does not want to have this resource again
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
-        """Resolve and step the pipeline; every exception becomes an outcome. Its texts and its progress are masked."""
+        """Resolve and step the pipeline; every exception becomes an outcome, in which secrets are masked."""
         self._tokens = None
         try:
             pipeline = pipelines.resolve(delivery.first.task)
@@ -67,8 +67,8 @@ class Runner:
         if self._lent is not None:
             self._give_back(lease)
         if by_key and lease.stop is None:
-            outcome = outcome._replace(by_key=by_key)
-        if outcome.end is not End.DONE or by_key:
+            outcome = outcome._replace(by_key={**outcome.by_key, **by_key})
+        if outcome.end is not End.DONE or outcome.by_key:
             tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
 
@@ -109,7 +109,7 @@ class Runner:
                     steps.close()
                     return _stopped(lease, log.masked(progress))
         except StopIteration as e:
-            return Outcome(End.DONE, progress=log.masked(e.value if isinstance(e.value, dict) else progress))
+            return returned(delivery, pipeline, e.value, progress, self._settings.dl_result_kb)
         except BaseException as e:
             if lease.stop is not None:
                 return _stopped(lease, log.masked(progress))
@@ -212,6 +212,32 @@ class Runner:
             if lease.must_stop_now():  # the queue's database was away for too long
                 raise Stopped from None
             raise
+
+
+def returned(
+    delivery: Delivery, pipeline: pipelines.Pipeline, value: Any, progress: dict[str, Any] | None, most_kb: int
+) -> Outcome:
+    """The outcome of a run whose pipeline has returned `value`: the result of each job, in at most so many KB.
+
+    For a pipeline with batch_size a dict that has keys of the run only holds the results of these keys. A dict is the
+    last progress as well.
+    """
+    progress = log.masked(value if isinstance(value, dict) else progress)
+    if pipeline.batch_size is not None and isinstance(value, dict) and value.keys() <= delivery.keys().keys():
+        by_key = {key: _done(of_key, progress, most_kb) for key, of_key in value.items()}
+        return Outcome(End.DONE, progress=progress, by_key=by_key)
+    return _done(value, progress, most_kb)
+
+
+def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
+    """The outcome with this result; another attempt would return the same, so a wrong one is a PermanentError."""
+    if value is None:
+        return Outcome(End.DONE, progress=progress)
+    try:
+        result_json(value, most_kb)  # before masking, which shortens what is very long
+        return Outcome(End.DONE, progress=progress, result=result_json(log.masked(value), most_kb))
+    except ValueError as e:
+        return _failed(PermanentError(str(e)), progress)
 
 
 def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:

@@ -10,7 +10,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import StrEnum
+from pathlib import PurePath
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -168,10 +171,11 @@ LEADS_TO: dict[str, Status] = {
 
 
 class Outcome(NamedTuple):
-    """The result of a run: its end, the last progress, the error's text, and whether the worker is still sound.
+    """What came of a run: its end, the last progress, the error's text, and whether the worker is still sound.
 
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
-    for single keys of a batch. `raised` is the pipeline's exception, for hooks.
+    for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
+    returned, as JSON; None: nothing.
     """
 
     end: End
@@ -181,18 +185,21 @@ class Outcome(NamedTuple):
     delay_sec: float | None = None
     by_key: Mapping[str, Outcome] = {}
     raised: BaseException | None = None
+    result: str | None = None
 
 
 class Finish(NamedTuple):
     """The write at the end of a run: one of Verb, and the parameters of dl_finish.
 
     `delay_sec`: how long a retry or a release waits; None leaves that to dl_retry_delay, a release is due at once.
+    `result` is kept before the end is written (see lifecycle.keep_results).
     """
 
     verb: str
     error: str | None = None
     delay_sec: float | None = None
     progress: str | None = None
+    result: str | None = None
 
 
 def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
@@ -228,7 +235,7 @@ def _decide(job: Job, outcome: Outcome) -> Finish | None:
     error = clip(outcome.error) if outcome.error is not None else None
     match outcome.end:
         case End.DONE:  # the first, for it is most of them
-            return Finish(Verb.SUCCEED, None, progress=progress)
+            return Finish(Verb.SUCCEED, None, progress=progress, result=outcome.result)
         case End.GONE | End.CRASH:
             return None
         case End.CANCELED:
@@ -267,6 +274,26 @@ def to_json(value: dict[str, Any]) -> str | None:
     return text if len(text) <= PROGRESS_LIMIT else None
 
 
+def result_json(value: Any, most_kb: int) -> str:
+    """What a pipeline has returned as JSON that jsonb accepts; NaN and odd texts become what `to_json` makes of them.
+
+    Raises ValueError, with a text for people, for what JSON lacks (but for times, decimals, UUIDs and paths, which
+    become text), and for more than `most_kb` KB.
+    """
+    try:
+        text = _encode_strictly(_plain(value))
+    except RecursionError:
+        raise ValueError(_NOT_JSON.format("it is nested too deep, or holds itself")) from None
+    except Exception as e:  # whatever a value's own methods raise
+        raise ValueError(_NOT_JSON.format(e)) from None
+    if (size := len(text.encode())) > most_kb * 1_024:
+        raise ValueError(
+            f"the pipeline returned {size:,} bytes of JSON, and DL_RESULT_KB={most_kb} allows {most_kb * 1_024:,}:"
+            " write large results to the target or to a file, and return their place"
+        )
+    return text
+
+
 def _plain(value: Any) -> Any:
     if type(value) in _AS_IT_IS:
         return value
@@ -285,9 +312,21 @@ def _text(value: object) -> str:
     return _storable(str(value))
 
 
+def _text_of_known(value: object) -> str:
+    if isinstance(value, _TEXTS):
+        return _text(value)
+    raise TypeError(f"it holds a value of the type {type(value).__module__}.{type(value).__qualname__}")
+
+
+_NOT_JSON = (
+    "what the pipeline returned is not JSON: {}; return dicts, lists, texts, numbers, booleans and None"
+    " (times, decimals, UUIDs and paths become text)"
+)
+_TEXTS = (date, time, timedelta, Decimal, UUID, PurePath)
 _AS_IT_IS = frozenset({int, bool, type(None)})
 # Made once: to make an encoder costs as much as to use it.
 _encode = json.JSONEncoder(default=_text, allow_nan=False, ensure_ascii=False).encode
+_encode_strictly = json.JSONEncoder(default=_text_of_known, allow_nan=False, ensure_ascii=False).encode
 
 
 def _storable(text: str) -> str:

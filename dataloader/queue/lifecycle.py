@@ -234,6 +234,7 @@ def step(
         **(_preferred(affinity) if affinity else _NO_AFFINITY),
         **_arrays(ends),
     }
+    keep_results(session.conn, ends or ())
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
@@ -314,14 +315,14 @@ def finish(
 ) -> Status | None:
     """Write the end of a run and release its key, or with `let_go` all keys of the session.
 
-    Returns the new status, None when the claim is over. Leaves out text and progress that PostgreSQL cannot store.
+    Returns the new status, None when the claim is over. Leaves out text and JSON that PostgreSQL cannot store.
     Raises LockNotAvailable at once, having written nothing, while another session has the job's row locked.
     """
     try:
         written = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
     except psycopg.DataError:
         plain = (end.error or "").encode("ascii", "backslashreplace").decode()
-        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None)
+        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None, result=None)
         written = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
     if written.locked:
         raise errors.LockNotAvailable(f"another session has the row of job {job.job_id} locked")
@@ -348,7 +349,20 @@ def _finish_each(conn: Conn, ends: Collection[Ended]) -> Written:
     return Written(ended, locked)
 
 
+def keep_results(conn: Conn, ends: Collection[Ended]) -> None:
+    """Store what the runs of these ends have returned, as far as their claims hold; without a result no statement.
+
+    Every end is written right behind this call, so no job has succeeded without its result. The worker that dies in
+    between leaves the job running, and the result shows for no later claim.
+    """
+    kept = [_claim_of(end.job) | {"result": end.finish.result} for end in ends if end.finish.result is not None]
+    if kept:
+        with conn.cursor() as cursor:
+            cursor.executemany(_SQL["keep_results"], kept)
+
+
 def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
+    keep_results(conn, ends)
     parameters = {"worker": worker, "let_go": let_go} | _arrays(ends)
     row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
     assert row is not None  # noqa: S101  the function always answers
@@ -382,7 +396,7 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
 
 
 def _row(ended: Ended) -> tuple[Any, ...]:
-    job, (verb, error, delay_sec, progress), facts, _ = ended
+    job, (verb, error, delay_sec, progress, _), facts, _ = ended
     delay = None if delay_sec is None else str(delay_sec)
     return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _numbers(facts) if facts else None
 

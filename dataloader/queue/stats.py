@@ -305,6 +305,15 @@ def job(conn: Conn, job_id: UUID) -> Row | None:
     return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"])} if shown and rest else None
 
 
+def result(conn: Conn, job_id: UUID) -> Row | None:
+    """`job_id`, `status` and `result`: what the job's pipeline has returned; None for an unknown id.
+
+    `result` is None where the job has not succeeded, or its pipeline has returned nothing.
+    """
+    rows = _rows(conn, "result", job_id=job_id)
+    return rows[0] | {"result": lifecycle.parsed(rows[0]["result"] or "null")} if rows else None
+
+
 def events(conn: Conn, job_id: UUID, after: int = 0, limit: int = 200) -> list[Row]:
     """The job's journal behind the event `after`, the oldest first."""
     return _with_payload(_rows(conn, "events", job_id=job_id, after=after, limit=limit))

@@ -75,7 +75,7 @@ class Result:
     """The end of a job: its status and error, as in the API, and its runs in their order.
 
     Of a batch: the status and error of the first job that has not succeeded, else of the first. `jobs` has the status
-    of each job, by key, in the order of its args.
+    of each job, by key, in the order of its args; `results` has in the same form what the pipeline has returned for it.
     """
 
     job_id: UUID
@@ -83,11 +83,17 @@ class Result:
     error: str | None
     runs: list[Run]
     jobs: dict[str, list[str]] = field(default_factory=dict)
+    results: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def progress(self) -> list[Progress]:
         """The last run's progress documents, as stored; a returned dict is the last of them."""
         return self.runs[-1].progress
+
+    @property
+    def result(self) -> Any:
+        """What the pipeline has returned, as stored; None unless the job has succeeded. Of a batch: the first job's."""
+        return next(of_key[0] for of_key in self.results.values())
 
     @property
     def value(self) -> Progress | None:
@@ -238,11 +244,12 @@ def _fates(crashes: Sequence[Point], drain_at: int | None, cancel_at: int | None
 
 
 class _After(NamedTuple):
-    """A job after a run: its status, its error, and the number of its next attempt."""
+    """A job after a run: its status, its error, the number of its next attempt, and its result as JSON."""
 
     status: Status
     error: str | None
     attempt: int
+    result: str | None = None
 
 
 class _Trial:
@@ -462,18 +469,21 @@ def _after(job: Job, end: Finish | None, was_canceled: bool = False) -> _After:
         error = "canceled when the pipeline had finished: its work stands" if end.verb == Verb.SUCCEED else end.error
         return _After(Status.CANCELED, error, job.attempt)
     attempt = {Verb.HAND_BACK: job.attempt, Verb.RESTART: 1}.get(Verb(end.verb), job.attempt + 1)
-    return _After(Verb(end.verb).status, end.error, attempt)
+    return _After(Verb(end.verb).status, end.error, attempt, end.result)
 
 
 def _result(jobs: list[Job], ends: dict[UUID, _After], runs: list[Run]) -> Result:
     keys: dict[str, list[str]] = {}
+    results: dict[str, list[Any]] = {}
     for job in jobs:
-        keys.setdefault(job.lock_key, []).append(ends[job.job_id].status.value)
+        end = ends[job.job_id]
+        keys.setdefault(job.lock_key, []).append(end.status.value)
+        results.setdefault(job.lock_key, []).append(json.loads(end.result or "null"))
     first = next((job for job in jobs if ends[job.job_id].status is not Status.SUCCEEDED), jobs[0])
-    status, error, _ = ends[first.job_id]
+    status, error = ends[first.job_id][:2]
     if error:
         _log.error("%s: %s", first.task, error)
-    return Result(first.job_id, status.value, error, runs, keys)
+    return Result(first.job_id, status.value, error, runs, keys, results)
 
 
 def _missed(fate: Fate, steps: int, error: str | None) -> str:

@@ -83,6 +83,8 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- row that is next of its key becomes ready. A finished job that somebody puts back by a plain UPDATE is to run: with a
 -- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not
 -- fired by a worker's own starts and ends, which change claimed_by: each statement pays for a trigger's condition.
+-- The result of an earlier run goes: it is none of a job that runs again, nor of a run of another service, which has the
+-- same `claims`. The table may not be there yet: 0019 makes this function, 0027 the table.
 -- Leaves a reason to wait alone that it does not know. With the owner's rights and bound to this schema, as
 -- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -121,6 +123,9 @@ BEGIN
      AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
           OR j.blocked_on IS DISTINCT FROM place.blocked_on OR place.score IS NOT NULL
           OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
+  IF (is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded') AND to_regclass(%3$L) IS NOT NULL THEN
+    DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id;
+  END IF;
   IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
@@ -143,11 +148,13 @@ BEGIN
   RETURN NULL;
 END
 $$
-$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+$function$, current_schema(), format('%I.dl_jobs', current_schema()),
+  format('%I.dl_results', current_schema())); END $bound$;
 
 
--- Deleted jobs: their journal goes, as by a foreign key, but without its cost for each row of the journal; and the rows
+-- Deleted jobs: their journal and their results go, as by a foreign key, but without its cost for each row; and the rows
 -- that are next of their keys become ready. Bound as dl_jobs_journal, and with the owner's rights, as a cascade has them.
+-- The results' table may not be there yet, as for dl_jobs_step.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -158,6 +165,9 @@ BEGIN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
   END IF;
   EXECUTE %3$L;
+  IF to_regclass(%4$L) IS NOT NULL THEN
+    EXECUTE %5$L;
+  END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
                           OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost'));
@@ -168,4 +178,6 @@ BEGIN
 END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
-  format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+  format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_results', current_schema()),
+  format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

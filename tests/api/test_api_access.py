@@ -44,6 +44,7 @@ CALLS = [
     ("POST", TRIGGER, {"trigger"}),
     ("POST", "/api/v1/jobs/batch", {"trigger"}),
     ("GET", JOB + "/status", {"read", "trigger"}),
+    ("GET", JOB + "/result", {"read", "trigger"}),
     ("POST", JOB + "/cancel", {"trigger", "operate"}),
 ]
 
@@ -85,6 +86,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/api/v1/jobs/<job:job_id>"): READ,
     ("GET", f"{ONE}/events"): READ,
     ("GET", f"{ONE}/status"): READ | TRIGGERS,
+    ("GET", f"{ONE}/result"): READ | TRIGGERS,
     ("POST", TRIGGER): TRIGGERS,
     ("POST", "/api/v1/jobs/batch"): TRIGGERS,
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-QUEUE, TARGET, OPERATE, RIGHTS = "queue.sql", "target.sql", "operate.sql", "rights.sql"
+QUEUE, TARGET, OPERATE, RIGHTS, STATS = "queue.sql", "target.sql", "operate.sql", "rights.sql", "stats.sql"
 JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
 ORDERED = "migrations/0023_ordered.sql"
 ROOT = Path(__file__).parent.parent.parent
@@ -145,6 +145,25 @@ MUTANTS: list[Mutant] = [
         ("any attempt", "attempt = %(attempt)s AND "),
         ("any worker", "claimed_by = %(claimed_by)s AND "),
         ("any status", " AND status = 'running'"),
+    ),
+    *_of_the_claim("keep_results"),
+    *_statement(
+        "keep_results",
+        (
+            "keeps that of a dead run",
+            "DO UPDATE SET claim = excluded.claim, result = excluded.result\n WHERE dl_results.claim < excluded.claim",
+            "DO NOTHING",
+        ),
+        ("replaces a later one", "\n WHERE dl_results.claim < excluded.claim"),
+        ("writes it again", "dl_results.claim < excluded.claim", "dl_results.claim <= excluded.claim"),
+        ("under the old number", "SET claim = excluded.claim, ", "SET "),
+    ),
+    *_in(
+        STATS,
+        "-- name: result\n",
+        ("of any claim", " AND r.claim = j.claims"),
+        ("of any status", " AND j.status = 'succeeded'"),
+        ("of any job", " WHERE j.job_id = %(job_id)s"),
     ),
     *(mutant for name in ("beat", "keep") for mutant in _of_the_claims(name)),
     *_statement(
@@ -952,6 +971,11 @@ MUTANTS: list[Mutant] = [
         ("no time of an end that came back", "CASE WHEN NOT is_back THEN j.finished_at END", "j.finished_at"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', NEW.queue)", "NULL"),
         ("tells of every row", "IF NEW.status = 'queued' THEN", "IF true THEN"),
+        ("its result stays when it comes back", "(is_back OR NEW.status = 'succeeded'", "(NEW.status = 'succeeded'"),
+        ("that of a dead run stays", "is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded'", "is_back"),
+        ("its result goes at any change", " AND OLD.status <> 'succeeded'"),
+        ("before there are results", "to_regclass(%3$L) IS NOT NULL", "true"),
+        ("all results", "DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id", "DELETE FROM %1$I.dl_results"),
         ("journals what is no step", "NEW.status <> OLD.status AND NEW.journaled", "NEW.journaled"),
         (
             "our own steps too",
@@ -1009,7 +1033,9 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_jobs_gone()",
-        ("all journals", " WHERE job_id IN (SELECT job_id FROM gone)"),
+        ("all journals", "dl_job_events WHERE job_id IN (SELECT job_id FROM gone)", "dl_job_events"),
+        ("all results", "dl_results WHERE job_id IN (SELECT job_id FROM gone)", "dl_results"),
+        ("before there are results", "to_regclass(%4$L) IS NOT NULL", "true"),
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
         ("on any table", "IF TG_RELID <> %2$L::regclass", "IF false"),
         ("makes nobody ready", "PERFORM %1$I.dl_unpark(", "PERFORM ("),

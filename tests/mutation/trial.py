@@ -27,7 +27,7 @@ from .mutants import ROOT, Mutant, apply
 TESTS = [
     *("lease", "ends", "park", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step", "order"),
     *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "move", "stats", "retention"),
-    *("target", "several_queues", "guards", "transitions", "lock", "ordered", "ordered_model", "model"),
+    *("target", "results", "several_queues", "guards", "transitions", "lock", "ordered", "ordered_model", "model"),
     *("interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
@@ -54,8 +54,10 @@ FIRST = {
     "dl_step": "park claim step ordered locked_rows lock wake operate several_queues",
     "dl_give_back": "park settle reap ordered ordered_model order rights",
     "dl_jobs_place": "wake retention",
+    "keep_results": "results",
+    "result": "results",
     "dl_jobs_step": "park ordered foreign_journal notify retention rights",
-    "dl_jobs_gone": "park ordered rights operate",
+    "dl_jobs_gone": "results park ordered rights operate",
     "dl_jobs_notify_upd": "park notify",
     "enqueue": "guards idempotency enqueue_many operate",
     "request_cancel": "cancel guards locked_rows",

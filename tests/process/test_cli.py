@@ -116,6 +116,33 @@ def test_the_exit_status_tells_the_outcome(ask: Ask) -> None:
     assert ask("wait", waiting).exit_code == 11
 
 
+def test_what_a_pipeline_has_returned_is_printed_alone(ask: Ask) -> None:
+    def run(*more: object, **args: Any) -> Result:
+        return ask("trigger", "returns", "--queue", "q", "--wait", "--result", "--args", json.dumps(args), *more)
+
+    assert answer(run(value={"rows": [1, "ü"]})) == {"rows": [1, "ü"]}
+    assert answer(run()) is None
+    failed = run(kb=300)
+    assert (failed.exit_code, failed.stdout) == (10, "")
+    assert "failed after" in failed.stderr
+    assert "DL_RESULT_KB=256 allows 262,144: write large results to the target or to a file" in failed.stderr
+    late = run("--timeout", 0.1, "--at", "2035-01-01T00:00:00Z")
+    assert (late.exit_code, late.stdout) == (13, "")
+    alone = ask("trigger", "returns", "--queue", "q", "--result")
+    assert (alone.exit_code, alone.stdout) == (2, "")
+    assert "--result is for --wait" in alone.stderr
+
+
+def test_the_result_of_a_job_that_has_ended_is_printed_and_null_before(ask: Ask) -> None:
+    job_id = triggered(ask, "returns", value=["secret"])
+    assert ask("wait", job_id).exit_code == 0
+    assert answer(ask("result", job_id)) == ["secret"]
+    assert answer(ask("result", triggered(ask, queue="nobody"))) is None
+    unknown = ask("result", uuid4())
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert "there is no job with this job_id" in unknown.stderr
+
+
 def test_an_unknown_pipeline_is_told_at_once(ask: Ask) -> None:
     said = ask("trigger", "nop", "--queue", "q", "--wait", "--timeout", 5)
     assert said.exit_code == 13

@@ -400,6 +400,7 @@ NEW_TABLES = (
     "dl_rolled",
     "dl_lengths",
     "dl_freed",
+    "dl_results",
 )
 
 

@@ -199,6 +199,8 @@ def test_what_runs_as_the_owner_is_for_its_one_table_whoever_may_put_it_on_anoth
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, blocked_on) SELECT gen_random_uuid(), 'q', 't', 'k', 'x'",
         "INSERT INTO dl_job_events (job_id, queue, kind) SELECT gen_random_uuid(), 'q', 'done'",
         "INSERT INTO dl_queues (queue, paused_at) VALUES ('q', now())",
+        "INSERT INTO dl_results SELECT gen_random_uuid(), 1, '1'",
+        "DELETE FROM dl_results",
         "DELETE FROM dl_workers",
         "TRUNCATE dl_jobs",
         "ALTER TABLE dl_jobs DISABLE TRIGGER USER",
@@ -213,6 +215,22 @@ def test_only_a_farm_changes_what_there_is(conn: db.Connection, cast: Cast, role
 
 
 # --- what each role is for ---
+
+
+def test_a_farm_stores_results_and_who_reads_jobs_reads_them_but_no_producer(conn: db.Connection, cast: Cast) -> None:
+    job_id = enqueue(conn)
+    worker = Worker(cast.farm, "host:1:boot")
+    with worker.conn:
+        worker.finish(worker.take(), result="[1]")
+    for role in ("farm", "reader"):
+        with db.connect(getattr(cast, role), name=role, schema="public") as theirs:
+            assert stats.result(theirs, job_id) == {"job_id": job_id, "status": "succeeded", "result": [1]}
+    for role in ("producer", "stranger"):
+        with session(getattr(cast, role)) as theirs, pytest.raises(errors.InsufficientPrivilege):
+            theirs.execute("SELECT FROM dl_results")
+    with session(cast.farm) as farm:
+        farm.execute("DELETE FROM dl_jobs")
+        assert value(farm, "SELECT count(*) FROM dl_results") == 0
 
 
 def test_a_farm_lives_with_its_role(conn: db.Connection, cast: Cast) -> None:

@@ -221,12 +221,29 @@ def test_a_wait_ends_in_time_whatever_the_service_does(service: Service, client:
 
 
 def test_run_returns_a_success_and_raises_any_other_end(service: Service, client: Client) -> None:
-    service.answers = [Answer(document=STARTED), Answer(document=state("succeeded"))]
-    assert client.run("t", args={"a": 1}).status == "succeeded"
+    done, returned = Answer(document=state("succeeded")), {"job_id": ID, "status": "succeeded", "result": [1]}
+    service.answers = [Answer(document=STARTED), done, Answer(document=returned)]
+    job = client.run("t", args={"a": 1})
+    assert (job.status, job.result) == ("succeeded", [1])
+    assert service.asked[-1].path == f"/api/v1/jobs/{ID}/result"
+    service.answers = [Answer(document=STARTED), done, problem(404, "not-found")]
+    assert client.run("t").result is None, "an older service has no results"
     service.answers = [Answer(document=STARTED), Answer(document=state("failed", error="boom"))]
     with pytest.raises(JobFailed, match="ended failed") as caught:
         client.run("t")
     assert caught.value.job.error == "boom"
+
+
+def test_a_result_may_be_any_json_and_has_to_be_there(service: Service, client: Client) -> None:
+    for value in ({"a": 1}, [], "", 0, False, None):
+        service.answers = [Answer(document={"job_id": ID, "status": "succeeded", "result": value})]
+        assert client.result(ID) == value
+    service.answers = [problem(404, "not-found")]
+    with pytest.raises(NotFound):
+        client.result(ID)
+    service.answers = [Answer(document=STARTED)]
+    with pytest.raises(Unexpected, match="result is missing"):
+        client.result(ID)
 
 
 def test_pages_are_asked_for_as_they_are_taken(service: Service, client: Client) -> None:

@@ -130,7 +130,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     "queue/new_job.py, dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
     "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),
     "client/results.py, Job": (
-        lambda: {field.name for field in of_dataclass(results.Job)} - {"document", *BESIDES},
+        lambda: {field.name for field in of_dataclass(results.Job)} - {"document", "result", *BESIDES},
         (STATUS | LIST | PAGE) - UNTOLD,
     ),
     "api/v1/responses.py, Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from hypothesis import given
@@ -26,6 +29,7 @@ from dataloader.queue.job import (
     beat_interval,
     clip,
     decide,
+    result_json,
     to_json,
 )
 
@@ -138,6 +142,66 @@ def test_g2_what_cannot_be_json_is_none() -> None:
     assert to_json(cycle) is None
     assert to_json({"x": "y" * (PROGRESS_LIMIT + 1)}) is None
     assert to_json({"x": math.inf}) == '{"x": null}'
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=9))
+def test_a_result_of_any_json_is_json_that_jsonb_accepts(value: Any) -> None:
+    text = result_json(value, 1_000)
+    text.encode("utf-8")
+    assert "\\u0000" not in text.replace("\\\\", "")
+    json.loads(text, parse_constant=lambda name: pytest.fail(name))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": (1, 0.5, None)}, '{"a": [1, 0.5, null]}'),
+        ("ü", '"ü"'),
+        (False, "false"),
+        ([math.nan, -math.inf, "\0", "\ud800"], '[null, null, "\ufffd", "\ufffd"]'),
+        ({date(2026, 1, 31): [datetime(2026, 1, 31, 6, tzinfo=UTC), Decimal("1.50"), UUID(int=7), Path("/a")]},
+         '{"2026-01-31": ["2026-01-31 06:00:00+00:00", "1.50", "00000000-0000-0000-0000-000000000007", "/a"]}'),
+    ],
+)  # fmt: skip
+def test_a_result_is_stored_as_progress_is(value: Any, text: str) -> None:
+    assert result_json(value, 1) == text
+
+
+class Odd:
+    pass
+
+
+NESTED: list[Any] = []
+NESTED.append(NESTED)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({"rows": [Odd()]}, r"it holds a value of the type test_job\.Odd; return dicts"),
+        ({1, 2}, "of the type builtins.set"),
+        (b"x", "of the type builtins.bytes"),
+        (NESTED, "it is nested too deep, or holds itself"),
+        ([10**5_000], "4300"),
+    ],
+)
+def test_what_is_not_json_is_no_result_and_the_error_says_what_would_be(value: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"^what the pipeline returned is not JSON: .*{why}"):
+        result_json(value, 256)
+
+
+def test_a_result_has_so_many_bytes_of_json_and_no_more() -> None:
+    most = "ü" * 511
+    assert len(result_json(most, 1).encode()) == 1_024
+    with pytest.raises(ValueError, match=r"returned 1,025 bytes of JSON, and DL_RESULT_KB=1 allows 1,024: write large"):
+        result_json(most + "x", 1)
+
+
+def test_only_a_success_has_a_result_and_every_job_of_its_key_has_it() -> None:
+    delivery = Delivery(of_key("k", (1, 3), (1, 3)))
+    assert [end and end.result for end in decide(delivery, Outcome(End.DONE, result="1"))] == ["1", "1"]
+    for end in set(End) - {End.DONE}:
+        assert not any(finish and finish.result for finish in decide(delivery, Outcome(end, result="1"))), end
 
 
 @given(st.text(max_size=3 * TEXT_LIMIT))

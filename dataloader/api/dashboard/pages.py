@@ -34,6 +34,7 @@ LISTED = 10  # jobs of each list on a queue's page
 ALERTS = 8  # shown on the overview
 EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
 EVENTS_AT_ONCE = 1_000
+RESULT_SHOWN = 10_000  # characters of a result on its job's page
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
 STATUSES = [
@@ -179,6 +180,7 @@ def job(job_id: str) -> Response:
         found = stats.job(conn, wanted)
         events = _events(conn, wanted, max(after, 0))
         is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
+        returned = stats.result(conn, wanted)
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
@@ -188,6 +190,7 @@ def job(job_id: str) -> Response:
         "job.html",
         job=found,
         facts=_facts(found),
+        **_result(returned),
         waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
@@ -198,6 +201,14 @@ def job(job_id: str) -> Response:
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
         buttons=[asdict(button) for button in actions.of_job(found)],
     )
+
+
+def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The begin of what the pipeline has returned, and whether there is more of it."""
+    if returned is None or returned["result"] is None:
+        return {"result": None}
+    text = formats.pretty(returned["result"])
+    return {"result": text[:RESULT_SHOWN], "result_goes_on": len(text) > RESULT_SHOWN}
 
 
 def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:

@@ -49,6 +49,15 @@ def get_job(job_id: UUID) -> dict[str, Any]:
         return found(stats.job(conn, job_id))
 
 
+@blueprint.get("/jobs/<anything:job_id>/result")
+@auth.require("read", "trigger")
+@operation("jobs", responses.Result, query=requests.Query)
+def job_result(job_id: UUID) -> dict[str, Any]:
+    """What the job's pipeline has returned; null before the job has succeeded, and where that was nothing."""
+    with session() as conn:
+        return found(stats.result(conn, job_id))
+
+
 @blueprint.get("/jobs/<anything:job_id>/events")
 @auth.require("read")
 @operation("jobs", responses.JobEvents, query=requests.JobEvents)

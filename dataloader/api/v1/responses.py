@@ -125,6 +125,14 @@ class Job(Status):
     trace: str | None = Field(description="the W3C traceparent of its trigger")
 
 
+class Result(BaseModel):
+    """What a job's pipeline has returned; secrets in it are masked."""
+
+    job_id: UUID
+    status: JobStatus
+    result: Any = Field(description="any JSON; null before the job has succeeded, and where nothing was returned")
+
+
 class ListedJob(Shown):
     """A job in a list; `error` is cut to 300 characters."""
 

@@ -1,0 +1,92 @@
+"""GET …/result, and the result on the job's page: of a job that has succeeded, and of no other."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+
+from dataloader.api.dashboard.pages import RESULT_SHOWN
+from dataloader.queue import db
+
+SUCCEED = "UPDATE dl_jobs SET status = 'succeeded', finished_at = now(), claims = 1 WHERE job_id = %s"
+
+
+def made(client: FlaskClient) -> str:
+    return str(client.post(TRIGGER, json=MINIMAL).json["job_id"])
+
+
+def succeeded(client: FlaskClient, conn: db.Connection, value: Any) -> str:
+    """A job whose pipeline has returned this value."""
+    job_id = made(client)
+    conn.execute(SUCCEED, (job_id,))
+    conn.execute("INSERT INTO dl_results VALUES (%s, 1, %s)", (job_id, json.dumps(value)))
+    return job_id
+
+
+def result(client: FlaskClient, job_id: str) -> dict[str, Any]:
+    answer = client.get(f"/api/v1/jobs/{job_id}/result")
+    assert answer.status_code == 200, answer.json
+    return dict(answer.json)
+
+
+@pytest.mark.parametrize("value", [{"rows": [1, 0.5, "ü"]}, [], "", 0, False])
+def test_any_json_is_answered_as_it_is(client: FlaskClient, conn: db.Connection, value: Any) -> None:
+    job_id = succeeded(client, conn, value)
+    assert result(client, job_id) == {"job_id": job_id, "status": "succeeded", "result": value}
+    assert result(client, job_id.upper())["job_id"] == job_id
+
+
+def test_a_job_without_one_says_null_and_its_status(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    assert result(client, job_id) == {"job_id": job_id, "status": "queued", "result": None}
+    conn.execute(SUCCEED, (job_id,))
+    assert result(client, job_id) == {"job_id": job_id, "status": "succeeded", "result": None}
+
+
+def test_a_job_that_is_put_back_has_none_any_more(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = succeeded(client, conn, 1)
+    assert client.post(f"/api/v1/jobs/{job_id}/requeue").status_code == 200
+    assert result(client, job_id) == {"job_id": job_id, "status": "queued", "result": None}
+
+
+def test_what_is_no_job_has_none(client: FlaskClient, refused: Refused) -> None:
+    problem = refused(client.get(f"/api/v1/jobs/{uuid4()}/result"), 404, "not-found")
+    assert problem["detail"] == "there is no job with this job_id"
+    refused(client.get("/api/v1/jobs/7/result"), 400, "invalid-input")
+    refused(client.get(f"/api/v1/jobs/{UUID(int=1)}/result?wait=1"), 400, "invalid-input", "/wait")
+
+
+def test_neither_status_nor_lists_nor_journal_carry_it(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = succeeded(client, conn, "canary-4711")
+    for path in (f"/{job_id}/status", f"/{job_id}", "", f"/{job_id}/events"):
+        answer = client.get(f"/api/v1/jobs{path}")
+        assert answer.status_code == 200
+        assert "canary-4711" not in answer.text
+
+
+def test_a_number_too_long_for_python_is_a_text(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    conn.execute(SUCCEED, (job_id,))
+    conn.execute("INSERT INTO dl_results VALUES (%s, 1, %s::jsonb)", (job_id, "1" * 5_000))
+    assert result(client, job_id)["result"] == "1" * 5_000
+
+
+def test_the_jobs_page_shows_it_as_text(client: FlaskClient, conn: db.Connection) -> None:
+    page = client.get(f"/jobs/{succeeded(client, conn, {'a': '<img src=x>'})}").text
+    assert "&lt;img src=x&gt;" in page
+    assert "<img src=x>" not in page
+    assert "the whole result" not in page
+    assert 'id="result"' not in client.get(f"/jobs/{made(client)}").text
+
+
+def test_the_jobs_page_cuts_a_long_one_and_leads_to_the_whole(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = succeeded(client, conn, "x" * (RESULT_SHOWN + 1))
+    page = client.get(f"/jobs/{job_id}").text
+    assert "x" * RESULT_SHOWN in page
+    assert "x" * (RESULT_SHOWN + 1) not in page
+    assert f'<a href="/api/v1/jobs/{job_id}/result">the whole result, as JSON</a>' in page

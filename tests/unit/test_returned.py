@@ -1,0 +1,181 @@
+"""What a run's pipeline has returned: the results of its jobs, or the error that says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dataloader import pipelines
+from dataloader.farm.runner import returned
+from dataloader.pipelines import Context, around_run, hooks, on_error, register, registry
+from dataloader.queue.job import Delivery, End, Job, Outcome, decide
+from dataloader.testing import run
+
+SECRET = "s3cret-canary-91"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipelines.load(())
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    for hook in hooks.ALL:
+        monkeypatch.setattr(hook, "_functions", {})
+
+
+def delivery(keys: str) -> Delivery:
+    return Delivery(tuple(Job(uuid4(), "q", "t", "{}", None, key, "", 1, 5, 60, None, 1, "h:1:b") for key in keys))
+
+
+def outcome(value: Any, keys: str = "k", batch_size: int | None = None, most_kb: int = 1) -> Outcome:
+    pipeline = pipelines.Pipeline("t", lambda args: None, wants_context=False, batch_size=batch_size)
+    return returned(delivery(keys), pipeline, value, {"last": "report"}, most_kb)
+
+
+def results(value: Any, keys: str, batch_size: int | None = 9) -> list[str | None]:
+    """The results that are written with the ends of the jobs."""
+    return [end and end.result for end in decide(delivery(keys), outcome(value, keys, batch_size))]
+
+
+@pytest.mark.parametrize(
+    ("value", "progress", "result"),
+    [
+        (None, {"last": "report"}, None),
+        ([1], {"last": "report"}, "[1]"),
+        ("", {"last": "report"}, '""'),
+        (0, {"last": "report"}, "0"),
+        (False, {"last": "report"}, "false"),
+        ({}, {}, "{}"),
+        ({"n": 1}, {"n": 1}, '{"n": 1}'),
+    ],
+)
+def test_a_run_has_a_result_unless_it_returned_none_and_a_dict_is_its_progress_too(
+    value: Any, progress: Any, result: str | None
+) -> None:
+    assert outcome(value) == Outcome(End.DONE, progress=progress, result=result)
+
+
+@pytest.mark.parametrize(
+    ("value", "keys", "found"),
+    [
+        ([1], "kkl", ["[1]"] * 3),
+        ({"n": 1}, "kkl", ['{"n": 1}'] * 3),
+        ({"k": [1], "l": 0}, "kkl", ["[1]", "[1]", "0"]),
+        ({"l": "x"}, "kl", [None, '"x"']),
+        ({"k": None}, "kl", [None, None]),
+        ({}, "kl", [None, None]),
+        ({"k": 1, "other": 2}, "kl", ['{"k": 1, "other": 2}'] * 2),
+    ],
+)
+def test_a_dict_of_keys_of_a_batch_has_a_result_for_each_and_any_other_value_is_that_of_all(
+    value: Any, keys: str, found: list[str | None]
+) -> None:
+    assert results(value, keys) == found
+
+
+def test_a_pipeline_for_one_job_may_return_a_dict_with_its_key() -> None:
+    assert results({"k": 1}, "k", None) == ['{"k": 1}']
+
+
+def test_one_wrong_result_of_a_batch_is_the_error_of_its_key_alone() -> None:
+    found = outcome({"k": {1}, "l": "x" * 2_000, "m": 3}, "klm", 9)
+    assert (found.end, {key: each.end for key, each in found.by_key.items()}) == (
+        End.DONE,
+        {"k": End.PERMANENT, "l": End.PERMANENT, "m": End.DONE},
+    )
+    assert [end and end.verb for end in decide(delivery("klm"), found)] == ["fail", "fail", "succeed"]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("x" * 300_000, "the pipeline returned 300,002 bytes of JSON, and DL_RESULT_KB=256 allows 262,144: write large"
+         " results to the target or to a file, and return their place"),
+        (object(), "what the pipeline returned is not JSON: it holds a value of the type builtins.object; return dicts,"
+         " lists, texts, numbers, booleans and None (times, decimals, UUIDs and paths become text)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_result_fails_the_job_at_once_and_hooks_hear_of_it(value: Any, error: str) -> None:
+    register("t.wrong")(lambda args: value)
+    heard: list[BaseException] = []
+    on_error(lambda run, exc: heard.append(exc))
+    result = run("t.wrong")
+    assert (result.status, result.error, result.attempts, result.result) == ("failed", error, 1, None)
+    assert [str(exc) for exc in heard] == [error]
+
+
+def test_what_masking_would_cut_is_too_large_all_the_same() -> None:
+    """A text of more than a million characters: cut at its only blank, almost nothing would be left of it."""
+    found = outcome("x " + "y" * 3_000_000, most_kb=976)
+    assert found.end is End.PERMANENT
+    assert "returned 3,000,004 bytes" in (found.error or "")
+
+
+def test_secrets_in_a_result_are_masked_also_in_the_error_of_a_wrong_one() -> None:
+    class Rude:
+        def __str__(self) -> str:
+            raise ValueError(SECRET)
+
+    @register("t.tells")
+    def tells(args: dict[str, Any]) -> Any:
+        return {"token": SECRET, "said": f"it was {SECRET}", "bad": {Rude(): 1} if args["bad"] else None}
+
+    result = run(tells, {"password": SECRET, "bad": False})
+    assert result.result == {"token": "***", "said": "it was ***", "bad": None}
+    result = run(tells, {"password": SECRET, "bad": True})
+    assert result.status == "failed"
+    assert SECRET not in (result.error or "")
+    assert "not JSON: ***" in (result.error or "")
+
+
+# --- the kit ---
+
+
+def test_the_kit_gives_the_result_of_the_run_that_has_succeeded() -> None:
+    @register("t.returns")
+    def returns(args: dict[str, Any], context: Context) -> Iterator[Any]:
+        yield {"attempt": context.attempt}
+        if context.attempt == 1:
+            raise ValueError("bad luck")
+        return [context.attempt, (1.5,)]
+
+    result = run(returns)
+    assert (result.status, result.result, result.value) == ("succeeded", [2, [1.5]], {"attempt": 2})
+    assert result.results == {"test": [[2, [1.5]]]}
+    assert run(returns, crash_at=1, max_attempts=1).result is None
+    assert run(returns, cancel_at=1).result is None
+    assert run("noop").result is None
+
+
+def test_a_canceled_job_has_no_result_though_its_work_stands() -> None:
+    @register("t.stubborn")
+    def stubborn(args: dict[str, Any], context: Context) -> int:
+        assert context.stopping
+        return 1
+
+    result = run(stubborn, cancel_at=1)
+    assert (result.status, result.result) == ("canceled", None)
+
+
+def test_the_kit_gives_the_result_of_each_job_of_a_batch() -> None:
+    @register("t.each", batch_size=9)
+    def each(batch: dict[str, list[Any]], context: Context) -> dict[str, int]:
+        if "fails" in batch:
+            context.fail("fails", pipelines.PermanentError("never"))
+        return {key: len(args) for key, args in batch.items()}
+
+    result = run(each, {"a": [{"v": 1}, {"v": 2}], "fails": [{}], "b": [{}]})
+    assert result.jobs == {"a": ["succeeded"] * 2, "fails": ["failed"], "b": ["succeeded"]}
+    assert result.results == {"a": [2, 2], "fails": [None], "b": [1]}
+
+
+def test_a_hook_around_the_run_passes_the_result_on() -> None:
+    register("t.one")(lambda args: 1)
+
+    @around_run
+    def around(run: Any) -> Iterator[None]:
+        yield
+
+    assert run("t.one").result == 1

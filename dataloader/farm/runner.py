@@ -24,9 +24,10 @@ from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue.hooks import Hook, identity
-from dataloader.queue.job import Delivery, End, Job, Outcome, result_json
+from dataloader.queue.job import Delivery, End, Job, Outcome, clip, result_json
 
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
+NOTES_MOST, NOTE_MOST = 20, 500  # lines of a run that the journal keeps, and the characters of one
 RETRY_MOST_SEC = 366 * 86_400
 _log = structlog.get_logger("worker")
 
@@ -52,11 +53,13 @@ class Runner:
         self._interruptible: Lease | None = None  # the run of a plain function, or what prepares a resource
         self.warm = WarmResources(settings.dl_warm)
         self._lent: tuple[Place, Resource] | None = None  # the resource of the present run
+        self._notes: list[str] = []  # for the journal of the present run
         self._drops = False  # the pipeline does not want to have this resource again
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; every exception becomes an outcome, in which secrets are masked."""
         self._tokens = None
+        self._notes = []
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
@@ -68,6 +71,8 @@ class Runner:
             self._give_back(lease)
         if by_key and lease.stop is None:
             outcome = outcome._replace(by_key={**outcome.by_key, **by_key})
+        if self._notes:
+            outcome = outcome._replace(notes=tuple(self._notes))
         if outcome.end is not End.DONE or outcome.by_key:
             tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
@@ -150,6 +155,10 @@ class Runner:
         self.warm.give_back(*lent, is_sound=lease.stop is None and not self._drops)
         self._drops = False
 
+    def _note(self, text: str) -> None:
+        if len(self._notes) < NOTES_MOST:
+            self._notes.append(clip(log.masked(text))[:NOTE_MOST])
+
     def _drop_resource(self) -> None:
         self._drops = True
 
@@ -185,6 +194,7 @@ class Runner:
             _decide=lambda key, outcome: _decide_key(delivery, by_key, key, outcome),
             affinity_key=job.affinity_key,
             _drop=self._drop_resource,
+            _note=self._note,
         )
 
     @contextmanager

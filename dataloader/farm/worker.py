@@ -13,6 +13,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import psutil
@@ -277,6 +278,7 @@ class Worker:
         """Decide on the ends of the run's jobs; the batch writes them. The cost is the first one's."""
         job = delivery.first
         named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
+        noted: dict[str, Any] = {**facts, "notes": outcome.notes} if outcome.notes else facts
         report = {**named, "outcome": outcome.end, "duration_ms": round(seconds * 1_000, 1), **facts}
         if log.keeps_metrics():
             RUN.write({"queue": job.queue, **report})
@@ -286,7 +288,7 @@ class Worker:
             if end is None:
                 self.log.warning("worker.ownership.lost", queue=job.queue)
             elif job is delivery.first:
-                self.batch.add(Ended(job, end, facts, report))
+                self.batch.add(Ended(job, end, noted, report))
             else:
                 self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
 

@@ -60,6 +60,7 @@ class Context:
     resource: Any = None  # what the pipeline's `prepare` has made
     affinity_key: str | None = None
     _drop: Callable[[], None] = lambda: None
+    _note: Callable[[str], None] = lambda text: None
 
     def fail(self, key: str, error: str | BaseException) -> None:
         """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.
@@ -79,6 +80,10 @@ class Context:
     def skip(self, key: str) -> None:
         """Decide that the run has left this key of a batch alone: its jobs go back uncounted, due after SKIP_SEC."""
         self._decide(key, Outcome(End.HANDED_BACK, "skipped by its pipeline", delay_sec=SKIP_SEC))
+
+    def note(self, text: str) -> None:
+        """Keep a line in the job's journal, beside the end of this run: up to 20 of 500 characters, secrets masked."""
+        self._note(text)
 
     def drop_resource(self) -> None:
         """Keep the resource of this run for no other one: the worker releases it behind the run."""

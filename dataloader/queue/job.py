@@ -175,7 +175,7 @@ class Outcome(NamedTuple):
 
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
     for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
-    returned, as JSON; None: nothing.
+    returned, as JSON; None: nothing. `notes` are for the journal.
     """
 
     end: End
@@ -186,6 +186,7 @@ class Outcome(NamedTuple):
     by_key: Mapping[str, Outcome] = {}
     raised: BaseException | None = None
     result: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Finish(NamedTuple):

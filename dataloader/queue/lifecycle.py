@@ -62,7 +62,7 @@ class Ended(NamedTuple):
 
     job: Job
     finish: Finish
-    facts: Mapping[str, float] | None = None
+    facts: Mapping[str, Any] | None = None
     report: Mapping[str, Any] | None = None
 
 
@@ -398,7 +398,7 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
 def _row(ended: Ended) -> tuple[Any, ...]:
     job, (verb, error, delay_sec, progress, _), facts, _ = ended
     delay = None if delay_sec is None else str(delay_sec)
-    return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _numbers(facts) if facts else None
+    return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _told_of(facts) if facts else None
 
 
 def _array(words: Sequence[str]) -> str:
@@ -419,8 +419,10 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _numbers(facts: Mapping[str, float]) -> str:
-    """A JSON object of numbers."""
+def _told_of(facts: Mapping[str, Any]) -> str:
+    """A JSON object of numbers, and of a run's notes; without notes it is made here, which is quicker."""
+    if "notes" in facts:
+        return json.dumps(facts)
     return "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
 
 

@@ -134,11 +134,14 @@ def _number(value: Any) -> float | None:
         return None
 
 
+IN_FULL = frozenset({"stacks", "notes"})  # facts that a page shows in full beside the line
+
+
 def steps(progress: Any, most: int = 120) -> str:
     """The progress, or any facts, in one line of `most` characters: `500 of 1,000 · step load`."""
     if not isinstance(progress, Mapping) or not progress:
         return ""
-    left = dict(progress)
+    left = {name: value for name, value in progress.items() if name not in IN_FULL}
     words = []
     if share(progress) is not None and "processed" in left and "total" in left:
         words.append(f"{_counted(left.pop('processed'))} of {_counted(left.pop('total'))}")

@@ -91,6 +91,7 @@ class _Search:
 
     def _pass(self, passed: Passed) -> None:
         self.passed.append(passed)
+        self.context.note(f"{passed.node} passed over: {passed.reason}")
         self.context.logger.warning("node passed over: %s: %s", *passed, extra=passed._asdict())
 
     async def _answer_of(self, node: Node, model: str) -> Progress:

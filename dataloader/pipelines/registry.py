@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from dataloader.log import masking
 from dataloader.pipelines.forms import Form, form_of
 from dataloader.queue.hooks import identity
 
@@ -39,6 +40,7 @@ class Pipeline:
     max_attempts: int | None = None
     stall_sec: float | None = None
     on_stall: str = REPORT
+    affinity: tuple[str, ...] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ def register(
     on_exhausted: Callable[[Any], object] | None = None,
     stall_sec: float | None = None,
     on_stall: str = REPORT,
+    affinity: str | Sequence[str] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -78,6 +81,10 @@ def register(
 
     `max_attempts` is how many runs a job may have whose trigger does not say it: 5 without either. A job keeps what it
     got when it was added. Producers learn of it from the database, when a worker with the pipeline has started.
+
+    `affinity` is one or several names of args that say which heavy resource a job needs, such as a model: the first of
+    these args that is a text of 1 to 200 characters is the `affinity_key` of a job whose trigger gives none. A job
+    keeps it, and producers learn of it, as of `max_attempts`.
 
     `retry_in` returns the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to
     366 days; by default `retries.linear(30)`. `on_exhausted` is called with the args of a job that is about to end
@@ -100,9 +107,11 @@ def register(
         "on_exhausted": on_exhausted,
         "stall_sec": stall_sec,
         "on_stall": on_stall,
+        "affinity": affinity,
     }
     for name, value in options.items():
         _check(task, name, value)
+    options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
 
     def decorate(function: F) -> F:
         known = _registry.get(task)
@@ -120,9 +129,12 @@ def batch_size(task: str) -> int:
     return (pipeline and pipeline.batch_size) or 1
 
 
-def attempts() -> dict[str, int | None]:
-    """How many attempts the jobs of each registered task have where their trigger does not say; None: as usual."""
-    return {task: pipeline.max_attempts for task, pipeline in _registry.items()}
+def told() -> dict[str, dict[str, Any]]:
+    """What each registered task says of its jobs where their trigger does not; None: as usual."""
+    return {
+        task: {"max_attempts": pipeline.max_attempts, "affinity": pipeline.affinity}
+        for task, pipeline in _registry.items()
+    }
 
 
 def resolve(task: str) -> Pipeline:
@@ -151,6 +163,17 @@ def _is_whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and 1 <= value <= most
 
 
+def _are_names(value: Any) -> bool:
+    """Whether these are one or more names that PostgreSQL can keep: it takes no U+0000 and no lone surrogate."""
+    names = [value] if isinstance(value, str) else value
+    return isinstance(names, Sequence) and bool(names) and all(map(_is_name, names))
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it names an argument whose text may be shown."""
+    return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
+
+
 def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
@@ -167,6 +190,11 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         ValueError,
         lambda v: v == 0 or _is_above_0(v),
         "0 for never or a number of seconds above it, or None",
+    ),
+    "affinity": (
+        ValueError,
+        _are_names,
+        "the name of an argument that is no secret, or several, or None",
     ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }

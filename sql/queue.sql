@@ -6,11 +6,13 @@
 -- name: enqueue
 -- none -> queued. No row when the idempotency key exists: DO NOTHING waits for a twin under way, then `find` reads it.
 -- None either when a limit is to be kept and the queue is full.
--- {columns} and {values}: of the fields of a new job, and of their parameters (queue/enqueue.py).
+-- {columns} and {values}: of the fields of a new job, and of their parameters (queue/enqueue.py). `said`: what the task's
+-- pipeline says of its jobs.
 -- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
 WITH added AS (
   INSERT INTO dl_jobs (job_id, created_at, blocked_on, journaled, {columns})
   SELECT %(job_id)s, clock_timestamp(), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {values}
+    FROM (VALUES (%(task)s::text)) AS new (task) LEFT JOIN dl_tasks said USING (task)
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) DO NOTHING
   RETURNING job_id, queue),
@@ -69,7 +71,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer,
-       j.consumer_group, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
+       j.consumer_group, j.affinity_key, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (

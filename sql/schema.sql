@@ -67,8 +67,8 @@ CREATE TABLE dl_jobs (
   cancel_forced boolean NOT NULL DEFAULT false,      -- a cancellation that does not wait for a safe point
   claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
   trace text,                                        -- W3C traceparent of the request that triggered the job
-  affinity_key text,
-  score float8                                       -- place in the key, in an ordered queue; else as its producer gave it
+  score float8,                                      -- place in the key, in an ordered queue; else as its producer gave it
+  affinity_key text                                  -- the heavy resource that the job needs; null: none
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -87,6 +87,7 @@ COMMENT ON COLUMN dl_jobs.cancel_forced IS 'the cancellation does not wait for a
 COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggered the job';
 COMMENT ON COLUMN dl_jobs.score IS 'place among the jobs of the key in an ordered queue, the smallest first; else as its producer gave it';
+COMMENT ON COLUMN dl_jobs.affinity_key IS 'the heavy resource that the job needs; null: none';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
@@ -193,9 +194,11 @@ COMMENT ON VIEW dl_served IS 'a row for each worker and each queue that it serve
 CREATE TABLE dl_tasks (
   task text PRIMARY KEY,
   max_attempts int,                                  -- of a job whose producer names none; null: 5
+  affinity text[],                                   -- from which args an affinity_key follows: dl_affinity; null: none
   CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
+COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
 
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (

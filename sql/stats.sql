@@ -263,7 +263,7 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
 job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).progress::text AS progress, left((j).error, 300) AS error,
+(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).affinity_key, (j).progress::text AS progress, left((j).error, 300) AS error,
 (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
 dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
 dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;

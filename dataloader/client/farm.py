@@ -63,6 +63,7 @@ class Farm(ABC):
         score: float | None = None,
         producer: str | None = None,
         consumer_group: str | None = None,
+        affinity_key: str | None = None,
         trace: str | None = None,
     ) -> Started:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
@@ -85,6 +86,7 @@ class Farm(ABC):
             score=score,
             producer=producer,
             consumer_group=consumer_group,
+            affinity_key=affinity_key,
         )
         return self._add(fields, trace or traces.current())
 

@@ -65,6 +65,7 @@ class Job:
     claimed_by: str | None = None
     producer: str | None = None
     consumer_group: str | None = None
+    affinity_key: str | None = None
     idempotency_key: str | None = None
     trace: str | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)

@@ -173,7 +173,7 @@ class Worker:
         self.slot.show("works")
         if not self.heartbeat.ident:
             self._agree()
-            operations.tell_tasks(self.session.conn, pipelines.attempts())
+            operations.tell_tasks(self.session.conn, pipelines.told())
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         elif self.session.unrecovered:

@@ -29,11 +29,11 @@ from dataloader.pipelines.hooks import on_worker_start as on_worker_start
 from dataloader.pipelines.registry import Pipeline as Pipeline
 from dataloader.pipelines.registry import UnknownTask as UnknownTask
 from dataloader.pipelines.registry import absent as absent
-from dataloader.pipelines.registry import attempts as attempts
 from dataloader.pipelines.registry import batch_size as batch_size
 from dataloader.pipelines.registry import register as register
 from dataloader.pipelines.registry import resolve as resolve
 from dataloader.pipelines.registry import tasks as tasks
+from dataloader.pipelines.registry import told as told
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from dataloader.log import masking
 from dataloader.pipelines.forms import Form, form_of
 from dataloader.queue.hooks import identity
 
@@ -45,6 +46,7 @@ class Pipeline:
     prepare: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
     prepare_sec: float = PREPARE_SEC
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
+    affinity: tuple[str, ...] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +86,7 @@ def register(
     prepare: Callable[..., Any] | None = None,
     prepare_sec: float = PREPARE_SEC,
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None,
+    affinity: str | Sequence[str] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -97,6 +100,10 @@ def register(
 
     `max_attempts` is how many runs a job may have whose trigger does not say it: 5 without either. A job keeps what it
     got when it was added. Producers learn of it from the database, when a worker with the pipeline has started.
+
+    `affinity` is one or several names of args that say which heavy resource a job needs, such as a model: the first of
+    these args that is a text of 1 to 200 characters is the `affinity_key` of a job whose trigger gives none. A job
+    keeps it, and producers learn of it, as of `max_attempts`.
 
     `retry_in` returns the seconds from the end of the failed attempt of this number (from 1) to the next one, 0 to
     366 days; by default `retries.linear(30)`. `on_exhausted` is called with the args of a job that is about to end
@@ -128,9 +135,11 @@ def register(
         "prepare": prepare,
         "prepare_sec": prepare_sec,
         "timeout_factor": timeout_factor,
+        "affinity": affinity,
     }
     for name, value in options.items():
         _check(task, name, value)
+    options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
     if prepare is not None:
         options["prepare"] = _opener(task, prepare)
 
@@ -155,9 +164,12 @@ def batch_size(task: str) -> int:
     return (pipeline and pipeline.batch_size) or 1
 
 
-def attempts() -> dict[str, int | None]:
-    """How many attempts the jobs of each registered task have where their trigger does not say; None: as usual."""
-    return {task: pipeline.max_attempts for task, pipeline in _registry.items()}
+def told() -> dict[str, dict[str, Any]]:
+    """What each registered task says of its jobs where their trigger does not; None: as usual."""
+    return {
+        task: {"max_attempts": pipeline.max_attempts, "affinity": pipeline.affinity}
+        for task, pipeline in _registry.items()
+    }
 
 
 def resolve(task: str) -> Pipeline:
@@ -191,6 +203,17 @@ def _is_whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and 1 <= value <= most
 
 
+def _are_names(value: Any) -> bool:
+    """Whether these are one or more names that PostgreSQL can keep: it takes no U+0000 and no lone surrogate."""
+    names = [value] if isinstance(value, str) else value
+    return isinstance(names, Sequence) and bool(names) and all(map(_is_name, names))
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it names an argument whose text may be shown."""
+    return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
+
+
 def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
@@ -215,6 +238,11 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
     "prepare": (TypeError, callable, "a function of args, or of args and context, or None"),
     "prepare_sec": (ValueError, _is_above_0, "a number above 0"),
     "timeout_factor": (TypeError, lambda v: callable(v) or _are_factors(v), 'a function, or {"*70b*": 1.5}, or None'),
+    "affinity": (
+        ValueError,
+        _are_names,
+        "the name of an argument that is no secret, or several, or None",
+    ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

@@ -33,20 +33,20 @@ from dataloader.queue.fields import OF_NEW_JOB, OF_PRODUCER, Field
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
 
-# The score of a job whose producer gives none: null unless its queue is ordered.
-_PLACE = "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)"
-# The attempts of a job whose producer names none: what the task's pipeline says.
-_ATTEMPTS = "(SELECT max_attempts FROM dl_tasks WHERE task = %(task)s), 5"
+# What `enqueue` stores where the producer gives nothing: the place, null unless the queue is ordered; the time of the
+# transaction; what the task's pipeline says.
+_INSTEAD = {
+    "score": "(SELECT extract(epoch FROM clock_timestamp()) FROM dl_queues WHERE queue = %(queue)s AND ordered)",
+    "available_at": "now()",
+    "max_attempts": "said.max_attempts, 5",
+    "affinity_key": "dl_affinity(said.affinity, %(args)s::jsonb)",
+}
 
 
 def _value(field: Field) -> str:
-    """The field's parameter in `enqueue`; a time that is not given is the transaction's."""
+    """The field's parameter in `enqueue`, and what stands for one that is not given."""
     value = f"%({field.name})s::{field.type}"
-    if field.name == "score":
-        return f"coalesce({value}, {_PLACE})"
-    if field.name == "max_attempts":
-        return f"coalesce({value}, {_ATTEMPTS})"
-    return f"coalesce({value}, now())" if field.type == "timestamptz" else value
+    return f"coalesce({value}, {_INSTEAD[field.name]})" if field.name in _INSTEAD else value
 
 
 def _array(field: Field) -> str:
@@ -82,8 +82,9 @@ class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
     `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
-    attempts unless it says more. `score` None means the time of creation, in an ordered queue. A `lock_key` "" leaves
-    it to a hook (`around_enqueue`).
+    attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args it
+    follows. `score` None means the time of creation, in an ordered queue. A `lock_key` "" leaves it to a hook
+    (`around_enqueue`).
     """
 
     queue: str
@@ -100,6 +101,7 @@ class NewJob:
     score: float | None = None
     producer: str | None = None
     consumer_group: str | None = None
+    affinity_key: str | None = None
     trace: str | None = None
 
 

@@ -142,6 +142,7 @@ def enqueue(
     score: float | None = None,
     producer: str | None = None,
     consumer_group: str | None = None,
+    affinity_key: str | None = None,
     schema: str | None = None,
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.

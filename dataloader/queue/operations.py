@@ -203,12 +203,13 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
-def tell_tasks(conn: Conn, max_attempts: Mapping[str, int | None]) -> None:
-    """Note for producers how many attempts the jobs of these tasks have where none says a number; None: 5.
+def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
+    """Note for producers, by task, what its pipeline says of a job where its producer does not (`pipelines.told`).
 
-    Jobs that are in the queue keep theirs.
+    `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
+    200 characters is its affinity_key; None: it has none. Jobs that are in the queue keep theirs.
     """
-    conn.execute(_SQL["tell_tasks"], {"tasks": list(max_attempts), "max_attempts": list(max_attempts.values())})
+    conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
 
 def _give_scores(conn: Conn, queue: str) -> None:

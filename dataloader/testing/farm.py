@@ -151,6 +151,7 @@ def run(
     lock_key: str = KEY,
     partition_key: str = "",
     idempotency_key: str | None = None,
+    affinity_key: str | None = None,
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
@@ -164,8 +165,9 @@ def run(
     runs meet nothing. A run notices `timeout_sec` at its safe points.
 
     The hooks that the test's process has imported are called as in a farm of one worker that starts with this call, and
-    again where one has crashed. `around_enqueue` gets the job with `queue`, and without `lock_key` where the test names
-    none. What a hook at the start raises reaches the test, and a ValueError for a job that `around_enqueue` refuses.
+    again where one has crashed. `around_enqueue` gets the job with `queue` and `affinity_key`, and without
+    `lock_key` where the test names none. What a hook at the start raises reaches the test, and a ValueError for a job
+    that `around_enqueue` refuses.
 
     `context.transaction` writes to `dsn`, in the schema public; `data_dir` is the context's, by default the working
     folder. The call reads neither the environment nor .env. It raises NotReached when a run ends before its point,
@@ -182,6 +184,7 @@ def run(
         "partition_key": partition_key,
         "max_attempts": max_attempts,
         "timeout_sec": timeout_sec,
+        "affinity_key": affinity_key,
     }
     jobs = [
         _job(None if is_batch else job_id, more | {"lock_key": key, "args": each})

@@ -13,6 +13,22 @@ END
 $$;
 
 
+-- The affinity_key of a job whose producer gives none: the first of the args that its pipeline names (dl_tasks.affinity)
+-- that is a text of 1 to 200 characters. Strict, so that a task that names none costs no call.
+CREATE OR REPLACE FUNCTION dl_affinity(p_names text[], p_args jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+  name text;
+BEGIN
+  FOREACH name IN ARRAY p_names LOOP
+    IF jsonb_typeof(p_args -> name) = 'string' AND length(p_args ->> name) BETWEEN 1 AND 200 THEN
+      RETURN p_args ->> name;
+    END IF;
+  END LOOP;
+  RETURN NULL;
+END
+$$;
+
+
 -- A column of a batch as enqueue_many sends it: one value per job, or a single one for all of them.
 CREATE OR REPLACE FUNCTION dl_spread(p_values anyarray, p_size int) RETURNS anyarray LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN cardinality(p_values) = 1 THEN array_fill(p_values[1], ARRAY[p_size]) ELSE p_values END
@@ -34,7 +50,8 @@ DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
   p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
-  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_place int[], p_since timestamptz)
+  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_affinity_key text[], p_place int[],
+  p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -52,16 +69,24 @@ BEGIN
         FROM unnest(%1$I.dl_spread(p_max_attempts, columns), %1$I.dl_spread(p_task, columns))
              WITH ORDINALITY AS n (given, named, nth) ORDER BY nth);
   END IF;
+  IF array_position(p_affinity_key, NULL) IS NOT NULL
+     AND EXISTS (SELECT FROM %1$I.dl_tasks WHERE task = ANY (p_task) AND affinity IS NOT NULL) THEN  -- mostly none
+    p_affinity_key := ARRAY(
+      SELECT coalesce(given, %1$I.dl_affinity(affinity, args::jsonb))
+        FROM unnest(%1$I.dl_spread(p_affinity_key, size), %1$I.dl_spread(p_task, size), p_args)
+             WITH ORDINALITY AS n (given, task, args, nth)
+        LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth);
+  END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
            max_attempts, lease_ttl_sec, timeout_sec,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, since + coalesce(n.place, nth) * interval '1 microsecond',
+           producer, consumer_group, affinity_key, since + coalesce(n.place, nth) * interval '1 microsecond',
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
@@ -73,7 +98,8 @@ BEGIN
                    unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
                    unnest(%1$I.dl_spread(p_score, size)) AS score,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
-                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
+                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n;
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
@@ -87,12 +113,12 @@ BEGIN
   WITH added AS (
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
            coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, since + coalesce(n.place, nth) * interval '1 microsecond',
+           producer, consumer_group, affinity_key, since + coalesce(n.place, nth) * interval '1 microsecond',
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task,
@@ -106,7 +132,8 @@ BEGIN
                    unnest(%1$I.dl_spread(p_timeout_sec, size)) AS timeout_sec,
                    unnest(%1$I.dl_spread(p_score, size)) AS score,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
-                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group, unnest(p_args) AS args,
+                   unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
+                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
      ORDER BY idempotency_key COLLATE "C", nth
     ON CONFLICT (idempotency_key) DO NOTHING
@@ -139,7 +166,7 @@ DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
   p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
-  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text)
+  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text, p_affinity_key text)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -149,24 +176,25 @@ BEGIN
   IF p_idempotency_key IS NULL THEN
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
-    VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
-            coalesce(p_max_attempts, (SELECT max_attempts FROM %1$I.dl_tasks WHERE task = p_task), 5),
-            p_lease_ttl_sec, p_timeout_sec,
-            coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-            p_producer, p_consumer_group, at,
-            CASE WHEN p_available_at > now() THEN 'time' END, 2);
+           timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
+    SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
+           coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
+           coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
+           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)), at,
+           CASE WHEN p_available_at > now() THEN 'time' END, 2
+      FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task);
   ELSE
     LOOP
       INSERT INTO %1$I.dl_jobs (
              job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-             lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at, blocked_on, journaled)
-      VALUES (p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
-              coalesce(p_available_at, now()),
-              coalesce(p_max_attempts, (SELECT max_attempts FROM %1$I.dl_tasks WHERE task = p_task), 5),
-              p_lease_ttl_sec, p_timeout_sec,
-              coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-              p_producer, p_consumer_group, at, CASE WHEN p_available_at > now() THEN 'time' END, 2)
+             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
+      SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
+             coalesce(p_available_at, now()),
+             coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
+             coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
+             p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)), at,
+             CASE WHEN p_available_at > now() THEN 'time' END, 2
+        FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
       ON CONFLICT (idempotency_key) DO NOTHING;
       EXIT WHEN FOUND;
       -- A statement of its own, for its own snapshot: in one with the insert a twin's row stays invisible.
@@ -191,15 +219,17 @@ $function$, current_schema()); END $bound$;
 -- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
 -- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
 -- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
--- With one more parameter it would be a second function beside that of before 0023, and no call could choose.
+-- With one more parameter it would be a second function beside those of before 0023 and 0029, and no call could choose.
 DROP FUNCTION IF EXISTS dl_enqueue(
   text, text, text, jsonb, text, text, int, timestamptz, int, int, int, text, text);
+DROP FUNCTION IF EXISTS dl_enqueue(
+  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text);
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
   partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, score float8 DEFAULT NULL,
-  producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
+  producer text DEFAULT NULL, consumer_group text DEFAULT NULL, affinity_key text DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -227,6 +257,8 @@ BEGIN
     WHEN dl_enqueue.score IN ('NaN', 'Infinity', '-Infinity') THEN 'score should be a finite number'
     WHEN length(dl_enqueue.producer) > 255 THEN 'producer should be a text of at most 255 characters'
     WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
+    WHEN length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200
+      THEN 'affinity_key should be a text of 1 to 200 characters'
   END;
   IF wrong IS NOT NULL THEN
     RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
@@ -234,15 +266,15 @@ BEGIN
   LOOP
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, created_at)
-    VALUES (gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
-            dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
-            coalesce(dl_enqueue.available_at, now()),
-            coalesce(dl_enqueue.max_attempts,
-                     (SELECT t.max_attempts FROM %1$I.dl_tasks t WHERE t.task = dl_enqueue.task), 5),
-            coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
-            -- Not now(): several jobs of one transaction run in the order of their calls.
-            dl_enqueue.consumer_group, clock_timestamp())
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, created_at)
+    SELECT gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
+           dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
+           coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, said.max_attempts, 5),
+           coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
+           dl_enqueue.consumer_group, coalesce(dl_enqueue.affinity_key, %1$I.dl_affinity(said.affinity, dl_enqueue.args)),
+           -- Not now(): several jobs of one transaction run in the order of their calls.
+           clock_timestamp()
+      FROM (VALUES (dl_enqueue.task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
     ON CONFLICT (idempotency_key) DO NOTHING
     RETURNING job_id INTO found;
     EXIT WHEN found IS NOT NULL;

@@ -15,7 +15,7 @@ from test_api_audit import Lines, lines  # noqa: F401
 from test_api_refusals import CANARY, DOCUMENTS, FIELDS, WITHOUT
 from test_api_trigger import EVERYTHING
 
-from dataloader.queue import db
+from dataloader.queue import db, operations
 
 BATCH = "/api/v1/jobs/batch"
 MIB = 1024 * 1024
@@ -53,6 +53,15 @@ def test_each_job_is_stored_as_a_trigger_stores_it(client: FlaskClient, conn: db
     assert many == [one, all_fields]
     at = conn.execute("SELECT DISTINCT available_at FROM dl_jobs WHERE idempotency_key IS NOT NULL").fetchall()
     assert len(at) == 1
+
+
+def test_the_affinity_key_is_as_the_tasks_pipeline_says_where_a_job_gives_none(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    operations.tell_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
+    args = {"args": {"model": "m"}}
+    assert batch(client, MINIMAL | args, MINIMAL | args | {"affinity_key": "mine"}, MINIMAL).status_code == 200
+    assert [row["affinity_key"] for row in rows(conn)] == ["m", "mine", None]
 
 
 def test_the_default_lease_is_a_setting(dsn: str, conn: db.Connection) -> None:

@@ -135,6 +135,16 @@ def test_one_job_with_all_that_is_known_of_it(client: FlaskClient, refused: Refu
     refused(client.get(path + "?wait=1"), 400, "invalid-input", "/wait")
 
 
+def test_the_affinity_key_is_wherever_a_job_is(client: FlaskClient) -> None:
+    job_id = made(client, affinity_key="ollama/qwen")
+    path = f"/api/v1/jobs/{job_id}"
+    (listed,) = asked(client, "/api/v1/jobs", responses.Jobs)["jobs"]
+    for job in (listed, asked(client, path, responses.Job), asked(client, path + "/status", responses.Status)):
+        assert job["affinity_key"] == "ollama/qwen"
+    assert "Affinity key" in client.get(f"/jobs/{job_id}").text
+    assert "ollama/qwen" in client.get(f"/jobs/{job_id}").text
+
+
 def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refused) -> None:
     job_id = made(client)
     client.post(f"/api/v1/jobs/{job_id}/cancel")

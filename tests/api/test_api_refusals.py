@@ -26,6 +26,7 @@ FIELDS: list[tuple[str, Any]] = [
     *(("idempotency_key", bad) for bad in ("", "k" * 256, 7, False, [], "a\0", "\udfff")),
     *(("partition_key", bad) for bad in (None, 7, "p" * 256, "\0")),
     *((name, bad) for name in ("producer", "consumer_group") for bad in (7, {}, "p" * 256, "\0")),
+    *(("affinity_key", bad) for bad in ("", "m" * 201, 7, ["m"], "a\0", "\udfff")),
     *(("priority", bad) for bad in (-1, 2**31, 2**63, 10**4_000, "7", 7.0, 7.5, True, None, [])),
     *(("max_attempts", bad) for bad in (0, -1, 2**31, "5", 5.0, True)),
     *(("timeout_sec", bad) for bad in (0, -1, 30 * 86_400 + 1, "60", 60.0, False)),

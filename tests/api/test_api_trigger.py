@@ -14,7 +14,7 @@ from api_app import MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 from psycopg.rows import dict_row
 
-from dataloader.queue import db
+from dataloader.queue import db, operations
 
 EVERYTHING = {
     **MINIMAL,
@@ -28,6 +28,7 @@ EVERYTHING = {
     "timeout_sec": 3_600,
     "producer": "billing",
     "consumer_group": "etl",
+    "affinity_key": "ollama/qwen2.5-coder:32b",
 }
 
 
@@ -48,7 +49,7 @@ def test_what_is_left_out_gets_the_defaults(client: FlaskClient, conn: db.Connec
     client.post(TRIGGER, json=MINIMAL)
     (row,) = rows(conn)
     defaults = {"args": {}, "idempotency_key": None, "partition_key": "", "priority": 100, "max_attempts": 5}
-    defaults |= {"lease_ttl_sec": 60, "producer": None, "consumer_group": None, "attempt": 0}
+    defaults |= {"lease_ttl_sec": 60, "producer": None, "consumer_group": None, "affinity_key": None, "attempt": 0}
     assert {name: row[name] for name in defaults} == defaults
     assert row["created_at"] - timedelta(seconds=9) < row["available_at"] <= row["created_at"]
 
@@ -66,9 +67,18 @@ def test_every_field_is_stored(client: FlaskClient, conn: db.Connection) -> None
     assert {name: row[name] for name in EVERYTHING} == EVERYTHING | {"available_at": at}
 
 
+def test_the_affinity_key_is_as_the_tasks_pipeline_says_where_the_trigger_gives_none(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    operations.tell_tasks(conn, {MINIMAL["task"]: {"max_attempts": None, "affinity": ["model"]}})
+    for more in ({}, {"affinity_key": None}, {"affinity_key": "mine"}):
+        assert client.post(TRIGGER, json=MINIMAL | {"args": {"model": "m"}} | more).status_code == 200
+    assert sorted(row["affinity_key"] for row in rows(conn)) == ["m", "m", "mine"]
+
+
 @pytest.mark.parametrize("key_twice", [False, True])
 def test_null_means_not_given_where_null_is_the_default(client: FlaskClient, key_twice: bool) -> None:
-    names = ("idempotency_key", "available_at", "producer", "consumer_group")
+    names = ("idempotency_key", "available_at", "producer", "consumer_group", "affinity_key")
     body = MINIMAL | dict.fromkeys(names) | ({"idempotency_key": "k"} if key_twice else {})
     answers = [client.post(TRIGGER, json=body) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -79,7 +89,7 @@ def test_null_means_not_given_where_null_is_the_default(client: FlaskClient, key
     "extremes",
     [
         {"queue": "q" * 128, "task": "ж" * 200, "lock_key": "🚀" * 512, "idempotency_key": "🚀" * 255},
-        {"partition_key": "🚀" * 255, "producer": "p" * 255, "consumer_group": ""},
+        {"partition_key": "🚀" * 255, "producer": "p" * 255, "consumer_group": "", "affinity_key": "🚀" * 200},
         {"priority": 2**31 - 1, "max_attempts": 2**31 - 1, "lease_ttl_sec": 1},
         {"available_at": "2000-01-01T00:00:00Z"},
         {"available_at": "2030-02-28t23:59:59.123456789z"},

@@ -110,6 +110,30 @@ SAID_ALONE = (
 SAID = re.split(r",\s+", SAID_ALONE)
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
+# What dl_enqueue_one does for a job without an idempotency key and, two spaces further, for one with a key.
+OF_TASK = "FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said"
+IN_ENQUEUE_ONE = [
+    ("not as the pipeline says", "     coalesce(p_max_attempts, said.max_attempts,", "     coalesce(p_max_attempts,"),
+    (
+        "no place",
+        "     coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue",
+        "     coalesce(p_score, (SELECT NULL FROM %1$I.dl_queues WHERE queue",
+    ),
+    (
+        "no affinity key",
+        "     p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)), at,",
+        "     p_producer, p_consumer_group, p_affinity_key, at,",
+    ),
+    (
+        "not the producer's affinity key",
+        "     p_producer, p_consumer_group, coalesce(p_affinity_key, ",
+        "     p_producer, p_consumer_group, coalesce(",
+    ),
+    ("starts future jobs", "     CASE WHEN p_available_at > now() THEN 'time' END, 2", "     NULL, 2"),
+    ("only of tasks that say something", OF_TASK, OF_TASK.replace("LEFT ", "")),
+    ("as any pipeline says", f"{OF_TASK} USING (task)", f"{OF_TASK} ON true"),
+]
+
 MUTANTS: list[Mutant] = [
     *_statement(
         "enqueue",
@@ -120,6 +144,8 @@ MUTANTS: list[Mutant] = [
         ("into a full queue", "dl_is_full(%(queue)s)", "false"),
         ("limits whoever did not ask", "%(limited)s AND "),
         ("fails on a twin", "ON CONFLICT (idempotency_key) DO NOTHING\n"),
+        ("only of tasks that say something", "LEFT JOIN dl_tasks", "JOIN dl_tasks"),
+        ("as any pipeline says", "USING (task)", "ON true"),
     ),
     *_statement(
         "request_cancel",
@@ -1318,39 +1344,53 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_enqueue(",
-        ("not as the pipeline says", "WHERE t.task = dl_enqueue.task), 5)", "WHERE false), 5)"),
+        ("not as the pipeline says", "dl_enqueue.max_attempts, said.max_attempts, 5)", "dl_enqueue.max_attempts, 5)"),
+        (
+            "no affinity key",
+            "coalesce(dl_enqueue.affinity_key, %1$I.dl_affinity(said.affinity, dl_enqueue.args))",
+            "dl_enqueue.affinity_key",
+        ),
+        ("not the producer's affinity key", "coalesce(dl_enqueue.affinity_key, ", "coalesce("),
+        ("any affinity key", "length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200", "false"),
+        ("only of tasks that say something", "LEFT JOIN %1$I.dl_tasks", "JOIN %1$I.dl_tasks"),
+        ("as any pipeline says", "USING (task)", "ON true"),
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
+    ),
+    *_function(
+        "dl_affinity",
+        ("of any type", "jsonb_typeof(p_args -> name) = 'string' AND "),
+        ("of an empty text", "BETWEEN 1 AND 200", "<= 200"),
+        ("of a long text", "BETWEEN 1 AND 200", "> 0"),
+        ("of a task that names no args", " STRICT"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: tell_tasks\n",
+        ("keeps the first attempts", "max_attempts = excluded.max_attempts", "max_attempts = dl_tasks.max_attempts"),
+        ("keeps the first args", "affinity = excluded.affinity", "affinity = dl_tasks.affinity"),
+        ("writes what is there", "EXCEPT SELECT task, max_attempts, affinity FROM dl_tasks "),
+    ),
+    *_function(
+        "dl_enqueue_many",
+        ("no affinity key", "IF array_position(p_affinity_key, NULL) IS NOT NULL", "IF false"),
+        ("asks where all keys are given", "IF array_position(p_affinity_key, NULL) IS NOT NULL", "IF true", COSTS),
+        ("asks where no task names args", " AND affinity IS NOT NULL", "", COSTS),
+        ("not the producer's affinity key", "coalesce(given, %1$I.dl_affinity(", "coalesce(%1$I.dl_affinity("),
+        ("only of tasks that say something", "LEFT JOIN %1$I.dl_tasks", "JOIN %1$I.dl_tasks"),
+        ("as any pipeline says", "USING (task) ORDER BY nth", "ON true ORDER BY nth"),
+        ("another job's affinity key", "USING (task) ORDER BY nth", "USING (task) ORDER BY nth DESC"),
     ),
     *_function(
         "dl_enqueue_one",
         ("with the caller's rights", "SECURITY DEFINER"),
         ("with others' operators", "search_path = pg_catalog", "search_path = %1$I"),
         ("all of a transaction at one time", "at timestamptz := clock_timestamp()", "at timestamptz := now()"),
-        (
-            "not as the pipeline says",
-            "WHERE task = p_task), 5),\n            p_lease",
-            "WHERE false), 5),\n            p_lease",
+        *(
+            (what + keys, f"\n{indent}{old}", f"\n{indent}{new}")
+            for keys, indent in (("", " " * 6), (" with keys", " " * 8))
+            for what, old, new in IN_ENQUEUE_ONE
         ),
-        (
-            "not as the pipeline says, with keys",
-            "WHERE task = p_task), 5),\n              p_lease",
-            "WHERE false), 5),\n              p_lease",
-        ),
-        (
-            "no place",
-            "p_timeout_sec,\n            coalesce(p_score, (SELECT extract(epoch FROM at) FROM "
-            "%1$I.dl_queues WHERE queue = p_queue AND ordered)),",
-            "p_timeout_sec,\n            p_score,",
-        ),
-        (
-            "no place with keys",
-            "p_timeout_sec,\n              coalesce(p_score, (SELECT extract(epoch FROM at) FROM "
-            "%1$I.dl_queues WHERE queue = p_queue AND ordered)),",
-            "p_timeout_sec,\n              p_score,",
-        ),
-        ("starts future jobs", "CASE WHEN p_available_at > now() THEN 'time' END, 2);", "NULL, 2);"),
-        ("starts future jobs with keys", "CASE WHEN p_available_at > now() THEN 'time' END, 2)\n", "NULL, 2)\n"),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', p_queue)", "NULL"),
         ("fails on a twin", "\n      ON CONFLICT (idempotency_key) DO NOTHING"),
     ),

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 import dataloader
-from dataloader.queue import db, enqueue, migrations, operations
+from dataloader.queue import db, enqueue, migrations
 from dataloader.queue.enqueue import NewJob
 
 Workers = Callable[[], Worker]
@@ -61,6 +61,7 @@ EVERYTHING = {
     "timeout_sec": 3_600,
     "producer": "billing",
     "consumer_group": "etl",
+    "affinity_key": "ollama/qwen2.5-coder:32b",
 }
 
 
@@ -101,7 +102,7 @@ ODD = [
 @pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
 @pytest.mark.parametrize("alike", [False, True])
 def test_odd_texts_are_stored_as_they_are(conn: db.Connection, batches_of_three: None, keys: bool, alike: bool) -> None:
-    names = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
+    names = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "affinity_key")
     texts = [text * 2 for text in ODD[-1:] * 10 if alike] or ODD
     new = [NewJob(**dict.fromkeys(names, text), args={text: [text, {text: {}}, {}]}) for text in texts]
     new = [replace(job, idempotency_key=f"{n}{job.task}" if keys else None) for n, job in enumerate(new)]
@@ -489,6 +490,7 @@ GOOD: dict[str, Any] = {"queue": "q", "task": "t", "lock_key": "k"}
         ("lock_key", "k" * 513),
         *(("idempotency_key", bad) for bad in ("", "k" * 256, 7, "a\0")),
         *((name, "p" * 256) for name in ("partition_key", "producer", "consumer_group")),
+        *(("affinity_key", bad) for bad in ("", "m" * 201, 7, "a\0")),
         *(("priority", bad) for bad in (-1, 2**31, "7", 7.0, True, None)),
         *(("max_attempts", bad) for bad in (0, 5.0)),
         *(("lease_ttl_sec", bad) for bad in (0, 86_401, None)),
@@ -586,6 +588,8 @@ def test_dl_enqueue_knows_a_key_again_and_keeps_the_order(conn: db.Connection) -
         ("timeout_sec", 0),
         ("producer", "p" * 256),
         ("consumer_group", "p" * 256),
+        ("affinity_key", ""),
+        ("affinity_key", "m" * 201),
     ],
 )
 def test_dl_enqueue_names_what_is_wrong(conn: db.Connection, field: str, bad: Any) -> None:
@@ -610,62 +614,3 @@ def test_importing_the_package_stays_light() -> None:
     script = "import sys, dataloader; assert not {'pydantic', 'psycopg'} & set(sys.modules);"
     script += "import dataloader.farm.worker; assert 'dataloader.queue.new_job' not in sys.modules; dataloader.enqueue"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-SAID = {"twice": 2, "once": 1, "silent": None}
-
-
-def add_plainly(conn: db.Connection, jobs: list[NewJob]) -> None:
-    for job in jobs:
-        enqueue.enqueue(conn, job)
-
-
-def add_alone(conn: db.Connection, jobs: list[NewJob]) -> None:
-    names = ("queue", "task", "lock_key", "idempotency_key", "max_attempts")
-    for job in jobs:
-        dataloader.enqueue(conn, schema="public", **{name: getattr(job, name) for name in names})
-
-
-def add_by_function(conn: db.Connection, jobs: list[NewJob]) -> None:
-    for job in jobs:
-        given = (job.queue, job.task, job.lock_key, job.max_attempts, job.idempotency_key)
-        call = "SELECT dl_enqueue(%s, %s, %s, max_attempts => %s, idempotency_key => %s)"
-        conn.execute(call, given)
-
-
-@pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
-@pytest.mark.parametrize("add", [add_plainly, add_alone, add_by_function, enqueue.enqueue_many])
-def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(
-    conn: db.Connection, add: Callable[[db.Connection, list[NewJob]], Any], keys: bool
-) -> None:
-    operations.tell_tasks(conn, SAID)
-    wanted = {("twice", None): 2, ("twice", 7): 7, ("once", None): 1, ("silent", None): 5, ("unknown", None): 5}
-    jobs = [
-        NewJob("q", task, f"key-{number}", idempotency_key=str(number) if keys else None, max_attempts=given)
-        for number, (task, given) in enumerate(wanted)
-    ]
-    add(conn, jobs)
-    found = conn.execute("SELECT max_attempts FROM dl_jobs ORDER BY lock_key").fetchall()
-    assert [most for (most,) in found] == list(wanted.values())
-
-
-@pytest.mark.parametrize("said", [{"max_attempts": 3}, {"max_attempts": None}])
-def test_the_attempts_of_a_list_of_one_task(conn: db.Connection, said: dict[str, Any]) -> None:
-    """Its columns are as short as they can be: one task, one number, or a number for each."""
-    operations.tell_tasks(conn, SAID)
-    enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **said) for n in range(3)])
-    enqueue.enqueue_many(conn, [NewJob("q", "twice", f"l{n}", max_attempts=n or None) for n in range(3)])
-    found = conn.execute("SELECT max_attempts FROM dl_jobs ORDER BY lock_key").fetchall()
-    assert [most for (most,) in found] == [said["max_attempts"] or 2] * 3 + [2, 1, 2]
-
-
-def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: db.Connection) -> None:
-    operations.tell_tasks(conn, SAID)
-    before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
-    operations.tell_tasks(conn, SAID | {"once": 9, "new": 1})
-    after = dict(conn.execute("SELECT task, max_attempts FROM dl_tasks").fetchall())
-    assert after == SAID | {"once": 9, "new": 1}
-    unchanged = "SELECT task, xmin::text FROM dl_tasks WHERE task NOT IN ('new', 'once') ORDER BY task"
-    assert conn.execute(unchanged).fetchall() == [found for found in before if found[0] != "once"]
-    operations.tell_tasks(conn, dict.fromkeys(SAID))
-    assert dict(conn.execute("SELECT task, max_attempts FROM dl_tasks").fetchall())["once"] is None

@@ -21,7 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from dataloader.check import database
-from dataloader.queue import db, drift, migrations
+from dataloader.queue import db, drift, migrations, operations
 from dataloader.queue.migrations import SchemaError
 
 ALL = [*(migration.name for migration in migrations.known()), "functions"]
@@ -215,6 +215,43 @@ def apply_first(dsn: str, number: int) -> list[str]:
             migrations._apply(conn, migration)
             done.append(migration.name)
     return done
+
+
+def test_jobs_of_before_have_no_affinity_key_and_older_farms_leave_that_of_a_task(empty_db: str) -> None:
+    """They say of their tasks what they know: the attempts."""
+    number = [name[:4] for name in ALL].index("0029")
+    apply_first(empty_db, number)
+    with session(empty_db) as conn:
+        job_id = plain(conn, task="ask")
+        tell = "INSERT INTO dl_tasks (task, max_attempts) VALUES ('ask', %s)"
+        conn.execute(tell, (2,))
+        assert migrations.migrate(empty_db, "public") == ALL[number:]
+        assert (row(conn, job_id)["affinity_key"], value(conn, "SELECT affinity FROM dl_tasks")) == (None, None)
+        operations.tell_tasks(conn, {"ask": {"max_attempts": 2, "affinity": ["model"]}})
+        conn.execute(tell + " ON CONFLICT (task) DO UPDATE SET max_attempts = excluded.max_attempts", (3,))
+        assert conn.execute("TABLE dl_tasks").fetchall() == [("ask", 3, ["model"])]
+
+
+DL_ENQUEUE_OF_BEFORE = """
+CREATE FUNCTION dl_enqueue(
+  queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
+  partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
+  max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, {}
+  producer text DEFAULT NULL, consumer_group text DEFAULT NULL)
+RETURNS uuid LANGUAGE sql AS 'SELECT NULL::uuid'
+"""
+
+
+def test_there_is_one_dl_enqueue_whatever_forms_of_it_there_were(own_db: str) -> None:
+    """Else no call that leaves a parameter out could choose."""
+    with session(own_db) as conn:
+        conn.execute(DL_ENQUEUE_OF_BEFORE.format("").encode())
+        conn.execute(DL_ENQUEUE_OF_BEFORE.format("score float8 DEFAULT NULL,").encode())
+        conn.execute("UPDATE dl_migrations SET checksum = 'of older functions' WHERE number = 0")
+        assert migrations.migrate(own_db, "public") == ["functions"]
+        positional = "SELECT dl_enqueue('q', 't', 'k', '{}', NULL, '', 7, now(), 2, 60, NULL, NULL, 'me', 'group')"
+        stored = row(conn, value(conn, positional))
+        assert (stored["producer"], stored["consumer_group"], stored["affinity_key"]) == ("me", "group", None)
 
 
 def test_a_body_stands_in_functions_only_and_each_name_in_a_header_has_one() -> None:

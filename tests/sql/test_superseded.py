@@ -9,8 +9,10 @@ from uuid import UUID
 
 import pytest
 from hands import Worker, expire, journal, keys_held, plain, row, state, value
+from psycopg.types.json import Jsonb
 
-from dataloader.queue import db
+from dataloader.queue import db, operations
+from dataloader.queue.fields import OF_PRODUCER
 
 Workers = Callable[[], Worker]
 STEPS = {
@@ -70,6 +72,40 @@ def test_an_end_of_before_is_written_and_makes_the_next_row_ready(
     assert found == ([lost], [canceled])
     assert [state(conn, job_id)[0] for job_id in (first, canceled, lost)] == ["succeeded", "canceled", "running"]
     assert (row(conn, waiting)["blocked_on"], keys_held(conn)) == (None, [])
+
+
+# The parameters that all forms have.
+OLD: dict[str, Any] = {
+    **{"queue": "q", "task": "ask", "args": {"model": "m"}, "idempotency_key": None, "partition_key": ""},
+    **{"priority": 100, "available_at": None, "max_attempts": None, "lease_ttl_sec": 60, "timeout_sec": None},
+    **{"producer": None, "consumer_group": None},
+}
+OF = {field.name: field.type for field in OF_PRODUCER}
+
+
+def named(given: dict[str, Any], array: str) -> str:
+    """The parameters by name, as older code writes them."""
+    types = {name: "text" if array and OF[name] == "jsonb" else OF[name] for name in given}
+    return ", ".join(f"p_{name} => %({name})s::{types[name]}{array}" for name in given)
+
+
+@pytest.mark.parametrize("score", [{}, {"score": 2.5}], ids=["before 23", "before 29"])
+@pytest.mark.parametrize("key", [None, "once"])
+def test_jobs_of_before_are_added_as_the_pipeline_says(conn: db.Connection, score: Any, key: str | None) -> None:
+    operations.tell_tasks(conn, {"ask": {"max_attempts": 2, "affinity": ["model"]}})
+    one = OLD | score | {"idempotency_key": key}
+    call = f"SELECT dl_enqueue_one(p_job_id => gen_random_uuid(), p_lock_key => 'one', {named(one, '')})"
+    known = [conn.execute(call.encode(), one | {"args": Jsonb(one["args"])}).fetchone() for _ in range(2)]
+    assert [found == (None,) for found in known] == [True, key is None]
+    many = {name: [given] for name, given in one.items()} | {"args": [json.dumps(one["args"])] * 2}
+    many |= {"idempotency_key": [key and "a", key and "a"]}
+    call = f"""SELECT count(*) FROM dl_enqueue_many(
+        p_job_id => ARRAY[gen_random_uuid(), gen_random_uuid()], p_lock_key => ARRAY['two'], p_place => NULL,
+        p_since => NULL, {named(many, "[]")})"""
+    assert conn.execute(call.encode(), many).fetchone() == (1 if key else 0,)
+    found = conn.execute("SELECT lock_key, affinity_key, max_attempts, score FROM dl_jobs ORDER BY 1").fetchall()
+    expected = [(lock_key, "m", 2, score.get("score")) for lock_key in ("one", "two")]
+    assert found == [each for each in expected for _ in range(1 if key else 2)]
 
 
 def test_a_reaper_of_before_recovers_a_job(conn: db.Connection, worker: Worker) -> None:

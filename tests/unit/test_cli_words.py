@@ -75,7 +75,7 @@ def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) ->
 def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
     words = "--queue q --lock-key k --timeout-sec 5 --partition-key p --priority 0 --at 2026-01-31T06:30:00+03:00"
     more = "--max-attempts 1 --lease-ttl-sec 9 --producer me --consumer-group g --idempotency-key i --args @-"
-    assert run("trigger", "t", *words.split(), *more.split(), input='{"a": 1}').exit_code == 0
+    assert run("trigger", "t", *words.split(), *more.split(), "--affinity-key", "m", input='{"a": 1}').exit_code == 0
     assert service.asked[0].body == {
         "task": "t",
         "queue": "q",
@@ -89,6 +89,7 @@ def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
         "lease_ttl_sec": 9,
         "producer": "me",
         "consumer_group": "g",
+        "affinity_key": "m",
         "idempotency_key": "i",
     }
 

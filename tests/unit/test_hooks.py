@@ -481,6 +481,21 @@ def test_around_enqueue_may_derive_fields_from_args(seen: list[Any]) -> None:
     assert args == {"order": 7}, "the producer's own"
 
 
+def test_around_enqueue_sees_and_sets_the_affinity_key(seen: list[Any]) -> None:
+    register("t")(lambda args: args)
+
+    @around_enqueue
+    def by_model(job: dict[str, Any]) -> dict[str, Any]:
+        seen.append(job.get("affinity_key"))
+        return job | {"affinity_key": job["args"].get("model")}
+
+    run("t", {"model": "m"}, affinity_key="given")
+    run("t")
+    assert seen == ["given", None]
+    with pytest.raises(ValueError, match="affinity_key: String should have at most 200 characters"):
+        run("t", {"model": "m" * 201})
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

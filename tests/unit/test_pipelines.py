@@ -183,6 +183,25 @@ def test_what_cannot_be_called_as_a_pipeline_is_refused(function: Callable[..., 
         register("a")(function)
 
 
+@pytest.mark.parametrize(
+    ("affinity", "kept"),
+    [(None, None), ("model", ("model",)), (["model"], ("model",)), (("model", "Раздел 2"), ("model", "Раздел 2"))],
+)
+def test_what_a_pipeline_says_of_its_jobs(affinity: Any, kept: Any) -> None:
+    register("ask", max_attempts=3, affinity=affinity)(plain)
+    register("silent")(plain)
+    assert resolve("ask").affinity == kept
+    silent = {"max_attempts": None, "affinity": None}
+    assert pipelines.told() == {"ask": {"max_attempts": 3, "affinity": kept}, "silent": silent}
+
+
+@pytest.mark.parametrize("bad", ["", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800", "api_key"])
+def test_a_wrong_affinity_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="'ask': affinity should be the name of an argument that is no secret, "):
+        register("ask", affinity=bad)(plain)
+    assert pipelines.tasks() == []
+
+
 def test_the_built_in_pipelines_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     pipelines.load([])

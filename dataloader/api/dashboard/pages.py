@@ -232,6 +232,7 @@ _LABELS = {
     "attempt": "Attempt",
     "producer": "Producer",
     "consumer_group": "Consumer group",
+    "affinity_key": "Affinity key",
     "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",

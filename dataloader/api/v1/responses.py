@@ -100,6 +100,7 @@ class Shown(BaseModel):
     score: float | None
     producer: str | None
     consumer_group: str | None
+    affinity_key: str | None
 
 
 class Status(Shown):

@@ -1,0 +1,154 @@
+"""What pipelines say of their jobs (dl_tasks): every way to add a job reads it where the producer says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hands import plain, row, value
+from psycopg.types.json import Jsonb
+
+import dataloader
+from dataloader.queue import db, enqueue, operations
+from dataloader.queue.enqueue import NewJob
+
+GIVEN = ("queue", "task", "lock_key", "args", "idempotency_key", "max_attempts", "affinity_key")
+Add = Callable[[db.Connection, list[NewJob]], Any]
+
+
+def told(max_attempts: int | None = None, *affinity: str) -> dict[str, Any]:
+    """What one pipeline says."""
+    return {"max_attempts": max_attempts, "affinity": affinity or None}
+
+
+SAID = {"twice": told(2), "once": told(1), "silent": told()}
+HEAVY = {"ask": told(None, "model"), "paint": told(None, "model", "category"), "silent": told()}
+
+
+def add_plainly(conn: db.Connection, jobs: list[NewJob]) -> None:
+    for job in jobs:
+        enqueue.enqueue(conn, job)
+
+
+def add_alone(conn: db.Connection, jobs: list[NewJob]) -> None:
+    for job in jobs:
+        dataloader.enqueue(conn, schema="public", **{name: getattr(job, name) for name in GIVEN})
+
+
+def add_by_function(conn: db.Connection, jobs: list[NewJob]) -> None:
+    call = "SELECT dl_enqueue(" + ", ".join(f"{name} => %({name})s" for name in GIVEN) + ")"
+    for job in jobs:
+        given = {name: getattr(job, name) for name in GIVEN}
+        conn.execute(call.encode(), given | {"args": Jsonb(job.args)})
+
+
+WAYS = pytest.mark.parametrize("add", [add_plainly, add_alone, add_by_function, enqueue.enqueue_many])
+KEYS = pytest.mark.parametrize("keys", [False, True], ids=["no keys", "keys"])
+
+
+def stored(conn: db.Connection, column: str) -> list[Any]:
+    """This column of all jobs, in the order of their keys."""
+    found = conn.execute(f"SELECT {column} FROM dl_jobs ORDER BY lock_key".encode()).fetchall()
+    return [each for (each,) in found]
+
+
+@KEYS
+@WAYS
+def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(conn: db.Connection, add: Add, keys: bool) -> None:
+    operations.tell_tasks(conn, SAID)
+    wanted = {("twice", None): 2, ("twice", 7): 7, ("once", None): 1, ("silent", None): 5, ("unknown", None): 5}
+    jobs = [
+        NewJob("q", task, f"key-{number}", idempotency_key=str(number) if keys else None, max_attempts=given)
+        for number, (task, given) in enumerate(wanted)
+    ]
+    add(conn, jobs)
+    assert stored(conn, "max_attempts") == list(wanted.values())
+
+
+@pytest.mark.parametrize("said", [{"max_attempts": 3}, {"max_attempts": None}])
+def test_the_attempts_of_a_list_of_one_task(conn: db.Connection, said: dict[str, Any]) -> None:
+    """Its columns are as short as they can be: one task, one number, or a number for each."""
+    operations.tell_tasks(conn, SAID)
+    enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **said) for n in range(3)])
+    enqueue.enqueue_many(conn, [NewJob("q", "twice", f"l{n}", max_attempts=n or None) for n in range(3)])
+    assert stored(conn, "max_attempts") == [said["max_attempts"] or 2] * 3 + [2, 1, 2]
+
+
+# Of which task, with which args, with which key of the producer: the key that the job has.
+KEYS_OF_JOBS: list[tuple[str, dict[str, Any], str | None, str | None]] = [
+    ("ask", {"model": "m"}, None, "m"),
+    ("ask", {"model": "m"}, "mine", "mine"),
+    ("ask", {"model": "🚀" * 200}, None, "🚀" * 200),
+    ("ask", {"model": "m" * 201}, None, None),
+    *(("ask", {"model": bad}, None, None) for bad in ("", 7, True, None, ["m"], {"model": "m"})),
+    ("ask", {"category": "c"}, None, None),
+    ("ask", {}, None, None),
+    ("paint", {"category": "c", "model": "m"}, None, "m"),
+    ("paint", {"category": "c"}, None, "c"),
+    *(("paint", {"category": "c", "model": bad}, None, "c") for bad in ("", 7, "m" * 201)),
+    ("silent", {"model": "m"}, None, None),
+    ("unknown", {"model": "m"}, None, None),
+    ("unknown", {}, "mine", "mine"),
+]
+
+
+@KEYS
+@WAYS
+def test_the_affinity_key_is_the_producers_or_the_first_fit_arg_that_the_pipeline_names(
+    conn: db.Connection, add: Add, keys: bool
+) -> None:
+    operations.tell_tasks(conn, HEAVY)
+    jobs = [
+        NewJob("q", task, f"{n:02}", args, idempotency_key=str(n) if keys else None, affinity_key=given)
+        for n, (task, args, given, _) in enumerate(KEYS_OF_JOBS)
+    ]
+    add(conn, jobs)
+    assert stored(conn, "affinity_key") == [wanted for *_, wanted in KEYS_OF_JOBS]
+
+
+@WAYS
+def test_without_a_task_that_names_args_the_affinity_key_is_the_producers(conn: db.Connection, add: Add) -> None:
+    operations.tell_tasks(conn, SAID)
+    args = {"model": "m"}
+    add(conn, [NewJob("q", "once", "a", args), NewJob("q", "once", "b", args, affinity_key="k")])
+    assert stored(conn, "affinity_key") == [None, "k"]
+
+
+def test_the_affinity_keys_of_a_list_of_one_task(conn: db.Connection) -> None:
+    """Its columns are as short as they can be: one task, one key, or a key for each."""
+    operations.tell_tasks(conn, HEAVY)
+    args = [{"model": f"m{n}"} for n in range(3)]
+    enqueue.enqueue_many(conn, [NewJob("q", "ask", f"k{n}", args[n]) for n in range(3)])
+    enqueue.enqueue_many(conn, [NewJob("q", "ask", f"l{n}", args[n], affinity_key="one") for n in range(3)])
+    some = (None, "given", None)
+    enqueue.enqueue_many(conn, [NewJob("q", "ask", f"m{n}", args[n], affinity_key=some[n]) for n in range(3)])
+    assert stored(conn, "affinity_key") == ["m0", "m1", "m2", "one", "one", "one", "m0", "given", "m2"]
+
+
+def test_a_plain_insert_has_no_affinity_key(conn: db.Connection) -> None:
+    operations.tell_tasks(conn, HEAVY)
+    assert row(conn, plain(conn, task="ask", args=Jsonb({"model": "m"})))["affinity_key"] is None
+
+
+def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: db.Connection) -> None:
+    operations.tell_tasks(conn, SAID | HEAVY)
+    before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
+    changed = {"once": told(9), "ask": told(None, "models"), "paint": told(), "new": told(1, "a", "b")}
+    operations.tell_tasks(conn, SAID | HEAVY | changed)
+    known = {task: (max_attempts, affinity) for task, max_attempts, affinity in conn.execute("TABLE dl_tasks")}
+    assert known == {
+        **{"twice": (2, None), "silent": (None, None)},
+        **{"once": (9, None), "ask": (None, ["models"]), "paint": (None, None), "new": (1, ["a", "b"])},
+    }
+    unchanged = "SELECT task, xmin::text FROM dl_tasks WHERE task <> ALL (%s) ORDER BY task"
+    assert conn.execute(unchanged, (list(changed),)).fetchall() == [each for each in before if each[0] not in changed]
+    operations.tell_tasks(conn, {"once": told()})
+    assert value(conn, "SELECT max_attempts FROM dl_tasks WHERE task = 'once'") is None
+
+
+def test_the_order_of_the_args_counts(conn: db.Connection) -> None:
+    operations.tell_tasks(conn, {"paint": told(None, "category", "model")})
+    operations.tell_tasks(conn, {"paint": told(None, "model", "category")})
+    enqueue.enqueue(conn, NewJob("q", "paint", "k", {"category": "c", "model": "m"}))
+    assert stored(conn, "affinity_key") == ["m"]

@@ -10,7 +10,7 @@ import pytest
 
 from dataloader.config import CATEGORIES, Settings
 from dataloader.pipelines import PermanentError, validated
-from dataloader.pipelines.llm import affinity_key, timeout_factor
+from dataloader.pipelines.llm import timeout_factor
 from dataloader.pipelines.llm.choose import Arguments, Node, PassedOver, busy, candidates, is_echo, patterns, tells_load
 from dataloader.pipelines.llm.nodes import addresses, trouble
 from dataloader.pipelines.llm.speech import Piece, question, read
@@ -154,22 +154,6 @@ def test_an_echo_of_marks_alone_is_one_too() -> None:
 )
 def test_a_model_from_32_billion_parameters_on_takes_half_as_long_again(model: str | None, factor: float) -> None:
     assert timeout_factor(model) == factor
-
-
-@pytest.mark.parametrize(
-    ("args", "key"),
-    [
-        ({"model": "qwen2.5-coder:32b"}, "ollama/qwen2.5-coder:32b"),
-        ({"model": "mistral"}, "ollama/mistral"),
-        ({"model": "library/mistral:7b"}, "ollama/library/mistral:7b"),
-        ({"model": "mlx-community/Qwen2.5-7B-4bit"}, "mlx/mlx-community/Qwen2.5-7B-4bit"),
-        ({"category": "coding"}, "llm/coding"),
-        ({}, "llm/default"),
-        ({"model": 7}, "llm/default"),
-    ],
-)
-def test_jobs_of_one_model_have_one_affinity(args: dict[str, Any], key: str) -> None:
-    assert affinity_key(args) == key
 
 
 # --- the arguments ---

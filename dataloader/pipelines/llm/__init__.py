@@ -26,13 +26,13 @@ from dataloader.pipelines.llm.choose import (
     is_echo,
     patterns,
 )
-from dataloader.pipelines.llm.choose import affinity_key as affinity_key
 from dataloader.pipelines.llm.choose import timeout_factor as timeout_factor
 
 if TYPE_CHECKING:
     import httpx
 
 TASK = "llm.generate"
+TIMEOUT_SEC = 600.0  # of a run, where the job names no other limit
 _MODELS_NAMED = 50  # at most, in an error
 
 
@@ -120,7 +120,12 @@ def _accepted(text: str, wanted: Arguments) -> str:
     return text
 
 
+def _factor(args: dict[str, Any]) -> float:
+    model = args.get("model")
+    return timeout_factor(model if isinstance(model, str) else None)
+
+
 if find_spec("httpx"):
-    register(TASK)(generate)
+    register(TASK, timeout_sec=TIMEOUT_SEC, timeout_factor=_factor, affinity=("model", "category"))(generate)
 else:
     absent(TASK, "it needs httpx: pip install 'dataloader-farm[llm]'")

@@ -203,16 +203,3 @@ def timeout_factor(model: str | None) -> float:
     """
     sizes = [float(size) for size in _BILLIONS.findall(model or "")]
     return HEAVY_FACTOR if max(sizes, default=0.0) >= HEAVY_FROM else 1.0
-
-
-def affinity_key(args: Mapping[str, Any]) -> str:
-    """What jobs have in common that should run where their model is in memory already, from the job's args.
-
-    `ollama/qwen2.5-coder:32b` or `mlx/mlx-community/Qwen2.5-7B-4bit`: a name with a slash and without a colon is MLX's.
-    A job that names no model: `llm/` and its category, because jobs of a category mostly get the same model. Never
-    raises; wrong args have some key too, for the pipeline refuses them.
-    """
-    model = args.get("model")
-    if not isinstance(model, str):
-        return f"llm/{args.get('category') or 'default'}"
-    return f"{'mlx' if '/' in model and ':' not in model else 'ollama'}/{model}"

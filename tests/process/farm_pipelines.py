@@ -361,7 +361,7 @@ def writes_after_a_wait(args: dict[str, Any], context: Context) -> Iterator[Prog
         conn.execute("INSERT INTO written VALUES (%s, %s)", (context.job_id, context.claim))
 
 
-@register("fails_once_or_more", max_attempts=1)
+@register("fails_once_or_more", max_attempts=1, affinity=("model", "category"))
 def fails_once_or_more(args: dict[str, Any]) -> None:
     """Fail at once."""
     raise ValueError("as it should")

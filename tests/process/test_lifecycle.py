@@ -396,12 +396,14 @@ def test_errors_are_tried_again_later_and_permanent_ones_are_not(farm: Farm) -> 
         assert 29 < delay < 31, "30 s times the attempt"
 
 
-def test_a_pipelines_attempts_hold_where_the_trigger_says_none(farm: Farm) -> None:
+def test_what_a_pipeline_says_holds_where_the_trigger_says_nothing(farm: Farm) -> None:
     """A producer has no pipelines: it learns of them from the workers that have started."""
     farm.ready(workers=2)
-    assert farm.wait(farm.enqueue("fails_once_or_more"), "failed")["attempt"] == 1
-    told = farm.enqueue("fails_once_or_more", max_attempts=2)
+    job = farm.wait(farm.enqueue("fails_once_or_more", args={"model": 7, "category": "c"}), "failed")
+    assert (job["attempt"], job["affinity_key"]) == (1, "c")
+    told = farm.enqueue("fails_once_or_more", args={"model": "m"}, max_attempts=2, affinity_key="mine")
     until(lambda: farm.story(told).count("requeue") == 1, "the trigger's second attempt")
+    assert farm.job(told)["affinity_key"] == "mine"
 
 
 def test_h4_jobs_survive_a_crash_of_every_session(farm: Farm, backend: Callable[[str], int]) -> None:

@@ -36,7 +36,7 @@ FARMS = {
     "test_results_of_farms",
     "test_workers_of_several_queues",
     "test_worker_hooks",
-    "test_llm",
+    "test_llm_of_farms",
     "test_example_llm",
 }
 

@@ -18,7 +18,7 @@ from flask.testing import FlaskClient
 from psycopg.rows import dict_row
 
 import dataloader
-from dataloader import config
+from dataloader import config, log
 from dataloader.api.v1.requests import BATCH_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT
 from dataloader.cli.direct import Direct
@@ -238,6 +238,7 @@ def test_what_json_cannot_say_is_the_fault_of_the_hook(
     name = "test_api_hooks.test_what_json_cannot_say_is_the_fault_of_the_hook.<locals>.counts"
     text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {said}" if said else "")
     assert problem["detail"] == text
+    log.flush()  # another test may have let a thread write the lines
     logged = capsys.readouterr()
     assert (text in logged.out, "hook.failed" in logged.out) == (True, True)
     assert CANARY not in answer.text + logged.out + logged.err
@@ -262,6 +263,7 @@ def test_a_fault_of_a_hook_tells_nothing_of_the_job(
     job = ORDER | {"args": {"order": CANARY}}
     answer = client.post(path, json=job if path == TRIGGER else {"jobs": [job]})
     refused(answer, 500, "internal-error")
+    log.flush()  # another test may have let a thread write the lines
     logged = capsys.readouterr()
     assert CANARY not in answer.text + logged.out + logged.err
 

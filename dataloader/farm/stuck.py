@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from dataloader.farm.process import now
 from dataloader.farm.slots import Held, Slot
@@ -53,18 +54,23 @@ class StuckRuns:
 def ask(slot: Slot) -> None:
     """Let the slot's worker write the stacks of its threads."""
     with suppress(OSError):
-        os.truncate(_dump(slot), 0)
-        os.kill(slot.fields.pid, signal.SIGTTIN)
+        if _is_dump(slot):
+            os.truncate(_dump(slot), 0)
+            os.kill(slot.fields.pid, signal.SIGTTIN)
 
 
 def stacks(slot: Slot) -> str:
     """What the worker has written, the pipeline's thread first; empty when the process is gone."""
-    try:
-        with open(_dump(slot), "rb") as file:
-            dump = file.read(STACKS_MOST).decode("utf-8", "replace")
-    except OSError:
-        return ""
+    dump = ""
+    with suppress(OSError):
+        if _is_dump(slot):
+            dump = Path(_dump(slot)).read_bytes()[:STACKS_MOST].decode("utf-8", "replace")
     return "\n\n".join(reversed(dump.strip().split("\n\n")))
+
+
+def _is_dump(slot: Slot) -> bool:
+    """Whether the worker's descriptor is the memory file: the process may be gone, and its number another's."""
+    return os.readlink(_dump(slot)).startswith("/memfd:stacks")
 
 
 def _dump(slot: Slot) -> str:

@@ -213,6 +213,7 @@ def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
         timeout_sec=given["timeout_sec"],
         claim=1,
         claimed_by="test",
+        affinity_key=given["affinity_key"],
     )
 
 

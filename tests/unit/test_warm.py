@@ -1,0 +1,271 @@
+"""farm.warm, farm.affinity: what stays warm, and for how long jobs are passed over for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from structlog.testing import capture_logs
+
+from dataloader.config import Settings
+from dataloader.farm import affinity
+from dataloader.farm.affinity import MARKS, Overdue, Preference
+from dataloader.farm.runner import Runner
+from dataloader.farm.slots import WARM_MOST, SharedSlots, State
+from dataloader.farm.warm import Resource, WarmResources, prepared
+from dataloader.pipelines import Context, register, registry, resolve
+from dataloader.queue.job import Job
+from dataloader.queue.lifecycle import Reached
+from dataloader.testing import run
+
+START = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registry", {})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the monotonic clock of farm.affinity."""
+    at = [1_000.0]
+    monkeypatch.setattr(affinity, "now", lambda: at[0])
+
+    def move(seconds: float) -> None:
+        at[0] = 1_000.0 + seconds
+
+    return move
+
+
+def opened(log: list[str], name: str, error: Exception | None = None) -> Callable[[], Any]:
+    @contextmanager
+    def resource() -> Iterator[str]:
+        log.append(f"+{name}")
+        yield name
+        log.append(f"-{name}")
+        if error:
+            raise error
+
+    return resource
+
+
+# --- what stays warm ---
+
+
+def test_as_many_resources_stay_as_may_and_the_one_used_last_stays_longest() -> None:
+    log: list[str] = []
+    kept = WarmResources(2)
+    for name in "abac":
+        place = (None, name)
+        resource = kept.get(place)
+        if resource is None:
+            kept.make_room()
+            resource = prepared(name, opened(log, name))
+        kept.give_back(place, resource, is_sound=True)
+    assert (log, kept.keys) == (["+a", "+b", "-b", "+c"], ["a", "c"])
+    kept.close()
+    assert (log[4:], kept.keys) == (["-c", "-a"], [])
+
+
+@pytest.mark.parametrize(("most", "key", "is_sound"), [(0, "a", True), (2, "", True), (2, "a", False)])
+def test_what_does_not_stay_is_released_behind_its_run(most: int, key: str, is_sound: bool) -> None:
+    log: list[str] = []
+    kept = WarmResources(most)
+    kept.give_back((None, key), prepared("a", opened(log, "a")), is_sound)
+    assert (log, kept.keys) == (["+a", "-a"], [])
+
+
+def test_a_resource_that_cannot_be_released_stops_nobody() -> None:
+    kept, log = WarmResources(1), list[str]()
+    kept.give_back((None, "a"), prepared("t a", opened(log, "a", ValueError("stays"))), is_sound=True)
+    with capture_logs() as logged:
+        kept.make_room()
+    assert (logged[0]["event"], logged[0]["error"]) == ("worker.resource.failed", "ValueError: stays")
+    assert kept.keys == []
+
+
+def test_two_pipelines_have_resources_of_their_own_for_one_key() -> None:
+    kept = WarmResources(3)
+    for prepare in (print, repr):
+        kept.give_back((prepare, "a"), Resource(prepare, "a"), is_sound=True)
+    assert (kept.keys, kept.get((repr, "a"))) == (["a"], Resource(repr, "a"))
+
+
+def test_what_is_prepared_should_be_a_context_manager() -> None:
+    with pytest.raises(TypeError, match="generator function with one yield, or return a context manager"):
+        prepared("t", lambda: 3)  # type: ignore[arg-type,return-value]
+
+
+# --- for how long jobs are passed over ---
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def test_jobs_are_overdue_once_they_were_passed_over_for_long_enough(clock: Callable[[float], None]) -> None:
+    overdue = Overdue(60)
+    overdue.passed(Reached(100, at(5)))
+    clock(30)
+    overdue.passed(Reached(100, at(9)))
+    assert overdue.instants() == {}
+    clock(60)
+    assert overdue.instants() == {100: at(5)}
+    clock(90)
+    assert overdue.instants() == {100: at(9)}
+    clock(900)
+    assert overdue.instants() == {100: at(9)}, "what was left then goes first, however late"
+
+
+def test_a_claim_that_reaches_less_far_moves_no_mark(clock: Callable[[float], None]) -> None:
+    overdue = Overdue(60)
+    for second, reached in ((0, 9), (10, 5), (20, 9)):
+        clock(second)
+        overdue.passed(Reached(100, at(reached)))
+    clock(60)
+    assert overdue.instants() == {100: at(9)}
+
+
+def test_each_priority_has_its_own_bound_and_there_are_few(clock: Callable[[float], None]) -> None:
+    overdue = Overdue(60)
+    for priority in range(40):
+        overdue.passed(Reached(priority, at(priority)))
+    clock(61)
+    assert overdue.instants() == {priority: at(priority) for priority in range(24, 40)}
+
+
+def test_many_claims_leave_few_marks(clock: Callable[[float], None]) -> None:
+    overdue = Overdue(60)
+    for number in range(10_000):
+        clock(number * 0.006)
+        overdue.passed(Reached(100, at(number)))
+    assert len(overdue._marks[100]) <= MARKS + 1
+
+
+def job(key: str | None) -> Job:
+    return Job(uuid4(), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "w", key)
+
+
+def test_claims_prefer_nothing_before_there_is_an_affinity_key_and_long_after(clock: Callable[[float], None]) -> None:
+    preference = Preference(Settings.model_construct(), lambda: ["a"], lambda: ["b"])
+    assert preference.next() is None
+    preference.took([job(None)], None)
+    assert preference.next() is None
+    preference.took([job(None), job("a")], Reached(100, at(1)))
+    assert preference.next() == (["a"], ["b"], 50, {})
+    clock(61)
+    assert preference.next() == (["a"], ["b"], 50, {100: at(1)})
+    clock(601)
+    assert preference.next() is None
+
+
+def test_affinity_may_be_switched_off() -> None:
+    preference = Preference(Settings.model_construct(dl_affinity=False), list, list)
+    preference.took([job("a")], None)
+    assert preference.next() is None
+
+
+# --- what siblings see ---
+
+
+def test_a_worker_sees_what_its_siblings_have_warm() -> None:
+    shared = SharedSlots(4)
+    for number, (kind, state) in enumerate(
+        ((0, State.BUSY), (0, State.IDLE), (1, State.BUSY), (0, State.DEAD)),
+    ):
+        slot = shared.slots[number]
+        slot.take(kind)
+        slot.show_warm([f"key {number}", "ü\n"])
+        slot.fields.state = state
+    assert shared.warm_elsewhere(shared.slots[0]) == ["key 1", "ü\n"]
+    shared.slots[1].take(0)
+    assert shared.slots[1].warm == []
+
+
+def test_of_too_many_keys_the_last_ones_are_shown() -> None:
+    slot = SharedSlots(1).slots[0]
+    slot.show_warm([f"{number:0200}" for number in range(64)])
+    assert slot.warm == [f"{number:0200}" for number in range(64)][-len(slot.warm) :]
+    assert 200 * len(slot.warm) > WARM_MOST * 0.9
+
+
+# --- the pipeline's side ---
+
+
+def test_a_pipeline_gets_what_it_has_prepared_in_every_way_to_write_it() -> None:
+    log: list[str] = []
+
+    def by_generator(args: dict[str, Any], context: Context) -> Iterator[str]:
+        yield f"{args['n']} {context.affinity_key}"
+        log.append("released")
+
+    @register("generator", prepare=by_generator)
+    def with_generator(args: dict[str, Any], context: Context) -> str:
+        return str(context.resource)
+
+    @register("manager", prepare=lambda args: opened(log, "m")())
+    def with_manager(args: dict[str, Any], context: Context) -> str:
+        return str(context.resource)
+
+    @register("none", prepare=lambda args: opened(log, "n")())
+    def without_context(args: dict[str, Any]) -> int:
+        return len(log)
+
+    assert run("generator", {"n": 1}, affinity_key="a").result == "1 a"
+    assert (run("manager", {}).result, run("none", {}).result) == ("m", 4)
+    assert log == ["released", "+m", "-m", "+n", "-n"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "affinity_key", "args", "seconds"),
+    [
+        (None, "x70b", {}, 60),
+        ({"*70b*": 1.5, "*": 2}, "llama:70b-q4", {}, 90),
+        ({"*70b*": 1.5}, "mistral", {}, 60),
+        ({"*70b*": 1.5}, None, {}, 60),
+        (lambda args: args["n"], None, {"n": 3}, 180),
+    ],
+)
+def test_a_run_may_take_as_long_as_its_class(
+    factor: Any, affinity_key: str | None, args: dict[str, Any], seconds: float
+) -> None:
+    register("t", timeout_sec=60, timeout_factor=factor)(lambda args: None)
+    assert resolve("t").timeout_of(args, affinity_key) == seconds
+
+
+@pytest.mark.parametrize("factor", [0, -1, float("nan"), "2", None])
+def test_a_factor_that_is_none_is_the_error_of_the_run(factor: Any) -> None:
+    register("t", timeout_sec=60, timeout_factor=lambda args: factor)(lambda args: None)
+    found = run("t", {}, max_attempts=1)
+    assert found.status == "failed"
+    assert "timeout_factor of 't' should be a number above 0" in str(found.error)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("prepare", 3, "prepare should be a function of args, or of args and context, or None, not 3"),
+        ("prepare", lambda: None, "should be callable as f"),
+        ("prepare_sec", 0, "prepare_sec should be a number above 0, not 0"),
+        ("timeout_factor", {"*": 0}, "timeout_factor should be a function, or"),
+        ("timeout_factor", 1.5, "timeout_factor should be a function, or"),
+        ("stall_sec", -1, "stall_sec should be 0 for never or a number of seconds above it"),
+        ("on_stall", "kill", "on_stall should be 'report' or 'retry', not 'kill'"),
+    ],
+)
+def test_a_wrong_option_is_refused(option: str, value: Any, error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        register("t", **{option: value})(lambda args: None)
+
+
+def test_notes_are_few_short_and_storable() -> None:
+    runner = Runner(Settings.model_construct(), "")
+    runner._note("a\x00b" + "x" * 1_000)
+    for _ in range(30):
+        runner._note("y")
+    assert (len(runner._notes), runner._notes[0][:3], len(runner._notes[0])) == (20, "a\ufffdb", 500)

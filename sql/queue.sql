@@ -155,9 +155,7 @@ SELECT pg_notify('dl_cancel', job_id::text) FROM asked WHERE status = 'running';
 SELECT * FROM dl_step(
   %(queues)s::text[], %(by_lag)s, %(worker)s, %(backend_start)s, %(backoff_sec)s, %(most)s, %(from_priority)s, %(from_time)s::timestamptz,
   %(job_ids)s::uuid[], %(attempts)s::int[], %(verbs)s::text[], %(errors)s::text[], %(delays_sec)s::float8[],
-  %(progress)s::text[], %(facts)s::text[],
-  %(warm)s::text[], %(elsewhere)s::text[], %(lookahead)s::int, %(overdue)s::json,
-  %(without)s::text[]);
+  %(progress)s::text[], %(facts)s::text[], %(prefer)s::json);
 
 -- name: traces
 -- Where the triggers of these jobs stand in traces; asked only by workers that trace.

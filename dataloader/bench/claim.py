@@ -156,7 +156,7 @@ class Claimer:
             "most": 1,
             "from_priority": self._bookmark.head.priority,
             "from_time": self._bookmark.head.time,
-            **dict.fromkeys(("warm", "elsewhere", "lookahead", "overdue", "without")),
+            "prefer": None,
         }
         self.conn.execute("BEGIN")
         explain = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + db.statements("queue.sql")["step"]

@@ -31,7 +31,6 @@ PLANS = (
     "SET plan_cache_mode = force_generic_plan; SET jit = off; SET enable_seqscan = off; SET enable_bitmapscan = off;"
     " SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_sort = off"
 )
-_NO_AFFINITY = dict.fromkeys(("warm", "elsewhere", "lookahead", "overdue"))
 LARGE = 1_000_000  # characters of arguments of the jobs of one claim
 
 _SQL = db.statements("queue.sql")
@@ -230,8 +229,7 @@ def step(
         "most": most,
         "from_priority": head.priority,
         "from_time": head.time,
-        "without": list(without) or None,
-        **(_preferred(affinity) if affinity else _NO_AFFINITY),
+        "prefer": _preferred(affinity, without) if affinity or without else None,
         **_arrays(ends),
     }
     keep_results(session.conn, ends or ())
@@ -258,23 +256,24 @@ def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Ste
         locked=locked,
         head=Head(said["from_priority"], said["from_time"]) if "from_time" in said else None,
         batch=said.get("batch"),
-        reached=_reached(said["reached"]) if "reached" in said else None,
-        left_out=_left_out(said["left_out"]) if "left_out" in said else None,
+        **_passed_over(**said.get("passed_over", {})),
     )
 
 
-def _left_out(said: dict[str, Any]) -> LeftOut:
-    return LeftOut(said["task"], datetime.fromisoformat(said["since"]))
+def _passed_over(reached: dict[str, Any] | None = None, left_out: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "reached": reached and Reached(reached["priority"], datetime.fromisoformat(reached["since"])),
+        "left_out": left_out and LeftOut(left_out["task"], datetime.fromisoformat(left_out["since"])),
+    }
 
 
-def _reached(said: dict[str, Any]) -> Reached:
-    return Reached(said["priority"], datetime.fromisoformat(said["since"]))
-
-
-def _preferred(affinity: Affinity) -> dict[str, Any]:
-    overdue = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
-    lists = {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere)}
-    return lists | {"lookahead": affinity.lookahead, "overdue": json.dumps(overdue) if overdue else None}
+def _preferred(affinity: Affinity | None, without: Collection[str]) -> str:
+    """As dl_step reads it."""
+    wish: dict[str, Any] = {"without": list(without)} if without else {}
+    if affinity:
+        wish |= {"warm": list(affinity.warm), "elsewhere": list(affinity.elsewhere), "lookahead": affinity.lookahead}
+        wish["overdue"] = {priority: instant.isoformat() for priority, instant in affinity.overdue.items()}
+    return json.dumps(wish)
 
 
 def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:

@@ -26,11 +26,13 @@
 -- p_priority, p_from   where a step before said to begin in the first of p_queues, for up to a second; else 0 and -infinity.
 --                      By lag it counts only where that queue is the first one
 --
--- p_warm               affinity keys: jobs of these keys and jobs without a key go first, among the queue's first
---                      p_lookahead that are of its best priority; then those of dl_most_wanted, to which p_elsewhere, the
---                      keys of the worker's siblings, come last; then any. Null: the order of the queue
--- p_overdue            {priority: instant}: a job that was created before goes before those of p_warm
--- p_without            tasks whose jobs the claim passes over, for the host has no room for them; null: none
+-- p_prefer             null: the order of the queue. Else an object, of which each may be missing:
+--    warm, elsewhere, lookahead   affinity keys: jobs of the keys in `warm` and jobs without a key go first, among the
+--                                 queue's first `lookahead` that are of its best priority; then those of dl_most_wanted, to
+--                                 which `elsewhere`, the keys of the worker's siblings, come last; then any
+--    overdue                      {priority: instant}: a job that was created before goes before those that are warm
+--    without                      tasks whose jobs the claim passes over, for the host has no room for them
+--                                 One parameter for all: each costs some 2,000 instructions, also for a job alone
 --
 -- Returns a row for each claimed job, the best first, then one without a job. That last row's `said` is the text of a JSON
 -- object of the following, without nulls. Most often `said` is null. One column for all: the server spends some 4,500
@@ -42,10 +44,9 @@
 -- from_priority, from_time       where the worker's steps of the next second may begin in the jobs' queue, for this one has
 --                                read many rows in vain; else the worker keeps what it has
 -- batch                          the most keys in one call of a pipeline; else as the pipeline says
--- reached                        for p_warm some jobs of this `priority` were passed over, those before `since`
--- left_out                       the first job that was passed over for its task: the `task`, and `since` when it is due.
---                                The claim reads no farther than the queue's first 1,000 jobs then, and nothing tells of
---                                room: call again
+-- passed_over                    by p_prefer: `reached`: some jobs of this `priority` were passed over for their affinity,
+--                                those before `since`; `left_out`: see dl_left_out. Where jobs are left out the claim
+--                                reads no farther than the queue's first 1,000 jobs, and nothing tells of room: call again
 -- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
 -- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
@@ -56,7 +57,7 @@ CREATE OR REPLACE FUNCTION dl_step(
   p_queues text[], p_by_lag boolean, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,
   p_priority int, p_from timestamptz,
   p_job_id uuid[], p_attempt int[], p_verb text[], p_error text[], p_delay_sec float8[], p_progress text[], p_facts text[],
-  p_warm text[], p_elsewhere text[], p_lookahead int, p_overdue json, p_without text[])
+  p_prefer json)
 RETURNS TABLE (
   job_id uuid, queue text, task text, args text, idempotency_key text, lock_key text, partition_key text, attempt int,
   max_attempts int, lease_ttl_sec int, timeout_sec int, claims int, affinity_key text, said text)
@@ -74,8 +75,7 @@ DECLARE
   from_time text;
   batch int;
   in_order uuid[];
-  reached json;
-  left_out json;
+  passed_over json;
   this text;  -- the queue
   named text;  -- the queue that p_priority and p_from are of
   is_paused boolean;  -- null: the queue has no settings
@@ -96,7 +96,7 @@ DECLARE
   looks boolean := false;         -- dl_take_keys asks whether its keys are free
   looked_twice boolean := false;  -- nothing that the claim could park or put off, once already
   not_started int[];
-  wanted text[] := p_warm;  -- claim jobs of these affinity keys, or of none; null: any
+  turn int := 0;                  -- by p_prefer: 0 what is warm, 1 what most want, 2 any
   past int := 0;         -- how many rows behind p_from this call has looked at in vain
   passed int[] := '{}';  -- their keys
 BEGIN
@@ -144,7 +144,7 @@ BEGIN
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, wanted, p_lookahead, p_overdue, p_without);
+      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, p_prefer, turn);
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
         -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
@@ -212,18 +212,20 @@ BEGIN
                AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END, '{}');
         END IF;
       END IF;
-      IF wanted IS NOT NULL THEN
-        IF started > 0 THEN
-          reached := CASE WHEN took.rows > started
-                          THEN json_build_object('priority', took.priority, 'since', took.since) END;
-        ELSE
-          wanted := CASE WHEN wanted = p_warm THEN dl_most_wanted(this, p_warm, p_elsewhere, p_lookahead) END;
+      IF p_prefer IS NOT NULL THEN
+        IF p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND started = 0 THEN
+          turn := turn + 1;
           CONTINUE;
         END IF;
-      END IF;
-      IF took.left_out IS NOT NULL THEN
-        left_out := coalesce(left_out, took.left_out);
-        EXIT WHEN started = 0 AND took.odd IS NULL AND took.others = '{}';
+        passed_over := nullif(json_strip_nulls(json_build_object(
+          'left_out', dl_left_out(this, p_prefer -> 'without', 1000 + p_most),
+          'reached', CASE WHEN p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND took.rows > started
+                          THEN json_build_object('priority', took.priority, 'since', took.since) END))::text, '{}');
+        EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;
+        IF passed_over -> 'left_out' IS NOT NULL AND started = 0 AND took.odd IS NULL AND took.others = '{}' THEN
+          due_in := least(due_in, 1);
+          EXIT;
+        END IF;
       END IF;
       IF took.odd IS NOT NULL THEN
         off := dl_set_aside(took.odd);
@@ -239,8 +241,7 @@ BEGIN
           from_time := took.since;
         END IF;
       END IF;
-      -- Few rows passed: parking them is not worth it.
-      EXIT WHEN started > 0 AND (took.rows - started < 2 * p_most + 64 OR wanted IS NOT NULL);
+      EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64;  -- few rows passed: parking them is not worth it
       looks := true;
       IF took.rows = 0 THEN
         EXIT WHEN (p_priority, p_from) = (0, '-infinity');
@@ -278,7 +279,7 @@ BEGIN
        WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
     SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
                  CASE WHEN past > 0 THEN least(1, greatest(0.1, past / 1000.0)) END,
-                 CASE WHEN is_freed OR is_late OR left_out IS NOT NULL THEN 1 END) INTO due_in
+                 CASE WHEN is_freed OR is_late THEN 1 END) INTO due_in
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
          WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
@@ -286,7 +287,7 @@ BEGIN
     p_priority := 0;
     p_from := '-infinity';
     is_ordered := false;
-    wanted := p_warm;
+    turn := 0;
     in_order := NULL;
     batch := NULL;
     looks := false;
@@ -294,12 +295,12 @@ BEGIN
     past := 0;
     passed := '{}';
   END LOOP;
-  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, reached,
-          left_out) IS NULL THEN
+  IF NOT (unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, passed_over)
+         IS NULL THEN
     said := json_strip_nulls(json_build_object(
       'unfinished', unfinished, 'canceled', canceled, 'locked', locked, 'backoffs', backoffs, 'look_again', look_again,
       'due_in', due_in, 'from_priority', from_priority, 'from_time', from_time, 'batch', batch, 'in_order', in_order,
-      'reached', reached, 'left_out', left_out))::text;
+      'passed_over', passed_over))::text;
   END IF;
   RETURN NEXT;
 END
@@ -323,19 +324,31 @@ CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sq
 $$;
 
 
--- The affinity key that a worker should make warm: that of most of the ready jobs among the queue's first p_lookahead, as
--- far as they have the priority of the first; first one that is warm in no sibling. Null where no job has another key than
--- those that are warm. One bounded read of ix_dl_jobs_ready.
-CREATE OR REPLACE FUNCTION dl_most_wanted(p_queue text, p_warm text[], p_elsewhere text[], p_lookahead int)
-RETURNS text[] LANGUAGE sql AS $$
+-- The affinity key that a worker should make warm, by dl_step's p_prefer: that of most of the ready jobs among the queue's
+-- first `lookahead`, as far as they have the priority of the first; first one that is warm in no sibling. Null where no job
+-- has another key than those that are warm. One bounded read of ix_dl_jobs_ready.
+CREATE OR REPLACE FUNCTION dl_most_wanted(p_queue text, p_prefer json) RETURNS text[] LANGUAGE sql AS $$
   WITH near AS MATERIALIZED (
     SELECT priority, created_at, affinity_key FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-     ORDER BY priority, created_at LIMIT p_lookahead)
+     ORDER BY priority, created_at LIMIT (p_prefer ->> 'lookahead')::int)
   SELECT ARRAY[affinity_key] FROM near
-   WHERE affinity_key <> ALL (p_warm) AND priority = (SELECT min(priority) FROM near)
+   WHERE affinity_key NOT IN (SELECT json_array_elements_text(p_prefer -> 'warm'))
+     AND priority = (SELECT min(priority) FROM near)
    GROUP BY affinity_key
-   ORDER BY affinity_key = ANY (p_elsewhere), count(*) DESC, min(created_at) LIMIT 1
+   ORDER BY affinity_key IN (SELECT json_array_elements_text(p_prefer -> 'elsewhere')), count(*) DESC, min(created_at)
+   LIMIT 1
+$$;
+
+
+-- Of the queue's first p_rows ready jobs the first with one of these tasks, for a claim that has passed it over: its `task`,
+-- and `since` when it is due. Null without such a job.
+CREATE OR REPLACE FUNCTION dl_left_out(p_queue text, p_without json, p_rows int) RETURNS json LANGUAGE sql AS $$
+  SELECT json_build_object('task', task, 'since', greatest(created_at, available_at))
+    FROM (SELECT task, priority, created_at, available_at FROM dl_jobs
+           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+           ORDER BY priority, created_at LIMIT p_rows) near
+   WHERE task IN (SELECT json_array_elements_text(p_without)) ORDER BY priority, created_at LIMIT 1
 $$;
 
 
@@ -450,12 +463,9 @@ $$;
 -- p_priority, p_from   the rows before these are not read
 -- p_past               nor are so many rows behind these
 -- p_passed             keys that are passed over
--- p_wanted             take only jobs of these affinity keys or of none, and overdue ones (dl_step), among p_lookahead
---                      rows of one priority; null: any
 -- p_looks              take only keys that have no running row, whose row no other session has locked; a first look need
 --                      not ask, for most keys are free
---
--- p_without            tasks whose jobs are passed over; null: none
+-- p_prefer, p_turn     see dl_step
 --
 -- mine              the keys whose locks this session has now; they may still prove busy, with p_looks hardly
 -- lock_keys         in an ordered queue their names
@@ -464,12 +474,11 @@ $$;
 -- rows              how many rows were read
 -- more              there may be more of them
 -- priority, since   where the first row of a key taken stands
--- left_out          see dl_step
 CREATE OR REPLACE FUNCTION dl_take_keys(
   p_queue text, p_ordered boolean, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
-  p_wanted text[], p_lookahead int, p_overdue json, p_without text[],
+  p_prefer json, p_turn int,
   OUT mine int[], OUT lock_keys text[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
-  OUT since timestamptz, OUT left_out json)
+  OUT since timestamptz)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -480,30 +489,33 @@ DECLARE
   spared int;
   class int;
   overdue timestamptz;
+  wanted text[];  -- the affinity keys of the jobs to take, beside those of jobs without one; null: any
+  without text[];
 BEGIN
   mine := '{}'; others := p_passed; rows := 0; more := false;
+  IF p_prefer IS NOT NULL THEN
+    without := ARRAY(SELECT json_array_elements_text(p_prefer -> 'without'));
+    IF p_prefer -> 'warm' IS NOT NULL AND p_turn < 2 THEN
+      wanted := CASE p_turn WHEN 0 THEN ARRAY(SELECT json_array_elements_text(p_prefer -> 'warm'))
+                            ELSE dl_most_wanted(p_queue, p_prefer) END;
+    END IF;
+  END IF;
   FOR near IN
     SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
            cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
-           OR p_ordered AND score IS NULL AS is_odd, affinity_key, task, available_at
+           OR p_ordered AND score IS NULL AS is_odd, affinity_key, task
       FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
-     ORDER BY priority, created_at
-     LIMIT CASE WHEN p_wanted IS NULL THEN 1000 + p_most ELSE p_lookahead END OFFSET p_past
+     ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
   LOOP
     rows := rows + 1;
-    IF p_wanted IS NOT NULL THEN
+    IF p_prefer IS NOT NULL THEN
       IF class IS NULL THEN
         class := near.priority;
-        overdue := coalesce((p_overdue ->> class::text)::timestamptz, '-infinity');
+        overdue := coalesce((p_prefer -> 'overdue' ->> class::text)::timestamptz, '-infinity');
       END IF;
-      EXIT WHEN near.priority <> class;
-      CONTINUE WHEN near.affinity_key <> ALL (p_wanted) AND near.created_at >= overdue;
-    END IF;
-    IF near.task = ANY (p_without) THEN
-      left_out := coalesce(left_out, json_build_object(
-        'task', near.task, 'since', greatest(near.created_at, near.available_at)));
-      CONTINUE;
+      EXIT WHEN wanted IS NOT NULL AND (near.priority <> class OR rows > (p_prefer ->> 'lookahead')::int);
+      CONTINUE WHEN near.task = ANY (without) OR near.affinity_key <> ALL (wanted) AND near.created_at >= overdue;
     END IF;
     behind := behind + 1;
     IF near.is_odd THEN

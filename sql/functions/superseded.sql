@@ -44,8 +44,7 @@ BEGIN
   SELECT job_id, queue, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
          timeout_sec, claims, said
     FROM dl_step(p_queues, p_by_lag, p_worker, p_backend_start, p_backoff_sec, p_most, p_priority, p_from, p_job_id,
-                 p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts, NULL, NULL, NULL, NULL,
-                 NULL);
+                 p_attempt, p_verb, p_error, p_delay_sec, p_progress, p_facts, NULL);
 END
 $$;
 

@@ -103,11 +103,8 @@ WAIT = "FOR NO KEY UPDATE"
 LIVE = "lease_expires_at > now()"
 HOLDS = "(status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))"
 IN_ORDER = "ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id"
-SAID_ALONE = (
-    "unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, reached,\n"
-    "          left_out"
-)
-SAID = re.split(r",\s+", SAID_ALONE)
+SAID_ALONE = "unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, passed_over"
+SAID = SAID_ALONE.split(", ")
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
 # What dl_enqueue_one does for a job without an idempotency key and, two spaces further, for one with a key.
@@ -412,27 +409,41 @@ MUTANTS: list[Mutant] = [
         "dl_most_wanted",
         ("rows of other queues", "queue = p_queue AND "),
         ("rows that wait", " AND blocked_on IS NULL"),
-        ("looks at all", " LIMIT p_lookahead)", ")"),
-        ("what is warm", "affinity_key <> ALL (p_warm) AND ", "affinity_key IS NOT NULL AND "),
-        ("of every priority", " AND priority = (SELECT min(priority) FROM near)", ""),
-        ("what siblings have", "affinity_key = ANY (p_elsewhere), count", "count"),
+        ("looks at all", " LIMIT (p_prefer ->> 'lookahead')::int)", ")"),
+        ("what is warm", "NOT IN (SELECT json_array_elements_text(p_prefer -> 'warm'))", "IS NOT NULL"),
+        ("of every priority", "\n     AND priority = (SELECT min(priority) FROM near)", ""),
+        (
+            "what siblings have",
+            "affinity_key IN (SELECT json_array_elements_text(p_prefer -> 'elsewhere')), count",
+            "count",
+        ),
         ("of fewest jobs", "count(*) DESC", "count(*)"),
-        ("the youngest of equals", "min(created_at) LIMIT 1", "min(created_at) DESC LIMIT 1"),
+        ("the youngest of equals", "min(created_at)\n", "min(created_at) DESC\n"),
+    ),
+    *_function(
+        "dl_left_out",
+        ("rows of other queues", "queue = p_queue AND "),
+        ("rows that wait", " AND blocked_on IS NULL"),
+        ("looks at all", " LIMIT p_rows)", ")"),
+        ("any task", "task IN (SELECT json_array_elements_text(p_without))", "p_without IS NOT NULL"),
+        (
+            "the last one",
+            " ORDER BY priority, created_at LIMIT 1\n",
+            " ORDER BY priority DESC, created_at DESC LIMIT 1\n",
+        ),
+        ("due since its creation", "greatest(created_at, available_at)", "created_at"),
     ),
     *_function(
         "dl_take_keys",
-        ("looks for a warm one at all", "ELSE p_lookahead END", "ELSE 1000 END"),
-        ("a warm one of a worse priority", "      EXIT WHEN near.priority <> class;\n", ""),
-        ("no affinity", "near.affinity_key <> ALL (p_wanted) AND", "false AND"),
+        ("looks for a warm one at all", " OR rows > (p_prefer ->> 'lookahead')::int", ""),
+        ("a warm one of a worse priority", "near.priority <> class OR ", ""),
+        ("the queue's order has one priority", "wanted IS NOT NULL AND (near", "(near"),
+        ("no affinity", "near.affinity_key <> ALL (wanted) AND", "false AND"),
         ("nothing is overdue", " AND near.created_at >= overdue;", ";"),
-        ("overdue in another class", "p_overdue ->> class::text", "p_overdue ->> '100'"),
-        ("no room", "near.task = ANY (p_without)", "false"),
-        (
-            "the last one that is left out",
-            "left_out := coalesce(left_out, json_build",
-            "left_out := coalesce(json_build",
-        ),
-        ("due since its creation", "greatest(near.created_at, near.available_at)", "near.created_at"),
+        ("overdue in another class", "->> class::text", "->> '100'"),
+        ("no room", "near.task = ANY (without) OR", ""),
+        ("never what most want", "ELSE dl_most_wanted(p_queue, p_prefer) END", "END"),
+        ("prefers to the last", " AND p_turn < 2 THEN", " THEN"),
         ("no key", "NOT pg_try_advisory_lock(near.key_hash)", "false"),
         ("keeps the key of what is taken", "PERFORM pg_advisory_unlock(near.key_hash)", "NULL"),
         ("a key twice", "near.key_hash <> ALL (mine) AND ", ""),
@@ -449,7 +460,7 @@ MUTANTS: list[Mutant] = [
         ("one before its time", " OR available_at > clock_timestamp()"),
         ("rows of other queues", "queue = p_queue AND "),
         ("rows that wait", " AND blocked_on IS NULL"),
-        ("few candidates", "THEN 1000 + p_most ELSE", "THEN p_most ELSE"),
+        ("few candidates", "LIMIT 1000 + p_most OFFSET", "LIMIT p_most OFFSET"),
         ("does not look behind", " OFFSET p_past\n", "\n"),
         ("more than asked for", "more := cardinality(mine) = p_most OR ", "more := "),
         ("reads on for a few keys more", "behind * cardinality(mine) > 500", "false"),
@@ -632,12 +643,12 @@ MUTANTS: list[Mutant] = [
         ("a bookmark behind few rows", "past + took.rows - started > 64 THEN", "true THEN"),
         (
             "parks beside no start",
-            "EXIT WHEN started > 0 AND (took.rows - started < 2 * p_most + 64 OR wanted IS NOT NULL)",
+            "EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64",
             "EXIT WHEN started > 0",
         ),
         (
             "parks beside every start",
-            "EXIT WHEN started > 0 AND (took.rows - started < 2 * p_most + 64 OR wanted IS NOT NULL)",
+            "EXIT WHEN started > 0 AND took.rows - started < 2 * p_most + 64",
             "EXIT WHEN false",
         ),
         (
@@ -684,29 +695,30 @@ MUTANTS: list[Mutant] = [
         ("no dead job holds", "on_dead = 'hold',", "false,"),
         ("the best by priority has begun", "coalesce(in_order[1], (", "coalesce(NULL, ("),
         *[(f"no word of {name}", f"'{name}', {name}", f"'{name}', NULL") for name in SAID],
-        ("forgets what is warm in the second queue", "    wanted := p_warm;\n"),
+        ("forgets what is warm in the second queue", "    turn := 0;\n"),
+        ("never the queue's order", "turn < 2 AND started = 0", "turn < 1 AND started = 0"),
         (
-            "never what most want",
-            "CASE WHEN wanted = p_warm THEN dl_most_wanted",
-            "CASE WHEN false THEN dl_most_wanted",
+            "turns without what is warm",
+            "p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND started",
+            "turn < 2 AND started",
         ),
-        ("names what it has passed over for nothing", "CASE WHEN took.rows > started", "CASE WHEN true"),
+        ("names what it has passed over for nothing", " AND took.rows > started\n", "\n"),
+        ("parks beside what is warm", "        EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;\n", ""),
         (
-            "any room",
-            "THEN\n        left_out := coalesce(left_out, took.left_out);\n        EXIT WHEN started = 0",
-            "THEN\n        EXIT WHEN started = 0",
+            "reads on for what fits",
+            "          due_in := least(due_in, 1);\n          EXIT;\n",
+            "          due_in := least(due_in, 1);\n",
         ),
-        ("reads on for what fits", "        EXIT WHEN started = 0 AND took.odd IS NULL AND took.others = '{}';\n", ""),
-        ("sleeps on where room is missing", " OR left_out IS NOT NULL THEN 1 END", " THEN 1 END"),
+        ("sleeps on where room is missing", "          due_in := least(due_in, 1);\n", ""),
         *[
-            (f"no word of {name} alone", f"({SAID_ALONE}) IS", f"({SAID_ALONE.replace(name, 'NULL')}) IS")
+            (f"no word of {name} alone", f"({SAID_ALONE})\n", f"({SAID_ALONE.replace(name, 'NULL')})\n")
             for name in SAID
             if name != "backoffs"
         ],
         (
             "no word of backoffs alone",
-            f"({SAID_ALONE}) IS",
-            f"({SAID_ALONE.replace('backoffs', 'NULL')}) IS",
+            f"({SAID_ALONE})\n",
+            f"({SAID_ALONE.replace('backoffs', 'NULL')})\n",
             "a claim that puts keys off starts nothing, so there is a due_in: unless a key becomes free just then, when"
             " a line of the log is missing",
         ),

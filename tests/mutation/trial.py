@@ -63,6 +63,7 @@ FIRST = {
     "beat": "lease ordered cancel guards",
     "dl_is_taken": "locked_rows order",
     "dl_most_wanted": "affinity",
+    "dl_left_out": "affinity",
     "dl_take_keys": "step affinity claim park order locked_rows",
     "dl_finish": "step park ends lease locked_rows ordered ordered_model",
     "dl_retry_delay": "ends",

@@ -45,6 +45,8 @@ class Pipeline:
     prepare: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
     prepare_sec: float = PREPARE_SEC
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
+    memory_mb: float | None = None
+    cpus: float | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ def register(
     prepare: Callable[..., Any] | None = None,
     prepare_sec: float = PREPARE_SEC,
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None,
+    memory_mb: float | None = None,
+    cpus: float | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -112,6 +116,10 @@ def register(
     up to DL_WARM, and releases it at once where the job has none. `timeout_factor` multiplies `timeout_sec`: a function
     of the pipeline's first argument, or factors by patterns of the affinity key, such as {"*70b*": 1.5}.
 
+    `memory_mb` and `cpus` are what a run needs: the most memory of its process and its children, and processors. The
+    farm begins a run only while its host has room for it (DL_HOST_MEMORY, DL_HOST_CPU). By default the farm learns both
+    from the journal; 0: it needs nothing worth counting.
+
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
@@ -127,6 +135,8 @@ def register(
         "prepare": prepare,
         "prepare_sec": prepare_sec,
         "timeout_factor": timeout_factor,
+        "memory_mb": memory_mb,
+        "cpus": cpus,
     }
     for name, value in options.items():
         _check(task, name, value)
@@ -152,6 +162,11 @@ def batch_size(task: str) -> int:
 def attempts() -> dict[str, int | None]:
     """How many attempts the jobs of each registered task have where their trigger does not say; None: as usual."""
     return {task: pipeline.max_attempts for task, pipeline in _registry.items()}
+
+
+def needs() -> dict[str, tuple[float | None, float | None]]:
+    """What a run of each registered task needs by its declaration: MB and processors; None: it does not say."""
+    return {task: (pipeline.memory_mb, pipeline.cpus) for task, pipeline in _registry.items()}
 
 
 def resolve(task: str) -> Pipeline:
@@ -204,6 +219,12 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
     "prepare": (TypeError, callable, "a function of args, or of args and context, or None"),
     "prepare_sec": (ValueError, _is_above_0, "a number above 0"),
     "timeout_factor": (TypeError, lambda v: callable(v) or _are_factors(v), 'a function, or {"*70b*": 1.5}, or None'),
+    "memory_mb": (
+        ValueError,
+        lambda v: v == 0 or _is_above_0(v),
+        "a number of MB, 0 for none, or None",
+    ),
+    "cpus": (ValueError, lambda v: v == 0 or _is_above_0(v), "a number of processors, 0 for none, or None"),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

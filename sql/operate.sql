@@ -51,10 +51,13 @@ SELECT given, reached::text FROM dl_give_scores(%(queue)s, %(after)s::timestampt
 
 -- name: tell_tasks
 -- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
-INSERT INTO dl_tasks (task, max_attempts)
-SELECT task, max_attempts FROM unnest(%(tasks)s::text[], %(max_attempts)s::int[]) AS said (task, max_attempts)
-EXCEPT SELECT task, max_attempts FROM dl_tasks ORDER BY task
-ON CONFLICT (task) DO UPDATE SET max_attempts = excluded.max_attempts;
+INSERT INTO dl_tasks (task, max_attempts, memory_mb, cpus)
+SELECT task, max_attempts, memory_mb, cpus
+  FROM unnest(%(tasks)s::text[], %(max_attempts)s::int[], %(memory_mb)s::real[], %(cpus)s::real[])
+         AS said (task, max_attempts, memory_mb, cpus)
+EXCEPT SELECT task, max_attempts, memory_mb, cpus FROM dl_tasks ORDER BY task
+ON CONFLICT (task) DO UPDATE SET
+   max_attempts = excluded.max_attempts, memory_mb = excluded.memory_mb, cpus = excluded.cpus;
 
 -- name: is_past
 -- Whether every transaction sees the commit of this one.

@@ -38,7 +38,7 @@ from dataloader.client.errors import (
     WaitTimeout,
 )
 from dataloader.client.farm import BATCH, PAGE, Farm, given, new_key
-from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Worker, read, read_all
+from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Task, Worker, read, read_all
 from dataloader.client.transport import Answer, Transport
 from dataloader.client.watch import Watch
 from dataloader.farm import traces
@@ -60,6 +60,7 @@ __all__ = [
     "QueueFull",
     "Refused",
     "Started",
+    "Task",
     "Unauthorized",
     "Unavailable",
     "Unexpected",
@@ -169,6 +170,9 @@ class Client(Farm):
 
     def workers(self) -> list[Worker]:
         return read_all(Worker, self._call("GET", "/workers").document, "workers")
+
+    def tasks(self) -> list[Task]:
+        return read_all(Task, self._call("GET", "/tasks").document, "tasks")
 
     def database(self) -> Database:
         return read(Database, self._call("GET", "/database").document)

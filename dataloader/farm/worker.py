@@ -44,7 +44,7 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.pipelines import hooks
-from dataloader.queue import db, lifecycle, migrations, operations, probe
+from dataloader.queue import db, lifecycle, migrations, operations, probe, stats
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 
@@ -54,6 +54,7 @@ GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them b
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 NO_ROOM = "not started: another run has taken the room that the host had for it"
+LEARN_SEC = 60.0
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
@@ -107,6 +108,7 @@ class Worker:
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = Meter()
         self._glanced_at = 0.0  # for idle siblings
+        self._learn_at = 0.0  # when to learn again what runs need
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         self.orders.signals.keep()
         adopt_orphans()
@@ -155,6 +157,8 @@ class Worker:
         if self.slot.state is not State.AWAKE:
             self.slot.state = State.AWAKE
             self.slot.show("works")
+        if now() >= self._learn_at:
+            self._learn()
         sent = now()
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
         step = self.batch.step(most)
@@ -165,6 +169,11 @@ class Worker:
         if most and not step.look_again:
             self.slot.found_no_job(sent, step.due_in)
         return step.look_again
+
+    def _learn(self) -> None:
+        """Learn from the database what the runs of tasks have used."""
+        self.admission.know(needs_of(pipelines.needs(), stats.learned(self.session.conn)))
+        self._learn_at = now() + LEARN_SEC
 
     def _release(self) -> None:
         """Release the warm resources; the supervisor kills a worker that hangs in it."""
@@ -178,8 +187,7 @@ class Worker:
         self.slot.show("works")
         if not self.heartbeat.ident:
             self._agree()
-            operations.tell_tasks(self.session.conn, pipelines.attempts())
-            self.admission.know(needs_of(pipelines.needs(), {}))
+            operations.tell_tasks(self.session.conn, pipelines.attempts(), pipelines.needs())
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         elif self.session.unrecovered:

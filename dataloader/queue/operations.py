@@ -203,12 +203,18 @@ def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> N
         set_order(conn, queue, "WORKERS_JSON", **changes)
 
 
-def tell_tasks(conn: Conn, max_attempts: Mapping[str, int | None]) -> None:
-    """Note for producers how many attempts the jobs of these tasks have where none says a number; None: 5.
+def tell_tasks(
+    conn: Conn, max_attempts: Mapping[str, int | None], needs: Mapping[str, tuple[float | None, float | None]]
+) -> None:
+    """Note what the pipelines of these tasks say.
 
-    Jobs that are in the queue keep theirs.
+    For producers, how many attempts their jobs have where none says a number; None: 5. Jobs that are in the queue keep
+    theirs. For people, the MB and the processors that a run needs; None: as its runs have shown.
     """
-    conn.execute(_SQL["tell_tasks"], {"tasks": list(max_attempts), "max_attempts": list(max_attempts.values())})
+    said = [needs.get(task, (None, None)) for task in max_attempts]
+    columns = {"memory_mb": [memory_mb for memory_mb, _ in said], "cpus": [cpus for _, cpus in said]}
+    tasks = {"tasks": list(max_attempts), "max_attempts": list(max_attempts.values())}
+    conn.execute(_SQL["tell_tasks"], tasks | columns)
 
 
 def _give_scores(conn: Conn, queue: str) -> None:

@@ -638,7 +638,7 @@ def add_by_function(conn: db.Connection, jobs: list[NewJob]) -> None:
 def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(
     conn: db.Connection, add: Callable[[db.Connection, list[NewJob]], Any], keys: bool
 ) -> None:
-    operations.tell_tasks(conn, SAID)
+    operations.tell_tasks(conn, SAID, {})
     wanted = {("twice", None): 2, ("twice", 7): 7, ("once", None): 1, ("silent", None): 5, ("unknown", None): 5}
     jobs = [
         NewJob("q", task, f"key-{number}", idempotency_key=str(number) if keys else None, max_attempts=given)
@@ -652,7 +652,7 @@ def test_the_attempts_are_the_triggers_or_the_pipelines_or_five(
 @pytest.mark.parametrize("said", [{"max_attempts": 3}, {"max_attempts": None}])
 def test_the_attempts_of_a_list_of_one_task(conn: db.Connection, said: dict[str, Any]) -> None:
     """Its columns are as short as they can be: one task, one number, or a number for each."""
-    operations.tell_tasks(conn, SAID)
+    operations.tell_tasks(conn, SAID, {})
     enqueue.enqueue_many(conn, [NewJob("q", "twice", f"k{n}", **said) for n in range(3)])
     enqueue.enqueue_many(conn, [NewJob("q", "twice", f"l{n}", max_attempts=n or None) for n in range(3)])
     found = conn.execute("SELECT max_attempts FROM dl_jobs ORDER BY lock_key").fetchall()
@@ -660,12 +660,12 @@ def test_the_attempts_of_a_list_of_one_task(conn: db.Connection, said: dict[str,
 
 
 def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(conn: db.Connection) -> None:
-    operations.tell_tasks(conn, SAID)
+    operations.tell_tasks(conn, SAID, {})
     before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
-    operations.tell_tasks(conn, SAID | {"once": 9, "new": 1})
+    operations.tell_tasks(conn, SAID | {"once": 9, "new": 1}, {})
     after = dict(conn.execute("SELECT task, max_attempts FROM dl_tasks").fetchall())
     assert after == SAID | {"once": 9, "new": 1}
     unchanged = "SELECT task, xmin::text FROM dl_tasks WHERE task NOT IN ('new', 'once') ORDER BY task"
     assert conn.execute(unchanged).fetchall() == [found for found in before if found[0] != "once"]
-    operations.tell_tasks(conn, dict.fromkeys(SAID))
+    operations.tell_tasks(conn, dict.fromkeys(SAID), {})
     assert dict(conn.execute("SELECT task, max_attempts FROM dl_tasks").fetchall())["once"] is None

@@ -395,6 +395,7 @@ NEW_TABLES = (
     "dl_workers",
     "dl_served",
     "dl_tasks",
+    "dl_needs",
     "dl_totals",
     "dl_pace",
     "dl_rolled",

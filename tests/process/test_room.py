@@ -144,3 +144,37 @@ def test_what_never_fits_does_not_start_and_holds_nobody_up(hall: Hall) -> None:
         hall.farm.wait(hall.put(400), "succeeded")
     assert hall.farm.job(never)["status"] == "queued"
     assert hall.farm.story(never) == ["queued"]
+
+
+def test_what_a_task_needs_is_learned_from_its_runs(hall: Hall) -> None:
+    """The first run of a task that declares nothing tells; the workers that start later know."""
+    first = hall.ready(workers=1)
+    hall.farm.start("reaper")
+    job = hall.put(400, sec=1.2, task="says nothing")
+    hall.farm.wait(job, "succeeded")
+    until(lambda: hall.count("SELECT count(*) FROM dl_needs WHERE memory_mb > 350"), "the reaper to sum up the journal")
+    assert first.stop() == 0
+    hall.ready(workers=2)
+    later = [hall.put(400, sec=0.3, task="says nothing") for _ in range(2)]
+    for job in later:
+        hall.farm.wait(job, "succeeded")
+    begun, ended = ([note.at for note in hall.notes(what)][-2:] for what in ("begin", "end"))
+    assert min(ended) < max(begun), "one after the other"
+
+
+def test_without_bounds_the_runs_use_what_they_want(hall: Hall) -> None:
+    """The same jobs as within a bound: there would be no memory for them in 600 MB."""
+    hall.ready(workers=4, dl_host_memory=0)
+    jobs = [hall.put(300, sec=2) for _ in range(4)]
+    until(lambda: len(hall.notes("begin")) == 4, "all to run")
+    until(lambda: sum(memory_used(worker.pid) for worker in hall.farm.programs[0].workers()) > 900 * MB, "more memory")
+    for job in jobs:
+        hall.farm.wait(job, "succeeded")
+
+
+def test_people_read_what_never_fits_and_what_tasks_need(hall: Hall) -> None:
+    hall.ready(workers=1)
+    never = hall.put(900)
+    until(lambda: (hall.farm.job(never)["waiting_for"] or {}).get("reason") == "memory", "the keeper to show its host")
+    said = hall.farm.job(never)["waiting_for"]
+    assert (said["task"], said["need_mb"], said["room_mb"]) == ("uses 900", 900, 600)

@@ -173,6 +173,15 @@ def _rotation(text: str) -> str:
     return text.strip()
 
 
+def _host_memory(given: Any) -> str:
+    text = str(given).strip()
+    if re.fullmatch(r"\d{1,7}(\.\d+)? ?[MG]B", text):
+        return text
+    if re.fullmatch(r"\d{1,3}(\.\d+)?%?", text) and float(text.removesuffix("%")) <= 100:
+        return text
+    raise ValueError("should be percent from 0 to 100, or a size such as 600MB or 12GB")
+
+
 def _absolute(path: Path) -> Path:
     try:
         return Path(os.path.abspath(path.expanduser()))
@@ -270,6 +279,7 @@ Folder = Annotated[Path, AfterValidator(_absolute)]
 Zone = Annotated[str, AfterValidator(_zone)]
 Rotation = Annotated[str, AfterValidator(_rotation)]
 Stall = Annotated[Patience, AfterValidator(_above_the_heartbeat)]
+HostMemory = Annotated[str, BeforeValidator(_host_memory)]
 Workers = Annotated[
     tuple[WorkerSpec, ...],
     NoDecode,
@@ -426,6 +436,34 @@ class Settings(BaseSettings):
     )
     dl_affinity_wait_sec: Seconds = Field(
         default=60, description="How long a worker may pass a job over for others whose resources are warm."
+    )
+    dl_host_memory: HostMemory = Field(
+        default="85",
+        description="How much of this host's memory, or of its cgroup's, may be in use while the farm begins another "
+        'run whose need is known, in percent; `"12GB"` or `"600MB"`: how much such runs may use together. 0: any.',
+    )
+    dl_host_cpu: float = Field(
+        default=100,
+        ge=0,
+        le=1_000,
+        description="How many of this host's processors runs may need together, in percent; 0: any number.",
+    )
+    dl_reserve_sec: Patience = Field(
+        default=60,
+        description="How long claims pass over a job for which the host has no room, until room gathers for it; "
+        "0: for no job.",
+    )
+    dl_host_temperature: float = Field(
+        default=80,
+        ge=0,
+        le=200,
+        description="Degrees Celsius of the host's hottest sensor from which on no run begins whose need is known; "
+        "0: at any.",
+    )
+    dl_host_account: Folder | None = Field(
+        default=None,
+        description="Folder of the file in which the farms of one user share this host; by default "
+        "`/dev/shm/dataloader-` and the user's number.",
     )
     dl_max_jobs: int | None = Field(default=None, ge=1, description="Jobs after which the farm replaces a worker.")
     dl_max_rss_mb: int | None = Field(

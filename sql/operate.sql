@@ -51,10 +51,13 @@ SELECT given, reached::text FROM dl_give_scores(%(queue)s, %(after)s::timestampt
 
 -- name: tell_tasks
 -- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
-INSERT INTO dl_tasks (task, max_attempts, affinity)
-SELECT task, max_attempts, affinity FROM json_to_recordset(%(tasks)s) AS said (task text, max_attempts int, affinity text[])
-EXCEPT SELECT task, max_attempts, affinity FROM dl_tasks ORDER BY task
-ON CONFLICT (task) DO UPDATE SET max_attempts = excluded.max_attempts, affinity = excluded.affinity;
+INSERT INTO dl_tasks (task, max_attempts, affinity, memory_mb, cpus)
+SELECT task, max_attempts, affinity, memory_mb, cpus
+  FROM json_to_recordset(%(tasks)s) AS said (task text, max_attempts int, affinity text[], memory_mb real, cpus real)
+EXCEPT SELECT task, max_attempts, affinity, memory_mb, cpus FROM dl_tasks ORDER BY task
+ON CONFLICT (task) DO UPDATE SET
+   max_attempts = excluded.max_attempts, affinity = excluded.affinity, memory_mb = excluded.memory_mb,
+   cpus = excluded.cpus;
 
 -- name: is_past
 -- Whether every transaction sees the commit of this one.

@@ -64,7 +64,8 @@ SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_k
 -- name: status
 -- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job
 -- that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
--- jobs before it (as far as they are worth counting), or workers, which may all be stopped. Far-off dates that Python
+-- jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
+-- that it needs. Far-off dates that Python
 -- cannot read are cut to the year 9999. `version` is a short text that changes with all that is shown, but for what
 -- cannot change and for the figures: how many workers there are, how many jobs go before.
 SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started_at,
@@ -124,9 +125,16 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                          SELECT FROM dl_jobs r WHERE r.status = 'running' AND r.queue = j.queue
                             AND r.lease_expires_at > now())
                    THEN jsonb_build_object('reason', 'no_worker', 'queue', j.queue)
-                   ELSE jsonb_build_object('reason', 'worker', 'queue', j.queue, 'workers', live.workers) END
-         FROM (SELECT count(*) AS workers, count(*) FILTER (WHERE w.state = 'stopped') AS stopped FROM dl_served w
-                WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live)) AS why
+                   WHEN need.mb > live.room_mb AND live.bounded = live.workers
+                   THEN jsonb_build_object('reason', 'memory', 'queue', j.queue, 'task', j.task,
+                                           'need_mb', need.mb, 'room_mb', live.room_mb)
+                   ELSE jsonb_build_object('reason', 'worker', 'queue', j.queue, 'workers', live.workers)
+                        || CASE WHEN need.mb > 0 THEN jsonb_build_object('need_mb', need.mb) ELSE '{}' END END
+         FROM (SELECT count(*) AS workers, count(*) FILTER (WHERE w.state = 'stopped') AS stopped,
+                      count(w.host_memory_mb) AS bounded, max(w.host_memory_mb) AS room_mb FROM dl_served w
+                WHERE w.queue = j.queue AND w.state <> 'dead' AND w.seen_at > now() - interval '30 s') live
+        CROSS JOIN (SELECT coalesce((SELECT t.memory_mb FROM dl_tasks t WHERE t.task = j.task),
+                      (SELECT dl_counted(n.memory_mb, NULL) FROM dl_needs n WHERE n.task = j.task)) AS mb) need)) AS why
      WHERE j.status = 'queued') waits ON true
  WHERE j.job_id = ANY (%(job_ids)s);
 

@@ -182,12 +182,13 @@ CREATE TABLE dl_workers (
   started_at timestamptz,
   seen_at timestamptz NOT NULL DEFAULT now(),
   queues text[],                                     -- null: by code that knew workers of one queue only
-  reported_at timestamptz                            -- the latest sign of life of its run; null: none is under way
+  reported_at timestamptz,                           -- the latest sign of life of its run; null: none is under way
+  host_memory_mb real                                -- what runs may use together on its host; null: any
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_workers IS 'what each farm''s keeper last showed of its workers';
 
 CREATE VIEW dl_served AS
-SELECT unnest(coalesce(queues, ARRAY[queue])) AS queue, worker, state, seen_at FROM dl_workers;
+SELECT unnest(coalesce(queues, ARRAY[queue])) AS queue, worker, state, seen_at, host_memory_mb FROM dl_workers;
 COMMENT ON VIEW dl_served IS 'a row for each worker and each queue that it serves';
 
 -- What the pipelines of the workers say of their tasks; for producers, who have no pipelines.
@@ -195,10 +196,24 @@ CREATE TABLE dl_tasks (
   task text PRIMARY KEY,
   max_attempts int,                                  -- of a job whose producer names none; null: 5
   affinity text[],                                   -- from which args an affinity_key follows: dl_affinity; null: none
+  memory_mb real,                                    -- what a run needs; null: as its runs have shown, 0: none
+  cpus real,                                         -- the same, processors
   CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
+
+-- What runs have used, by dl_roll: 95 of the latest 100 have used no more.
+CREATE TABLE dl_needs (
+  task text PRIMARY KEY,
+  memory_mb real NOT NULL,
+  cpus real,                                         -- null: no run of a second or longer yet
+  runs bigint NOT NULL,                              -- that it was learned from
+  learned_at timestamptz NOT NULL,
+  peaks real[] NOT NULL,                             -- MB of the latest runs, the newest first
+  shares real[]                                      -- CPU seconds in a second of these
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
 
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (

@@ -138,6 +138,19 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queu
  WHERE w.seen_at > now() - interval '10 min'
  ORDER BY w.host, w.queue, w.worker;
 
+-- name: tasks
+-- What pipelines say of their tasks, and what their runs have used. What counts as a need: the word of the pipeline, else
+-- what was learned, where it is worth counting.
+SELECT task, t.max_attempts, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)) AS memory_mb,
+       coalesce(t.cpus, dl_counted(NULL, n.cpus)) AS cpus, t.memory_mb AS declared_memory_mb, t.cpus AS declared_cpus,
+       n.memory_mb AS learned_memory_mb, n.cpus AS learned_cpus, coalesce(n.runs, 0) AS runs, n.learned_at
+  FROM dl_tasks t FULL JOIN dl_needs n USING (task) ORDER BY task;
+
+-- name: learned
+-- Of the tasks whose runs use much of a host.
+SELECT task, coalesce(dl_counted(memory_mb, NULL), 0) AS memory_mb, coalesce(dl_counted(NULL, cpus), 0) AS cpus
+  FROM dl_needs WHERE dl_counted(memory_mb, cpus) IS NOT NULL;
+
 -- name: briefly
 -- For the rest of the transaction: keeper and reaper have one session for this and for leases, which must not wait for
 -- it.
@@ -148,16 +161,17 @@ SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout'
 -- after a day. Not waited for: after a crash of the server the next one comes in seconds.
 WITH shown AS (
   INSERT INTO dl_workers AS w (
-         worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at, reported_at)
+         worker, farm, host, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at, reported_at,
+         host_memory_mb)
   SELECT worker, %(farm)s, %(host)s, pid, queue, queues, state, job_id, memory_bytes, cpu_percent, jobs, started_at,
-         now() - make_interval(secs => silent_sec)
+         now() - make_interval(secs => silent_sec), %(host_memory_mb)s::real
     FROM json_to_recordset(%(workers)s) AS s (worker text, pid int, queue text, queues text[], state text, job_id uuid,
          memory_bytes bigint, cpu_percent real, jobs bigint, started_at timestamptz, silent_sec float8)
   ON CONFLICT (worker) DO UPDATE SET
      farm = excluded.farm,  -- another, after the keeper was replaced
      state = excluded.state, job_id = excluded.job_id, memory_bytes = excluded.memory_bytes, queue = excluded.queue,
      queues = excluded.queues, cpu_percent = excluded.cpu_percent, jobs = excluded.jobs, seen_at = now(),
-     reported_at = excluded.reported_at
+     reported_at = excluded.reported_at, host_memory_mb = excluded.host_memory_mb
   RETURNING worker)
 DELETE FROM dl_workers
  WHERE farm = %(farm)s AND worker <> ALL (ARRAY(SELECT worker FROM json_to_recordset(%(workers)s) AS s (worker text)))

@@ -31,6 +31,7 @@ from dataloader.client import (
     QueueFull,
     Refused,
     Started,
+    Task,
     Unavailable,
     Unexpected,
     Worker,
@@ -126,6 +127,9 @@ class Direct(Farm):
 
     def workers(self) -> list[Worker]:
         return [_one(Worker, row) for row in self._ask(stats.workers)]
+
+    def tasks(self) -> list[Task]:
+        return [_one(Task, row) for row in self._ask(stats.tasks)]
 
     def database(self) -> Database:
         return _one(Database, self._ask(stats.postgres))

@@ -109,6 +109,11 @@ def _waiting(case: Case) -> Iterator[Finding]:
         yield Finding(text, ("doctor", str((job.waiting_for or {}).get("job_id"))))
     elif reason == "session":
         yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")
+    elif reason == "memory":
+        remedy = (
+            " Start a worker of its queue on a larger host, or raise DL_HOST_MEMORY. Where a run needs less, declare"
+        )
+        yield Finding(f"{text}{remedy} its `memory_mb`.", ("tasks",))
     elif reason == "no_worker":
         yield Finding(text + _no_worker(case), ("ps",))
     else:

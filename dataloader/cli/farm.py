@@ -1,4 +1,4 @@
-"""Commands about the farm: queues, ps, top, completion; and the tables of queues and workers."""
+"""Commands about the farm: queues, ps, tasks, top, completion; and the tables of queues and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import Overview, Queue, Worker
+from dataloader.client import Overview, Queue, Task, Worker
 from dataloader.client.results import fraction
 from dataloader.queue.stats import COUNTED
 
@@ -46,6 +46,17 @@ def ps(reached: Reached) -> None:
         reached.print_json({"workers": [worker.document for worker in found]})
     else:
         screen.show(worker_table(found, datetime.now(UTC)))
+
+
+@commands.command()
+@reaching
+def tasks(reached: Reached) -> None:
+    """List the tasks, and what a run of each needs of its host: declared by its pipeline, or learned from its runs."""
+    found = reached.farm.tasks()
+    if reached.as_json:
+        reached.print_json({"tasks": [task.document for task in found]})
+    else:
+        screen.show(task_table(found, datetime.now(UTC)))
 
 
 @commands.command()
@@ -118,6 +129,33 @@ def _remarks(queue: Queue, now: datetime) -> str:
     if queue.max_length is not None:
         words.append(f"at most {queue.max_length:,}")
     return ", ".join(words)
+
+
+def task_table(tasks: Sequence[Task], now: datetime) -> Any:
+    """The tasks with the needs of a run; what nobody declares and no run has shown is empty."""
+    titles = ("task", "memory", "CPUs", "learned memory", "learned CPUs", "runs", "learned")
+    return screen.table(titles, (_task_row(task, now) for task in tasks), titles[1:6])
+
+
+def _task_row(task: Task, now: datetime) -> Sequence[object]:
+    return (
+        screen.short(task.task, 60),
+        _need(task.memory_mb, task.declared_memory_mb, " MB"),
+        _need(task.cpus, task.declared_cpus),
+        _figure(task.learned_memory_mb, " MB"),
+        _figure(task.learned_cpus),
+        f"{task.runs:,}",
+        screen.ago(task.learned_at, now) if task.learned_at else "",
+    )
+
+
+def _need(counts: float | None, declared: float | None, unit: str = "") -> str:
+    return _figure(counts, unit) + (" declared" if declared is not None else "")
+
+
+def _figure(number: float | None, unit: str = "") -> str:
+    """Megabytes whole, processors with one digit behind the point."""
+    return "" if number is None else f"{number:,.{0 if unit else 1}f}{unit}"
 
 
 def worker_table(workers: Sequence[Worker], now: datetime) -> Any:

@@ -5,7 +5,7 @@ modules beside it the other commands:
 
     jobs      trigger, wait, status, result, cancel, jobs, job, events
     operate   requeue, run-now, delete, pause, resume, limit, queue
-    farm      queues, ps, top (drawn by `top`), completion
+    farm      queues, ps, tasks, top (drawn by `top`), completion
     doctor    doctor: why a job does not run, or runs badly
 """
 
@@ -39,7 +39,7 @@ _MODULES = {
         "jobs": "trigger wait status result cancel jobs job events",
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
-        "farm": "queues ps top completion",
+        "farm": "queues ps tasks top completion",
     }.items()
     for name in names.split()
 }

@@ -47,6 +47,7 @@ from dataloader.client.results import (
     Queue,
     Result,
     Started,
+    Task,
     Worker,
     read,
     read_all,
@@ -72,6 +73,7 @@ __all__ = [
     "QueueFull",
     "Refused",
     "Started",
+    "Task",
     "Unauthorized",
     "Unavailable",
     "Unexpected",
@@ -184,6 +186,9 @@ class Client(Farm):
 
     def workers(self) -> list[Worker]:
         return read_all(Worker, self._call("GET", "/workers").document, "workers")
+
+    def tasks(self) -> list[Task]:
+        return read_all(Task, self._call("GET", "/tasks").document, "tasks")
 
     def database(self) -> Database:
         return read(Database, self._call("GET", "/database").document)

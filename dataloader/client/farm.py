@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Worker
+from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Task, Worker
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
 
@@ -206,6 +206,10 @@ class Farm(ABC):
     @abstractmethod
     def workers(self) -> list[Worker]:
         """The workers of all hosts that their keepers have reported in the last ten minutes."""
+
+    @abstractmethod
+    def tasks(self) -> list[Task]:
+        """The tasks that workers have pipelines for, or that have run, with what a run of each needs of its host."""
 
     @abstractmethod
     def database(self) -> Database:

@@ -200,6 +200,23 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """What a run of a task needs of its host: what counts, what its pipeline declares, what its runs have shown."""
+
+    task: str
+    max_attempts: int | None = None
+    memory_mb: float | None = None
+    cpus: float | None = None
+    declared_memory_mb: float | None = None
+    declared_cpus: float | None = None
+    learned_memory_mb: float | None = None
+    learned_cpus: float | None = None
+    runs: int = 0
+    learned_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Database:
     """The queue's database: dead and live rows of dl_jobs, and the holder of its vacuum, if there is one.
 

@@ -23,6 +23,7 @@ from psycopg import errors
 
 from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
+from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
@@ -104,6 +105,7 @@ class Batch:
         orders: Orders,
         logger: Any,
         preference: Preference,
+        admission: Admission,
     ) -> None:
         entries = [spec for spec in settings.workers if spec.served == queues]
         self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(queues)))
@@ -115,6 +117,7 @@ class Batch:
         self._orders = orders
         self._log = logger
         self._preference = preference
+        self._admission = admission
         self._most = self._spec.prefetch  # less where the server's lock table is small
         self._queue = queues[0]  # of the last claim that had jobs
         self._sizes = dict.fromkeys(queues, 1)  # of the next claim of a queue, as its last runs suggest
@@ -274,9 +277,9 @@ class Batch:
         try:
             backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
             start = self._bookmarks[queues[0]].start()
-            affinity = self._preference.next()
+            affinity, without = self._preference.next(), self._admission.without() if most else ()
             step = lifecycle.step(
-                self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag, affinity
+                self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
             )
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
@@ -289,6 +292,8 @@ class Batch:
         if most and not (step.jobs or step.look_again):
             self._sizes = dict.fromkeys(self._sizes, 1)  # the next job may be of another kind: it is claimed alone
         self._session.outage.ended()
+        if most:
+            self._admission.passed(step.left_out, without)
         if step.jobs:
             self._turns.took(step.jobs[0].queue)
             self._preference.took(step.jobs, step.reached)

@@ -19,6 +19,7 @@ from setproctitle import setproctitle
 from dataloader import log
 from dataloader.config import Settings
 from dataloader.farm.deadlines import Reason, kill_reason
+from dataloader.farm.host import Host
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
     EXIT_FENCED,
@@ -71,7 +72,7 @@ class Keeper:
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
-        self._registry = WorkerRegistry()
+        self._registry = WorkerRegistry(Host(settings))
         self._stuck = StuckRuns()
         self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")

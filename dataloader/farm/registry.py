@@ -6,12 +6,14 @@ import os
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any
 from uuid import uuid4
 
 import psutil
 
 from dataloader.farm import process
+from dataloader.farm.host import Host
 from dataloader.farm.process import cpu_used_by, memory_used, now
 from dataloader.farm.slots import Slot, State
 from dataloader.queue import db, stats
@@ -23,7 +25,8 @@ UNCHANGED_SEC = 10.0  # how often without a change: a worker that was not shown 
 class WorkerRegistry:
     """When the workers are to be shown again, and their CPU seconds at the last time."""
 
-    def __init__(self) -> None:
+    def __init__(self, its_host: Host) -> None:
+        self._its_host = its_host
         self.host = socket.gethostname()[:100]
         self.farm = f"{self.host}:{os.getppid()}:{uuid4().hex[:12]}"
         self._shown: list[tuple[Any, ...]] = []
@@ -46,7 +49,8 @@ class WorkerRegistry:
         self._shown, self._at = seen, now()
         rows = [self._row(slot, state) for slot, state in present.items()]
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
-        stats.show_workers(conn, self.farm, self.host, rows)
+        bound_mb = self._its_host.bound_mb
+        stats.show_workers(conn, self.farm, self.host, rows, bound_mb if isfinite(bound_mb) else None)
 
     def close(self, conn: db.Connection) -> None:
         """Show that the farm has no workers any more."""

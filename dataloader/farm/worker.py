@@ -23,9 +23,12 @@ import structlog
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import starts, traces
+from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
 from dataloader.farm.heartbeat import Heartbeat
+from dataloader.farm.host import Host
+from dataloader.farm.host_account import HostAccount
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
@@ -42,7 +45,7 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.pipelines import hooks
-from dataloader.queue import db, lifecycle, migrations, operations, probe
+from dataloader.queue import db, lifecycle, migrations, operations, probe, stats
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 
@@ -51,6 +54,8 @@ CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves t
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
+NO_ROOM = "not started: another run has taken the room that the host had for it"
+LEARN_SEC = 60.0
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
@@ -94,7 +99,9 @@ class Worker:
         self.runner = Runner(settings, dsn, self.session.leap)
         elsewhere = partial(shared.warm_elsewhere, slot)
         self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
-        self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference)
+        account = HostAccount(settings.dl_host_account)
+        self.admission = Admission(Host(settings), account, settings.dl_reserve_sec, self.log)
+        self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference, self.admission)
         self.heartbeat = Heartbeat(self.session, self.batch, settings)
         self.traces = traces.start(name)
         self._sound = True  # False: this process should be replaced
@@ -102,6 +109,7 @@ class Worker:
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = Meter()
         self._glanced_at = 0.0  # for idle siblings
+        self._learn_at = 0.0  # when to learn again what runs need
         signal.signal(signal.SIGUSR1, lambda *_: self.runner.interrupt())
         self.orders.signals.keep()
         adopt_orphans()
@@ -150,6 +158,8 @@ class Worker:
         if self.slot.state is not State.AWAKE:
             self.slot.state = State.AWAKE
             self.slot.show("works")
+        if now() >= self._learn_at:
+            self._learn()
         sent = now()
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
         step = self.batch.step(most)
@@ -160,6 +170,11 @@ class Worker:
         if most and not step.look_again:
             self.slot.found_no_job(sent, step.due_in)
         return step.look_again
+
+    def _learn(self) -> None:
+        """Learn from the database what the runs of tasks have used."""
+        self.admission.know(needs_of(pipelines.needs(), stats.learned(self.session.conn)))
+        self._learn_at = now() + LEARN_SEC
 
     def _release(self) -> None:
         """Release the warm resources; the supervisor kills a worker that hangs in it."""
@@ -199,15 +214,19 @@ class Worker:
         self._meter.look()
         if self.traces.is_on:
             self._learn_traces(step.jobs)
-        began, runs = now(), 0
+        began, runs, has_room = now(), 0, True
         with self.heartbeat.holding():
             while self._goes_on(sent, began, runs) and (delivery := self.batch.next()):
+                if not (has_room := self.admission.enter(delivery.first.task)):
+                    self._hand_back(delivery, NO_ROOM)
+                    break
                 self._run(delivery, sent)
+                self.admission.leave()
                 runs += 1
         self.orders.signals.take_wake_ups()
         if runs:
             self.batch.took(now() - began, runs)
-        self.batch.hand_back(self._why_not_started())
+        self.batch.hand_back(self._why_not_started() if has_room else NO_ROOM)
 
     def _goes_on(self, sent: float, began: float, runs: int) -> bool:
         """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
@@ -239,14 +258,17 @@ class Worker:
         self.slot.begin(delivery.place, size, delivery.lease_ttl_sec, sent, self._meter.cpu_sec, self.batch.ahead)
         if began > self.slot.fence_at:
             self.slot.end()
-            for job in delivery.jobs:
-                self.batch.add(Ended(job, Finish("hand_back", "not started: its lease ran out")))
+            self._hand_back(delivery, "not started: its lease ran out")
             return
         with log.context(**identity(delivery.first)), self.traces.run(delivery.first) as report:
             outcome, facts = self._run_pipeline(delivery)
             report(outcome)
             self._log_failure(delivery.first, outcome)
             self._end(delivery, outcome, facts, now() - began)
+
+    def _hand_back(self, delivery: Delivery, reason: str) -> None:
+        for job in delivery.jobs:
+            self.batch.add(Ended(job, Finish("hand_back", reason)))
 
     def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float]]:
         """How the run has ended and its cost; afterwards the process is as before the run, or not sound."""
@@ -339,8 +361,11 @@ class Worker:
                 if (due := self._looked_for_by_sibling()) is None:
                     break
                 due_at = due
+            elif self.admission.has_gained_room():
+                break
             else:
-                self.orders.pause(min(poll_at, due_at + 0.001) - now(), self.session.conn.fileno())
+                until = min(poll_at, due_at + 0.001, now() + self.admission.look_in)
+                self.orders.pause(until - now(), self.session.conn.fileno())
 
     def _notified(self) -> bool:
         notes = list(self.session.conn.notifies(timeout=0))

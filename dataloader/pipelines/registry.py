@@ -47,6 +47,8 @@ class Pipeline:
     prepare_sec: float = PREPARE_SEC
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None
     affinity: tuple[str, ...] | None = None
+    memory_mb: float | None = None
+    cpus: float | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,8 @@ def register(
     prepare_sec: float = PREPARE_SEC,
     timeout_factor: Callable[[Any], float] | Mapping[str, float] | None = None,
     affinity: str | Sequence[str] | None = None,
+    memory_mb: float | None = None,
+    cpus: float | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -120,6 +124,10 @@ def register(
     up to DL_WARM, and releases it at once where the job has none. `timeout_factor` multiplies `timeout_sec`: a function
     of the pipeline's first argument, or factors by patterns of the affinity key, such as {"*70b*": 1.5}.
 
+    `memory_mb` and `cpus` are what a run needs: the most memory of its process and its children, and processors. The
+    farm begins a run only while its host has room for it (DL_HOST_MEMORY, DL_HOST_CPU). By default the farm learns both
+    from the journal; 0: it needs nothing worth counting.
+
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
@@ -136,6 +144,8 @@ def register(
         "prepare_sec": prepare_sec,
         "timeout_factor": timeout_factor,
         "affinity": affinity,
+        "memory_mb": memory_mb,
+        "cpus": cpus,
     }
     for name, value in options.items():
         _check(task, name, value)
@@ -167,9 +177,14 @@ def batch_size(task: str) -> int:
 def told() -> dict[str, dict[str, Any]]:
     """What each registered task says of its jobs where their trigger does not; None: as usual."""
     return {
-        task: {"max_attempts": pipeline.max_attempts, "affinity": pipeline.affinity}
+        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "memory_mb", "cpus")}
         for task, pipeline in _registry.items()
     }
+
+
+def needs() -> dict[str, tuple[float | None, float | None]]:
+    """What a run of each registered task needs by its declaration: MB and processors; None: it does not say."""
+    return {task: (pipeline.memory_mb, pipeline.cpus) for task, pipeline in _registry.items()}
 
 
 def resolve(task: str) -> Pipeline:
@@ -243,6 +258,12 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         _are_names,
         "the name of an argument that is no secret, or several, or None",
     ),
+    "memory_mb": (
+        ValueError,
+        lambda v: v == 0 or _is_above_0(v),
+        "a number of MB, 0 for none, or None",
+    ),
+    "cpus": (ValueError, lambda v: v == 0 or _is_above_0(v), "a number of processors, 0 for none, or None"),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

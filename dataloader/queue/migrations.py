@@ -7,7 +7,7 @@ they are applied again whenever one of these texts has changed. The header of a 
     -- outside a transaction     each statement stands alone, has no time limit, and may be run again
     -- functions: name, name     applied before the migration, in its transaction: its triggers call these
     -- with rights               sql/rights.sql follows in its transaction: farms use its tables and functions at once
-    -- was: sha256               of an earlier text of the file, which leads to the same schema
+    -- was: sha256 sha256        of earlier texts of the file, which lead to the same schema
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Migration:
     in_transaction: bool = True
     functions: tuple[str, ...] = ()
     with_rights: bool = False
-    was: str | None = None
+    was: tuple[str, ...] = ()
 
     @property
     def checksum(self) -> str:
@@ -63,8 +63,8 @@ class Migration:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def is_applied(self, applied: Mapping[int, str]) -> bool:
-        """Whether one of these checksums, by number, is that of this file or of its earlier text."""
-        return self.number in applied and applied[self.number] in (self.checksum, self.was)
+        """Whether one of these checksums, by number, is that of this file or of an earlier text of it."""
+        return self.number in applied and applied[self.number] in (self.checksum, *self.was)
 
 
 @cache
@@ -183,7 +183,7 @@ def _read(number: int, name: str, text: str) -> Migration:
         in_transaction="outside a transaction" not in says,
         functions=tuple(says["functions"].split(", ")) if "functions" in says else (),
         with_rights="with rights" in says,
-        was=says.get("was"),
+        was=tuple(says.get("was", "").split()),
     )
 
 

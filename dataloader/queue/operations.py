@@ -207,7 +207,8 @@ def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
     """Note for producers, by task, what its pipeline says of a job where its producer does not (`pipelines.told`).
 
     `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
-    200 characters is its affinity_key; None: it has none. Jobs that are in the queue keep theirs.
+    200 characters is its affinity_key; None: it has none. Jobs that are in the queue keep theirs. `memory_mb`, `cpus`:
+    for people, what a run needs; None: as its runs have shown.
     """
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 

@@ -227,9 +227,28 @@ def workers(conn: Conn) -> list[Row]:
     return [row | {"progress": _json(row["progress"])} for row in _rows(conn, "workers")]
 
 
-def show_workers(conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]]) -> None:
-    """Called by a farm's keeper: store the farm's present workers. Raises rather than wait for a lock."""
-    shown = {"farm": farm, "host": host, "workers": json.dumps(list(workers), default=str)}
+def tasks(conn: Conn) -> list[Row]:
+    """What the pipelines of all farms say of their tasks, and what the runs of these have used (see dl_needs).
+
+    `memory_mb` and `cpus` are what counts as a run's need: as declared, else as learned where it is worth counting.
+    """
+    return _rows(conn, "tasks")
+
+
+def learned(conn: Conn) -> dict[str, tuple[float, float]]:
+    """What runs have shown to need of their host: MB and processors, of the tasks where it is worth counting."""
+    return {row["task"]: (row["memory_mb"], row["cpus"]) for row in _rows(conn, "learned")}
+
+
+def show_workers(
+    conn: Conn, farm: str, host: str, workers: Sequence[Mapping[str, Any]], host_memory_mb: float | None = None
+) -> None:
+    """Called by a farm's keeper: store the farm's present workers, and the MB that runs may use together on their host.
+
+    None: any number. Raises rather than wait for a lock.
+    """
+    present = json.dumps(list(workers), default=str)
+    shown = {"farm": farm, "host": host, "workers": present, "host_memory_mb": host_memory_mb}
     with conn.transaction():
         conn.execute(_SQL["briefly"])
         conn.execute(_SQL["show_workers"], shown)

@@ -89,10 +89,22 @@ def _worker(why: dict[str, Any], now: datetime) -> str:
         who = {0: f"a worker of {queue}", 1: f"the only worker of {queue}"}.get(
             workers, f"one of {workers} workers of {queue}"
         )
-        return f"It is the next of its queue: it starts when {who} is free."
+        room = f" and its host has room for its {_mb(why['need_mb'])}" if why.get("need_mb") else ""
+        return f"It is the next of its queue: it starts when {who} is free{room}."
     many = {1: "1 job"}.get(ahead, f"{ahead} jobs" if ahead < 1_000 else "1,000 jobs or more")
     served = {0: "", 1: "; 1 worker serves that queue"}.get(workers, f"; {workers} workers serve that queue")
     return f"{many} of the queue {queue} {'goes' if ahead == 1 else 'go'} before it{served}."
+
+
+def _memory(why: dict[str, Any], now: datetime) -> str:
+    return (
+        f"No host of the queue {why['queue']} has the memory for it: a run of the task {why['task']} needs"
+        f" {_mb(why['need_mb'])}, and runs may use {_mb(why['room_mb'])} together there (DL_HOST_MEMORY)."
+    )
+
+
+def _mb(megabytes: float) -> str:
+    return f"{megabytes:,.0f} MB"
 
 
 def _stopped(why: dict[str, Any], now: datetime) -> str:
@@ -120,6 +132,7 @@ REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "worker": _worker,
     "stopped": _stopped,
     "no_worker": _no_worker,
+    "memory": _memory,
 }
 
 

@@ -327,17 +327,20 @@ $$;
 -- The affinity key that a worker should make warm, by dl_step's p_prefer: that of most of the ready jobs among the queue's
 -- first `lookahead`, as far as they have the priority of the first; first one that is warm in no sibling. Null where no job
 -- has another key than those that are warm. One bounded read of ix_dl_jobs_ready.
-CREATE OR REPLACE FUNCTION dl_most_wanted(p_queue text, p_prefer json) RETURNS text[] LANGUAGE sql AS $$
-  WITH near AS MATERIALIZED (
-    SELECT priority, created_at, affinity_key FROM dl_jobs
-     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-     ORDER BY priority, created_at LIMIT (p_prefer ->> 'lookahead')::int)
-  SELECT ARRAY[affinity_key] FROM near
-   WHERE affinity_key NOT IN (SELECT json_array_elements_text(p_prefer -> 'warm'))
-     AND priority = (SELECT min(priority) FROM near)
-   GROUP BY affinity_key
-   ORDER BY affinity_key IN (SELECT json_array_elements_text(p_prefer -> 'elsewhere')), count(*) DESC, min(created_at)
-   LIMIT 1
+CREATE OR REPLACE FUNCTION dl_most_wanted(p_queue text, p_prefer json) RETURNS text[] LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (
+    WITH near AS MATERIALIZED (
+      SELECT priority, created_at, affinity_key FROM dl_jobs
+       WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+       ORDER BY priority, created_at LIMIT (p_prefer ->> 'lookahead')::int)
+    SELECT ARRAY[affinity_key] FROM near
+     WHERE affinity_key NOT IN (SELECT json_array_elements_text(p_prefer -> 'warm'))
+       AND priority = (SELECT min(priority) FROM near)
+     GROUP BY affinity_key
+     ORDER BY affinity_key IN (SELECT json_array_elements_text(p_prefer -> 'elsewhere')), count(*) DESC, min(created_at)
+     LIMIT 1);
+END
 $$;
 
 

@@ -48,7 +48,20 @@ CREATE OR REPLACE FUNCTION dl_journal_begins_anew(p_last_event bigint) RETURNS b
 $$;
 
 
--- Add up to p_limit rows of the journal to dl_totals and dl_pace; returns their number. One call at a time: beside
+-- A number that a run has told of itself, as far as it is one: from 0 to a billion.
+CREATE OR REPLACE FUNCTION dl_figure(p_told jsonb) RETURNS real LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN jsonb_typeof(p_told) = 'number' THEN greatest(0, least(p_told::numeric, 1000000000))::real END
+$$;
+
+
+-- What counts of what was learned of a task's runs, memory in MB or processors; null: nothing, for every worker uses as
+-- much, and admission costs. A worker's process has up to 100 MB before its first run, and one thread that works.
+CREATE OR REPLACE FUNCTION dl_counted(p_memory_mb real, p_cpus real) RETURNS real LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_memory_mb >= 128 THEN p_memory_mb WHEN p_cpus >= 1.5 THEN p_cpus END
+$$;
+
+
+-- Add up to p_limit rows of the journal to dl_totals, dl_pace and dl_needs; returns their number. One call at a time: beside
 -- another one a call returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
@@ -61,6 +74,10 @@ $$;
 --
 -- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper
 -- bounds of the buckets, in seconds, are those of stats.BUCKETS_SEC; the last bucket has no end.
+--
+-- dl_needs has the 95th percentile of the last 200 runs of a task that have told their peak_mb. Processors are of runs
+-- of a second or longer: the time of a shorter one may be mostly that behind other runs of its claim. Other services
+-- may write anything into the journal.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -94,8 +111,9 @@ BEGIN
              extract(epoch FROM e.ts - (
                SELECT CASE p.kind WHEN 'picked' THEN p.ts END FROM dl_job_events p
                 WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested')
-                ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds
-      FROM (SELECT event_id, job_id, queue, ts, dl_step_of(kind, payload) AS step FROM dl_job_events
+                ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds,
+           e.event_id, dl_figure(e.payload -> 'peak_mb') AS peak_mb, dl_figure(e.payload -> 'cpu_sec') AS cpu_sec
+      FROM (SELECT event_id, job_id, queue, ts, payload, dl_step_of(kind, payload) AS step FROM dl_job_events
              WHERE event_id > since AND event_id <= upto AND kind <> 'heartbeat') e
       LEFT JOIN dl_jobs j USING (job_id)),
   totals AS (
@@ -116,7 +134,22 @@ BEGIN
       FROM steps GROUP BY queue, task, step
     ON CONFLICT (queue, task, kind) DO UPDATE SET
        count = t.count + excluded.count, seconds = t.seconds + excluded.seconds,
-       buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth))
+       buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth)),
+  used AS (
+    SELECT task, count(*) AS runs, array_agg(peak_mb ORDER BY event_id DESC) AS peaks,
+           array_agg((cpu_sec / seconds)::real ORDER BY event_id DESC) FILTER (WHERE seconds >= 1) AS shares
+      FROM steps WHERE peak_mb IS NOT NULL AND task <> '' GROUP BY task),
+  latest AS (
+    SELECT used.task, used.runs + coalesce(n.runs, 0) AS runs, (used.peaks || n.peaks)[1:200] AS peaks,
+           (used.shares || n.shares)[1:200] AS shares
+      FROM used LEFT JOIN dl_needs n ON n.task = used.task),
+  needs AS (
+    INSERT INTO dl_needs (task, memory_mb, cpus, runs, learned_at, peaks, shares)
+    SELECT task, (SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY peak) FROM unnest(peaks) peak),
+           (SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY share) FROM unnest(shares) share),
+           runs, now(), peaks, shares FROM latest ORDER BY task
+    ON CONFLICT (task) DO UPDATE SET memory_mb = excluded.memory_mb, cpus = excluded.cpus, runs = excluded.runs,
+       learned_at = excluded.learned_at, peaks = excluded.peaks, shares = excluded.shares)
   INSERT INTO dl_pace AS p (at, queue, processed, failed)
   SELECT at, queue, count(*), count(*) FILTER (WHERE step IN ('failed', 'lost', 'retry', 'crash', 'lease')) FROM steps
    WHERE step IN ('done', 'failed', 'lost', 'retry', 'crash', 'lease') OR step = 'canceled' AND seconds IS NOT NULL

@@ -82,7 +82,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", f"{QUEUE}/keys"): READ,
     **{
         ("GET", f"/api/v1/{name}"): READ
-        for name in ("stats", "workers", "pace", "events", "database", "queues", "jobs")
+        for name in ("stats", "workers", "tasks", "pace", "events", "database", "queues", "jobs")
     },
     ("GET", "/api/v1/jobs/<job:job_id>"): READ,
     ("GET", f"{ONE}/events"): READ,

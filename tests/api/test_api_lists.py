@@ -11,7 +11,7 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel
 
 from dataloader.api.v1 import responses
-from dataloader.queue import db, stats
+from dataloader.queue import db, operations, stats
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WORKER = {
@@ -186,7 +186,14 @@ def test_the_farm_in_figures(client: FlaskClient, conn: db.Connection) -> None:
         assert asked(client, "/api/v1/database", responses.Database)["oldest_transaction"]["application"] == "test"
 
 
-@pytest.mark.parametrize("path", ["stats", "queues", "workers", "database", "pace", "events"])
+def test_tasks_with_what_their_runs_need(client: FlaskClient, conn: db.Connection) -> None:
+    operations.tell_tasks(conn, {"load.csv": {"max_attempts": 3, "memory_mb": 4_000}})
+    (task,) = asked(client, "/api/v1/tasks", responses.Tasks)["tasks"]
+    assert (task["task"], task["memory_mb"], task["declared_memory_mb"]) == ("load.csv", 4_000, 4_000)
+    assert (task["max_attempts"], task["runs"], task["learned_memory_mb"], task["cpus"]) == (3, 0, None, None)
+
+
+@pytest.mark.parametrize("path", ["stats", "queues", "workers", "tasks", "database", "pace", "events"])
 def test_parameters_are_known_or_refused(client: FlaskClient, refused: Refused, path: str) -> None:
     refused(client.get(f"/api/v1/{path}?verbose=1"), 400, "invalid-input", "/verbose")
 

@@ -29,6 +29,7 @@ FARMS = {
         "test_process_faults",
         "test_pruning",
         "test_reload",
+        "test_room",
         "test_stuck",
         "test_warm",
     ),

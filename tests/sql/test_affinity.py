@@ -147,6 +147,19 @@ def test_a_job_that_waited_for_its_time_is_due_since_then(conn: db.Connection, w
     assert found.left_out.since - row(conn, job_id)["created_at"] == timedelta(seconds=55)
 
 
+def test_a_job_that_waits_in_any_case_is_not_left_out(conn: db.Connection, worker: Worker) -> None:
+    plain(conn, task="big", in_sec=60)
+    plain(conn, task="big", queue="other")
+    assert claim(worker, without=["big"]).left_out is None
+
+
+def test_a_job_far_behind_is_not_left_out(conn: db.Connection, worker: Worker) -> None:
+    many(conn, 1_100, "key-%s")
+    plain(conn, task="big")
+    found = claim(worker, without=["big"])
+    assert (len(found.jobs), found.left_out) == (1, None)
+
+
 def test_a_claim_reads_a_thousand_jobs_that_it_passes_over_and_no_more(conn: db.Connection, worker: Worker) -> None:
     many(conn, 1_100, "key-%s")
     plain(conn, task="small")

@@ -136,7 +136,10 @@ def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(c
     before = conn.execute("SELECT task, xmin::text FROM dl_tasks ORDER BY task").fetchall()
     changed = {"once": told(9), "ask": told(None, "models"), "paint": told(), "new": told(1, "a", "b")}
     operations.tell_tasks(conn, SAID | HEAVY | changed)
-    known = {task: (max_attempts, affinity) for task, max_attempts, affinity in conn.execute("TABLE dl_tasks")}
+    known = {
+        task: (max_attempts, affinity)
+        for task, max_attempts, affinity in conn.execute("SELECT task, max_attempts, affinity FROM dl_tasks")
+    }
     assert known == {
         **{"twice": (2, None), "silent": (None, None)},
         **{"once": (9, None), "ask": (None, ["models"]), "paint": (None, None), "new": (1, ["a", "b"])},

@@ -13,8 +13,11 @@ import structlog
 
 from dataloader import pipelines
 from dataloader.config import Settings, WorkerSpec
+from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
+from dataloader.farm.host import Host
+from dataloader.farm.host_account import HostAccount
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.session import WorkerSession
@@ -26,6 +29,7 @@ from dataloader.queue.lifecycle import Ended, Session, Step, Written
 
 SETTINGS = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=1, prefetch=100)])
 PREFERENCE = Preference(SETTINGS, list, list)
+ADMISSION = Admission(Host(SETTINGS), HostAccount(), 0.0, None)  # of no task with needs
 
 
 def job(key: str = "key") -> Job:
@@ -52,7 +56,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> WorkerSession:
 
 @pytest.fixture
 def batch(session: WorkerSession) -> Batch:
-    return Batch(SETTINGS, ("q",), session, session._orders, structlog.get_logger(), PREFERENCE)
+    return Batch(SETTINGS, ("q",), session, session._orders, structlog.get_logger(), PREFERENCE, ADMISSION)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +98,7 @@ def test_the_runs_of_one_queue_do_not_size_the_claims_of_another(
 ) -> None:
     """By lag the database chooses the queue, so the smallest size counts."""
     settings = SETTINGS.model_copy(update={"workers_json": (WorkerSpec(queues=["a", "b"], scheduler=scheduler),)})
-    batch = Batch(settings, ("a", "b"), session, session._orders, structlog.get_logger(), PREFERENCE)
+    batch = Batch(settings, ("a", "b"), session, session._orders, structlog.get_logger(), PREFERENCE, ADMISSION)
     found, sizes = [job()._replace(queue="a")], []
     monkeypatch.setattr(lifecycle, "step", lambda *_: Step(found, {}, 0, False, None))
     for queue in ("a", "b"):
@@ -145,7 +149,7 @@ def test_the_lock_table_bounds_an_automatic_prefetch_without_a_word(
 ) -> None:
     settings = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=5, **given)])
     with structlog.testing.capture_logs() as said:
-        batch = Batch(settings, ("q",), session, session._orders, structlog.get_logger(), PREFERENCE)
+        batch = Batch(settings, ("q",), session, session._orders, structlog.get_logger(), PREFERENCE, ADMISSION)
         batch.fit(probe.LockTable(64, transactions))
     for _ in range(9):
         batch.took(0.000_01, 10)

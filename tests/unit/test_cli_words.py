@@ -340,6 +340,24 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         [("ps",)],
     ),
     (
+        case(
+            a_job(
+                "queued",
+                waiting_for={"reason": "memory", "queue": "q", "task": "big", "need_mb": 4000.0, "room_mb": 3000.0},
+            )
+        ),
+        [
+            "No host of the queue q has the memory for it: a run of the task big needs 4,000 MB, and runs may use"
+            " 3,000 MB together there (DL_HOST_MEMORY). Start a worker of its queue on a larger host"
+        ],
+        [("tasks",)],
+    ),
+    (
+        case(a_job("queued", waiting_for={"reason": "worker", "queue": "q", "need_mb": 400.0})),
+        ["it starts when a worker of q is free and its host has room for its 400 MB."],
+        [("top",)],
+    ),
+    (
         case(a_job("queued", waiting_for={"reason": "worker", "queue": "q"}), queue=Queue("q", paused_at=NOW)),
         ["next of its queue", "Besides, the queue q is paused"],
         [("top",), ("resume", "q")],

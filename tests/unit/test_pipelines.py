@@ -188,11 +188,11 @@ def test_what_cannot_be_called_as_a_pipeline_is_refused(function: Callable[..., 
     [(None, None), ("model", ("model",)), (["model"], ("model",)), (("model", "Раздел 2"), ("model", "Раздел 2"))],
 )
 def test_what_a_pipeline_says_of_its_jobs(affinity: Any, kept: Any) -> None:
-    register("ask", max_attempts=3, affinity=affinity)(plain)
+    register("ask", max_attempts=3, affinity=affinity, cpus=2)(plain)
     register("silent")(plain)
     assert resolve("ask").affinity == kept
-    silent = {"max_attempts": None, "affinity": None}
-    assert pipelines.told() == {"ask": {"max_attempts": 3, "affinity": kept}, "silent": silent}
+    silent = dict.fromkeys(("max_attempts", "affinity", "memory_mb", "cpus"))
+    assert pipelines.told() == {"ask": silent | {"max_attempts": 3, "affinity": kept, "cpus": 2}, "silent": silent}
 
 
 @pytest.mark.parametrize("bad", ["", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800", "api_key"])

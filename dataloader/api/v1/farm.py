@@ -1,4 +1,4 @@
-"""/api/v1 about the farm as a whole: its figures, workers, pace, journal and database."""
+"""/api/v1 about the farm as a whole: its figures, workers, tasks, pace, journal and database."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ def list_workers() -> dict[str, Any]:
     """The workers of all hosts and what they run."""
     with session() as conn:
         return {"workers": stats.workers(conn)}
+
+
+@blueprint.get("/tasks")
+@auth.require("read")
+@operation("farm", responses.Tasks, query=requests.Query)
+def list_tasks() -> dict[str, Any]:
+    """What runs of each task need of their host."""
+    with session() as conn:
+        return {"tasks": stats.tasks(conn)}
 
 
 @blueprint.get("/pace")

@@ -74,6 +74,9 @@ class WaitingFor(BaseModel):
     application: str | None = None
     workers: int | None = None
     ahead: int | None = None
+    task: str | None = None
+    need_mb: float | None = Field(None, description="the memory that a run of its task needs")
+    room_mb: float | None = Field(None, description="what all runs may use together on the largest host of its queue")
 
 
 class Shown(BaseModel):
@@ -317,6 +320,27 @@ class Workers(BaseModel):
     """The workers of all hosts that were seen in the last ten minutes."""
 
     workers: list[Worker]
+
+
+class Task(BaseModel):
+    """What a run of a task needs of its host, by the word of its pipeline or as its runs have shown."""
+
+    task: str
+    max_attempts: int | None = Field(description="of a job whose trigger names none; null: 5")
+    memory_mb: float | None = Field(description="what counts: as declared, else as learned from 128 MB on")
+    cpus: float | None = Field(description="the same for processors: as declared, else as learned from 1.5 on")
+    declared_memory_mb: float | None
+    declared_cpus: float | None
+    learned_memory_mb: float | None = Field(description="95 of 100 of its latest runs used no more")
+    learned_cpus: float | None
+    runs: Count = Field(description="that it was learned from")
+    learned_at: datetime | None
+
+
+class Tasks(BaseModel):
+    """The tasks that workers have pipelines for, or that have run."""
+
+    tasks: list[Task]
 
 
 class Transaction(BaseModel):

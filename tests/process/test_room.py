@@ -1,0 +1,180 @@
+"""Runs begin only while the host has room for them: within the bound, with little of it idle, and the big ones too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from farming import Farm, until
+
+from dataloader.farm.host_account import HostAccount
+from dataloader.farm.process import memory_used
+
+MB = 2**20
+WAITING = "SELECT count(*) FROM dl_jobs WHERE status = 'queued'"
+UNFINISHED = "SELECT count(*) FROM dl_jobs WHERE status IN ('queued', 'running')"
+
+
+class Note(NamedTuple):
+    """What a run has noted."""
+
+    what: str
+    size: float
+    at: float
+
+
+class Hall:
+    """A farm whose runs have 600 MB, or other settings."""
+
+    def __init__(self, farm: Farm, folder: Path) -> None:
+        self.farm = farm
+        self.account = HostAccount(folder / "host")
+        self._notes = folder / "notes"
+        self._notes.touch()
+
+    def ready(self, workers: int, **settings: Any) -> Any:
+        """Start a farm."""
+        given = {"dl_host_memory": "600MB", "dl_host_cpu": 0, "dl_host_temperature": 0} | settings
+        return self.farm.ready(workers=workers, dl_pipelines="heavy_pipelines", notes=self._notes, **given)
+
+    def put(self, size: int, sec: float = 0.0, task: str = "", **more: Any) -> UUID:
+        """Add a job that uses so many MB."""
+        return self.farm.enqueue(task or f"uses {size}", args={"mb": size, "sec": sec}, **more)
+
+    def notes(self, what: str) -> list[Note]:
+        """The runs' notes of this kind."""
+        lines = [line.split() for line in self._notes.read_text().splitlines()]
+        return [Note(kind, float(size), float(at)) for kind, size, at in lines if kind == what]
+
+    def used_mb(self) -> float:
+        """The memory of all runs that have room in the account."""
+        with self.account.opened() as book:
+            pids = {entry.pid for entry in book.entries}
+        return sum(map(memory_used, pids)) / MB
+
+    def count(self, question: str) -> int:
+        """The number that a statement counts."""
+        return int(self.farm.rows(question)[0][0])
+
+
+@pytest.fixture
+def hall(farm: Farm, tmp_path: Path) -> Hall:
+    return Hall(farm, tmp_path)
+
+
+def test_the_runs_stay_within_the_bound_and_use_most_of_it(hall: Hall) -> None:
+    sizes = [size for size in (100, 150, 200, 250) for _ in range(8)]
+    Random(1).shuffle(sizes)
+    for size in [*sizes[:6], 500, *sizes[6:]]:
+        hall.put(size, sec=0.6)
+    hall.ready(workers=6, dl_reserve_sec=2)
+    seen = []
+
+    def look() -> bool:
+        seen.append((hall.used_mb(), hall.count(WAITING)))
+        return not hall.count(UNFINISHED)
+
+    until(look, "all jobs to end")
+    working = [used for used, waiting in seen if waiting and used]
+    assert max(used for used, _ in seen) <= 600
+    assert mean(working) >= 0.7 * 600, [round(used) for used in working]
+    first = hall.notes("begin")[0].at
+    assert next(note for note in hall.notes("begin") if note.size == 500).at - first < 2 + 4  # and what ran then
+    assert hall.count("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue' AND payload ->> 'reason' <> ''") < 20
+
+
+def test_two_farms_share_the_host(hall: Hall) -> None:
+    for _ in range(2):
+        hall.ready(workers=2)
+    jobs = [hall.put(400, sec=0.5) for _ in range(4)]
+    for job in jobs:
+        hall.farm.wait(job, "succeeded")
+    begun, ended = (sorted(note.at for note in hall.notes(what)) for what in ("begin", "end"))
+    assert all(end < begin for end, begin in zip(ended, begun[1:], strict=False)), "one after the other"
+
+
+def test_small_jobs_do_not_starve_a_big_one(hall: Hall) -> None:
+    hall.ready(workers=4, dl_reserve_sec=1)
+    for _ in range(3):
+        hall.put(150, sec=1)
+    until(lambda: len(hall.notes("begin")) == 3, "three small runs")
+    big = hall.put(500)
+    later = [hall.put(150, sec=0.5) for _ in range(30)]
+    hall.farm.wait(big, "succeeded")
+    assert any(hall.farm.job(job)["status"] == "queued" for job in later)
+    program = hall.farm.programs[0]
+    assert program.events("worker.room.reserved")
+
+
+def test_without_needs_a_job_starts_beside_any_other(hall: Hall) -> None:
+    hall.ready(workers=2)
+    hall.put(500, sec=30)
+    until(lambda: hall.notes("begin"), "the big run")
+    hall.farm.wait(hall.put(1, task="says nothing"), "succeeded")
+
+
+def test_processors_have_a_bound_too(hall: Hall) -> None:
+    hall.ready(workers=2, dl_host_memory=0, dl_host_cpu=100)
+    jobs = [hall.put(1, sec=0.5, task="takes all processors") for _ in range(2)]
+    for job in jobs:
+        hall.farm.wait(job, "succeeded")
+    (end, _), (_, begin) = (sorted(note.at for note in hall.notes(what)) for what in ("end", "begin"))
+    assert end < begin
+
+
+def test_a_killed_worker_leaves_its_room_to_others(hall: Hall) -> None:
+    program = hall.ready(workers=2)
+    hall.put(500, sec=60, max_attempts=1)
+    until(lambda: hall.notes("begin"), "the big run")
+    waits = hall.put(400)
+    with hall.account.opened() as book:
+        (entry,) = book.entries
+    next(worker for worker in program.workers() if worker.pid == entry.pid).kill()
+    hall.farm.wait(waits, "succeeded")
+
+
+def test_what_never_fits_does_not_start_and_holds_nobody_up(hall: Hall) -> None:
+    hall.ready(workers=2, dl_reserve_sec=0.1)
+    never = hall.put(900)
+    for _ in range(3):
+        hall.farm.wait(hall.put(400), "succeeded")
+    assert hall.farm.job(never)["status"] == "queued"
+    assert hall.farm.story(never) == ["queued"]
+
+
+def test_what_a_task_needs_is_learned_from_its_runs(hall: Hall) -> None:
+    """The first run of a task that declares nothing tells; the workers that start later know."""
+    first = hall.ready(workers=1)
+    hall.farm.start("reaper")
+    job = hall.put(400, sec=1.2, task="says nothing")
+    hall.farm.wait(job, "succeeded")
+    until(lambda: hall.count("SELECT count(*) FROM dl_needs WHERE memory_mb > 350"), "the reaper to sum up the journal")
+    assert first.stop() == 0
+    hall.ready(workers=2)
+    later = [hall.put(400, sec=0.3, task="says nothing") for _ in range(2)]
+    for job in later:
+        hall.farm.wait(job, "succeeded")
+    begun, ended = ([note.at for note in hall.notes(what)][-2:] for what in ("begin", "end"))
+    assert min(ended) < max(begun), "one after the other"
+
+
+def test_without_bounds_the_runs_use_what_they_want(hall: Hall) -> None:
+    """The same jobs as within a bound: there would be no memory for them in 600 MB."""
+    hall.ready(workers=4, dl_host_memory=0)
+    jobs = [hall.put(300, sec=2) for _ in range(4)]
+    until(lambda: len(hall.notes("begin")) == 4, "all to run")
+    until(lambda: sum(memory_used(worker.pid) for worker in hall.farm.programs[0].workers()) > 900 * MB, "more memory")
+    for job in jobs:
+        hall.farm.wait(job, "succeeded")
+
+
+def test_people_read_what_never_fits_and_what_tasks_need(hall: Hall) -> None:
+    hall.ready(workers=1)
+    never = hall.put(900)
+    until(lambda: (hall.farm.job(never)["waiting_for"] or {}).get("reason") == "memory", "the keeper to show its host")
+    said = hall.farm.job(never)["waiting_for"]
+    assert (said["task"], said["need_mb"], said["room_mb"]) == ("uses 900", 900, 600)

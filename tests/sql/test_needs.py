@@ -1,0 +1,145 @@
+"""What runs need of a host: learned from the journal, declared by pipelines, told to people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hands import Worker, enqueue, value
+
+from dataloader.queue import db, lifecycle, operations, stats
+
+
+def ran(conn: db.Connection, worker: Worker, task: str, facts: dict[str, Any], sec: float = 10.0) -> None:
+    """A run of this task has taken so long, and told this of itself."""
+    job_id = enqueue(conn, task=task)
+    worker.finish(worker.take())
+    conn.execute(
+        "UPDATE dl_job_events SET ts = ts - make_interval(secs => %s) WHERE job_id = %s AND kind = 'picked'",
+        (sec, job_id),
+    )
+    tells = "UPDATE dl_job_events SET payload = payload || %s::jsonb WHERE job_id = %s AND kind = 'done'"
+    conn.execute(tells, (json.dumps(facts), job_id))
+
+
+def told(conn: db.Connection, task: str) -> dict[str, Any]:
+    """What people see of a task, once the journal is summed up."""
+    while stats.aggregate(conn) > 0:
+        pass
+    return next(row for row in stats.tasks(conn) if row["task"] == task)
+
+
+def test_the_need_of_a_task_is_what_95_of_100_runs_have_used_at_most(conn: db.Connection, worker: Worker) -> None:
+    for number in range(1, 21):
+        ran(conn, worker, "heavy", {"peak_mb": number * 100.0, "cpu_sec": number * 2.0})
+    found = told(conn, "heavy")
+    assert (found["memory_mb"], found["runs"]) == (1_900, 20)
+    assert found["cpus"] == pytest.approx(3.8, rel=0.05)
+    assert stats.learned(conn) == {"heavy": (1_900, pytest.approx(3.8, rel=0.05))}
+
+
+def test_only_the_latest_200_runs_count(conn: db.Connection, worker: Worker) -> None:
+    ran(conn, worker, "heavy", {"peak_mb": 900.0, "cpu_sec": 20.0})
+    told(conn, "heavy")
+    conn.execute("UPDATE dl_needs SET peaks = array_fill(900::real, '{200}'), shares = array_fill(2::real, '{200}')")
+    for _ in range(191):
+        ran(conn, worker, "heavy", {"peak_mb": 300.0, "cpu_sec": 0.0})
+    found = told(conn, "heavy")
+    assert (found["learned_memory_mb"], found["learned_cpus"]) == (300, 0)
+    assert value(conn, "SELECT ARRAY[cardinality(peaks), cardinality(shares)] FROM dl_needs") == [200, 200]
+    assert value(conn, "SELECT peaks[1] || ' ' || peaks[200] FROM dl_needs") == "300 900"
+
+
+def test_what_every_worker_uses_is_no_need(conn: db.Connection, worker: Worker) -> None:
+    """Admission costs; tasks of small runs should not pay for it."""
+    ran(conn, worker, "small", {"peak_mb": 127.0, "cpu_sec": 14.0})
+    found = told(conn, "small")
+    assert (found["memory_mb"], found["cpus"]) == (None, None)
+    assert (found["learned_memory_mb"], found["learned_cpus"]) == (127, pytest.approx(1.4, rel=0.05))
+    assert stats.learned(conn) == {}
+    ran(conn, worker, "cores", {"peak_mb": 50.0, "cpu_sec": 30.0})
+    assert told(conn, "cores")["cpus"] == pytest.approx(3, rel=0.05)
+    assert stats.learned(conn) == {"cores": (0, pytest.approx(3, rel=0.05))}
+    ran(conn, worker, "large", {"peak_mb": 128.0, "cpu_sec": 0.0})
+    told(conn, "large")
+    assert stats.learned(conn)["large"] == (128, 0)
+
+
+def test_a_short_run_tells_nothing_of_processors(conn: db.Connection, worker: Worker) -> None:
+    ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 0.9}, sec=0.5)
+    found = told(conn, "quick")
+    assert (found["memory_mb"], found["learned_cpus"]) == (200, None)
+    ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 20.0})
+    assert told(conn, "quick")["cpus"] == pytest.approx(2, rel=0.05)
+    ran(conn, worker, "quick", {"peak_mb": 200.0, "cpu_sec": 0.9}, sec=0.5)
+    assert told(conn, "quick")["cpus"] == pytest.approx(2, rel=0.05)
+
+
+@pytest.mark.parametrize("peak_mb", ["300", None, [300], {"mb": 300}, True])
+def test_what_others_write_into_the_journal_is_no_figure(conn: db.Connection, worker: Worker, peak_mb: Any) -> None:
+    ran(conn, worker, "strange", {"peak_mb": peak_mb, "cpu_sec": "much"})
+    ran(conn, worker, "usual", {"peak_mb": 300.0, "cpu_sec": "much"})
+    assert (told(conn, "usual")["memory_mb"], told(conn, "usual")["learned_cpus"]) == (300, None)
+    assert all(row["task"] != "strange" for row in stats.tasks(conn))
+
+
+def test_figures_are_within_bounds(conn: db.Connection, worker: Worker) -> None:
+    ran(conn, worker, "endless", {})
+    endless = '{"peak_mb": 1e400, "cpu_sec": -1e400}'
+    conn.execute("UPDATE dl_job_events SET payload = %s::jsonb WHERE kind = 'done'", (endless,))
+    assert told(conn, "endless")["memory_mb"] == 1e9
+
+
+def test_a_task_that_no_job_has_any_more_is_not_learned_of(conn: db.Connection, worker: Worker) -> None:
+    ran(conn, worker, "gone", {"peak_mb": 300.0})
+    conn.execute("ALTER TABLE dl_jobs DISABLE TRIGGER USER")
+    conn.execute("DELETE FROM dl_jobs")
+    conn.execute("ALTER TABLE dl_jobs ENABLE TRIGGER USER")
+    stats.aggregate(conn)
+    assert stats.tasks(conn) == []
+
+
+def test_the_word_of_the_pipeline_wins(conn: db.Connection, worker: Worker) -> None:
+    ran(conn, worker, "heavy", {"peak_mb": 300.0, "cpu_sec": 30.0})
+    operations.tell_tasks(conn, {"heavy": {"max_attempts": 3, "memory_mb": 4_000}, "free": {"memory_mb": 0, "cpus": 2}})
+    found = told(conn, "heavy")
+    assert (found["memory_mb"], found["declared_memory_mb"], found["learned_memory_mb"]) == (4_000, 4_000, 300)
+    assert (found["cpus"], found["declared_cpus"]) == (pytest.approx(3, rel=0.05), None)
+    assert found["max_attempts"] == 3
+    free = told(conn, "free")
+    assert (free["memory_mb"], free["cpus"], free["runs"], free["learned_at"]) == (0, 2, 0, None)
+    operations.tell_tasks(conn, {"heavy": {}, "free": {}})
+    assert told(conn, "heavy")["memory_mb"] == 300
+
+
+def test_a_job_says_that_no_host_of_its_queue_has_the_memory_for_it(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn, task="heavy")
+    idle = {"queue": "q", "queues": ["q"], "state": "idle", "jobs": 0}
+    shown = [{"worker": f"h:{pid}:a", "pid": pid, **idle} for pid in (1, 2)]
+
+    def waiting_for() -> dict[str, Any]:
+        found = (lifecycle.status(conn, job_id) or {})["waiting_for"]
+        return {name: found.get(name) for name in ("reason", "task", "need_mb", "room_mb")}
+
+    def hosts(*rooms: float | None) -> None:
+        for number, room in enumerate(rooms):
+            stats.show_workers(conn, f"farm {number}", "h", [shown[number]], room)
+
+    hosts(3_000, 2_000)
+    assert waiting_for() == {"reason": "worker", "task": None, "need_mb": None, "room_mb": None}
+    operations.tell_tasks(conn, {"heavy": {"memory_mb": 4_000}})
+    assert waiting_for() == {"reason": "memory", "task": "heavy", "need_mb": 4_000, "room_mb": 3_000}
+    hosts(3_000, 4_000)
+    assert waiting_for() == {"reason": "worker", "task": None, "need_mb": 4_000, "room_mb": None}
+    hosts(3_000, None)  # a host without a bound, or older code, which asks for none
+    assert waiting_for()["reason"] == "worker"
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min' WHERE host_memory_mb IS NULL")
+    assert waiting_for()["reason"] == "memory"
+    operations.tell_tasks(conn, {"heavy": {"memory_mb": 0}})
+    assert waiting_for()["reason"] == "worker"
+    operations.tell_tasks(conn, {"heavy": {}})
+    conn.execute(
+        "INSERT INTO dl_needs (task, memory_mb, runs, learned_at, peaks) VALUES ('heavy', 3001, 1, now(), '{3001}')"
+    )
+    assert waiting_for() == {"reason": "memory", "task": "heavy", "need_mb": 3_001, "room_mb": 3_000}

@@ -1,0 +1,303 @@
+"""Which runs a host has room for, what a host has, and for how long a job is passed over."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import structlog
+
+from dataloader import config
+from dataloader.config import ConfigError
+from dataloader.farm import admission
+from dataloader.farm.admission import Admission, Needs, Patience, Running, fits, needs_of
+from dataloader.farm.host import Host, Memory, Room, processors, room_of, shares
+from dataloader.farm.host_account import Entry, HostAccount, Reservation, started
+from dataloader.queue.lifecycle import LeftOut
+
+OTHERS = os.getppid()  # a process that lives as long as this one
+BIG, SMALL = "big", "small"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    at = [1_000.0]
+    monkeypatch.setattr(admission, "now", lambda: at[0])
+    return iter([at])
+
+
+class Place:
+    """A host with 1,000 MB and two processors, of which the test says what is free."""
+
+    bounds_something = True
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.now = Room(1_000, 1_000, 2)
+
+    def room(self, runs_mb: float) -> Room:
+        self.asked += 1
+        return self.now
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> HostAccount:
+    return HostAccount(tmp_path / "host")
+
+
+@pytest.fixture
+def admitted(place: Place, account: HostAccount, monkeypatch: pytest.MonkeyPatch) -> Admission:
+    """The admission of a worker that has passed over its first job for long enough at once."""
+    monkeypatch.setattr(admission, "memory_used", lambda pid: 0)  # pytest's own grows from test to test
+    made = Admission(place, account, 1e-9, structlog.get_logger())  # type: ignore[arg-type]
+    made.know({BIG: Needs(900), SMALL: Needs(300), "cores": Needs(cpus=2)})
+    return made
+
+
+def others(account: HostAccount, memory_mb: float, cpus: float = 0.0) -> None:
+    """A run of another process claims so much."""
+    with account.opened() as book:
+        book.entries.append(Entry(OTHERS, started(OTHERS) or 0, "other", memory_mb, cpus))
+
+
+def left_out(task: str) -> LeftOut:
+    return LeftOut(task, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("needs", "own_mb", "room", "runs", "is_admitted"),
+    [
+        (Needs(100), 0, Room(1_000, 100), [], True),
+        (Needs(101), 0, Room(1_000, 100), [], False),
+        (Needs(150), 60, Room(1_000, 100), [], True),  # the worker has 60 of them already
+        (Needs(100), 0, Room(1_000, 300), [Running(Needs(250), 50)], True),  # which grows by 200 yet
+        (Needs(101), 0, Room(1_000, 300), [Running(Needs(250), 50)], False),
+        (Needs(100), 0, Room(1_000, 100), [Running(Needs(250), 400)], True),  # more than it said: not free any more
+        (Needs(1_001), 1_001, Room(1_000, 1_000), [], False),  # never
+        (Needs(0, 1), 0, Room(1_000, -5, 2), [Running(Needs(0, 1), 0)], True),
+        (Needs(0, 1.5), 0, Room(1_000, 1_000, 2), [Running(Needs(0, 1), 0)], False),
+        (Needs(0, 64), 0, Room(1_000, 1_000, 2), [], True),  # slow, and it takes them all
+        (Needs(0, 64), 0, Room(1_000, 1_000, 2), [Running(Needs(0, 1), 0)], False),
+        (Needs(1, 1), 0, Room(is_hot=True), [], False),
+        (Needs(10**6, 64), 0, Room(), [Running(Needs(10**6, 64), 0)], True),  # nothing is bounded
+    ],
+)
+def test_a_run_fits_beside_what_runs_and_what_that_is_still_to_use(
+    needs: Needs, own_mb: float, room: Room, runs: list[Running], is_admitted: bool
+) -> None:
+    assert fits(needs, own_mb, room, runs) is is_admitted
+
+
+@pytest.mark.parametrize(
+    ("memories", "share", "size_mb", "room"),
+    [
+        ([Memory(1_000, 300)], 0.85, 0, (850, 550)),
+        ([Memory(1_000, 300), Memory(400, 100)], 0.5, 0, (200, 100)),  # the cgroup has less
+        ([Memory(1_000, 480), Memory(900, 100)], 0.5, 0, (450, 20)),  # the host has less left
+        ([Memory(1_000, 900)], 0, 600, (600, 500)),  # for the runs alone, which use 100
+        ([Memory(1_000, 900), Memory(400, 1)], 0, 600, (400, 300)),
+        ([Memory(1_000, 900)], 0, 0, (math.inf, math.inf)),
+    ],
+)
+def test_the_tightest_limit_counts(
+    memories: list[Memory], share: float, size_mb: float, room: tuple[float, float]
+) -> None:
+    assert room_of(memories, share, size_mb, 100) == room
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("85", (0.85, 0)), ("85%", (0.85, 0)), ("0", (0, 0)), ("600MB", (0, 600)), ("1.5 GB", (0, 1_536))],
+)
+def test_the_memory_is_a_share_or_a_size(text: str, found: tuple[float, float]) -> None:
+    assert shares(config.load(dl_host_memory=text).dl_host_memory) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("text", ["101", "-1", "much", "600", "5TB", "1e2", ""])
+def test_another_memory_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="DL_HOST_MEMORY: should be percent from 0 to 100, or a size such as 600MB"):
+        config.load(dl_host_memory=text)
+
+
+def write(root: Path, **files: str) -> None:
+    for name, text in files.items():
+        file = root / name.replace("__", "/").replace("_DOT_", ".")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def test_a_cgroup_bounds_the_memory_and_the_processors(tmp_path: Path) -> None:
+    """The limit may stand in a folder above the process's own; a cache that gives way is not used."""
+    top = "sys__fs__cgroup__farm__"
+    write(tmp_path, proc__self__cgroup="0::/farm/worker\n", sys__fs__cgroup__farm__worker__memory_DOT_max="max\n")
+    write(tmp_path, **{f"{top}memory_DOT_max": f"{200 * 2**20}\n", f"{top}memory_DOT_current": f"{90 * 2**20}\n"})
+    write(tmp_path, **{f"{top}memory_DOT_stat": f"anon 1\ninactive_file {40 * 2**20}\n"})
+    write(tmp_path, **{f"{top}cpu_DOT_max": "50000 100000\n"})
+    settings = config.load(dl_host_memory="50", dl_host_cpu=100, dl_host_temperature=0)
+    assert Host(settings, tmp_path).room(0) == Room(100, 50, 0.5)
+
+
+def test_cgroups_of_the_first_version_bound_them_too(tmp_path: Path) -> None:
+    write(tmp_path, proc__self__cgroup="5:cpu,cpuacct:/a\n4:memory:/a\n")
+    memory, cpu = "sys__fs__cgroup__memory__a__memory_DOT_", "sys__fs__cgroup__cpu__a__cpu_DOT_"
+    write(tmp_path, **{f"{memory}limit_in_bytes": f"{200 * 2**20}", f"{memory}usage_in_bytes": f"{90 * 2**20}"})
+    write(tmp_path, **{f"{memory}stat": f"total_inactive_file {40 * 2**20}\n"})
+    write(tmp_path, **{f"{cpu}cfs_quota_us": "25000", f"{cpu}cfs_period_us": "100000"})
+    settings = config.load(dl_host_memory="50", dl_host_cpu=100, dl_host_temperature=0)
+    assert Host(settings, tmp_path).room(0) == Room(100, 50, 0.25)
+
+
+def test_without_a_limit_the_host_itself_counts(tmp_path: Path) -> None:
+    write(tmp_path, proc__self__cgroup="4:memory:/\n", sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=f"{2**63}")
+    assert processors(tmp_path) == len(os.sched_getaffinity(0))
+    bound = Host(config.load(dl_host_memory="50", dl_host_temperature=0), tmp_path).bound_mb
+    assert bound == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / 2**21, rel=0.01)
+
+
+def test_a_hot_host_admits_no_run_with_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    heat = SimpleNamespace(current=85.0)
+    monkeypatch.setattr("psutil.sensors_temperatures", lambda: {"cpu": [heat, SimpleNamespace(current=20.0)]})
+    assert Host(config.load(), tmp_path).room(0).is_hot
+    assert not Host(config.load(dl_host_temperature=0), tmp_path).room(0).is_hot
+    assert not Host(config.load(dl_host_temperature=86), tmp_path).room(0).is_hot
+    monkeypatch.setattr("psutil.sensors_temperatures", dict)
+    assert not Host(config.load(), tmp_path).room(0).is_hot
+
+
+def test_what_is_declared_wins_over_what_was_learned() -> None:
+    declared = {"a": (400.0, None), "b": (None, None), "c": (0.0, 0.0), "d": (None, None)}
+    learned = {"a": (200.0, 3.0), "b": (300.0, 0.0), "c": (500.0, 4.0), "elsewhere": (700.0, 0.0)}
+    assert needs_of(declared, learned) == {
+        "a": Needs(400, 3),
+        "b": Needs(300, 0),
+        "elsewhere": Needs(700, 0),
+    }
+
+
+def test_patience_ends_with_the_job_that_it_is_for(clock: Iterator[list[float]]) -> None:
+    at, patience = next(clock), Patience(60)
+    patience.passed(left_out(BIG))
+    at[0] += 59
+    patience.passed(left_out(BIG))
+    assert patience.over is None
+    at[0] += 1
+    assert patience.over == BIG
+    patience.passed(LeftOut(BIG, datetime(2026, 1, 2, tzinfo=UTC)))  # the next job
+    assert patience.over is None
+    patience.passed(None)
+    at[0] += 600
+    assert patience.over is None
+
+
+def test_reserve_sec_0_reserves_nothing(clock: Iterator[list[float]]) -> None:
+    at, patience = next(clock), Patience(0)
+    patience.passed(left_out(BIG))
+    at[0] += 10**6
+    assert patience.over is None
+
+
+def test_a_farm_without_needs_pays_nothing(place: Place, tmp_path: Path) -> None:
+    free = Admission(place, HostAccount(tmp_path / "host"), 60, structlog.get_logger())  # type: ignore[arg-type]
+    free.know({})
+    assert free.without() == ()
+    assert free.enter("any")
+    free.leave()
+    assert free.look_in == math.inf
+    assert not free.has_gained_room()
+    assert place.asked == 0
+    assert not (tmp_path / "host").exists()
+
+
+def test_a_host_without_bounds_admits_everything(tmp_path: Path) -> None:
+    host = Host(config.load(dl_host_memory="0", dl_host_cpu=0))
+    free = Admission(host, HostAccount(tmp_path / "host"), 60, structlog.get_logger())
+    free.know({BIG: Needs(10**9)})
+    assert free.without() == ()
+    assert free.enter(BIG)
+    assert not (tmp_path / "host").exists()
+
+
+def test_what_another_process_has_claimed_is_not_free(admitted: Admission, account: HostAccount) -> None:
+    assert admitted.without() == []
+    others(account, 990)
+    assert [*admitted.without()] == [BIG, SMALL]
+    assert not admitted.enter(SMALL)
+    assert admitted.enter("without needs")
+    others(account, 0, cpus=1)
+    assert not admitted.enter("cores")
+
+
+def test_a_run_is_in_the_account_until_its_end(admitted: Admission, account: HostAccount) -> None:
+    assert admitted.enter(SMALL)
+    with account.opened() as book:
+        assert [(entry.pid, entry.task, entry.memory_mb) for entry in book.entries] == [(os.getpid(), SMALL, 300)]
+    admitted.leave()
+    with account.opened() as book:
+        assert book.entries == []
+
+
+def test_room_gathers_for_the_job_that_was_passed_over(
+    admitted: Admission, account: HostAccount, tmp_path: Path
+) -> None:
+    others(account, 500)
+    without = admitted.without()
+    assert without == [BIG]
+    admitted.passed(left_out(BIG), without)
+    assert [*admitted.without()] == [BIG, SMALL]  # which would fit beside the other run
+    time.sleep(0.02)  # the file's clock goes by 4 ms
+    with HostAccount(tmp_path / "host").opened() as book:
+        book.entries.clear()
+    assert admitted.has_gained_room()
+    assert admitted.enter(BIG)
+    with account.opened() as book:
+        assert book.reservation is None
+
+
+def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, account: HostAccount) -> None:
+    with account.opened() as book:
+        book.reservation = Reservation("theirs", 990, 0, admission.now() + 60)
+    assert [*admitted.without()] == [BIG, SMALL]
+    admitted.passed(left_out(BIG), [BIG])
+    admitted.without()
+    with account.opened() as book:
+        assert book.reservation is not None
+        assert book.reservation.task == "theirs"
+        book.reservation = Reservation("theirs", 990, 0, admission.now() - 1)
+    admitted.without()
+    with account.opened() as book:
+        assert book.reservation is not None
+        assert book.reservation.task == BIG
+
+
+def test_nothing_is_reserved_for_what_never_fits(admitted: Admission, account: HostAccount) -> None:
+    admitted.know({"giant": Needs(2_000), SMALL: Needs(300)})
+    without = admitted.without()
+    assert without == ["giant"]
+    admitted.passed(left_out("giant"), without)
+    assert admitted.without() == ["giant"]
+    with account.opened() as book:
+        assert book.reservation is None
+
+
+def test_without_an_account_no_run_with_needs_begins(
+    admitted: Admission, account: HostAccount, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "host").mkdir(mode=0o755)
+    (tmp_path / "host").chmod(0o755)
+    assert {*admitted.without()} == {BIG, SMALL, "cores"}
+    assert not admitted.enter(SMALL)
+    assert admitted.enter("without needs")
+    (tmp_path / "host").chmod(0o700)
+    assert admitted.without() == []

@@ -84,7 +84,7 @@ class Admission:
         self._room = Room()
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
         self._measured_at = -MEASURED_SEC
-        self._entered: str | None = None  # the task of the run under way, if it has needs
+        self._has_entry = False  # as far as this process could write
         self._is_away = False  # the account could not be read
         self._left_out: frozenset[str] = frozenset()  # the tasks without room at the latest claim that passed jobs over
 
@@ -94,7 +94,7 @@ class Admission:
 
     def without(self) -> Collection[str]:
         """The tasks that the next claim should pass over, for the host has no room for them now."""
-        if not (self._needs or self._entered):
+        if not (self._needs or self._has_entry):
             return ()
         if (book := self._changed(self._reserve)) is None:
             return list(self._needs)
@@ -125,19 +125,20 @@ class Admission:
         if (book := self._changed(lambda _: None)) is None:
             return False
         self._measure(book, 0.0)
-        return self._changed(partial(self._enter, task, needs)) is not None and self._entered is not None
+        self._changed(partial(self._enter, task, needs))
+        return self._has_entry
 
     def leave(self) -> None:
         """The run is over; its room is free for others."""
-        if self._entered is not None and self._changed(lambda _: None) is not None:
-            self._entered = None
+        if self._has_entry:
+            self._changed(lambda _: None)
 
     def _enter(self, task: str, needs: Needs, book: Book) -> None:
         if self._has_room(task, needs, book):
             book.entries.append(self._account.entry(task, *needs))
             if book.reservation and book.reservation.task == task:
                 book.reservation = None
-            self._entered = task
+            self._has_entry = True
 
     def _reserve(self, book: Book) -> None:
         """Let room gather for the job that has been passed over for too long, unless another reservation stands."""
@@ -151,15 +152,17 @@ class Admission:
             book.reservation = Reservation(task, *needs, now() + RESERVED_SEC)
 
     def _changed(self, change: Callable[[Book], None]) -> Book | None:
-        """The book after a change, without this worker's entry before it; None when the account cannot be read."""
+        """The book after a change, without this worker's former entry; None when the account cannot be used."""
+        had_entry = self._has_entry
         try:
             with self._account.opened() as book:
                 book.entries = [each for each in book.entries if each.pid != os.getpid()]
+                self._has_entry = False
                 change(book)
         except NoAccount as e:
             if not self._is_away:
                 self._log.error("worker.account.failed", error=str(e))
-            self._is_away = True
+            self._is_away, self._has_entry = True, had_entry
             return None
         self._is_away = False
         return book

@@ -57,7 +57,7 @@ class Host:
     @property
     def bound_mb(self) -> float:
         """What all runs together may use; infinity where DL_HOST_MEMORY is 0."""
-        return self.room(0.0).bound_mb
+        return room_of(self._memories(), self._share, self._size_mb, 0.0)[0]
 
     def room(self, runs_mb: float) -> Room:
         """The room now, of which runs use `runs_mb`. A DL_HOST_MEMORY in MB or GB is for the runs alone."""

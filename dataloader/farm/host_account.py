@@ -84,6 +84,8 @@ class HostAccount:
             if (after := _written(book)) != before:
                 os.pwrite(file, after + b"\n", 0)
             self._seen = os.fstat(file).st_mtime_ns
+        except OSError as e:  # its file system is full
+            raise NoAccount(f"{self._folder / NAME} cannot be written: {e.strerror}") from None
         finally:
             fcntl.lockf(file, fcntl.LOCK_UN)
 

@@ -279,9 +279,8 @@ class Worker:
         try:
             outcome = self.runner.run(delivery, lease)
             changed = self.orders.signals.put_back()
-            is_alone = end_children(
-                CHILDREN_SEC, lambda: self.runner.warm.pids
-            )  # a process that the pipeline has started ends with its job
+            # A process that the pipeline has started ends with its job, those of warm resources with these.
+            is_alone = end_children(CHILDREN_SEC, lambda: self.runner.warm.pids)
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
             self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect

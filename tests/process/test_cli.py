@@ -187,6 +187,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "farm's events": ("events", "--limit", 3),
     "queues": ("queues",),
     "ps": ("ps",),
+    "tasks": ("tasks",),
     "top": ("top", "--once"),
     "doctor": ("doctor", "JOB"),
     "status": ("status", "JOB"),

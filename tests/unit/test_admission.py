@@ -291,6 +291,23 @@ def test_nothing_is_reserved_for_what_never_fits(admitted: Admission, account: H
         assert book.reservation is None
 
 
+def test_an_entry_that_could_not_be_removed_is_removed_at_the_next_claim(
+    admitted: Admission, account: HostAccount, tmp_path: Path
+) -> None:
+    """And it does not pass for the room of another run."""
+    folder = tmp_path / "host"
+    assert admitted.enter(SMALL)
+    (folder / "account").rename(folder / "away")
+    (folder / "away").unlink()  # so that it is opened again
+    folder.chmod(0o755)
+    admitted.leave()
+    folder.chmod(0o700)
+    others(account, 990)
+    assert not admitted.enter(SMALL)
+    with account.opened() as book:
+        assert [entry.pid for entry in book.entries] == [OTHERS]
+
+
 def test_without_an_account_no_run_with_needs_begins(
     admitted: Admission, account: HostAccount, tmp_path: Path, capsys: Any
 ) -> None:

@@ -224,7 +224,7 @@ def test_what_json_cannot_say_is_the_fault_of_the_hook(
     client: FlaskClient,
     conn: db.Connection,
     refused: Refused,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
     path: str,
     n: Any,
     said: str | None,
@@ -239,7 +239,7 @@ def test_what_json_cannot_say_is_the_fault_of_the_hook(
     text = f"@around_enqueue: {name} should return what JSON can say" + (f", not {said}" if said else "")
     assert problem["detail"] == text
     log.flush()  # another test may have let a thread write the lines
-    logged = capsys.readouterr()
+    logged = capfd.readouterr()
     assert (text in logged.out, "hook.failed" in logged.out) == (True, True)
     assert CANARY not in answer.text + logged.out + logged.err
     assert rows(conn) == []
@@ -254,7 +254,7 @@ def test_a_hook_that_returns_no_dict_is_named(client: FlaskClient, refused: Refu
 
 @pytest.mark.parametrize("path", [TRIGGER, BATCH])
 def test_a_fault_of_a_hook_tells_nothing_of_the_job(
-    client: FlaskClient, refused: Refused, capsys: pytest.CaptureFixture[str], path: str
+    client: FlaskClient, refused: Refused, capfd: pytest.CaptureFixture[str], path: str
 ) -> None:
     @around_enqueue
     def wrong(job: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def test_a_fault_of_a_hook_tells_nothing_of_the_job(
     answer = client.post(path, json=job if path == TRIGGER else {"jobs": [job]})
     refused(answer, 500, "internal-error")
     log.flush()  # another test may have let a thread write the lines
-    logged = capsys.readouterr()
+    logged = capfd.readouterr()
     assert CANARY not in answer.text + logged.out + logged.err
 
 

@@ -31,7 +31,7 @@ FARMS = {
         "test_reload",
         "test_room",
         "test_stuck",
-        "test_warm",
+        "test_warm_workers",
     ),
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up", "test_example_orders"),
     "test_results_of_farms",

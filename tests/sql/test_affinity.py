@@ -96,6 +96,14 @@ def test_where_the_warm_ones_are_busy_the_queues_order_counts(conn: db.Connectio
     assert models(claim(two, "a")) == "c"
 
 
+def test_where_others_have_locked_what_most_want_any_job_will_do(conn: db.Connection, worker: Worker) -> None:
+    locked = jobs(conn, "bb")
+    jobs(conn, "c")
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = ANY (%s) FOR UPDATE", (locked,))
+        assert models(claim(worker, "a")) == "c"
+
+
 def test_a_claim_says_up_to_where_it_has_passed_jobs_over(conn: db.Connection, worker: Worker) -> None:
     _, taken = jobs(conn, "ba")
     reached = claim(worker, "a").reached
@@ -138,6 +146,12 @@ def test_jobs_of_some_tasks_are_passed_over_and_the_claim_says_so(conn: db.Conne
     assert (again.jobs, again.due_in, again.look_again) == ([], 1, False)
     assert state(conn, big) == ("queued", 0)
     assert claim(worker).job.job_id == big  # type: ignore[union-attr]
+
+
+def test_what_is_left_out_hides_no_job_of_a_worse_priority(conn: db.Connection, worker: Worker) -> None:
+    plain(conn, task="big", priority=1)
+    small = plain(conn, task="small", priority=2)
+    assert claim(worker, without=["big"]).job.job_id == small  # type: ignore[union-attr]
 
 
 def test_a_job_that_waited_for_its_time_is_due_since_then(conn: db.Connection, worker: Worker) -> None:

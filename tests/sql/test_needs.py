@@ -47,6 +47,7 @@ def test_only_the_latest_200_runs_count(conn: db.Connection, worker: Worker) -> 
         ran(conn, worker, "heavy", {"peak_mb": 300.0, "cpu_sec": 0.0})
     found = told(conn, "heavy")
     assert (found["learned_memory_mb"], found["learned_cpus"]) == (300, 0)
+    assert found["runs"] == 192
     assert value(conn, "SELECT ARRAY[cardinality(peaks), cardinality(shares)] FROM dl_needs") == [200, 200]
     assert value(conn, "SELECT peaks[1] || ' ' || peaks[200] FROM dl_needs") == "300 900"
 

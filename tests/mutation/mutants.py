@@ -701,6 +701,7 @@ MUTANTS: list[Mutant] = [
             "turns without what is warm",
             "p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND started",
             "turn < 2 AND started",
+            "a claim that prefers nothing looks twice more, and finds the same",
         ),
         ("names what it has passed over for nothing", " AND took.rows > started\n", "\n"),
         ("parks beside what is warm", "        EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;\n", ""),

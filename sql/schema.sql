@@ -203,7 +203,7 @@ CREATE TABLE dl_tasks (
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
 
--- What runs have used, by dl_roll: 95 of the latest 100 have used no more.
+-- What runs have used, by dl_roll: 95 of 100 of the latest 200 have used no more.
 CREATE TABLE dl_needs (
   task text PRIMARY KEY,
   memory_mb real NOT NULL,

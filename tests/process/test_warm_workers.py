@@ -106,3 +106,13 @@ def test_two_workers_share_the_models_out(farm: Farm, notes: Notes) -> None:
     for job in jobs:
         farm.wait(job, "succeeded")
     assert sum(note.startswith("load") for note in notes()) <= 12
+
+
+def test_a_job_is_passed_over_for_so_long_and_no_longer(farm: Farm, notes: Notes) -> None:
+    """Others whose resource is warm would all go before it."""
+    for key in ["a"] * 3 + ["b"] + ["a"] * 100:
+        put(farm, "ask", affinity_key=key, args={"sec": 0.1})
+    ready(farm, notes, dl_lookahead=400, dl_affinity_wait_sec=2)
+    until(lambda: "ask b" in notes(), "the job that was passed over")
+    before = notes().index("ask b")
+    assert 5 < before < 60, "it went by the order of the queue, or waited for all others"

@@ -166,7 +166,7 @@ def buffers(conn: psycopg.Connection[Any], statement: str, *parameters: Any) -> 
     return plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
 
 
-CLAIM = f"SELECT * FROM dl_step(ARRAY[%s], false, 'w', now(), 15, 1, 0, '-infinity', {', '.join(['NULL'] * 7)})"
+CLAIM = f"SELECT * FROM dl_step(ARRAY[%s], false, 'w', now(), 15, 1, 0, '-infinity', {', '.join(['NULL'] * 8)})"
 
 
 def claim_buffers(conn: psycopg.Connection[Any], queue_name: str = "q") -> int:

@@ -185,7 +185,7 @@ def test_the_order_of_a_key_has_nothing_of_another_queue_or_key(
 
 def test_a_queue_behind_an_ordered_one_has_its_own_settings(ordered: db.Connection, worker: Worker) -> None:
     head, other = enqueue(ordered, lock_key="k"), enqueue(ordered, queue="other")
-    nothing = ", ".join(["NULL"] * 7)
+    nothing = ", ".join(["NULL"] * 8)
     claim = f"SELECT * FROM dl_step(ARRAY['q', 'other'], false, 'w', now(), 15, 5, 0, '-infinity', {nothing})"
     with ordered.transaction():
         ordered.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (head,))

@@ -62,7 +62,7 @@ class Call(NamedTuple):
 
 
 def step(queue: str, most: int = 1) -> str:
-    nothing = ", ".join(["NULL"] * 7)
+    nothing = ", ".join(["NULL"] * 8)
     return f"SELECT * FROM dl_step(ARRAY['{queue}'], false, 'w', now(), 15, {most}, 0, '-infinity', {nothing})"
 
 

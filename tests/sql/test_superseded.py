@@ -56,6 +56,13 @@ def test_a_step_of_before_writes_its_ends_and_claims(conn: db.Connection, worker
     assert step(worker, statement, 1)[0][0] == third
 
 
+def test_a_step_of_before_29_claims_in_the_order_of_the_queue(conn: db.Connection, worker: Worker) -> None:
+    jobs = [plain(conn, affinity_key=key) for key in "ab"]
+    nothing = ", ".join(["NULL"] * 6)
+    call = f"SELECT job_id, said FROM dl_step(ARRAY['q'], false, %s, now(), 15, 5, 0, '-infinity', '{{}}', {nothing})"
+    assert worker.conn.execute(call, (worker.name,)).fetchall() == [*((job_id, None) for job_id in jobs), (None, None)]
+
+
 @pytest.mark.parametrize("statement", FINISHES.values(), ids=FINISHES)
 def test_an_end_of_before_is_written_and_makes_the_next_row_ready(
     conn: db.Connection, workers: Workers, statement: str

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
+from dataloader import pipelines
 from dataloader.config import Settings
 from dataloader.farm import affinity
 from dataloader.farm.affinity import MARKS, Overdue, Preference
@@ -27,7 +28,8 @@ START = datetime(2026, 11, 23, tzinfo=UTC)
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registry", {})
+    pipelines.load(())  # before: a module is imported once, and would register its pipeline in what goes with the test
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
 
 @pytest.fixture

@@ -213,12 +213,13 @@ BEGIN
         END IF;
       END IF;
       IF p_prefer IS NOT NULL THEN
-        IF p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND started = 0 THEN
+        IF started = 0 AND turn < 2 AND p_prefer -> 'warm' IS NOT NULL THEN
           turn := turn + 1;
           CONTINUE;
         END IF;
         passed_over := nullif(json_strip_nulls(json_build_object(
-          'left_out', dl_left_out(this, p_prefer -> 'without', 1000 + p_most),
+          'left_out', CASE WHEN p_prefer -> 'without' IS NOT NULL
+                           THEN dl_left_out(this, p_prefer -> 'without', 1000 + p_most) END,
           'reached', CASE WHEN p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND took.rows > started
                           THEN json_build_object('priority', took.priority, 'since', took.since) END))::text, '{}');
         EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;
@@ -494,10 +495,12 @@ DECLARE
   overdue timestamptz;
   wanted text[];  -- the affinity keys of the jobs to take, beside those of jobs without one; null: any
   without text[];
+  last int;  -- how many rows are looked at for a wanted one
 BEGIN
   mine := '{}'; others := p_passed; rows := 0; more := false;
   IF p_prefer IS NOT NULL THEN
     without := ARRAY(SELECT json_array_elements_text(p_prefer -> 'without'));
+    last := (p_prefer ->> 'lookahead')::int;
     IF p_prefer -> 'warm' IS NOT NULL AND p_turn < 2 THEN
       wanted := CASE p_turn WHEN 0 THEN ARRAY(SELECT json_array_elements_text(p_prefer -> 'warm'))
                             ELSE dl_most_wanted(p_queue, p_prefer) END;
@@ -517,7 +520,7 @@ BEGIN
         class := near.priority;
         overdue := coalesce((p_prefer -> 'overdue' ->> class::text)::timestamptz, '-infinity');
       END IF;
-      EXIT WHEN wanted IS NOT NULL AND (near.priority <> class OR rows > (p_prefer ->> 'lookahead')::int);
+      EXIT WHEN wanted IS NOT NULL AND (near.priority <> class OR rows > last);
       CONTINUE WHEN near.task = ANY (without) OR near.affinity_key <> ALL (wanted) AND near.created_at >= overdue;
     END IF;
     behind := behind + 1;

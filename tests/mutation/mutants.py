@@ -435,7 +435,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_take_keys",
-        ("looks for a warm one at all", " OR rows > (p_prefer ->> 'lookahead')::int", ""),
+        ("looks for a warm one at all", " OR rows > last", ""),
         ("a warm one of a worse priority", "near.priority <> class OR ", ""),
         ("the queue's order has one priority", "wanted IS NOT NULL AND (near", "(near"),
         ("no affinity", "near.affinity_key <> ALL (wanted) AND", "false AND"),
@@ -696,11 +696,11 @@ MUTANTS: list[Mutant] = [
         ("the best by priority has begun", "coalesce(in_order[1], (", "coalesce(NULL, ("),
         *[(f"no word of {name}", f"'{name}', {name}", f"'{name}', NULL") for name in SAID],
         ("forgets what is warm in the second queue", "    turn := 0;\n"),
-        ("never the queue's order", "turn < 2 AND started = 0", "turn < 1 AND started = 0"),
+        ("never the queue's order", "started = 0 AND turn < 2", "started = 0 AND turn < 1"),
         (
             "turns without what is warm",
-            "p_prefer -> 'warm' IS NOT NULL AND turn < 2 AND started",
-            "turn < 2 AND started",
+            "AND turn < 2 AND p_prefer -> 'warm' IS NOT NULL THEN",
+            "AND turn < 2 THEN",
             "a claim that prefers nothing looks twice more, and finds the same",
         ),
         ("names what it has passed over for nothing", " AND took.rows > started\n", "\n"),

@@ -47,7 +47,7 @@ def test_a6_a_fence_that_is_ahead_of_the_queue_costs_no_attempt(farm: Farm, fenc
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.rows("SELECT job_id FROM written") == [(job,)]
     assert farm.rows("SELECT claims FROM dl_jobs") == farm.rows("SELECT claim::int FROM dl_fence") == [(fence + 1,)]
-    (said,) = program.events("worker.fence.ahead")
+    (said,) = until(lambda: program.events("worker.fence.ahead"), "the line of the log")
     assert (said["fence"], said["claim"], said["leapt_to"]) == (fence, 1, fence + 1)
     assert not program.events("worker.ownership.lost")
 

@@ -113,8 +113,9 @@ def test_the_runs_stay_within_the_bound_and_use_most_of_it(hall: Hall) -> None:
     working = [used for used, waiting in seen if waiting and used]
     assert max(used for used, _ in seen) <= 600
     assert mean(working) >= 0.7 * 600, [round(used) for used in working]
-    first = hall.notes("begin")[0].at
-    assert next(note for note in hall.notes("begin") if note.size == 500).at - first < 2 + 4  # and what ran then
+    assert [note.size for note in hall.notes("begin")].index(500) < 28, (
+        "the big one began long before the last small ones"
+    )
     assert hall.count("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue' AND payload ->> 'reason' <> ''") < 20
 
 

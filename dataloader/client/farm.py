@@ -115,7 +115,7 @@ class Farm(ABC):
 
     @abstractmethod
     def result(self, job_id: UUID | str) -> Any:
-        """What the job's pipeline has returned: JSON; None before the job has succeeded, and where that was nothing."""
+        """The JSON value that the job's pipeline has returned; None before the job has succeeded, or without one."""
 
     def wait(
         self,

@@ -83,7 +83,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the pipeline of a job has returned, and the job's status."""
+    """The value that the pipeline of a job has returned, and the job's status."""
 
     job_id: UUID
     status: str
@@ -201,7 +201,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a run of a task needs of its host: what counts, what its pipeline declares, what its runs have shown."""
+    """The needs of a task's runs: those that count, those that its pipeline declares, those that its runs show."""
 
     task: str
     max_attempts: int | None = None

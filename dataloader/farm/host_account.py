@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dataloader.farm.process import now
+from dataloader.farm.process import now, started
 
 LOCK_SEC = 0.1  # the lock is held for microseconds: whoever holds it for longer is stopped
 SHARED = (Path("/dev/shm"), Path("/tmp"))  # noqa: S108  all farms of a host find it; the folder in it is checked
@@ -118,14 +118,6 @@ def default_folder() -> Path:
     """The folder of the account where DL_HOST_ACCOUNT names none: one for each user of the host."""
     shared = next((place for place in SHARED if place.is_dir()), SHARED[-1])
     return shared / f"dataloader-{os.geteuid()}"
-
-
-def started(pid: int) -> int | None:
-    """When a process was started, in clock ticks since the boot; None when it is gone."""
-    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()  # the name before may hold any character
-        return None if fields[0] in "ZX" else int(fields[19])
-    return None
 
 
 def _open(folder: Path) -> int:

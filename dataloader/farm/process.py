@@ -296,13 +296,23 @@ def end_children(within: float, spared: Callable[[], Collection[int]] = tuple) -
     return False
 
 
+def started(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot; None when it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
 def _cpu_seconds(pid: int) -> float:
+    return sum(map(int, _stat(pid)[11:15])) / _TICKS
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the process's state on; none when it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()  # the name before may hold any character
-            return sum(map(int, fields[11:15])) / _TICKS
+            return file.read().rpartition(")")[2].split()  # the name before may hold any character
     except OSError:
-        return 0.0
+        return []
 
 
 def _resident(pid: int) -> int:

@@ -19,7 +19,8 @@ from dataloader.config import ConfigError
 from dataloader.farm import admission
 from dataloader.farm.admission import Admission, Needs, Patience, Running, fits, needs_of
 from dataloader.farm.host import Host, Memory, Room, processors, room_of, shares
-from dataloader.farm.host_account import Entry, HostAccount, Reservation, started
+from dataloader.farm.host_account import Entry, HostAccount, Reservation
+from dataloader.farm.process import started
 from dataloader.queue.lifecycle import LeftOut
 
 OTHERS = os.getppid()  # a process that lives as long as this one

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dataloader.farm import host_account
-from dataloader.farm.host_account import Entry, HostAccount, NoAccount, Reservation, default_folder, started
-from dataloader.farm.process import now
+from dataloader.farm.host_account import Entry, HostAccount, NoAccount, Reservation, default_folder
+from dataloader.farm.process import now, started
 
 HOLDS = """
 import sys, time

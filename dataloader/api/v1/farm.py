@@ -36,7 +36,7 @@ def list_workers() -> dict[str, Any]:
 @auth.require("read")
 @operation("farm", responses.Tasks, query=requests.Query)
 def list_tasks() -> dict[str, Any]:
-    """What runs of each task need of their host."""
+    """The memory and the processors that the runs of each task need."""
     with session() as conn:
         return {"tasks": stats.tasks(conn)}
 

@@ -53,7 +53,7 @@ def get_job(job_id: UUID) -> dict[str, Any]:
 @auth.require("read", "trigger")
 @operation("jobs", responses.Result, query=requests.Query)
 def job_result(job_id: UUID) -> dict[str, Any]:
-    """What the job's pipeline has returned; null before the job has succeeded, and where that was nothing."""
+    """The value that the job's pipeline has returned; null before the job has succeeded, or where the value is None."""
     with session() as conn:
         return found(stats.result(conn, job_id))
 

@@ -130,7 +130,7 @@ class Job(Status):
 
 
 class Result(BaseModel):
-    """What a job's pipeline has returned; secrets in it are masked."""
+    """The value that a job's pipeline has returned; secrets in the value are masked."""
 
     job_id: UUID
     status: JobStatus
@@ -323,7 +323,7 @@ class Workers(BaseModel):
 
 
 class Task(BaseModel):
-    """What a run of a task needs of its host, by the word of its pipeline or as its runs have shown."""
+    """The memory and the processors that a run of a task needs, as its pipeline declares or as its runs have shown."""
 
     task: str
     max_attempts: int | None = Field(description="of a job whose trigger names none; null: 5")

@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from dataloader.farm.host import MB, Host, Room
-from dataloader.farm.host_account import Book, HostAccount, NoAccount, Reservation
+from dataloader.farm.host import MB, Host, Load, Room
+from dataloader.farm.host_account import Book, Entry, HostAccount, NoAccount, Reservation
 from dataloader.farm.process import memory_used, now
 from dataloader.queue.lifecycle import LeftOut
 
 MEASURED_SEC = 0.25  # how old a measurement may be
 LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the account; at random, so that one of many comes first
+LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
 RESERVED_SEC = 5.0  # after its last refresh a reservation is over: workers with a job that waits claim once a second
 
 
@@ -31,24 +32,36 @@ class Needs(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A run under way: what it needs, and the memory that its processes use now."""
+    """A run under way: what it needs, the memory that its processes use now, and the processors they kept busy."""
 
     needs: Needs
     used_mb: float
+    used_cpus: float = 0.0
 
 
-def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running]) -> bool:
+def fits(needs: Needs, own_mb: float, room: Room, runs: Sequence[Running], others_cpus: float = 0.0) -> bool:
     """PURE: whether the host has room for a run of these needs, in a worker that uses `own_mb` already.
 
-    What the runs under way use is a part of what is not free; what they are still to use counts besides.
+    What the runs under way use is a part of the memory that is not free; what they are still to use counts besides.
+    Others than these runs keep `others_cpus` processors busy.
     """
     if room.is_hot or needs.memory_mb > room.bound_mb:
         return False
     growth_mb = max(0.0, needs.memory_mb - own_mb)
     growing_mb = sum(max(0.0, run.needs.memory_mb - run.used_mb) for run in runs)
     has_memory = not needs.memory_mb or growth_mb + growing_mb <= room.free_mb
-    cpus = min(needs.cpus, room.cpus)  # with fewer than it would use a run is slow, and nothing kills it
-    return has_memory and (not cpus or cpus + sum(run.needs.cpus for run in runs) <= room.cpus)
+    return has_memory and (not needs.cpus or _has_processors(needs.cpus, room.cpus, runs, others_cpus))
+
+
+def _has_processors(cpus: float, of_host: float, runs: Sequence[Running], others_cpus: float) -> bool:
+    """PURE: whether the runs need no more processors than there are, and the load leaves half of what this one needs.
+
+    Half, for a host is never quite idle: two runs of a processor each would never share two processors. With fewer
+    than it needs a run is slow, and nothing kills it, so the first one begins in any case.
+    """
+    needed = sum(run.needs.cpus for run in runs)
+    busy = others_cpus + sum(max(run.needs.cpus, run.used_cpus) for run in runs)
+    return not needed or (cpus + needed <= of_host and cpus * LEAST_SHARE + busy <= of_host)
 
 
 class Patience:
@@ -83,6 +96,7 @@ class Admission:
         self._needs: Mapping[str, Needs] = {}
         self._room = Room()
         self._used_mb: dict[int, float] = {}  # by process, at the latest measurement
+        self._load = Load({}, 0.0)
         self._measured_at = -MEASURED_SEC
         self._has_entry = False  # as far as this process could write
         self._is_away = False  # the account could not be read
@@ -171,16 +185,22 @@ class Admission:
         """What the runs in the book use, and then what is free: what they take meanwhile counts rather twice."""
         if now() < self._measured_at + oldest_sec:
             return
-        self._used_mb = {pid: memory_used(pid) / MB for pid in (os.getpid(), *(each.pid for each in book.entries))}
+        workers = (os.getpid(), *(each.pid for each in book.entries))
+        self._used_mb = {pid: memory_used(pid) / MB for pid in workers}
         self._room = self._host.room(sum(self._used_mb.values()))
+        self._load = self._host.load(workers)
         self._measured_at = now()
 
     def _has_room(self, task: str, needs: Needs, book: Book) -> bool:
-        runs = [Running(Needs(each.memory_mb, each.cpus), self._used_mb.get(each.pid, 0.0)) for each in book.entries]
+        runs = [*map(self._running, book.entries)]
         reserved = book.reservation
         if reserved and reserved.task != task:
             runs.append(Running(Needs(reserved.memory_mb, reserved.cpus), 0.0))
-        return fits(needs, self._used_mb[os.getpid()], self._room, runs)
+        return fits(needs, self._used_mb[os.getpid()], self._room, runs, self._load.others)
+
+    def _running(self, entry: Entry) -> Running:
+        used_cpus = self._load.of_workers.get(entry.pid, 0.0)
+        return Running(Needs(entry.memory_mb, entry.cpus), self._used_mb.get(entry.pid, 0.0), used_cpus)
 
 
 def needs_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +13,15 @@ from typing import NamedTuple
 import psutil
 
 from dataloader.config import Settings
-from dataloader.farm.process import now
+from dataloader.farm.process import cpu_used_by, now
 
 MB = 2**20
 HEAT_SEC = 5.0  # between two looks at the sensors, which take milliseconds
+LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
 _UNITS = {"MB": 1.0, "GB": 1_024.0}
 _NO_LIMIT = 2**60  # bytes; version 1 of cgroups writes its lack of a limit as a number above
+_BUSY = (1, 2, 3, 6, 7, 8)  # in a line of /proc/stat: user, nice, system, irq, softirq, and what other guests took
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Memory(NamedTuple):
@@ -28,6 +31,13 @@ class Memory(NamedTuple):
     used_mb: float
 
 
+class Processors(NamedTuple):
+    """How many processors a host or a cgroup may use, and for how many seconds these were busy until now, in all."""
+
+    number: float
+    busy_sec: float
+
+
 class Room(NamedTuple):
     """What the runs of a host may use together, and what of the memory is free; infinity: it is not asked for."""
 
@@ -35,6 +45,21 @@ class Room(NamedTuple):
     free_mb: float = math.inf
     cpus: float = math.inf
     is_hot: bool = False
+
+
+class Load(NamedTuple):
+    """How many processors were busy lately: with each worker's process and its children, and with all others."""
+
+    of_workers: Mapping[int, float]
+    others: float
+
+
+class Sample(NamedTuple):
+    """The seconds of processors that were used until an instant, in all and by each worker."""
+
+    at: float
+    busy_sec: float
+    of_workers: Mapping[int, float]
 
 
 class Host:
@@ -48,6 +73,8 @@ class Host:
         self._root = root
         self._heat_at = -math.inf
         self._is_hot = False
+        self._sample = Sample(-math.inf, 0.0, {})
+        self._load = Load({}, 0.0)
 
     @property
     def bounds_something(self) -> bool:
@@ -62,8 +89,21 @@ class Host:
     def room(self, runs_mb: float) -> Room:
         """The room now, of which runs use `runs_mb`. A DL_HOST_MEMORY in MB or GB is for the runs alone."""
         bound_mb, free_mb = room_of(self._memories(), self._share, self._size_mb, runs_mb)
-        cpus = self._cpu_share * processors(self._root) if self._cpu_share else math.inf
+        cpus = self._cpu_share * processors(self._root).number if self._cpu_share else math.inf
         return Room(bound_mb, free_mb, cpus, self._looks_hot())
+
+    def load(self, workers: Collection[int]) -> Load:
+        """The load between two looks that are LOAD_SEC apart or more; none at the first look, and without a bound.
+
+        `workers` are the processes whose runs have room now. What those of the look before have used is theirs too, so
+        a run that has ended meanwhile does not count as others.
+        """
+        if self._cpu_share and now() >= self._sample.at + LOAD_SEC:
+            pids = {*workers, *self._sample.of_workers}
+            of_workers = {pid: used for pid in pids if (used := cpu_used_by(pid))}
+            before, self._sample = self._sample, Sample(now(), processors(self._root).busy_sec, of_workers)
+            self._load = load_between(before, self._sample)
+        return self._load
 
     def _memories(self) -> list[Memory]:
         host = psutil.virtual_memory()
@@ -95,17 +135,40 @@ def room_of(memories: list[Memory], share: float, size_mb: float, runs_mb: float
     return min(bounds), min(bound - each.used_mb for bound, each in zip(bounds, memories, strict=True))
 
 
-def processors(root: Path = Path("/")) -> float:
-    """How many processors this process may use: those of its affinity, or the quota of its cgroup."""
-    quotas = [float(len(os.sched_getaffinity(0)))]
+def load_between(before: Sample, after: Sample) -> Load:
+    """PURE: the load between two samples; none after a first one."""
+    sec = after.at - before.at
+    used = {pid: max(0.0, until - before.of_workers.get(pid, until)) for pid, until in after.of_workers.items()}
+    return Load(
+        {pid: used_sec / sec for pid, used_sec in used.items()},
+        max(0.0, after.busy_sec - before.busy_sec - sum(used.values())) / sec,
+    )
+
+
+def processors(root: Path = Path("/")) -> Processors:
+    """The processors that this process may use: those of its affinity, or the quota of its cgroup."""
+    return min(_processors(root))
+
+
+def _processors(root: Path) -> Iterator[Processors]:
+    yield Processors(float(len(os.sched_getaffinity(0))), _busy_sec(root / "proc/stat"))
     for folder in _folders(root, ""):
         with suppress(OSError, ValueError, IndexError):
             quota, period = (folder / "cpu.max").read_text().split()
-            quotas.append(float(quota) / float(period))
+            yield Processors(float(quota) / float(period), _value(folder / "cpu.stat", "usage_usec") / 1e6)
     for folder in _folders(root, "cpu"):
         if (limit := _number(folder / "cpu.cfs_quota_us")) and limit > 0:  # -1: none
-            quotas.append(limit / (_number(folder / "cpu.cfs_period_us") or 100_000))
-    return min(quotas)
+            number = limit / (_number(folder / "cpu.cfs_period_us") or 100_000)
+            yield Processors(number, (_number(folder / "cpuacct.usage") or 0.0) / 1e9)
+
+
+def _busy_sec(file: Path) -> float:
+    """The seconds for which the processors of this process's affinity were busy since the boot, by /proc/stat."""
+    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    with suppress(OSError):
+        lines = [line.split() for line in file.read_text().splitlines()]
+        return sum(int(line[at]) for line in lines if line[0] in names for at in _BUSY) / _TICKS
+    return 0.0
 
 
 def _cgroups(root: Path) -> Iterator[Memory]:
@@ -119,11 +182,8 @@ def _cgroups(root: Path) -> Iterator[Memory]:
 
 
 def _memory(folder: Path, limit: float, used: str, cached: str) -> Memory:
-    is_used, gives_way = _number(folder / used) or 0.0, 0.0
-    with suppress(OSError, ValueError):
-        lines = (folder / "memory.stat").read_text().splitlines()
-        gives_way = next((float(line.split()[1]) for line in lines if line.startswith(f"{cached} ")), 0.0)
-    return Memory(limit / MB, max(0.0, is_used - gives_way) / MB)
+    is_used = _number(folder / used) or 0.0
+    return Memory(limit / MB, max(0.0, is_used - _value(folder / "memory.stat", cached)) / MB)
 
 
 def _folders(root: Path, controller: str) -> list[Path]:
@@ -136,6 +196,14 @@ def _folders(root: Path, controller: str) -> list[Path]:
                 own = top / path.strip("/")
                 return [own, *(each for each in own.parents if each.is_relative_to(top))] if own != top else [top]
     return []
+
+
+def _value(file: Path, name: str) -> float:
+    """The number behind a name in a file of lines of both; 0 where there is none."""
+    with suppress(OSError, ValueError):
+        lines = file.read_text().splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+    return 0.0
 
 
 def _number(file: Path) -> float | None:

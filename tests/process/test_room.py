@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -97,6 +100,16 @@ def hall(farm: Farm, tmp_path: Path) -> Hall:
     return Hall(farm, tmp_path)
 
 
+@pytest.fixture
+def strangers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that keep all processors of this host busy."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    yield busy
+    for each in busy:
+        each.kill()
+        each.wait()
+
+
 def test_the_runs_stay_within_the_bound_and_use_most_of_it(hall: Hall) -> None:
     sizes = [size for size in (100, 150, 200, 250) for _ in range(8)]
     Random(1).shuffle(sizes)
@@ -156,6 +169,27 @@ def test_processors_have_a_bound_too(hall: Hall) -> None:
         hall.farm.wait(job, "succeeded")
     (end, _), (_, begin) = (sorted(note.at for note in hall.notes(what)) for what in ("end", "begin"))
     assert end < begin
+
+
+def test_processors_that_strangers_keep_busy_are_not_free(hall: Hall, strangers: list[subprocess.Popen[bytes]]) -> None:
+    """They hold up every run but the first, and nobody is held up once they are gone."""
+    half = "takes half the processors"
+    program = hall.ready(workers=2, dl_host_memory=0, dl_host_cpu=100, dl_reserve_sec=0.1)
+    first = hall.put(1, sec=600, task=half)
+    until(lambda: hall.notes("begin"), "the first run")
+    later = []
+
+    def is_held_up() -> bool:
+        if not hall.count(WAITING):
+            later.append(hall.put(1, task=half))
+        return bool(program.events("worker.room.reserved"))
+
+    until(is_held_up, "a run to wait for the strangers")
+    for stranger in strangers:
+        stranger.kill()
+    for job in later:
+        hall.farm.wait(job, "succeeded")
+    assert hall.farm.job(first)["status"] == "running"
 
 
 def test_a_killed_worker_leaves_its_room_to_others(hall: Hall) -> None:

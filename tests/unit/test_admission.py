@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +17,9 @@ import structlog
 from dataloader import config
 from dataloader.config import ConfigError
 from dataloader.farm import admission
+from dataloader.farm import host as host_module
 from dataloader.farm.admission import Admission, Needs, Patience, Running, fits, needs_of
-from dataloader.farm.host import Host, Memory, Room, processors, room_of, shares
+from dataloader.farm.host import Host, Load, Memory, Processors, Room, Sample, load_between, processors, room_of, shares
 from dataloader.farm.host_account import Entry, HostAccount, Reservation
 from dataloader.farm.process import started
 from dataloader.queue.lifecycle import LeftOut
@@ -42,10 +43,14 @@ class Place:
     def __init__(self) -> None:
         self.asked = 0
         self.now = Room(1_000, 1_000, 2)
+        self.busy = Load({}, 0.0)
 
     def room(self, runs_mb: float) -> Room:
         self.asked += 1
         return self.now
+
+    def load(self, workers: Collection[int]) -> Load:
+        return self.busy
 
 
 @pytest.fixture
@@ -102,6 +107,32 @@ def test_a_run_fits_beside_what_runs_and_what_that_is_still_to_use(
 
 
 @pytest.mark.parametrize(
+    ("needs", "runs", "others_cpus", "is_admitted"),
+    [
+        (Needs(0, 1), [Running(Needs(0, 1), 0)], 0, True),
+        (Needs(0, 1), [Running(Needs(0, 1), 0)], 0.5, True),  # half of what it needs is free
+        (Needs(0, 1), [Running(Needs(0, 1), 0)], 0.6, False),
+        (Needs(0, 1), [Running(Needs(0, 1), 0, 1.6)], 0, False),  # it takes more than it said
+        (Needs(0, 1), [Running(Needs(0, 1), 0, 0.1)], 0.6, False),  # it is still to take what it said
+        (Needs(0, 1), [Running(Needs(0, 1), 0), Running(Needs(100), 100, 0.6)], 0, False),
+        (Needs(0, 1), [Running(Needs(100), 100, 2)], 2, True),  # the first run with such a need
+        (Needs(100, 0), [Running(Needs(0, 2), 0, 2)], 2, True),  # it says nothing of processors
+    ],
+)
+def test_processors_that_others_keep_busy_are_not_free(
+    needs: Needs, runs: list[Running], others_cpus: float, is_admitted: bool
+) -> None:
+    assert fits(needs, 0, Room(1_000, 1_000, 2), runs, others_cpus) is is_admitted
+
+
+def test_the_load_is_of_workers_or_of_others() -> None:
+    before = Sample(100, 50, {1: 10, 2: 20, 3: 5})
+    assert load_between(before, Sample(102, 54, {1: 12, 2: 21, 4: 9})) == Load({1: 1, 2: 0.5, 4: 0}, 0.5)
+    assert load_between(before, Sample(102, 50, {1: 14})) == Load({1: 2}, 0)  # the counts differ by their steps
+    assert load_between(Sample(-math.inf, 0, {}), before) == Load({1: 0, 2: 0, 3: 0}, 0)
+
+
+@pytest.mark.parametrize(
     ("memories", "share", "size_mb", "room"),
     [
         ([Memory(1_000, 300)], 0.85, 0, (850, 550)),
@@ -148,6 +179,8 @@ def test_a_cgroup_bounds_the_memory_and_the_processors(tmp_path: Path) -> None:
     write(tmp_path, **{f"{top}cpu_DOT_max": "50000 100000\n"})
     settings = config.load(dl_host_memory="50", dl_host_cpu=100, dl_host_temperature=0)
     assert Host(settings, tmp_path).room(0) == Room(100, 50, 0.5)
+    write(tmp_path, **{f"{top}cpu_DOT_stat": "usage_usec 2500000\nuser_usec 1\n"})
+    assert processors(tmp_path) == Processors(0.5, 2.5)
 
 
 def test_cgroups_of_the_first_version_bound_them_too(tmp_path: Path) -> None:
@@ -158,13 +191,42 @@ def test_cgroups_of_the_first_version_bound_them_too(tmp_path: Path) -> None:
     write(tmp_path, **{f"{cpu}cfs_quota_us": "25000", f"{cpu}cfs_period_us": "100000"})
     settings = config.load(dl_host_memory="50", dl_host_cpu=100, dl_host_temperature=0)
     assert Host(settings, tmp_path).room(0) == Room(100, 50, 0.25)
+    write(tmp_path, **{f"{cpu.replace('cpu_DOT_', 'cpuacct_DOT_usage')}": "1500000000"})
+    assert processors(tmp_path) == Processors(0.25, 1.5)
 
 
 def test_without_a_limit_the_host_itself_counts(tmp_path: Path) -> None:
     write(tmp_path, proc__self__cgroup="4:memory:/\n", sys__fs__cgroup__memory__memory_DOT_limit_in_bytes=f"{2**63}")
-    assert processors(tmp_path) == len(os.sched_getaffinity(0))
+    assert processors(tmp_path).number == len(os.sched_getaffinity(0))
     bound = Host(config.load(dl_host_memory="50", dl_host_temperature=0), tmp_path).bound_mb
     assert bound == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") / 2**21, rel=0.01)
+
+
+def test_the_host_counts_what_its_processors_were_busy_with(tmp_path: Path) -> None:
+    """But not the idle time, that for input and output, and the guests' time, which the users' holds already."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    first, *others = sorted(os.sched_getaffinity(0))
+    lines = [f"cpu{number} {ticks} {ticks} {ticks} 999 999 {ticks} {ticks} {ticks} 999 999" for number in (first, 999)]
+    write(tmp_path, proc__stat="\n".join(["cpu  9 9 9", *lines, *(f"cpu{each}" + " 0" * 10 for each in others)]))
+    assert processors(tmp_path).busy_sec == 6
+
+
+def test_the_load_is_measured_over_a_second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also that of a run which has ended meanwhile; and no load is measured where nothing bounds the processors."""
+    at, used = [100.0], {1: 10.0, 2: 5.0}
+    monkeypatch.setattr(host_module, "now", lambda: at[0])
+    monkeypatch.setattr(host_module, "cpu_used_by", lambda pid: used.get(pid, 0.0))
+    monkeypatch.setattr(host_module, "processors", lambda root: Processors(2, at[0] * 1.5))
+    host = Host(config.load(dl_host_temperature=0))
+    assert host.load([1, 2]) == Load({1: 0, 2: 0}, 0)
+    at[0], used[1] = 100.9, 10.5
+    assert host.load([1, 2]) == Load({1: 0, 2: 0}, 0)
+    at[0], used[1] = 102.0, 12.0
+    assert host.load([2]) == Load({1: 1, 2: 0}, 0.5)
+    del used[1]
+    at[0] = 104.0
+    assert host.load([2]) == Load({2: 0}, 1.5)
+    assert Host(config.load(dl_host_cpu=0)).load([1]) == Load({}, 0)
 
 
 def test_a_hot_host_admits_no_run_with_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -238,6 +300,18 @@ def test_what_another_process_has_claimed_is_not_free(admitted: Admission, accou
     assert admitted.enter("without needs")
     others(account, 0, cpus=1)
     assert not admitted.enter("cores")
+
+
+def test_the_measured_load_is_asked_too(admitted: Admission, account: HostAccount, place: Place) -> None:
+    admitted.know({"core": Needs(cpus=1)})
+    others(account, 0, cpus=0.5)
+    assert admitted.without() == []
+    place.busy = Load({OTHERS: 1.6}, 0)
+    assert not admitted.enter("core")
+    place.busy = Load({OTHERS: 0.5}, 1.1)
+    assert not admitted.enter("core")
+    place.busy = Load({OTHERS: 0.5}, 0.9)
+    assert admitted.enter("core")
 
 
 def test_a_run_is_in_the_account_until_its_end(admitted: Admission, account: HostAccount) -> None:

@@ -704,7 +704,12 @@ MUTANTS: list[Mutant] = [
             "a claim that prefers nothing looks twice more, and finds the same",
         ),
         ("names what it has passed over for nothing", " AND took.rows > started\n", "\n"),
-        ("parks beside what is warm", "        EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;\n", ""),
+        (
+            "parks beside what is warm",
+            "        EXIT WHEN turn < 2 AND started > 0 AND took.odd IS NULL;\n",
+            "",
+            "what it parks has a busy key in any case; the line saves the time for it",
+        ),
         (
             "reads on for what fits",
             "          due_in := least(due_in, 1);\n          EXIT;\n",

@@ -34,21 +34,14 @@ from dataloader.pipelines import (
     on_farm_start,
     on_worker_start,
     register,
-    registry,
     sentry,
 )
 from dataloader.queue.job import Delivery, End, Job, Outcome
 from dataloader.testing import run
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 SECRET = "s3cret-canary-77"
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipelines.load(())
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    for hook in hooks.ALL:
-        monkeypatch.setattr(hook, "_functions", {})
 
 
 @pytest.fixture

@@ -10,19 +10,13 @@ import pytest
 
 from dataloader import pipelines
 from dataloader.farm.runner import returned
-from dataloader.pipelines import Context, around_run, hooks, on_error, register, registry
+from dataloader.pipelines import Context, around_run, on_error, register
 from dataloader.queue.job import Delivery, End, Job, Outcome, decide
 from dataloader.testing import run
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 SECRET = "s3cret-canary-91"
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipelines.load(())
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
-    for hook in hooks.ALL:
-        monkeypatch.setattr(hook, "_functions", {})
 
 
 def delivery(keys: str) -> Delivery:

@@ -13,17 +13,13 @@ import psycopg
 import pytest
 
 from dataloader import pipelines
-from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, registry, retries
+from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, retries
 from dataloader.testing import NoDatabase, NotReached, Result, run
+
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 pytest_plugins = ["dataloader.testing.plugin"]
 RunPipeline = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipelines.load(())
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
 
 def generator(args: dict[str, Any]) -> Iterator[Any]:

@@ -11,25 +11,20 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from dataloader import pipelines
 from dataloader.config import Settings
 from dataloader.farm import affinity
 from dataloader.farm.affinity import MARKS, Overdue, Preference
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import WARM_MOST, SharedSlots, State
 from dataloader.farm.warm import Resource, WarmResources, prepared
-from dataloader.pipelines import Context, register, registry, resolve
+from dataloader.pipelines import Context, register, resolve
 from dataloader.queue.job import Job
 from dataloader.queue.lifecycle import Reached
 from dataloader.testing import run
 
+pytestmark = pytest.mark.usefixtures("own_registry")
+
 START = datetime(2026, 11, 23, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipelines.load(())  # before: a module is imported once, and would register its pipeline in what goes with the test
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
 
 
 @pytest.fixture

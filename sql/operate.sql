@@ -249,6 +249,7 @@ SELECT job_id FROM dl_jobs WHERE queue = %(from)s AND status IN ('failed', 'lost
 -- row is ready until a claim parks it again; where there is an order, a row that may start has its place.
 UPDATE dl_jobs SET queue = %(to)s,
        blocked_on = CASE WHEN status <> 'queued' THEN NULL
+                         WHEN blocked_on = 'parent' THEN 'parent'
                          WHEN available_at > now() THEN 'time'
                          WHEN blocked_on IN ('time', 'key') THEN NULL
                          ELSE blocked_on END,

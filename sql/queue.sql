@@ -62,8 +62,8 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job
--- that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
+-- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, its parents,
+-- the running job that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
 -- jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
 -- that it needs. Far-off dates that Python
 -- cannot read are cut to the year 9999. `version` is a short text that changes with all that is shown, but for what
@@ -99,6 +99,10 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                          jsonb_build_object('pid', NULL, 'application', NULL)) END,
       CASE WHEN j.blocked_on = 'time'
            THEN jsonb_build_object('reason', 'time', 'until', dl_readable(j.available_at)) END,
+      CASE WHEN j.blocked_on = 'parent' THEN (
+        SELECT jsonb_build_object('reason', 'parent', 'parents', w.parents, 'on_failure', w.on_failure, 'job_id', (
+                 SELECT e.parent_id FROM dl_parents e WHERE e.job_id = j.job_id AND NOT e.is_over ORDER BY e.place LIMIT 1))
+          FROM dl_waiting w WHERE w.job_id = j.job_id) END,
       (SELECT jsonb_build_object('reason', 'lock', 'lock_key', j.lock_key, 'job_id', r.job_id) FROM dl_jobs r
         WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key) AND r.lease_expires_at > now() LIMIT 1),
       (SELECT jsonb_build_object('reason', 'dead', 'lock_key', j.lock_key, 'job_id', d.job_id)
@@ -270,6 +274,9 @@ SELECT dl_wake_all(%(limit)s);
 -- name: unpark_stranded
 -- queued -> queued: parked rows behind which no run is any more become claimable; see dl_unpark_stranded.
 SELECT dl_unpark_stranded(%(after)s, %(limit)s);
+
+-- name: resolve_stranded
+SELECT dl_resolve_stranded(%(after)s, %(limit)s);
 
 -- name: prune
 -- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python

@@ -19,6 +19,7 @@
 --   ready     blocked_on null                the claim may start it      ix_dl_jobs_ready
 --   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_time
 --   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked_keys
+--   waiting   blocked_on = 'parent'          jobs have to end before     dl_waiting
 -- In an ordered queue the head of a key, its row with the smallest score, is the only one that may start.
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
@@ -56,7 +57,7 @@ CREATE TABLE dl_jobs (
     CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
 
   -- Ours: what a claim needs besides.
-  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key'
+  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key', 'parent'
   hot boolean NOT NULL DEFAULT false,                -- unused; for code of before 0019
   backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
@@ -136,6 +137,25 @@ CREATE TABLE dl_results (
 COMMENT ON TABLE dl_results IS 'what the pipelines of jobs have returned';
 COMMENT ON COLUMN dl_results.claim IS 'dl_jobs.claims of the run; it is the result only of a job that has succeeded by this claim';
 
+-- Which jobs wait for which, and have waited. Tables of their own, so that a job without parents costs nothing more.
+CREATE TABLE dl_parents (
+  job_id uuid NOT NULL,                              -- no foreign keys: dl_jobs_gone does what they would
+  parent_id uuid NOT NULL,                           -- has to end before
+  place int NOT NULL,                                -- among the parents of the job
+  is_over boolean NOT NULL DEFAULT false,            -- it has ended, and the job was told
+  PRIMARY KEY (job_id, parent_id)
+);
+COMMENT ON TABLE dl_parents IS 'for which jobs (parent_id) a job waits, or has waited';
+CREATE INDEX ix_dl_parents_parent ON dl_parents (parent_id, is_over);
+CREATE TABLE dl_waiting (
+  job_id uuid PRIMARY KEY,                           -- a job with blocked_on 'parent', or one that runs (context.gather)
+  parents int NOT NULL,                              -- how many have not let it go yet
+  available_at timestamptz NOT NULL,                 -- of the job, once they have
+  on_failure text NOT NULL,                          -- of a parent: cancel, hold, run
+  failed_parent uuid                                 -- for which the job is to be canceled
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_waiting IS 'the jobs that wait for parents: those with blocked_on ''parent''';
+
 -- Operators' settings of a queue.
 CREATE TABLE dl_queues (
   queue text PRIMARY KEY,
@@ -160,12 +180,15 @@ COMMENT ON COLUMN dl_queues.merge_limit IS 'the most jobs of a key in one delive
 COMMENT ON COLUMN dl_queues.batch IS 'the most keys in one call of a pipeline; null: as the pipeline says';
 COMMENT ON COLUMN dl_queues.on_dead IS 'hold: a dead job stops its key; null: the key continues';
 
--- Keys that became free while others had their first row locked: tried again once a second.
+-- Keys that became free while others had their first row locked, and parents that ended while others had rows of their
+-- children locked: tried again once a second.
 CREATE TABLE dl_freed (
-  key_hash int NOT NULL,
-  since timestamptz NOT NULL DEFAULT clock_timestamp()
+  key_hash int,                                      -- a key, or
+  since timestamptz NOT NULL DEFAULT clock_timestamp(),
+  parent_id uuid                                     -- a job that has ended
 );
 COMMENT ON TABLE dl_freed IS 'keys that became free while their first row was locked';
+COMMENT ON COLUMN dl_freed.parent_id IS 'a job that has ended while others had rows of its children locked';
 
 -- The workers as each farm's keeper last showed them. For people only: no claim and no recovery reads it.
 CREATE TABLE dl_workers (
@@ -279,3 +302,6 @@ CREATE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
   REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_gone();
 CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins AFTER INSERT ON dl_jobs DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = 0) EXECUTE FUNCTION dl_jobs_journal();
+-- At the commit that lets a job wait for another one: that one may have ended meanwhile.
+CREATE CONSTRAINT TRIGGER dl_parents_link AFTER INSERT ON dl_parents DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NOT NEW.is_over) EXECUTE FUNCTION dl_linked();

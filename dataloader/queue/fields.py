@@ -102,3 +102,5 @@ FIELDS = (
 )
 OF_PRODUCER = tuple(field for field in FIELDS if field.by == "producer")
 OF_NEW_JOB = tuple(field for field in FIELDS if field.by in ("producer", "api"))
+# What a producer says of a job besides, of which the rows of other tables are made (queue/parents.py).
+LINKS = ("depends_on", "on_parent_failure")

@@ -512,6 +512,15 @@ def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
     return row[0] if row else None
 
 
+def resolve_stranded(conn: Conn, after: UUID | None, limit: int) -> UUID | None:
+    """Tell up to `limit` jobs that wait, from `after` on, of parents that have ended unseen (see dl_resolve_stranded).
+
+    Returns the last of them, None at the end.
+    """
+    row = conn.execute(_SQL["resolve_stranded"], {"after": after or UUID(int=0), "limit": limit}).fetchone()
+    return row[0] if row else None
+
+
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
     """Delete up to `limit` jobs that ended more than so many seconds ago, with their journal, the oldest first.
 

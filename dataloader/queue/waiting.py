@@ -103,6 +103,13 @@ def _memory(why: dict[str, Any], now: datetime) -> str:
     )
 
 
+def _parent(why: dict[str, Any], now: datetime) -> str:
+    many = "1 job" if why["parents"] == 1 else f"{why['parents']} jobs"
+    first = f", the first of which is {why['job_id']}" if why["parents"] > 1 else f": {why['job_id']}"
+    held = " It goes on waiting when one fails, until that has succeeded." if why["on_failure"] == "hold" else ""
+    return f"It starts when {many} have ended{first}.{held}".replace("1 job have", "1 job has")
+
+
 def _mb(megabytes: float) -> str:
     return f"{megabytes:,.0f} MB"
 
@@ -125,6 +132,7 @@ def _no_worker(why: dict[str, Any], now: datetime) -> str:
 REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "paused": _paused,
     "time": _time,
+    "parent": _parent,
     "lock": _lock,
     "session": _session,
     "order": _order,

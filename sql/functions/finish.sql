@@ -113,5 +113,8 @@ BEGIN
        ORDER BY hashtext(lock_key), queue LIMIT 1) THEN
     PERFORM dl_unpark(key_hashes);
   END IF;
+  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
+    PERFORM dl_resolve(done);
+  END IF;
 END
 $$;

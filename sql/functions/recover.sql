@@ -76,6 +76,9 @@ BEGIN
     PERFORM pg_notify('dl_jobs', job.queue);
   END IF;
   PERFORM dl_unpark(ARRAY[hashtext(job.lock_key)]);
+  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
+    PERFORM dl_resolve(delivery);
+  END IF;
   RETURN job.status;
 END
 $$;

@@ -110,13 +110,16 @@ BEGIN
          cancel_forced = j.cancel_forced AND NOT is_back,
          finished_at = CASE WHEN j.status IN ('queued', 'running') THEN CASE WHEN NOT is_back THEN j.finished_at END
                             ELSE coalesce(j.finished_at, now()) END,
+         available_at = CASE WHEN j.status NOT IN ('queued', 'running') AND OLD.blocked_on = 'parent'
+                             THEN least(j.available_at, now()) ELSE j.available_at END,
          score = coalesce(j.score, place.score)
     FROM (SELECT ctid AS at, CASE WHEN score IS NULL AND status IN ('queued', 'running') THEN (
                                     SELECT extract(epoch FROM dl_jobs.created_at) FROM %1$I.dl_queues q
                                      WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
                              CASE WHEN status <> 'queued' THEN NULL
+                                  WHEN blocked_on = 'parent' AND available_at >= '9999-01-01 00:00+00' THEN 'parent'
                                   WHEN available_at > now() THEN 'time'
-                                  WHEN blocked_on = 'time' OR blocked_on = 'key' AND has_moved THEN NULL
+                                  WHEN blocked_on IN ('time', 'parent') OR blocked_on = 'key' AND has_moved THEN NULL
                                   ELSE blocked_on END AS blocked_on
             FROM %1$I.dl_jobs WHERE job_id = NEW.job_id) place
    WHERE j.ctid = place.at
@@ -125,6 +128,9 @@ BEGIN
           OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
   IF (is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded') AND to_regclass(%3$L) IS NOT NULL THEN
     DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id;
+  END IF;
+  IF to_regproc(%4$L) IS NOT NULL THEN  -- 0031 and the functions behind it make it
+    PERFORM %1$I.dl_stepped(OLD, NEW);
   END IF;
   IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
@@ -149,7 +155,7 @@ BEGIN
 END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
-  format('%I.dl_results', current_schema())); END $bound$;
+  format('%I.dl_results', current_schema()), format('%I.dl_stepped', current_schema())); END $bound$;
 
 
 -- Deleted jobs: their journal and their results go, as by a foreign key, but without its cost for each row; and the rows
@@ -168,6 +174,12 @@ BEGIN
   IF to_regclass(%4$L) IS NOT NULL THEN
     EXECUTE %5$L;
   END IF;
+  IF to_regproc(%6$L) IS NOT NULL THEN
+    EXECUTE %7$L;
+    IF (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
+      PERFORM %1$I.dl_resolve(ARRAY(SELECT job_id FROM gone));
+    END IF;
+  END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
                           OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost'));
@@ -180,4 +192,7 @@ $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
   format('%I.dl_results', current_schema()),
-  format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+  format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_resolve', current_schema()),
+  format('WITH waited AS (DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone))'
+         ' DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

@@ -3,6 +3,7 @@
 -- 'time'   a later available_at, or a put-off key: dl_wake makes the row ready when its time has come
 -- 'key'    a running row has the key: a claim parks (dl_park), whoever ends the run unparks (dl_unpark); in an ordered
 --          queue also behind a row of the key that is before it and waits for its time, or is dead and holds the key
+-- 'parent' jobs that have to end before: parents.sql
 
 
 -- Park the ready rows of busy keys among the queue's first p_rows from p_priority and p_from on, and return their
@@ -101,18 +102,22 @@ $$
 $function$, current_schema()); END $bound$;
 
 
--- Try the keys of dl_freed again, each once a second. Until the commit a key's row stays locked, so an end that frees the
--- key meanwhile writes a row of its own.
+-- Try the keys of dl_freed again, each once a second, and the parents (dl_resolve_freed). Until the commit a key's row stays
+-- locked, so an end that frees the key meanwhile writes a row of its own.
 CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   freed int[];
 BEGIN
   WITH again AS (
     DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' LIMIT 1000 FOR UPDATE SKIP LOCKED))
+      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND key_hash IS NOT NULL
+       LIMIT 1000 FOR UPDATE SKIP LOCKED))
     RETURNING key_hash)
   SELECT array_agg(DISTINCT key_hash) INTO freed FROM again;
   PERFORM dl_unpark(freed);
+  IF (SELECT true FROM dl_freed WHERE key_hash IS NULL LIMIT 1) THEN  -- never before 0031, which makes what follows
+    PERFORM dl_resolve_freed();
+  END IF;
 END
 $$;
 

@@ -43,6 +43,7 @@ TESTS = [
     *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "move", "stats", "retention"),
     *("tasks", "target", "results", "several_queues", "guards", "transitions", "lock", "ordered"),
     *("ordered_model", "model"),
+    *("parents", "parents_model"),
     *("interleavings", "plans"),
 ]
 # Where to look first, so that most runs are short.
@@ -50,7 +51,9 @@ FIRST = {
     "dl_is_running": "guards park",
     "dl_park": "park ordered lock guards",
     "dl_unpark": "park ordered notify rights order",
-    "dl_unpark_freed": "park",
+    "dl_unpark_freed": "park parents",
+    **dict.fromkeys(("dl_depend", "dl_link", "dl_gather", "dl_linked", "dl_concerned", "dl_resolve"), "parents rights"),
+    **dict.fromkeys(("dl_tell", "dl_stepped", "dl_resolve_freed", "dl_resolve_stranded"), "parents parents_model"),
     "dl_unpark_stranded": "park",
     "dl_set_aside": "claim park step ordered",
     "dl_put_off": "lock guards step",

@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import structlog
@@ -77,6 +78,7 @@ class Memory:
     held: tuple[Any, ...] | None = None
     held_again_at: float = 0.0
     stranded_after: int | None = None
+    waiting_after: UUID | None = None
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -135,6 +137,7 @@ class _Reaper:
         reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
         memory = self._memory
         memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
+        memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
         watch(conn, self._log, memory, period_sec)
         if (days := self._settings.dl_retention_days) is not None:

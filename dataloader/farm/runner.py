@@ -19,10 +19,13 @@ from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.failures import described, headline, message
+from dataloader.farm.family import Family
 from dataloader.farm.lease import Lease
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
+from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
+from dataloader.queue import db
 from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import Delivery, End, Job, Outcome, clip, result_json
 
@@ -47,7 +50,9 @@ class Runner:
     ) -> None:
         """`dsn` is the queue's; `leap` returns a fencing token above a fence, or None when the claim is lost."""
         self._settings = settings
+        self._dsn = dsn
         self._target_dsn = settings.target_dsn or dsn
+        self._family: Family | None = None  # of the present run, once its context is made
         self._leap = leap
         self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the present run's jobs, once it asks
         self._interruptible: Lease | None = None  # the run of a plain function, or what prepares a resource
@@ -69,6 +74,9 @@ class Runner:
         outcome = self._step(delivery, lease, pipeline, by_key)
         if self._lent is not None:
             self._give_back(lease)
+        if self._family is not None:
+            self._family.close()
+            self._family = None
         if by_key and lease.stop is None:
             outcome = outcome._replace(by_key={**outcome.by_key, **by_key})
         if self._notes:
@@ -118,6 +126,8 @@ class Runner:
         except BaseException as e:
             if lease.stop is not None:
                 return _stopped(lease, log.masked(progress))
+            if isinstance(e, Suspended):
+                return Outcome(End.HANDED_BACK, str(e), log.masked(progress))
             return _failed(e, log.masked(progress))
 
     def _with_resource(
@@ -179,6 +189,7 @@ class Runner:
 
     def _context(self, delivery: Delivery, lease: Lease, by_key: dict[str, Outcome]) -> pipelines.Context:
         job = delivery.first
+        self._family = Family(delivery, self._beside, self._settings.pg_schema_queue)
         return pipelines.Context(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -195,7 +206,11 @@ class Runner:
             affinity_key=job.affinity_key,
             _drop=self._drop_resource,
             _note=self._note,
+            _family=self._family,
         )
+
+    def _beside(self) -> db.Connection:
+        return db.connect(self._dsn, name="dl-family", schema=self._settings.pg_schema_queue, answer_within=30)
 
     @contextmanager
     def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
@@ -41,6 +41,40 @@ class Stopped(BaseException):
     """
 
 
+class Suspended(BaseException):
+    """The run ends here, for its job waits for others (`Context.gather`). A pipeline lets it pass, as Stopped."""
+
+
+class GatherFailed(PermanentError):
+    """Jobs that a run has gathered did not succeed; `job_id` is the first of them."""
+
+    def __init__(self, job_id: UUID, status: str | None, number: int, of: int) -> None:
+        super().__init__(f"{number} of {of} gathered jobs did not succeed; job {job_id} is {status or 'deleted'}")
+        self.job_id = job_id
+
+
+class Parent(NamedTuple):
+    """A job that another one has waited for; `task` and `status` are None where it was deleted."""
+
+    job_id: UUID
+    task: str | None
+    status: str | None
+    result: Any
+
+
+class Relatives(Protocol):
+    """The other jobs that a run has to do with, as the farm or the testing kit knows them."""
+
+    def trigger(self, task: str, args: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> UUID:
+        """See Context.trigger."""
+
+    def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
+        """See Context.gather."""
+
+    def parents(self) -> list[Parent]:
+        """See Context.parents."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """A pipeline's view of its job, and its requests to the farm."""
@@ -61,6 +95,31 @@ class Context:
     affinity_key: str | None = None
     _drop: Callable[[], None] = lambda: None
     _note: Callable[[str], None] = lambda text: None
+    _family: Relatives | None = None
+
+    def trigger(self, task: str, args: Mapping[str, Any] | None = None, **fields: Any) -> UUID:
+        """Add a job and return its id; `fields` are those of `dataloader.enqueue`, its queue by default this job's.
+
+        Its idempotency key is made of this job's id and a number, so a later attempt of this job that triggers in the
+        same order adds nothing twice. Raises PermanentError for fields that are not valid.
+        """
+        assert self._family is not None  # noqa: S101  a farm's run has one
+        return self._family.trigger(task, args, fields)
+
+    def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
+        """The results of these jobs, in their order, once all have ended.
+
+        Until then the run ends at this call and frees its worker. Its job waits for the others, and then runs from its
+        begin again; the attempt is given back. Raises GatherFailed where one has not succeeded.
+        """
+        assert self._family is not None  # noqa: S101  a farm's run has one
+        return self._family.gather(job_ids)
+
+    @property
+    def parents(self) -> list[Parent]:
+        """The jobs that this one has waited for, with their results: first those of `depends_on`, in its order."""
+        assert self._family is not None  # noqa: S101  a farm's run has one
+        return self._family.parents()
 
     def fail(self, key: str, error: str | BaseException) -> None:
         """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.

@@ -105,7 +105,7 @@ def _waiting(case: Case) -> Iterator[Finding]:
     elif reason == "time":
         rest = " It rests after a run that ended badly." if case.runs else ""
         yield Finding(text + rest, ("run-now", str(job.job_id)))
-    elif reason in ("lock", "order", "dead"):
+    elif reason in ("lock", "order", "dead", "parent"):
         yield Finding(text, ("doctor", str((job.waiting_for or {}).get("job_id"))))
     elif reason == "session":
         yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")

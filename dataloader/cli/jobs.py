@@ -21,6 +21,7 @@ from dataloader.client import Started, Unavailable
 from dataloader.client.farm import PAGE
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import STATUSES
+from dataloader.queue.parents import ON_FAILURE
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
@@ -33,7 +34,14 @@ def _fields_of_producer(command: F) -> F:
         if field.name not in ("task", "queue", "lock_key", "args", "available_at"):
             kind = {"int": int, "float8": float}.get(field.type, str)
             command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
-    return command
+    failure = click.option(
+        "--on-parent-failure",
+        type=click.Choice(ON_FAILURE),
+        help="what comes of the job when one of these does not succeed; default: cancel",
+    )
+    return click.option("--depends-on", multiple=True, metavar="JOB", help="a job that ends before; again for more")(
+        failure(command)
+    )
 
 
 @click.group()
@@ -73,6 +81,7 @@ def trigger(
     if only_result and not waits:
         raise click.UsageError("--result is for --wait; of a job that has ended `dataloader result JOB` prints it")
     fields["lock_key"] = fields["lock_key"] or task
+    fields["depends_on"] = fields["depends_on"] or None
     fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
     started = _triggered(reached, task, _arguments(args_json), fields)
     if not waits:

@@ -64,6 +64,8 @@ class Farm(ABC):
         producer: str | None = None,
         consumer_group: str | None = None,
         affinity_key: str | None = None,
+        depends_on: Sequence[UUID | str] | None = None,
+        on_parent_failure: str | None = None,
         trace: str | None = None,
     ) -> Started:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
@@ -87,6 +89,8 @@ class Farm(ABC):
             producer=producer,
             consumer_group=consumer_group,
             affinity_key=affinity_key,
+            depends_on=None if depends_on is None else list(map(str, depends_on)),
+            on_parent_failure=on_parent_failure,
         )
         return self._add(fields, trace or traces.current())
 

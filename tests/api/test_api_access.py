@@ -46,6 +46,7 @@ CALLS = [
     ("POST", "/api/v1/jobs/batch", {"trigger"}),
     ("GET", JOB + "/status", {"read", "trigger"}),
     ("GET", JOB + "/result", {"read", "trigger"}),
+    ("GET", JOB + "/family", {"read"}),
     ("POST", JOB + "/cancel", {"trigger", "operate"}),
 ]
 
@@ -88,6 +89,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", f"{ONE}/events"): READ,
     ("GET", f"{ONE}/status"): READ | TRIGGERS,
     ("GET", f"{ONE}/result"): READ | TRIGGERS,
+    ("GET", f"{ONE}/family"): READ,
     ("POST", TRIGGER): TRIGGERS,
     ("POST", "/api/v1/jobs/batch"): TRIGGERS,
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,

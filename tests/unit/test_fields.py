@@ -20,7 +20,7 @@ from dataloader.cli import jobs
 from dataloader.client import Client, results
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
-from dataloader.queue.fields import FIELDS, INT4_MAX, OF_PRODUCER, REQUIRED, Field
+from dataloader.queue.fields import FIELDS, INT4_MAX, LINKS, OF_PRODUCER, REQUIRED, Field
 
 ROOT = Path(__file__).parents[2]
 PRODUCERS = {field.name for field in OF_PRODUCER}
@@ -126,9 +126,12 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         PRODUCERS - {"idempotency_key"},
     ),
     f"{OF_SQL}, dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
-    "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED),
-    "queue/new_job.py, dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
-    "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),
+    "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED | {*LINKS}),
+    "queue/new_job.py, dataloader.enqueue": (
+        lambda: parameters(dataloader.enqueue) - {"conn", "schema"},
+        PRODUCERS | {*LINKS},
+    ),
+    "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED | {*LINKS}),
     "client/results.py, Job": (
         lambda: {field.name for field in of_dataclass(results.Job)} - {"document", "result", *BESIDES},
         (STATUS | LIST | PAGE) - UNTOLD,
@@ -140,11 +143,14 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     ),
     "api/v1/responses.py, ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),
     "dataloader trigger --help": (
-        lambda: {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name} & PRODUCERS,
-        PRODUCERS,
+        lambda: (
+            {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name}
+            & (PRODUCERS | {*LINKS})
+        ),
+        PRODUCERS | {*LINKS},
     ),
-    "docs/openapi.json": (of_openapi, PRODUCERS),
-    "docs/api.md, trigger": (lambda: documented("api.md", "| field | type |"), PRODUCERS),
+    "docs/openapi.json": (of_openapi, PRODUCERS | {*LINKS}),
+    "docs/api.md, trigger": (lambda: documented("api.md", "| field | type |"), PRODUCERS | {*LINKS}),
     "docs/api.md, status": (
         lambda: documented("api.md", "| field | meaning |") - BESIDES,
         STATUS,

@@ -22,7 +22,7 @@ from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import db, operations, stats, waiting
+from dataloader.queue import db, operations, parents, stats, waiting
 from dataloader.queue import keys as of_keys
 from dataloader.queue.cursor import WrongCursor
 
@@ -181,6 +181,7 @@ def job(job_id: str) -> Response:
         events = _events(conn, wanted, max(after, 0))
         is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
         returned = stats.result(conn, wanted)
+        family = parents.family(conn, wanted)
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
@@ -191,6 +192,7 @@ def job(job_id: str) -> Response:
         job=found,
         facts=_facts(found),
         **_result(returned),
+        family=family,
         waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,

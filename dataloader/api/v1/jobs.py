@@ -16,7 +16,7 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import lifecycle, operations, stats
+from dataloader.queue import lifecycle, operations, parents, stats
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
 _operate = operation(
@@ -56,6 +56,16 @@ def job_result(job_id: UUID) -> dict[str, Any]:
     """The value that the job's pipeline has returned; null before the job has succeeded, or where the value is None."""
     with session() as conn:
         return found(stats.result(conn, job_id))
+
+
+@blueprint.get("/jobs/<anything:job_id>/family")
+@auth.require("read")
+@operation("jobs", responses.Family, query=requests.Query)
+def job_family(job_id: UUID) -> dict[str, Any]:
+    """The jobs that this one waits for, or has waited for, and those that wait for this one: the first 50 of each."""
+    with session() as conn:
+        found(lifecycle.status(conn, job_id))
+        return dict(parents.family(conn, job_id))
 
 
 @blueprint.get("/jobs/<anything:job_id>/events")

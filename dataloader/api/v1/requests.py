@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
@@ -23,6 +24,7 @@ from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
+from dataloader.queue.parents import Parents, fault
 
 LIMIT = 200  # rows of one page
 MINUTES = 360
@@ -294,6 +296,7 @@ def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, tracep
     valid, or another one than the body's.
     """
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
+    _require_sound([given.get("depends_on")], 1, "/depends_on")
     if not AROUND_ENQUEUE:  # otherwise `hooked` has seen to the header, and a hook may have replaced the key
         given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
     return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
@@ -329,11 +332,17 @@ def new_jobs(jobs: list[Any], lease_ttl_sec: int) -> Columns:
         columns = columns_of(jobs, lease_ttl_sec)
     except ValidationError as e:
         raise refusal(e, Trigger, "field", ("jobs",)) from None
+    _require_sound(columns["depends_on"], len(columns["args"]), "/jobs")
     for number, args in enumerate(columns["args"]):
         if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:
             message = f"args should be at most {BODY_LIMIT} bytes of JSON"
             raise Problem(413, message, [Fault(f"/jobs/{number}/args", "too_large", message)])
     return columns
+
+
+def _require_sound(depends_on: Sequence[Parents | None], count: int, place: str) -> None:
+    if wrong := fault(depends_on, count):
+        raise invalid(place, "depends_on", wrong)
 
 
 def seconds_to_wait(text: str | None) -> int:

@@ -77,6 +77,8 @@ class WaitingFor(BaseModel):
     task: str | None = None
     need_mb: float | None = Field(None, description="the memory that a run of its task needs")
     room_mb: float | None = Field(None, description="what all runs may use together on the largest host of its queue")
+    parents: int | None = Field(None, description="how many jobs have to end before")
+    on_failure: str | None = Field(None, description="what comes of the job when one of them does not succeed")
 
 
 class Shown(BaseModel):
@@ -127,6 +129,22 @@ class Job(Status):
     backoffs: int
     cancel_forced: bool
     trace: str | None = Field(description="the W3C traceparent of its trigger")
+
+
+class Relative(BaseModel):
+    """A job that another one waits for, or that waits for another one; nulls: it was deleted."""
+
+    job_id: UUID
+    task: str | None
+    status: JobStatus | None
+    is_over: bool = Field(description="it does not hold the other one up any more, or is not held up")
+
+
+class Family(BaseModel):
+    """The first 50 parents and children of a job."""
+
+    parents: list[Relative]
+    children: list[Relative]
 
 
 class Result(BaseModel):

@@ -93,9 +93,13 @@ def change(conn: Conn, name: str, changes: Mapping[str, Any], zone: str, by: str
     return _found(conn, name)
 
 
-def remove(conn: Conn, name: str) -> bool:
-    """Remove a schedule; its jobs stay. False where there is none. One of code comes back when a worker starts."""
-    return conn.execute(_SQL["remove"], {"name": name}).fetchone() is not None
+def remove(conn: Conn, name: str) -> str | None:
+    """Remove a schedule; its jobs stay. Returns its name, None where there is none.
+
+    One that a pipeline names comes back when a worker starts.
+    """
+    found: str | None = _one_value(conn, "remove", name=name)
+    return found
 
 
 def pause(conn: Conn, name: str, by: str) -> Row | None:

@@ -192,6 +192,9 @@ def _by_real_time(sim: CronSim, zone: ZoneInfo, at: datetime) -> Iterator[dateti
         if here.month not in sim.months or not sim.match_day(here.date()):
             due = datetime.combine(here.date() + _DAY, time(), zone).astimezone(UTC)
             continue
-        if here.hour in sim.hours and here.minute in sim.minutes:
+        if here.hour not in sim.hours:
+            due += (15 - here.minute % 15) * _MINUTE  # no zone changes its clocks between two quarters of an hour
+            continue
+        if here.minute in sim.minutes:
             yield due
         due += _MINUTE

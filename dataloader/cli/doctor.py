@@ -102,9 +102,8 @@ def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
         yield Finding(text, ("schedule", "show", found.name))
     elif found.overdue_sec > OVERDUE_SEC:
         late = screen.duration(found.overdue_sec)
-        yield Finding(
-            f"A due time of {late} ago has no job: no reaper runs, or its log says why it cannot.", ("reaper",)
-        )
+        text = f"A due time of {late} ago has no job: no reaper runs (start one: `dataloader reaper`)"
+        yield Finding(f"{text}, or its log says why it makes none.")
     elif found.next_due is None:
         yield Finding("No due time of it comes any more.", ("schedule", "show", found.name))
     else:

@@ -194,6 +194,8 @@ def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: db.Connection) 
     assert good == schedules.Made("good", 1)
     assert stored(conn, "bad")["error"] == bad.error
     assert tick(conn, at(3)) == [], "it is tried again later, not at once"
+    assert schedules.due_in(conn, at(3)) == schedules.RETRY_SEC
+    assert stored(conn, "good")["error"] is None
     conn.execute("UPDATE dl_schedules SET job = job - 'priority' WHERE name = 'bad'")
     assert tick(conn, at(3) + timedelta(seconds=schedules.RETRY_SEC)) == [schedules.Made("bad", 1)]
     assert (stored(conn, "bad")["error"], stored(conn, "bad")["error_at"]) == (None, None)
@@ -245,6 +247,16 @@ def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: db.
     assert resumed["paused_at"] is None
     assert resumed["next_due"] > value(conn, "SELECT now()")
     assert due(conn) == []
+
+
+def test_a_change_and_a_pause_are_of_one_schedule(conn: db.Connection) -> None:
+    add(conn)
+    add(conn, "other")
+    schedules.change(conn, "nightly", {"priority": 3}, "UTC", "me")
+    schedules.pause(conn, "nightly", "me")
+    assert (stored(conn, "other")["priority"], stored(conn, "other")["paused_at"]) == (100, None)
+    assert [made.name for made in tick(conn, at(3))] == ["other"]
+    assert stored(conn)["next_due"] == at(3)
 
 
 def test_to_resume_what_is_not_paused_changes_nothing(conn: db.Connection) -> None:

@@ -238,6 +238,43 @@ CREATE TABLE dl_needs (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
 
+-- Schedules: due times of which the reaper makes jobs. A schedule is locked while its jobs are added, in one transaction
+-- with its next due time; the idempotency key of a job holds both names, so a due time has one job.
+CREATE TABLE dl_schedules (
+  name text PRIMARY KEY,
+  origin text NOT NULL,                              -- code: a pipeline names it; people: API, command line, dashboard
+  cron text,                                         -- five fields, in `timezone`
+  interval_sec int,                                  -- instead of cron: multiples since 1970
+  timezone text NOT NULL,
+  catch_up text NOT NULL,                            -- which missed due times still get a job
+  overlap text NOT NULL,                             -- while the last job has not ended
+  jitter_sec float8 NOT NULL,                        -- a job may begin so much later
+  job jsonb NOT NULL,                                -- the fields of its jobs, with templates
+  created_at timestamptz NOT NULL DEFAULT now(),
+  created_by text NOT NULL,
+  changed_at timestamptz,                            -- by people: then code changes it no more
+  changed_by text,
+  paused_at timestamptz,
+  paused_by text,
+  retired_at timestamptz,                            -- its pipeline names it no more
+  next_due timestamptz,                              -- the first due time that was not looked at yet; null: none comes
+  last_due timestamptz,                              -- the last one that was
+  last_job_id uuid,
+  skipped bigint NOT NULL DEFAULT 0,                 -- due times without a job, by overlap
+  last_skipped timestamptz,
+  error text,                                        -- why its jobs cannot be made; null: they can
+  error_at timestamptz,
+  retry_at timestamptz,                              -- not tried again before
+  CONSTRAINT dl_schedules_chk CHECK (
+    origin IN ('code', 'people') AND (cron IS NULL) <> (interval_sec IS NULL) AND interval_sec > 0
+    AND catch_up IN ('none', 'last', 'all') AND overlap IN ('skip', 'queue', 'cancel_old'))
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+CREATE INDEX ix_dl_schedules_due ON dl_schedules (next_due) WHERE paused_at IS NULL AND retired_at IS NULL;
+COMMENT ON TABLE dl_schedules IS 'due times of which the reaper makes jobs';
+COMMENT ON COLUMN dl_schedules.job IS 'the fields of its jobs; {{ due }} and the like are filled in';
+COMMENT ON COLUMN dl_schedules.retired_at IS 'since when the pipeline of a schedule of code names it no more; null: it does';
+COMMENT ON COLUMN dl_schedules.next_due IS 'the first due time that was not looked at yet; it only grows';
+
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (
   queue text NOT NULL,

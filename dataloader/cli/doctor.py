@@ -1,6 +1,6 @@
-"""`doctor JOB`: the reasons why a job does not run or runs badly, each with the command that helps.
+"""`doctor`: the reasons why a job does not run or runs badly, or a schedule makes none, each with what helps.
 
-`diagnose` is pure: from the facts of a case to findings.
+`diagnose` and `diagnose_schedule` are pure: from facts to findings.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dataloader.cli import journal, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
-from dataloader.client import Event, Job, Queue, Worker
+from dataloader.client import Event, Job, Queue, Schedule, Worker
 from dataloader.queue import stats, waiting
+from dataloader.queue.schedules import OVERDUE_SEC
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
@@ -56,17 +57,27 @@ def commands() -> None:
 
 
 @commands.command()
-@click.argument("job_id", type=click.UUID)
+@click.argument("what", metavar="JOB_ID|SCHEDULE")
 @reaching
-def doctor(reached: Reached, job_id: UUID) -> None:
-    """Say why a job waits or fails, and what helps."""
+def doctor(reached: Reached, what: str) -> None:
+    """Say why a job waits or fails, or why a schedule makes no jobs, and what helps."""
+    try:
+        job_id = UUID(what)
+    except ValueError:
+        found = reached.farm.schedule(what)
+        _tell(reached, list(diagnose_schedule(found)), {"schedule": found.name}, Text(f"schedule {found.name}"))
+        return
     case = _case(reached, job_id)
-    findings = list(diagnose(case))
+    title = Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status))
+    _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status}, title)
+
+
+def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text) -> None:
     if reached.as_json:
         listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
-        reached.print_json({"job_id": job_id, "status": case.job.status, "findings": listed})
+        reached.print_json({**of, "findings": listed})
         return
-    screen.show(Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status)))
+    screen.show(title)
     for finding in findings:
         click.echo(f"- {screen.plain(finding.text)}")
         if finding.command:
@@ -77,6 +88,37 @@ def diagnose(case: Case) -> Iterator[Finding]:
     """The findings, the most important first."""
     yield from _BY_STATUS.get(case.job.status, _over)(case)
     yield from _earlier_runs(case)
+
+
+def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
+    """Why a schedule makes no jobs, or that it does."""
+    last = ("doctor", str(found.last_job_id)) if found.last_job_id and found.last_job_status else ()
+    if found.paused_at:
+        yield Finding(f"It is paused by {found.paused_by}, so it makes no jobs.", ("schedule", "resume", found.name))
+    elif found.retired_at:
+        yield Finding(_RETIRED, ("schedule", "remove", found.name))
+    elif found.error:
+        text = f"Its jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every minute."
+        yield Finding(text, ("schedule", "show", found.name))
+    elif found.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(found.overdue_sec)
+        text = f"A due time of {late} ago has no job: no reaper runs (start one: `dataloader reaper`)"
+        yield Finding(f"{text}, or its log says why it makes none.")
+    elif found.next_due is None:
+        yield Finding("No due time of it comes any more.", ("schedule", "show", found.name))
+    else:
+        yield Finding(f"It is due as it should be: {found.words}.", ("schedule", "show", found.name))
+    if found.skipped and found.overlap == "skip":
+        text = f"{found.skipped:,} due times got no job, because the job before had not ended (overlap skip)."
+        yield Finding(text, last)
+    elif last and found.last_job_status != "succeeded":
+        yield Finding(f"Its last job is {found.last_job_status}.", last)
+
+
+_RETIRED = (
+    "Its pipeline names it no more, so it makes no jobs. When it should not come back, remove it; else name it again:"
+    " @register(..., schedule=...)"
+)
 
 
 def _case(reached: Reached, job_id: UUID) -> Case:

@@ -83,7 +83,7 @@ def trigger(
     fields["lock_key"] = fields["lock_key"] or task
     fields["depends_on"] = fields["depends_on"] or None
     fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
-    started = _triggered(reached, task, _arguments(args_json), fields)
+    started = _triggered(reached, task, arguments(args_json), fields)
     if not waits:
         reached.print_json(started.document)
         return
@@ -206,7 +206,8 @@ def _triggered(reached: Reached, task: str, args: Any, fields: dict[str, Any]) -
         raise
 
 
-def _arguments(text: str) -> Any:
+def arguments(text: str) -> Any:
+    """The JSON object of --args; raises click.BadParameter."""
     try:
         if text.startswith("@"):
             text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text("utf-8")

@@ -5,8 +5,9 @@ modules beside it the other commands:
 
     jobs      trigger, wait, status, result, cancel, jobs, job, events
     operate   requeue, run-now, delete, pause, resume, limit, queue
+    schedules schedule: jobs by the clock
     farm      queues, ps, tasks, top (drawn by `top`), completion
-    doctor    doctor: why a job does not run, or runs badly
+    doctor    doctor: why a job does not run, or runs badly; why a schedule makes none
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _MODULES = {
         "jobs": "trigger wait status result cancel jobs job events",
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
+        "schedules": "schedule",
         "farm": "queues ps tasks top completion",
     }.items()
     for name in names.split()

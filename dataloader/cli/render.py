@@ -84,7 +84,10 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
     if (run_sec := values.pop("run_sec")) is not None:
         yield "last run took", screen.duration(run_sec)
     for name, value in values.items():
-        if value not in (None, "", False):
+        if name == "schedule" and value:
+            due = screen.clock(datetime.fromisoformat(value["due"]), zone)
+            yield "schedule", f"{screen.plain(value['name'])}, due {due}"
+        elif value not in (None, "", False):
             yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
     if job.progress:
         yield "progress", f"{screen.bar(job.fraction)} {screen.progress(job.progress)}".strip()

@@ -46,6 +46,7 @@ from dataloader.client.results import (
     Overview,
     Queue,
     Result,
+    Schedule,
     Started,
     Task,
     Worker,
@@ -72,6 +73,7 @@ __all__ = [
     "Queue",
     "QueueFull",
     "Refused",
+    "Schedule",
     "Started",
     "Task",
     "Unauthorized",
@@ -205,6 +207,30 @@ class Client(Farm):
     def set_queue(self, queue: str, **changes: Any) -> Queue:
         return read(Queue, self._call("PUT", _queue(queue), changes).document)
 
+    def schedules(self, *, count: int = 5) -> list[Schedule]:
+        return read_all(Schedule, self._call("GET", "/schedules", query={"next": count}).document, "schedules")
+
+    def schedule(self, name: str, *, count: int = 5) -> Schedule:
+        return read(Schedule, self._call("GET", _schedule(name), query={"next": count}).document)
+
+    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
+        return read(Schedule, self._once("POST", "/schedules", {"name": name, "task": task, **words}).document)
+
+    def change_schedule(self, name: str, **words: Any) -> Schedule:
+        return read(Schedule, self._call("PUT", _schedule(name), words).document)
+
+    def remove_schedule(self, name: str) -> None:
+        self._once("DELETE", _schedule(name))
+
+    def pause_schedule(self, name: str) -> Schedule:
+        return read(Schedule, self._call("POST", f"{_schedule(name)}/pause").document)
+
+    def resume_schedule(self, name: str) -> Schedule:
+        return read(Schedule, self._call("POST", f"{_schedule(name)}/resume").document)
+
+    def run_schedule(self, name: str) -> Started:
+        return read(Started, self._once("POST", f"{_schedule(name)}/run").document)
+
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return read(Job, self._once("POST", f"{_of(job_id)}/requeue").document)
@@ -285,6 +311,10 @@ def _plain(name: str, value: Any) -> Any:
 
 def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
+
+
+def _schedule(name: str) -> str:
+    return f"/schedules/{quote(name, safe='')}"
 
 
 def _queue(queue: str, verb: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Task, Worker
+from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Schedule, Started, Task, Worker
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
 
@@ -234,6 +234,41 @@ class Farm(ABC):
     @abstractmethod
     def set_queue(self, queue: str, **changes: Any) -> Queue:
         """Change `ordered`, `merge`, `merge_limit`, `batch` or `on_dead` of a queue (docs/ordered.md)."""
+
+    @abstractmethod
+    def schedules(self, *, count: int = 5) -> list[Schedule]:
+        """All schedules by name, each with up to `count` (0 to 100) of its next due times."""
+
+    @abstractmethod
+    def schedule(self, name: str, *, count: int = 5) -> Schedule:
+        """The schedule of this name; raises NotFound where there is none, as all that take a name."""
+
+    @abstractmethod
+    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
+        """Add a schedule of a task: `cron` or `interval_sec`, and the other words of docs/schedules.md.
+
+        Raises Conflict where the name is taken, Refused for words that are not valid.
+        """
+
+    @abstractmethod
+    def change_schedule(self, name: str, **words: Any) -> Schedule:
+        """Change words of a schedule; None takes one back to its default. Raises Refused, having changed nothing."""
+
+    @abstractmethod
+    def remove_schedule(self, name: str) -> None:
+        """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
+
+    @abstractmethod
+    def pause_schedule(self, name: str) -> Schedule:
+        """Make no jobs of a schedule until it is resumed."""
+
+    @abstractmethod
+    def resume_schedule(self, name: str) -> Schedule:
+        """End a schedule's pause; the due times of the pause get no job."""
+
+    @abstractmethod
+    def run_schedule(self, name: str) -> Started:
+        """Add a job of a schedule now; now is its due time."""
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.

@@ -45,7 +45,7 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.pipelines import hooks
-from dataloader.queue import db, lifecycle, migrations, operations, probe, stats
+from dataloader.queue import db, lifecycle, migrations, operations, probe, schedules, stats
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 
@@ -189,6 +189,7 @@ class Worker:
         if not self.heartbeat.ident:
             self._agree()
             operations.tell_tasks(self.session.conn, pipelines.told())
+            schedules.tell(self.session.conn, pipelines.schedules(), self.settings.timezone)
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         elif self.session.unrecovered:

@@ -49,6 +49,7 @@ class Pipeline:
     affinity: tuple[str, ...] | None = None
     memory_mb: float | None = None
     cpus: float | None = None
+    schedule: Mapping[str, Any] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +92,7 @@ def register(
     affinity: str | Sequence[str] | None = None,
     memory_mb: float | None = None,
     cpus: float | None = None,
+    schedule: str | Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -128,6 +130,10 @@ def register(
     farm begins a run only while its host has room for it (DL_HOST_MEMORY, DL_HOST_CPU). By default the farm learns both
     from the journal; 0: it needs nothing worth counting.
 
+    `schedule` makes jobs of the task by the clock: a cron text, or a dict of a schedule's words (docs/schedules.md),
+    such as {"cron": "0 3 * * MON-FRI", "timezone": "Europe/Moscow", "args": {"day": "{{ date }}"}}. Its name is the
+    task's, unless the dict has a `name`. Workers tell it to the queue when they start.
+
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
@@ -146,10 +152,12 @@ def register(
         "affinity": affinity,
         "memory_mb": memory_mb,
         "cpus": cpus,
+        "schedule": schedule,
     }
     for name, value in options.items():
         _check(task, name, value)
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
+    options["schedule"] = None if schedule is None else _scheduled(task, schedule)
     if prepare is not None:
         options["prepare"] = _opener(task, prepare)
 
@@ -182,6 +190,11 @@ def told() -> dict[str, dict[str, Any]]:
     }
 
 
+def schedules() -> dict[str, Mapping[str, Any] | None]:
+    """The schedule of each registered task, as `new_schedule.checked` makes it; None: it has none."""
+    return {task: pipeline.schedule for task, pipeline in _registry.items()}
+
+
 def needs() -> dict[str, tuple[float | None, float | None]]:
     """What a run of each registered task needs by its declaration: MB and processors; None: it does not say."""
     return {task: (pipeline.memory_mb, pipeline.cpus) for task, pipeline in _registry.items()}
@@ -212,6 +225,16 @@ def _check(task: str, name: str, value: Any) -> None:
     kind, is_right, should = _OPTIONS[name]
     if value is not None and not is_right(value):
         raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
+
+
+def _scheduled(task: str, schedule: str | Mapping[str, Any]) -> dict[str, Any]:
+    from dataloader.queue import new_schedule  # only pipelines with a schedule pay for the rules
+
+    words = {"cron": schedule} if isinstance(schedule, str) else dict(schedule)
+    try:
+        return new_schedule.checked({"name": task, **words, "task": task}, "")
+    except ValueError as e:
+        raise ValueError(f"pipeline {task!r}: schedule: {e}") from None
 
 
 def _is_whole(value: Any, most: int) -> bool:
@@ -264,6 +287,11 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         "a number of MB, 0 for none, or None",
     ),
     "cpus": (ValueError, lambda v: v == 0 or _is_above_0(v), "a number of processors, 0 for none, or None"),
+    "schedule": (
+        TypeError,
+        lambda v: isinstance(v, str | Mapping),
+        "a cron text or a dict of a schedule's words, or None",
+    ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

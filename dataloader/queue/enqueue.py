@@ -262,7 +262,7 @@ def enqueue_columns(
         while left:
             left = _add(conn, columns, results, found, left, since, schema)
         _set_traces(conn, columns, results, schema)
-        if any(columns["depends_on"]):
+        if any(columns.get("depends_on", ())):
             job_ids = [job_id for job_id, _ in results]
             _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
         if asker and columns["idempotency_key"] != [None]:
@@ -275,7 +275,7 @@ def _needs_several(columns: Columns) -> bool:
     return (
         len(columns["args"]) > AT_ONCE
         or columns["idempotency_key"] != [None]
-        or any(columns["depends_on"])
+        or any(columns.get("depends_on", ()))
         or any(columns.get("trace", ()))
     )
 

@@ -92,7 +92,7 @@ _TYPES: dict[str, Any] = {
 _CHECKS = {"queue": AfterValidator(_printable), "available_at": BeforeValidator(instant)}
 
 
-def _rule(field: fields.Field) -> tuple[Any, Any]:
+def rule(field: fields.Field) -> tuple[Any, Any]:
     """A field's type with its bounds, and its default, as pydantic takes them."""
     names = ("min_length", "max_length") if field.type == "text" else ("ge", "le")
     bounds: dict[str, Any] = {
@@ -112,7 +112,7 @@ def _parent(value: object) -> UUID | int:
     raise PydanticCustomError("parent", "Input should be a job's id, or its place in the list of jobs, from 0")
 
 
-_rules: dict[str, Any] = {field.name: _rule(field) for field in fields.OF_PRODUCER} | {
+_rules: dict[str, Any] = {field.name: rule(field) for field in fields.OF_PRODUCER} | {
     "depends_on": (
         Annotated[list[Annotated[UUID | int, BeforeValidator(_parent)]], Field(max_length=PARENTS)] | None,
         Field(default=None, description="the jobs that end before this one starts; a number: a place in the batch"),
@@ -212,7 +212,12 @@ def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return before_enqueue(job)
     except ValidationError as e:  # of a hook's own model; its text would quote the args
-        raise ValueError("; ".join(_worded(error, error["loc"]) for error in _errors(e))) from None
+        raise ValueError(in_words(e)) from None
+
+
+def in_words(error: ValidationError) -> str:
+    """What is wrong, as `priority: the rule`, without the values."""
+    return "; ".join(_worded(each, each["loc"]) for each in _errors(error))
 
 
 def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,6 +232,20 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
     if wrong := fault([found["depends_on"]], 1):
         raise ValueError(wrong)
     return found
+
+
+def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
+    """The jobs of these fields as enqueue_columns takes them, each after every hook, as `enqueue` treats its job.
+
+    Raises ValueError, which names every wrong field of the first job that is not valid.
+    """
+    ready = [_ready(document) for document in documents]
+    return {name: [job[name] for job in ready] for name in _FIELDS}
+
+
+def _ready(document: Mapping[str, Any]) -> dict[str, Any]:
+    found = checked(dict(document))
+    return checked(hooked(without_defaults(document))) if AROUND_ENQUEUE else found
 
 
 def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
@@ -367,7 +386,7 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def _worded(error: ErrorDetails, where: Sequence[int | str]) -> str:
-    return f"{'.'.join(map(str, where))}: {error['msg']}"
+    return f"{'.'.join(map(str, where))}: {error['msg']}" if where else error["msg"]
 
 
 @cache

@@ -20,7 +20,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from dataloader.queue import cursor, db, lifecycle
+from dataloader.queue import cursor, db, lifecycle, times
 from dataloader.queue.db import Conn
 from dataloader.queue.job import DEAD, FINAL, KINDS, Status
 
@@ -318,10 +318,14 @@ def _aggregate(conn: Conn, limit: int) -> int:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """Every field of one job, its arguments included; None for an unknown id."""
+    """Every field of one job, its arguments and its `schedule` with the due time included; None for an unknown id."""
     shown = lifecycle.status(conn, job_id)
     rest = _rows(conn, "job", job_id=job_id)
-    return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"])} if shown and rest else None
+    if not shown or not rest:
+        return None
+    made_by = times.of_key(rest[0]["idempotency_key"])
+    schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
+    return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"]), "schedule": schedule}
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:

@@ -70,6 +70,7 @@ def test_each_call_needs_one_of_its_scopes(
 
 READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozenset({"operate"})
 ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
+SCHEDULES = "/api/v1/schedules"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("GET", path): frozenset() for path in ("/health", "/info", "/status", "/ready", "/login", "/docs")},
@@ -78,6 +79,13 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/login"): frozenset(),
     ("POST", "/logout"): frozenset(),
     **{("GET", path): READ for path in ("/", "/jobs", "/keys", "/key", "/workers", "/metrics", "/openapi.json")},
+    ("GET", "/schedules"): READ,
+    ("POST", "/schedules"): OPERATES,
+    ("POST", "/schedules/<name>/<any('pause', 'resume', 'run'):verb>"): OPERATES,
+    **{("GET", path): READ for path in (SCHEDULES, f"{SCHEDULES}/<name>")},
+    ("POST", SCHEDULES): OPERATES,
+    **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
+    **{("POST", f"{SCHEDULES}/<name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
     ("GET", f"{QUEUE}/keys"): READ,

@@ -14,6 +14,7 @@ from pathlib import Path
 QUEUE, TARGET, OPERATE, RIGHTS, STATS = "queue.sql", "target.sql", "operate.sql", "rights.sql", "stats.sql"
 JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
 ORDERED = "migrations/0023_ordered.sql"
+SCHEDULES = "schedules.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -1781,5 +1782,95 @@ MUTANTS: list[Mutant] = [
         "-- name: resume_own\n",
         ("anybody's pause", " AND paused_by = %(by)s"),
         ("wakes nobody", "SELECT pg_notify('dl_jobs', queue)", "SELECT NULL"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: lock_due\n",
+        ("before its time", "next_due <= coalesce(%(now)s::timestamptz, now()) AND paused_at", "paused_at"),
+        ("a paused one", " AND paused_at IS NULL"),
+        ("a retired one", " AND retired_at IS NULL"),
+        ("a failed one at once", "(retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now()))", "true"),
+        (
+            "a failed one never",
+            "retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now())",
+            "retry_at IS NULL",
+        ),
+        ("one again and again", " AND name > %(after)s"),
+        ("waits for another reaper", " SKIP LOCKED"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: has_ended\n",
+        ("a queued one", "IN ('queued', 'running')", "IN ('running')"),
+        ("a finished one has not", " AND status IN ('queued', 'running')"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: made\n",
+        ("forgets the last job", "coalesce(%(last_job_id)s, last_job_id)", "%(last_job_id)s"),
+        ("counts only the last", "skipped + %(skipped)s", "%(skipped)s"),
+        ("forgets when it skipped", "coalesce(%(last_skipped)s, last_skipped)", "%(last_skipped)s"),
+        ("keeps the error", "error = NULL, error_at = NULL", "error_at = NULL"),
+        ("of every schedule", " WHERE name = %(name)s"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: tell\n",
+        ("what people have made", "s.origin = 'code' AND "),
+        ("what people have changed", " AND s.changed_at IS NULL"),
+        (
+            "always counts anew",
+            "THEN s.next_due ELSE excluded.next_due",
+            "THEN excluded.next_due ELSE excluded.next_due",
+        ),
+        ("never counts anew", "THEN s.next_due ELSE excluded.next_due", "THEN s.next_due ELSE s.next_due"),
+        ("wakes nobody", "SELECT pg_notify('dl_schedules', '')", "SELECT NULL"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: retire\n",
+        ("of people", "origin = 'code' AND "),
+        ("of other tasks", " AND job ->> 'task' = ANY (%(tasks)s::text[])"),
+        ("comes not back", "CASE WHEN name = ANY (%(names)s::text[]) THEN NULL ELSE now() END", "now()"),
+        ("wakes nobody", "SELECT pg_notify('dl_schedules', '')", "SELECT NULL"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: pause\n",
+        ("another author", " AND paused_at IS NULL"),
+        ("every schedule", "name = %(name)s AND "),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: resume\n",
+        ("what is not paused", " AND paused_at IS NOT NULL"),
+        ("wakes no reaper", "SELECT pg_notify('dl_schedules', name)", "SELECT NULL"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: add\n",
+        ("wakes nobody", "SELECT pg_notify('dl_schedules', name)", "SELECT name"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: change\n",
+        ("wakes nobody", "SELECT pg_notify('dl_schedules', name)", "SELECT NULL"),
+        ("every schedule", " WHERE name = %(name)s"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: failed\n",
+        (
+            "rests not",
+            "retry_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(retry_sec)s)",
+            "retry_at = NULL",
+        ),
+        ("every schedule", " WHERE name = %(name)s"),
+    ),
+    *_in(
+        SCHEDULES,
+        "-- name: due_in\n",
+        ("a paused one", "paused_at IS NULL AND "),
+        ("a failed one at once", "greatest(next_due, retry_at)", "next_due"),
     ),
 ]

@@ -41,7 +41,7 @@ TESTS = [
         "order",
     ),
     *("idempotency", "enqueue_many", "foreign_journal", "schemas", "rights", "operate", "move", "stats", "retention"),
-    *("tasks", "target", "results", "several_queues", "guards", "transitions", "lock", "ordered"),
+    *("tasks", "schedules", "target", "results", "several_queues", "guards", "transitions", "lock", "ordered"),
     *("ordered_model", "model"),
     *("parents", "parents_model"),
     *("interleavings", "plans"),
@@ -113,8 +113,11 @@ FIRST = {
     "dl_is_full": "operate",
     "dl_roll": "stats",
     "dl_journal_begins_anew": "stats",
-    "pause": "operate",
-    "resume": "operate",
+    "pause": "operate schedules",
+    "resume": "operate schedules",
+    **dict.fromkeys(
+        ("lock_due", "has_ended", "made", "tell", "retire", "add", "change", "failed", "due_in"), "schedules"
+    ),
     "requeue": "operate ordered ordered_model locked_rows",
     "run_now": "operate ordered ordered_model locked_rows",
     "delete": "operate locked_rows",

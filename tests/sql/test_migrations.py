@@ -440,6 +440,7 @@ NEW_TABLES = (
     "dl_results",
     "dl_parents",
     "dl_waiting",
+    "dl_schedules",
 )
 
 

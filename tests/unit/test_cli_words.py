@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
-from dataloader.client import Event, Job, Queue, Worker
+from dataloader.client import Event, Job, Queue, Schedule, Worker
 from dataloader.queue.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -267,6 +267,33 @@ def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     (finding, *_) = doctor.diagnose(case(job, silent=silent))
     assert "The last that was heard of 1 worker of this queue was 45 s ago (vm-1)" in finding.text
     assert "No worker is alive at all" not in finding.text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words", "command"),
+    [
+        (Schedule("n", paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
+        (Schedule("n", retired_at=NOW), "names it no more", ("schedule", "remove", "n")),
+        (Schedule("n", error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
+        (Schedule("n", next_due=NOW, overdue_sec=300), "5 min 00 s ago has no job: no reaper runs", ()),
+        (Schedule("n"), "No due time of it comes any more", ("schedule", "show", "n")),
+        (Schedule("n", next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
+    ],
+)
+def test_doctor_says_why_a_schedule_makes_no_jobs(
+    schedule: Schedule, words: str, command: tuple[str, ...] | None
+) -> None:
+    (finding,) = doctor.diagnose_schedule(schedule)
+    assert words in finding.text
+    assert command in (None, finding.command)
+
+
+def test_doctor_names_the_last_job_of_a_schedule_and_what_it_skipped() -> None:
+    job = UUID(ID)
+    late = Schedule("n", next_due=NOW, overlap="skip", skipped=3, last_job_id=job, last_job_status="running")
+    assert "3 due times got no job" in [*doctor.diagnose_schedule(late)][-1].text
+    failed = Schedule("n", next_due=NOW, overlap="queue", last_job_id=job, last_job_status="failed")
+    assert [*doctor.diagnose_schedule(failed)][-1] == doctor.Finding("Its last job is failed.", ("doctor", ID))
 
 
 def test_doctor_names_who_makes_claims_slow() -> None:

@@ -30,7 +30,7 @@ STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} fo
 # The queue's own business, which the client leaves in `document`.
 UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
 # What documents tell besides, which is in no column.
-BESIDES = {"run_sec", "changed_at", "waiting_for"}
+BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule"}
 OF_SQL = "sql/functions/enqueue.sql"
 QUEUE, STATS, OPENAPI = db.statements("queue.sql"), db.statements("stats.sql"), ROOT / "docs/openapi.json"
 
@@ -138,7 +138,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     ),
     "api/v1/responses.py, Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),
     "api/v1/responses.py, Job": (
-        lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields),
+        lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields) - BESIDES,
         PAGE - STATUS,
     ),
     "api/v1/responses.py, ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),

@@ -24,6 +24,7 @@ from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.queue import db, operations, parents, stats, waiting
 from dataloader.queue import keys as of_keys
+from dataloader.queue import schedules as of_schedules
 from dataloader.queue.cursor import WrongCursor
 
 blueprint = Blueprint("dashboard", __name__)
@@ -101,6 +102,15 @@ def workers() -> Response:
         busy=sum(worker["job_id"] is not None for worker in live),
         hosts=len({worker["host"] for worker in live}),
     )
+
+
+@blueprint.get("/schedules")
+def schedules() -> Response:
+    """The schedules: when they are due, their last jobs, what is wrong with them."""
+    with session() as conn:
+        rows = of_schedules.listed(conn)
+    listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
+    return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
 def _alive_first(workers: Rows) -> Rows:
@@ -224,7 +234,7 @@ def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.
-_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts"}
+_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts", "schedule"}
 # The order of the other fields; a field without a label follows.
 _LABELS = {
     "queue": "Queue",

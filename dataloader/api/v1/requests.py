@@ -25,6 +25,7 @@ from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
 from dataloader.queue.parents import Parents, fault
+from dataloader.queue.schedules import NEXT, NEXT_MOST
 
 LIMIT = 200  # rows of one page
 MINUTES = 360
@@ -142,6 +143,12 @@ class Pace(Query):
     """GET /api/v1/pace."""
 
     minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back"), _AsNumber] = 60
+
+
+class Schedules(Query):
+    """GET /api/v1/schedules, and one of them."""
+
+    next: Annotated[int, Field(ge=0, le=NEXT_MOST, description="how many due times of each"), _AsNumber] = NEXT
 
 
 class Body(BaseModel):

@@ -115,6 +115,13 @@ class Status(Shown):
     waiting_for: WaitingFor | None
 
 
+class DueTime(BaseModel):
+    """A due time of a schedule."""
+
+    name: str
+    due: datetime
+
+
 class Job(Status):
     """A job with all that is known of it; secrets in `args` are masked."""
 
@@ -129,6 +136,7 @@ class Job(Status):
     backoffs: int
     cancel_forced: bool
     trace: str | None = Field(description="the W3C traceparent of its trigger")
+    schedule: DueTime | None = Field(description="the schedule that has made it, as its idempotency key says")
 
 
 class Relative(BaseModel):
@@ -359,6 +367,60 @@ class Tasks(BaseModel):
     """The tasks that workers have pipelines for, or that have run."""
 
     tasks: list[Task]
+
+
+class Schedule(BaseModel):
+    """A schedule, the fields of its jobs, its due times and its last job; secrets in `args` are masked."""
+
+    name: str
+    origin: Literal["code", "people"] = Field(description="code: a pipeline names it")
+    cron: str | None
+    interval_sec: int | None
+    timezone: str
+    words: str = Field(description="when it is due, for people")
+    catch_up: Literal["none", "last", "all"]
+    overlap: Literal["skip", "queue", "cancel_old"]
+    jitter_sec: float
+    task: str
+    queue: str
+    lock_key: str
+    args: dict[str, Any]
+    priority: int
+    max_attempts: int | None
+    lease_ttl_sec: int
+    timeout_sec: int | None
+    partition_key: str
+    affinity_key: str | None
+    created_at: datetime
+    created_by: str
+    changed_at: datetime | None = Field(description="by people: from then on code changes it no more")
+    changed_by: str | None
+    paused_at: datetime | None
+    paused_by: str | None
+    retired_at: datetime | None = Field(description="since when its pipeline names it no more, so it makes no jobs")
+    next_due: datetime | None
+    next: list[datetime] = Field(description="its next due times; none while it makes no jobs")
+    overdue_sec: float = Field(ge=0, description="for how long a due time has waited for a reaper")
+    last_due: datetime | None
+    last_job_id: UUID | None
+    last_job_status: JobStatus | None = Field(description="null: there is no such job any more")
+    skipped: Count = Field(description="due times without a job, by its overlap")
+    last_skipped: datetime | None
+    error: str | None = Field(description="why its jobs cannot be made; the reaper tries again every minute")
+    error_at: datetime | None
+
+
+class Schedules(BaseModel):
+    """All schedules."""
+
+    schedules: list[Schedule]
+
+
+class Removed(BaseModel):
+    """The schedule is gone; its jobs are not."""
+
+    name: str
+    removed: Literal[True]
 
 
 class Transaction(BaseModel):

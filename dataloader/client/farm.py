@@ -64,6 +64,7 @@ class Farm(ABC):
         producer: str | None = None,
         consumer_group: str | None = None,
         affinity_key: str | None = None,
+        limits: list[str] | None = None,
         trace: str | None = None,
     ) -> Started:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
@@ -87,6 +88,7 @@ class Farm(ABC):
             producer=producer,
             consumer_group=consumer_group,
             affinity_key=affinity_key,
+            limits=limits,
         )
         return self._add(fields, trace or traces.current())
 

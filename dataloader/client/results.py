@@ -66,6 +66,7 @@ class Job:
     producer: str | None = None
     consumer_group: str | None = None
     affinity_key: str | None = None
+    limits: list[str] | None = None
     idempotency_key: str | None = None
     trace: str | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)

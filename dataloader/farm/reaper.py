@@ -135,6 +135,7 @@ class _Reaper:
         reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
         memory = self._memory
         memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
+        lifecycle.let_in(conn)
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
         watch(conn, self._log, memory, period_sec)
         if (days := self._settings.dl_retention_days) is not None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from dataloader.log import masking
 from dataloader.pipelines.forms import Form, form_of
+from dataloader.queue.fields import LIMIT_NAME, LIMITS_MOST
 from dataloader.queue.hooks import identity
 
 BATCH_MOST = 1_000  # keys of one call
@@ -49,6 +50,7 @@ class Pipeline:
     affinity: tuple[str, ...] | None = None
     memory_mb: float | None = None
     cpus: float | None = None
+    limits: tuple[str, ...] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ def register(
     affinity: str | Sequence[str] | None = None,
     memory_mb: float | None = None,
     cpus: float | None = None,
+    limits: Sequence[str] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -128,6 +131,10 @@ def register(
     farm begins a run only while its host has room for it (DL_HOST_MEMORY, DL_HOST_CPU). By default the farm learns both
     from the journal; 0: it needs nothing worth counting.
 
+    `limits` are the limits of the fleet that the runs of a job count for whose trigger names none: up to 8 names, such
+    as ["source:oracle"]; `dataloader limit set` says what each allows. A job keeps them, and producers learn of them,
+    as of `max_attempts`.
+
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
@@ -146,10 +153,12 @@ def register(
         "affinity": affinity,
         "memory_mb": memory_mb,
         "cpus": cpus,
+        "limits": limits,
     }
     for name, value in options.items():
         _check(task, name, value)
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
+    options["limits"] = limits and tuple(limits)
     if prepare is not None:
         options["prepare"] = _opener(task, prepare)
 
@@ -177,7 +186,7 @@ def batch_size(task: str) -> int:
 def told() -> dict[str, dict[str, Any]]:
     """What each registered task says of its jobs where their trigger does not; None: as usual."""
     return {
-        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "memory_mb", "cpus")}
+        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "limits", "memory_mb", "cpus")}
         for task, pipeline in _registry.items()
     }
 
@@ -229,6 +238,15 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
 
 
+def _are_limits(value: Any) -> bool:
+    """Whether these are names of limits as a trigger may give them (queue/fields.py)."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > LIMITS_MOST:
+        return False
+    return all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in value) and (
+        len(set(value)) == len(value)
+    )
+
+
 def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
@@ -264,6 +282,11 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         "a number of MB, 0 for none, or None",
     ),
     "cpus": (ValueError, lambda v: v == 0 or _is_above_0(v), "a number of processors, 0 for none, or None"),
+    "limits": (
+        ValueError,
+        _are_limits,
+        f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None",
+    ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

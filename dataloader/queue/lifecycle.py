@@ -512,6 +512,11 @@ def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
     return row[0] if row else None
 
 
+def let_in(conn: Conn) -> None:
+    """Make rows claimable that wait for a limit which has room, as far as it has; nothing is left to do where ends do so."""
+    conn.execute(_SQL["let_in"])
+
+
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
     """Delete up to `limit` jobs that ended more than so many seconds ago, with their journal, the oldest first.
 

@@ -76,6 +76,9 @@ BEGIN
     PERFORM pg_notify('dl_jobs', job.queue);
   END IF;
   PERFORM dl_unpark(ARRAY[hashtext(job.lock_key)]);
+  IF job.limits IS NOT NULL THEN
+    PERFORM dl_let_in(job.limits);
+  END IF;
   RETURN job.status;
 END
 $$;

@@ -233,6 +233,7 @@ _LABELS = {
     "producer": "Producer",
     "consumer_group": "Consumer group",
     "affinity_key": "Affinity key",
+    "limits": "Limits",
     "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",

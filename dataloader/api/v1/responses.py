@@ -104,6 +104,7 @@ class Shown(BaseModel):
     producer: str | None
     consumer_group: str | None
     affinity_key: str | None
+    limits: list[str] | None
 
 
 class Status(Shown):

@@ -66,10 +66,10 @@ SELECT pg_advisory_xact_lock(hashtext('dl_limits'), hashtext(%(name)s));
 
 -- name: set_limit
 -- What the limit allows from the commit on. Its tokens are kept, as far as the new bucket holds them; a new one is full.
-INSERT INTO dl_limits AS l (name, running, per_minute, burst, changed_by)
-VALUES (%(name)s, %(running)s, %(per_minute)s, %(burst)s, %(by)s)
+INSERT INTO dl_limits AS l (name, most, per_minute, burst, changed_by)
+VALUES (%(name)s, %(most)s, %(per_minute)s, %(burst)s, %(by)s)
 ON CONFLICT (name) DO UPDATE SET
-   running = excluded.running, per_minute = excluded.per_minute, burst = excluded.burst, changed_by = excluded.changed_by,
+   most = excluded.most, per_minute = excluded.per_minute, burst = excluded.burst, changed_by = excluded.changed_by,
    changed_at = now(), empty_at = CASE WHEN l.per_minute IS NULL THEN '-infinity'
      ELSE clock_timestamp() - (clock_timestamp() - greatest(l.empty_at, now() - interval '1 year'))
                               * least(l.per_minute / excluded.per_minute, 1e6) END;

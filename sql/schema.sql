@@ -214,14 +214,14 @@ COMMENT ON COLUMN dl_tasks.limits IS 'the limits of a job whose producer names n
 -- What each limit of the whole fleet allows. A name that is not here has no bound.
 CREATE TABLE dl_limits (
   name text PRIMARY KEY,
-  running int,                                       -- jobs that may run at once; null: any number
+  most int,                                          -- jobs that may run at once; null: any number
   per_minute float8,                                 -- jobs that may start in a minute; null: any number
   burst int NOT NULL DEFAULT 1,                      -- of these, how many may start at once
   empty_at timestamptz NOT NULL DEFAULT '-infinity', -- since when tokens have come into an empty bucket
   changed_by text,
   changed_at timestamptz NOT NULL DEFAULT now(),
-  CONSTRAINT dl_limits_chk CHECK (running >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
-                                  AND (running IS NOT NULL OR per_minute IS NOT NULL))
+  CONSTRAINT dl_limits_chk CHECK (most >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
+                                  AND (most IS NOT NULL OR per_minute IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_limits IS 'how many jobs of a limit may run at once, and start in a minute, on all hosts together';
 

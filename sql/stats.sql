@@ -149,7 +149,7 @@ SELECT task, t.max_attempts, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)
 -- name: limits
 -- Each limit with what it allows, how many of its jobs run, the tokens that its rate has, and how many jobs wait for it,
 -- counted up to `most`. Served by ix_dl_jobs_limits.
-SELECT l.name, l.running AS most, l.per_minute, CASE WHEN l.per_minute IS NOT NULL THEN l.burst END AS burst,
+SELECT l.name, l.most, l.per_minute, CASE WHEN l.per_minute IS NOT NULL THEN l.burst END AS burst,
        s.running, s.tokens, s.room, l.changed_by, l.changed_at,
        (SELECT count(*) FROM (
           SELECT FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || l.name

@@ -25,6 +25,7 @@ from dataloader.client import (
     Fault,
     Job,
     Key,
+    Limit,
     NotFound,
     Overview,
     Queue,
@@ -148,6 +149,19 @@ class Direct(Farm):
             return self._set(queue, partial(operations.set_order, by=self._by, **changes))
         except operations.Contradiction as e:
             raise Refused("The request is not valid", str(e)) from None
+
+    def limits(self) -> list[Limit]:
+        return [_one(Limit, row) for row in self._ask(stats.limits)]
+
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        self._ask(operations.set_limit, name, self._by, most, per_minute, burst)
+        return _one(Limit, self._ask(stats.limits, name)[0])
+
+    def remove_limit(self, name: str) -> None:
+        if not self._ask(operations.remove_limit, name, self._by):
+            raise NotFound("there is no limit of this name; `dataloader limit list` shows them", status=404)
 
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]

@@ -43,6 +43,7 @@ from dataloader.client.results import (
     Event,
     Job,
     Key,
+    Limit,
     Overview,
     Queue,
     Result,
@@ -67,6 +68,7 @@ __all__ = [
     "Job",
     "JobFailed",
     "Key",
+    "Limit",
     "NotFound",
     "Overview",
     "Queue",
@@ -205,6 +207,18 @@ class Client(Farm):
     def set_queue(self, queue: str, **changes: Any) -> Queue:
         return read(Queue, self._call("PUT", _queue(queue), changes).document)
 
+    def limits(self) -> list[Limit]:
+        return read_all(Limit, self._call("GET", "/limits").document, "limits")
+
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        body = {"most": most, "per_minute": per_minute, "burst": burst}
+        return read(Limit, self._call("PUT", _limit(name), body).document)
+
+    def remove_limit(self, name: str) -> None:
+        self._call("DELETE", _limit(name))
+
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return read(Job, self._once("POST", f"{_of(job_id)}/requeue").document)
@@ -285,6 +299,10 @@ def _plain(name: str, value: Any) -> Any:
 
 def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
+
+
+def _limit(name: str) -> str:
+    return f"/limits/{quote(name, safe='')}"
 
 
 def _queue(queue: str, verb: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Started, Task, Worker
+from dataloader.client.results import Database, Event, Job, Key, Limit, Overview, Queue, Started, Task, Worker
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
 
@@ -232,6 +232,24 @@ class Farm(ABC):
     @abstractmethod
     def set_queue(self, queue: str, **changes: Any) -> Queue:
         """Change `ordered`, `merge`, `merge_limit`, `batch` or `on_dead` of a queue (docs/ordered.md)."""
+
+    @abstractmethod
+    def limits(self) -> list[Limit]:
+        """The limits of the fleet, by name."""
+
+    @abstractmethod
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        """Make a limit, or replace what it allows: `most` jobs at once, `per_minute` starts; None: any number.
+
+        `burst` of them may start at once after a pause; None: as many as a second has. Raises Refused for values out
+        of bounds, and without a bound.
+        """
+
+    @abstractmethod
+    def remove_limit(self, name: str) -> None:
+        """Let any number of the limit's jobs run; raises NotFound for an unknown limit."""
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.

@@ -141,6 +141,27 @@ class Queue:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a limit allows on all hosts together: `most` jobs at once, `per_minute` starts, `burst` of them at once.
+
+    None: any number. `running` jobs of it run, `waiting` ones were found without room (counted up to 1,000), `tokens`
+    may start now by the rate, `room` now in all (counted up to 100).
+    """
+
+    name: str
+    most: int | None = None
+    per_minute: float | None = None
+    burst: int | None = None
+    running: int = 0
+    waiting: int = 0
+    tokens: float | None = None
+    room: int = 0
+    changed_by: str | None = None
+    changed_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key of an ordered queue that has queued jobs: `payloads` counts them.
 

@@ -85,8 +85,8 @@ class NewJob:
 
     `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
     attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args it
-    follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an ordered queue. A `lock_key` "" leaves it to a hook
-    (`around_enqueue`).
+    follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
+    ordered queue. A `lock_key` "" leaves it to a hook (`around_enqueue`).
     """
 
     queue: str

@@ -28,8 +28,9 @@ LIMIT_NAME = 100  # characters of a limit's name
 class Field:
     """One field of a job, and the column of dl_jobs of the same name.
 
-    `type` is the column's. `least` and `most` bound the characters of a text, the number, or the names of a list. `default` is that of a job
-    whose producer does not name the field. `by` sets it: the producer, the API (for the producer), or the queue.
+    `type` is the column's. `least` and `most` bound the characters of a text, the number, or the names of a list.
+    `default` is that of a job whose producer does not name the field. `by` sets it: the producer, the API (for the
+    producer), or the queue.
     """
 
     name: str

@@ -513,7 +513,7 @@ def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
 
 
 def let_in(conn: Conn) -> None:
-    """Make rows claimable that wait for a limit which has room, as far as it has; nothing is left to do where ends do so."""
+    """Make rows claimable that wait for a limit with room, as far as it has: what ends and claims have missed."""
     conn.execute(_SQL["let_in"])
 
 

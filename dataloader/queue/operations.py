@@ -36,6 +36,7 @@ __all__ = [
     "cancel",
     "delete",
     "delete_dead",
+    "is_limit_name",
     "kill_retries",
     "known",
     "limit_length",
@@ -218,8 +219,9 @@ def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
     """Note for producers, by task, what its pipeline says of a job where its producer does not (`pipelines.told`).
 
     `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
-    200 characters is its affinity_key; None: it has none. `limits`: its limits; None: it has none. Jobs that are in the queue keep theirs. `memory_mb`, `cpus`:
-    for people, what a run needs; None: as its runs have shown.
+    200 characters is its affinity_key; None: it has none. `limits`: the limits that its runs count for; None: it has
+    none. Jobs that are in the queue keep theirs. `memory_mb`, `cpus`: for people, what a run needs; None: as its runs
+    have shown.
     """
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
 
@@ -228,19 +230,19 @@ def set_limit(
     conn: Conn,
     name: str,
     by: str,
-    running: int | None = None,
+    most: int | None = None,
     per_minute: float | None = None,
     burst: int | None = None,
 ) -> None:
-    """Let at most `running` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
+    """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
 
     None: any number. `burst` jobs may start at once after a pause; by default as many as a second has. What the limit
     said before is replaced. Holds for each claim from the return on; runs go on. Raises WrongLimit, having changed
     nothing, for a name or a number out of bounds, and without a number.
     """
-    if wrong := _wrong_limit(name, running, per_minute, burst):
+    if wrong := _wrong_limit(name, most, per_minute, burst):
         raise WrongLimit(wrong)
-    allows = {"running": running, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
+    allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
     with conn.transaction():
         conn.execute(_SQL["lock_limit"], {"name": name})
         conn.execute(_SQL["due_at_token"], {"name": name})
@@ -248,14 +250,19 @@ def set_limit(
         conn.execute(_SQL["let_in"], {"name": name})
 
 
-def _wrong_limit(name: str, running: int | None, per_minute: float | None, burst: int | None) -> str | None:
+def is_limit_name(name: str) -> bool:
+    """PURE: whether a limit may have this name."""
+    return _LIMIT.fullmatch(name) is not None
+
+
+def _wrong_limit(name: str, most: int | None, per_minute: float | None, burst: int | None) -> str | None:
     """PURE: what is wrong with these values, and what would be right."""
-    if not _LIMIT.fullmatch(name):
+    if not is_limit_name(name):
         return f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
-    if running is None and per_minute is None:
-        return "a limit should say how many jobs may run at once (running), or start in a minute (per_minute), or both"
-    if running is not None and not 0 <= running <= INT4_MAX:
-        return f"running should be a whole number from 0 to {INT4_MAX}"
+    if most is None and per_minute is None:
+        return "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
+    if most is not None and not 0 <= most <= INT4_MAX:
+        return f"most should be a whole number from 0 to {INT4_MAX}"
     if per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
         return f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
     if burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):

@@ -285,8 +285,8 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
 def limits(conn: Conn, name: str | None = None) -> list[Row]:
     """What each limit allows (`most` at once, `per_minute`, `burst`), and how it stands; None: all, by name.
 
-    `running` jobs, `waiting` ones counted up to COUNTED, the `tokens` of its rate (None: it has none), and the `room` for
-    starts now, counted up to 100.
+    `running` jobs, `waiting` ones counted up to COUNTED, the `tokens` of its rate (None: it has none), and the `room`
+    for starts now, counted up to 100.
     """
     return _rows(conn, "limits", wanted=name, most=COUNTED)
 

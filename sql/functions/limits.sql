@@ -21,9 +21,9 @@
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_limit_state(p_names text[])
 RETURNS TABLE (name text, most int, running int, tokens float8, next_at timestamptz, room int) LANGUAGE sql STABLE AS $$
-  SELECT asked.name, l.running, used.running, bucket.tokens,
+  SELECT asked.name, l.most, used.running, bucket.tokens,
          CASE WHEN bucket.tokens < 0.999 THEN bucket.since + make_interval(secs => 60 / l.per_minute) END,
-         greatest(0, least(100, l.running - used.running, floor(least(bucket.tokens, 1000) + 0.001)))::int
+         greatest(0, least(100, l.most - used.running, floor(least(bucket.tokens, 1000) + 0.001)))::int
     FROM unnest(p_names) AS asked (name) LEFT JOIN %1$I.dl_limits l USING (name)
    CROSS JOIN LATERAL (SELECT clock_timestamp() AS at) clock
    CROSS JOIN LATERAL (

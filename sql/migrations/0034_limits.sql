@@ -8,13 +8,13 @@ ALTER TABLE dl_tasks ADD COLUMN IF NOT EXISTS limits text[];
 COMMENT ON COLUMN dl_tasks.limits IS 'the limits of a job whose producer names none; null: none';
 CREATE TABLE IF NOT EXISTS dl_limits (
   name text PRIMARY KEY,
-  running int,
+  most int,
   per_minute float8,
   burst int NOT NULL DEFAULT 1,
   empty_at timestamptz NOT NULL DEFAULT '-infinity',
   changed_by text,
   changed_at timestamptz NOT NULL DEFAULT now(),
-  CONSTRAINT dl_limits_chk CHECK (running >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
-                                  AND (running IS NOT NULL OR per_minute IS NOT NULL))
+  CONSTRAINT dl_limits_chk CHECK (most >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
+                                  AND (most IS NOT NULL OR per_minute IS NOT NULL))
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_limits IS 'how many jobs of a limit may run at once, and start in a minute, on all hosts together';

@@ -98,7 +98,9 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         INSERTED - {"blocked_on", "journaled", "trace"},
     ),
     f"{OF_SQL}, dl_enqueue_one, parameters": (
-        lambda: set(re.findall(r"p_(\w+) \w+(?:\[\])?[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"},
+        lambda: (
+            set(re.findall(r"p_(\w+) \w+(?:\[\])?[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"}
+        ),
         PRODUCERS,
     ),
     f"{OF_SQL}, dl_enqueue_one, columns without keys": (

@@ -19,6 +19,7 @@ from dataloader.api.v1 import responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
+from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
 
 Node = dict[str, Any]
@@ -28,6 +29,7 @@ TAGS = {
     "jobs": "Trigger jobs, watch them, cancel them.",
     "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
+    "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
 }
@@ -49,6 +51,10 @@ _PATH: dict[str, Node] = {
     "queue": {
         "description": "percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
+    },
+    "name": {
+        "description": "of a limit, percent-encoded",
+        "schema": {"type": "string", "minLength": 1, "maxLength": LIMIT_NAME, "pattern": _STORABLE},
     },
 }
 _RETRY = {

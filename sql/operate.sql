@@ -70,9 +70,8 @@ INSERT INTO dl_limits AS l (name, most, per_minute, burst, changed_by)
 VALUES (%(name)s, %(most)s, %(per_minute)s, %(burst)s, %(by)s)
 ON CONFLICT (name) DO UPDATE SET
    most = excluded.most, per_minute = excluded.per_minute, burst = excluded.burst, changed_by = excluded.changed_by,
-   changed_at = now(), empty_at = CASE WHEN l.per_minute IS NULL THEN '-infinity'
-     ELSE clock_timestamp() - (clock_timestamp() - greatest(l.empty_at, now() - interval '1 year'))
-                              * least(l.per_minute / excluded.per_minute, 1e6) END;
+   changed_at = now(), empty_at = coalesce(clock_timestamp() - make_interval(secs => 60 / excluded.per_minute * (
+     SELECT tokens FROM dl_limit_state(ARRAY[%(name)s]))), '-infinity');
 
 -- name: due_at_token
 -- The jobs to which the old rate gave the time of its next token are due: they ask again.

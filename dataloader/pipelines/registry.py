@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from dataloader.log import masking
 from dataloader.pipelines.forms import Form, form_of
-from dataloader.queue.fields import LIMIT_NAME, LIMITS_MOST
 from dataloader.queue.hooks import identity
 
 BATCH_MOST = 1_000  # keys of one call
 ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
+LIMITS_MOST, LIMIT_NAME = 8, 100  # limits of a job, characters of a name: as queue/fields.py has them
 
 PREPARE_SEC = 120.0
 REPORT, RETRY = ON_STALL = ("report", "retry")
@@ -158,7 +158,7 @@ def register(
     for name, value in options.items():
         _check(task, name, value)
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
-    options["limits"] = limits and tuple(limits)
+    options["limits"] = None if limits is None else tuple(limits)
     if prepare is not None:
         options["prepare"] = _opener(task, prepare)
 

@@ -76,7 +76,10 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/static/<path:name>"): frozenset(),
     ("POST", "/login"): frozenset(),
     ("POST", "/logout"): frozenset(),
-    **{("GET", path): READ for path in ("/", "/jobs", "/keys", "/key", "/workers", "/metrics", "/openapi.json")},
+    **{
+        ("GET", path): READ
+        for path in ("/", "/jobs", "/keys", "/key", "/workers", "/limits", "/metrics", "/openapi.json")
+    },
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
     ("GET", f"{QUEUE}/keys"): READ,

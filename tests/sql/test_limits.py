@@ -321,6 +321,19 @@ def test_a_faster_rate_makes_the_waiting_job_due(conn: db.Connection, worker: Wo
     assert worker.take().job_id == second
 
 
+def test_a_changed_rate_keeps_its_tokens(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=60, burst=10)
+    jobs(conn, 7)
+    assert len(claim(worker, 7).jobs) == 7
+    for what in ({"per_minute": 6, "burst": 10}, {"per_minute": 600, "burst": 10}, {"per_minute": 0.001, "burst": 10}):
+        allow(conn, **what)
+        assert stats.limits(conn, "l")[0]["tokens"] == pytest.approx(3.5, abs=1)
+    allow(conn, most=1)
+    assert stats.limits(conn, "l")[0]["tokens"] is None
+    allow(conn, per_minute=60, burst=4)
+    assert stats.limits(conn, "l")[0]["tokens"] == pytest.approx(4.5, abs=0.1)
+
+
 # --- several sessions ---
 
 

@@ -103,6 +103,13 @@ def workers() -> Response:
     )
 
 
+@blueprint.get("/limits")
+def limits() -> Response:
+    """The limits of the fleet."""
+    with session() as conn:
+        return show("limits.html", limits=stats.limits(conn), counted=stats.COUNTED)
+
+
 def _alive_first(workers: Rows) -> Rows:
     """Busy workers first, then idle ones, then gone ones; each group by host and process."""
     return sorted(workers, key=lambda w: (not w["is_live"], w["job_id"] is None, w["host"] or "", w["pid"] or 0))

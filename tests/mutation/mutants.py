@@ -628,6 +628,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_finish(\n  p_worker text, p_let_go boolean, p_job_id",
+        ("keeps the place in its limits", "IF is_limited THEN", "IF false THEN"),
+        ("asks without limits", "IF is_limited THEN", "IF true THEN", COSTS),
         ("any attempt", "WHERE j.ctid = e.at AND j.attempt = e.attempt", "WHERE j.ctid = e.at"),
         (
             "any worker",
@@ -758,6 +760,9 @@ MUTANTS: list[Mutant] = [
             "AND attempt < greatest(max_attempts, 1))\n",
         ),
         ("spent attempts", " AND attempt < greatest(max_attempts, 1))\n", ")\n"),
+        ("a row without room", "\n                              AND (limits IS NULL OR job_id = ANY (took.granted))"),
+        ("settles no limits", "IF took.room IS NOT NULL OR heads_room IS NOT NULL THEN", "IF false THEN"),
+        ("comes back late for a limit", ", CASE WHEN is_contended THEN 0.05 END"),
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f"\n             {LOCK}"),
         (
@@ -931,6 +936,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_give_back",
+        ("keeps the place in its limits", "IF job.limits IS NOT NULL THEN", "IF false THEN"),
+        ("asks without limits", "IF job.limits IS NOT NULL THEN", "IF true THEN", COSTS),
         (
             "forgets the cancellation",
             "status = CASE WHEN cancel_requested THEN 'canceled'\n",

@@ -466,12 +466,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_ask_limits",
-        (
-            "asks once more",
-            "CONTINUE WHEN p_room ? asked",
-            "CONTINUE WHEN false",
-            "it is told the same but for what it took",
-        ),
+        ("asks once more", "CONTINUE WHEN p_room ? asked", "CONTINUE WHEN false"),
         ("a name without a limit is full", "found_room := 100", "found_room := 0"),
         ("two decide at once", "NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked))", "false"),
         ("many claimed ahead", "CASE WHEN most IS NOT NULL THEN 1 END", "100"),

@@ -62,9 +62,9 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, its parents,
--- the running job that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
--- jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
+-- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, its parents, the
+-- running job that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its
+-- key, a full limit, the jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
 -- that it needs. Far-off dates that Python
 -- cannot read are cut to the year 9999. `version` is a short text that changes with all that is shown, but for what
 -- cannot change and for the figures: how many workers there are, how many jobs go before.
@@ -72,7 +72,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer,
-       j.consumer_group, j.affinity_key, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
+       j.consumer_group, j.affinity_key, j.limits, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (
@@ -123,6 +123,10 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                AND t.queue = j.queue AND t.lock_key = j.lock_key AND t.available_at > now()
              LIMIT 1)) before
         WHERE q.queue = j.queue AND q.ordered),
+      (SELECT jsonb_strip_nulls(jsonb_build_object('reason', 'limit', 'limit', l.name, 'running', l.running, 'most', l.most,
+                                                   'until', dl_readable(l.next_at)))
+         FROM unnest(j.limits) WITH ORDINALITY AS its (name, nth) JOIN dl_limit_state(j.limits) l USING (name)
+        WHERE l.room = 0 ORDER BY nth LIMIT 1),
       (SELECT CASE WHEN live.stopped = live.workers AND live.workers > 0
                    THEN jsonb_build_object('reason', 'stopped', 'queue', j.queue, 'workers', live.workers)
                    WHEN live.workers = 0 AND NOT EXISTS (
@@ -277,6 +281,10 @@ SELECT dl_unpark_stranded(%(after)s, %(limit)s);
 
 -- name: resolve_stranded
 SELECT dl_resolve_stranded(%(after)s, %(limit)s);
+
+-- name: let_in
+-- queued -> queued: parked rows of limits with room become claimable; see dl_let_in_all.
+SELECT dl_let_in_all();
 
 -- name: prune
 -- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python

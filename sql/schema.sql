@@ -20,6 +20,7 @@
 --   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_time
 --   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked_keys
 --   waiting   blocked_on = 'parent'          jobs have to end before     dl_waiting
+--   parked    blocked_on = 'limit:NAME'      a limit was found full      ix_dl_jobs_limits
 -- In an ordered queue the head of a key, its row with the smallest score, is the only one that may start.
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
@@ -57,7 +58,7 @@ CREATE TABLE dl_jobs (
     CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
 
   -- Ours: what a claim needs besides.
-  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key', 'parent'
+  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key', 'parent', 'limit:NAME'
   hot boolean NOT NULL DEFAULT false,                -- unused; for code of before 0019
   backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
@@ -69,14 +70,15 @@ CREATE TABLE dl_jobs (
   claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
   trace text,                                        -- W3C traceparent of the request that triggered the job
   score float8,                                      -- place in the key, in an ordered queue; else as its producer gave it
-  affinity_key text                                  -- the heavy resource that the job needs; null: none
+  affinity_key text,                                 -- the heavy resource that the job needs; null: none
+  limits text[]                                      -- names in dl_limits that the job's runs count for; null: none
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
   autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
 );
-COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key), null when it is';
+COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key, limit:NAME), null when it is';
 COMMENT ON COLUMN dl_jobs.hot IS 'unused; for code of before 0019';
 COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
 COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
@@ -89,6 +91,7 @@ COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggered the job';
 COMMENT ON COLUMN dl_jobs.score IS 'place among the jobs of the key in an ordered queue, the smallest first; else as its producer gave it';
 COMMENT ON COLUMN dl_jobs.affinity_key IS 'the heavy resource that the job needs; null: none';
+COMMENT ON COLUMN dl_jobs.limits IS 'the limits that the job''s runs count for; null: none';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
@@ -109,6 +112,9 @@ CREATE INDEX ix_dl_jobs_time ON dl_jobs (queue, available_at, priority, created_
   WHERE status = 'queued' AND blocked_on = 'time';
 -- Keys that are busy, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
+-- The running jobs of a limit, and the parked ones by their limit. One index and not two, as above.
+CREATE INDEX ix_dl_jobs_limits ON dl_jobs (status, blocked_on, queue, priority, created_at)
+  WHERE limits IS NOT NULL AND status IN ('queued', 'running');
 -- Retention: finished jobs, the oldest end first.
 CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
 -- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by
@@ -221,10 +227,26 @@ CREATE TABLE dl_tasks (
   affinity text[],                                   -- from which args an affinity_key follows: dl_affinity; null: none
   memory_mb real,                                    -- what a run needs; null: as its runs have shown, 0: none
   cpus real,                                         -- the same, processors
+  limits text[],                                     -- those of a job whose producer names none; null: none
   CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
+COMMENT ON COLUMN dl_tasks.limits IS 'the limits of a job whose producer names none; null: none';
+
+-- What each limit of the whole fleet allows. A name that is not here has no bound.
+CREATE TABLE dl_limits (
+  name text PRIMARY KEY,
+  most int,                                          -- jobs that may run at once; null: any number
+  per_minute float8,                                 -- jobs that may start in a minute; null: any number
+  burst int NOT NULL DEFAULT 1,                      -- of these, how many may start at once
+  empty_at timestamptz NOT NULL DEFAULT '-infinity', -- since when tokens have come into an empty bucket
+  changed_by text,
+  changed_at timestamptz NOT NULL DEFAULT now(),
+  CONSTRAINT dl_limits_chk CHECK (most >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
+                                  AND (most IS NOT NULL OR per_minute IS NOT NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_limits IS 'how many jobs of a limit may run at once, and start in a minute, on all hosts together';
 
 -- What runs have used, by dl_roll: 95 of 100 of the latest 200 have used no more.
 CREATE TABLE dl_needs (

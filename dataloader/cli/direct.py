@@ -25,6 +25,7 @@ from dataloader.client import (
     Fault,
     Job,
     Key,
+    Limit,
     NotFound,
     Overview,
     Queue,
@@ -183,6 +184,19 @@ class Direct(Farm):
         lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
         job_id, status = _known(self._ask(schedules.run, name, self._by, lease_ttl_sec))
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
+
+    def limits(self) -> list[Limit]:
+        return [_one(Limit, row) for row in self._ask(stats.limits)]
+
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        self._ask(operations.set_limit, name, self._by, most, per_minute, burst)
+        return _one(Limit, self._ask(stats.limits, name)[0])
+
+    def remove_limit(self, name: str) -> None:
+        if not self._ask(operations.remove_limit, name, self._by):
+            raise NotFound("there is no limit of this name; `dataloader limit list` shows them", status=404)
 
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]

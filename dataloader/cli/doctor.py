@@ -156,6 +156,8 @@ def _waiting(case: Case) -> Iterator[Finding]:
             " Start a worker of its queue on a larger host, or raise DL_HOST_MEMORY. Where a run needs less, declare"
         )
         yield Finding(f"{text}{remedy} its `memory_mb`.", ("tasks",))
+    elif reason == "limit":
+        yield Finding(text, ("limit", "list"))
     elif reason == "no_worker":
         yield Finding(text + _no_worker(case), ("ps",))
     else:

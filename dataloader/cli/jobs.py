@@ -32,6 +32,11 @@ def _fields_of_producer(command: F) -> F:
     """An option for each field that a producer may set, but for those that have one of another shape."""
     for field in reversed(OF_PRODUCER):
         if field.name not in ("task", "queue", "lock_key", "args", "available_at"):
+            if field.type == "text[]":  # one after the other: --limit a --limit b
+                command = click.option(
+                    f"--{field.name.removesuffix('s')}", field.name, multiple=True, callback=_listed, help=field.text
+                )(command)
+                continue
             kind = {"int": int, "float8": float}.get(field.type, str)
             command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
     failure = click.option(
@@ -42,6 +47,10 @@ def _fields_of_producer(command: F) -> F:
     return click.option("--depends-on", multiple=True, metavar="JOB", help="a job that ends before; again for more")(
         failure(command)
     )
+
+
+def _listed(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
+    return list(values) or None
 
 
 @click.group()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
-from dataloader.client import Event, Job, Key
+from dataloader.client import Event, Job, Key, Limit
 from dataloader.queue import stats
 
 
@@ -53,6 +53,29 @@ def key_table(found: Sequence[Key], now: datetime) -> Any:
         ),
         ("jobs", "score", "attempt"),
         loose=("key", "waits for"),
+    )
+
+
+def limit_table(found: Sequence[Limit], now: datetime) -> Any:
+    titles = ("limit", "running", "most", "waiting", "per minute", "burst", "tokens", "changed", "by")
+    return screen.table(
+        titles,
+        (
+            (
+                screen.short(limit.name, 60),
+                limit.running,
+                screen.number(limit.most),
+                f"{limit.waiting:,}{'+' if limit.waiting >= stats.COUNTED else ''}",
+                screen.number(limit.per_minute),
+                screen.number(limit.burst),
+                "" if limit.tokens is None else f"{limit.tokens:.1f}",
+                screen.ago(limit.changed_at, now) if limit.changed_at else "",
+                screen.short(limit.changed_by or "", 40),
+            )
+            for limit in found
+        ),
+        titles[1:7],
+        loose=("limit", "by"),
     )
 
 

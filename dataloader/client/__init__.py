@@ -43,6 +43,7 @@ from dataloader.client.results import (
     Event,
     Job,
     Key,
+    Limit,
     Overview,
     Queue,
     Result,
@@ -68,6 +69,7 @@ __all__ = [
     "Job",
     "JobFailed",
     "Key",
+    "Limit",
     "NotFound",
     "Overview",
     "Queue",
@@ -231,6 +233,18 @@ class Client(Farm):
     def run_schedule(self, name: str) -> Started:
         return read(Started, self._once("POST", f"{_schedule(name)}/run").document)
 
+    def limits(self) -> list[Limit]:
+        return read_all(Limit, self._call("GET", "/limits").document, "limits")
+
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        body = {"most": most, "per_minute": per_minute, "burst": burst}
+        return read(Limit, self._call("PUT", _limit(name), body).document)
+
+    def remove_limit(self, name: str) -> None:
+        self._call("DELETE", _limit(name))
+
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return read(Job, self._once("POST", f"{_of(job_id)}/requeue").document)
@@ -315,6 +329,10 @@ def _of(job_id: UUID | str) -> str:
 
 def _schedule(name: str) -> str:
     return f"/schedules/{quote(name, safe='')}"
+
+
+def _limit(name: str) -> str:
+    return f"/limits/{quote(name, safe='')}"
 
 
 def _queue(queue: str, verb: str = "") -> str:

@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Database, Event, Job, Key, Overview, Queue, Schedule, Started, Task, Worker
+from dataloader.client.results import Database, Event, Job, Key, Limit, Overview, Queue, Schedule, Started, Task, Worker
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
 
@@ -64,6 +64,7 @@ class Farm(ABC):
         producer: str | None = None,
         consumer_group: str | None = None,
         affinity_key: str | None = None,
+        limits: list[str] | None = None,
         depends_on: Sequence[UUID | str] | None = None,
         on_parent_failure: str | None = None,
         trace: str | None = None,
@@ -89,6 +90,7 @@ class Farm(ABC):
             producer=producer,
             consumer_group=consumer_group,
             affinity_key=affinity_key,
+            limits=limits,
             depends_on=None if depends_on is None else list(map(str, depends_on)),
             on_parent_failure=on_parent_failure,
         )
@@ -269,6 +271,24 @@ class Farm(ABC):
     @abstractmethod
     def run_schedule(self, name: str) -> Started:
         """Add a job of a schedule now; now is its due time."""
+
+    @abstractmethod
+    def limits(self) -> list[Limit]:
+        """The limits of the fleet, by name."""
+
+    @abstractmethod
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        """Make a limit, or replace what it allows: `most` jobs at once, `per_minute` starts; None: any number.
+
+        `burst` of them may start at once after a pause; None: as many as a second has. Raises Refused for values out
+        of bounds, and without a bound.
+        """
+
+    @abstractmethod
+    def remove_limit(self, name: str) -> None:
+        """Let any number of the limit's jobs run; raises NotFound for an unknown limit."""
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
         """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.

@@ -67,6 +67,7 @@ class Job:
     producer: str | None = None
     consumer_group: str | None = None
     affinity_key: str | None = None
+    limits: list[str] | None = None
     idempotency_key: str | None = None
     trace: str | None = None
     schedule: Document | None = None
@@ -138,6 +139,27 @@ class Queue:
     on_dead: str | None = "continue"
     is_known: bool = True
     similar: tuple[str, ...] = ()
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a limit allows on all hosts together: `most` jobs at once, `per_minute` starts, `burst` of them at once.
+
+    None: any number. `running` jobs of it run, `waiting` ones were found without room (counted up to 1,000), `tokens`
+    may start now by the rate, `room` now in all (counted up to 100).
+    """
+
+    name: str
+    most: int | None = None
+    per_minute: float | None = None
+    burst: int | None = None
+    running: int = 0
+    waiting: int = 0
+    tokens: float | None = None
+    room: int = 0
+    changed_by: str | None = None
+    changed_at: datetime | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -152,6 +152,7 @@ class _Reaper:
         memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
         memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
         self._schedules.make(conn)
+        lifecycle.let_in(conn)
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
         self._schedules.make(conn)
         watch(conn, self._log, memory, period_sec)

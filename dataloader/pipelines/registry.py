@@ -17,6 +17,7 @@ from dataloader.queue.hooks import identity
 
 BATCH_MOST = 1_000  # keys of one call
 ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
+LIMITS_MOST, LIMIT_NAME = 8, 100  # limits of a job, characters of a name: as queue/fields.py has them
 
 PREPARE_SEC = 120.0
 REPORT, RETRY = ON_STALL = ("report", "retry")
@@ -50,6 +51,7 @@ class Pipeline:
     memory_mb: float | None = None
     cpus: float | None = None
     schedule: Mapping[str, Any] | None = None
+    limits: tuple[str, ...] | None = None
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,7 @@ def register(
     memory_mb: float | None = None,
     cpus: float | None = None,
     schedule: str | Mapping[str, Any] | None = None,
+    limits: Sequence[str] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -133,6 +136,9 @@ def register(
     `schedule` makes jobs of the task by the clock: a cron text, or a dict of a schedule's words (docs/schedules.md),
     such as {"cron": "0 3 * * MON-FRI", "timezone": "Europe/Moscow", "args": {"day": "{{ date }}"}}. Its name is the
     task's, unless the dict has a `name`. Workers tell it to the queue when they start.
+    `limits` are the limits of the fleet that the runs of a job count for whose trigger names none: up to 8 names, such
+    as ["source:oracle"]; `dataloader limit set` says what each allows. A job keeps them, and producers learn of them,
+    as of `max_attempts`.
 
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
@@ -153,11 +159,13 @@ def register(
         "memory_mb": memory_mb,
         "cpus": cpus,
         "schedule": schedule,
+        "limits": limits,
     }
     for name, value in options.items():
         _check(task, name, value)
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
     options["schedule"] = None if schedule is None else _scheduled(task, schedule)
+    options["limits"] = None if limits is None else tuple(limits)
     if prepare is not None:
         options["prepare"] = _opener(task, prepare)
 
@@ -185,7 +193,7 @@ def batch_size(task: str) -> int:
 def told() -> dict[str, dict[str, Any]]:
     """What each registered task says of its jobs where their trigger does not; None: as usual."""
     return {
-        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "memory_mb", "cpus")}
+        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "limits", "memory_mb", "cpus")}
         for task, pipeline in _registry.items()
     }
 
@@ -252,6 +260,15 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
 
 
+def _are_limits(value: Any) -> bool:
+    """Whether these are names of limits as a trigger may give them (queue/fields.py)."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > LIMITS_MOST:
+        return False
+    return all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in value) and (
+        len(set(value)) == len(value)
+    )
+
+
 def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
@@ -291,6 +308,11 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         TypeError,
         lambda v: isinstance(v, str | Mapping),
         "a cron text or a dict of a schedule's words, or None",
+    ),
+    "limits": (
+        ValueError,
+        _are_limits,
+        f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None",
     ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }

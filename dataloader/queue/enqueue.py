@@ -41,18 +41,20 @@ _INSTEAD = {
     "available_at": "now()",
     "max_attempts": "said.max_attempts, 5",
     "affinity_key": "dl_affinity(said.affinity, %(args)s::jsonb)",
+    "limits": "said.limits",
 }
 
 
 def _value(field: Field) -> str:
     """The field's parameter in `enqueue`, and what stands for one that is not given."""
     value = f"%({field.name})s::{field.type}"
-    return f"coalesce({value}, {_INSTEAD[field.name]})" if field.name in _INSTEAD else value
+    value = f"coalesce({value}, {_INSTEAD[field.name]})" if field.name in _INSTEAD else value
+    return f"nullif({value}, '{{}}')" if field.type == "text[]" else value
 
 
 def _array(field: Field) -> str:
-    """The field's parameter in `enqueue_many`: a list of values, of JSON as text."""
-    return f"p_{field.name} => %({field.name})b::{'text' if field.type == 'jsonb' else field.type}[]"
+    """The field's parameter in `enqueue_many`: a list of values, of JSON and of lists as text."""
+    return f"p_{field.name} => %({field.name})b::{'text' if field.type in ('jsonb', 'text[]') else field.type}[]"
 
 
 _SQL = db.statements("queue.sql")
@@ -85,9 +87,9 @@ class NewJob:
 
     `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
     attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args it
-    follows. `score` None means the time of creation, in an ordered queue. A `lock_key` "" leaves it to a hook
-    (`around_enqueue`). The job starts when the jobs `depends_on` have ended; `on_parent_failure`, one of
-    parents.ON_FAILURE, says what comes of it where one of these has not succeeded.
+    follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
+    ordered queue. A `lock_key` "" leaves it to a hook (`around_enqueue`). The job starts when the jobs `depends_on`
+    have ended; `on_parent_failure`, one of parents.ON_FAILURE, says what comes of it where one has not succeeded.
     """
 
     queue: str
@@ -105,6 +107,7 @@ class NewJob:
     producer: str | None = None
     consumer_group: str | None = None
     affinity_key: str | None = None
+    limits: Sequence[str] | None = None
     trace: str | None = None
     depends_on: Parents | None = None
     on_parent_failure: str = "cancel"
@@ -253,6 +256,7 @@ def enqueue_columns(
     KeyTaken, having added nothing, for a key whose job the `asker` may not see, UnknownParents for such a parent. The
     journal of jobs with keys names the asker.
     """
+    columns = columns | {"limits": [None if names is None else _literal(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
     found: set[int] = set()
@@ -268,6 +272,11 @@ def enqueue_columns(
         if asker and columns["idempotency_key"] != [None]:
             _sign(conn, results, found, asker)
     return results
+
+
+def _literal(names: Iterable[str]) -> str:
+    """A list as PostgreSQL writes it."""
+    return "{" + ",".join(['"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names]) + "}"
 
 
 def _needs_several(columns: Columns) -> bool:

@@ -521,6 +521,11 @@ def resolve_stranded(conn: Conn, after: UUID | None, limit: int) -> UUID | None:
     return row[0] if row else None
 
 
+def let_in(conn: Conn) -> None:
+    """Make rows claimable that wait for a limit with room, as far as it has: what ends and claims have missed."""
+    conn.execute(_SQL["let_in"])
+
+
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:
     """Delete up to `limit` jobs that ended more than so many seconds ago, with their journal, the oldest first.
 

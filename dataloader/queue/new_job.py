@@ -82,19 +82,31 @@ def _parsed(value: object) -> datetime | None:
         return None
 
 
+def _distinct(names: list[str] | None) -> list[str] | None:
+    if names and len(set(names)) < len(names):
+        raise PydanticCustomError("distinct", "List should hold each name once")
+    return names
+
+
+LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(_printable)]
 _TYPES: dict[str, Any] = {
     "text": str,
     "int": int,
     "float8": FiniteFloat,
     "jsonb": dict[str, Any],
     "timestamptz": datetime,
+    "text[]": list[LimitName],
 }
-_CHECKS = {"queue": AfterValidator(_printable), "available_at": BeforeValidator(instant)}
+_CHECKS = {
+    "queue": AfterValidator(_printable),
+    "available_at": BeforeValidator(instant),
+    "limits": AfterValidator(_distinct),
+}
 
 
 def rule(field: fields.Field) -> tuple[Any, Any]:
     """A field's type with its bounds, and its default, as pydantic takes them."""
-    names = ("min_length", "max_length") if field.type == "text" else ("ge", "le")
+    names = ("min_length", "max_length") if field.type in ("text", "text[]") else ("ge", "le")
     bounds: dict[str, Any] = {
         name: bound for name, bound in zip(names, (field.least, field.most), strict=True) if bound is not None
     }
@@ -164,6 +176,7 @@ def enqueue(
     producer: str | None = None,
     consumer_group: str | None = None,
     affinity_key: str | None = None,
+    limits: list[str] | None = None,
     depends_on: Parents | None = None,
     on_parent_failure: str = "cancel",
     schema: str | None = None,

@@ -282,6 +282,15 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
     return held if is_much or is_late else None
 
 
+def limits(conn: Conn, name: str | None = None) -> list[Row]:
+    """What each limit allows (`most` at once, `per_minute`, `burst`), and how it stands; None: all, by name.
+
+    `running` jobs, `waiting` ones counted up to COUNTED, the `tokens` of its rate (None: it has none), and the `room`
+    for starts now, counted up to 100.
+    """
+    return _rows(conn, "limits", wanted=name, most=COUNTED)
+
+
 def pace(conn: Conn, minutes: int) -> list[Row]:
     """How many runs ended, and how many of them badly, in each ten seconds of the last minutes; the oldest first."""
     return _rows(conn, "pace", minutes=minutes)

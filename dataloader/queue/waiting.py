@@ -79,6 +79,13 @@ def _order(why: dict[str, Any], now: datetime) -> str:
     return f"Its queue is ordered: the jobs of its key {why['lock_key']} wait for job {why['job_id']}{due}."
 
 
+def _limit(why: dict[str, Any], now: datetime) -> str:
+    if "until" in why:
+        return f"The limit {why['limit']} lets the next job start in {duration(_instant(why['until']) - now)}."
+    jobs = "1 job of it runs" if why["running"] == 1 else f"{why['running']} jobs of it run"
+    return f"The limit {why['limit']} has no room: {jobs}, and it allows {why['most']}."
+
+
 def _dead(why: dict[str, Any], now: datetime) -> str:
     return f"Its key {why['lock_key']} is held by the dead job {why['job_id']}: requeue or delete that job to go on."
 
@@ -141,6 +148,7 @@ REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "stopped": _stopped,
     "no_worker": _no_worker,
     "memory": _memory,
+    "limit": _limit,
 }
 
 

@@ -79,6 +79,9 @@ BEGIN
   IF (SELECT true FROM dl_waiting LIMIT 1) THEN
     PERFORM dl_resolve(delivery);
   END IF;
+  IF job.limits IS NOT NULL THEN
+    PERFORM dl_let_in(job.limits);
+  END IF;
   RETURN job.status;
 END
 $$;

@@ -96,6 +96,7 @@ DECLARE
                                ELSE NEW.status::text END;
   is_back boolean := NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running');
   has_moved boolean := NEW.queue <> OLD.queue OR NEW.lock_key <> OLD.lock_key;
+  of_limits text[];
 BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_step is for dl_jobs';
@@ -147,9 +148,16 @@ BEGIN
   END IF;
   -- A run has ended, or a ready row has left, or one of an ordered queue: it may have stood for parked ones.
   stays := OLD.status = NEW.status AND NEW.status = 'queued' AND NEW.available_at <= now() AND NOT has_moved;
-  IF NOT stays AND (OLD.blocked_on IS NULL OR OLD.score IS NOT NULL) AND OLD.status IN ('queued', 'running')
-     AND (NEW.status <> 'running' OR has_moved) THEN
-    PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
+  IF NOT stays AND OLD.status IN ('queued', 'running') AND (NEW.status <> 'running' OR has_moved) THEN
+    IF OLD.blocked_on IS NULL OR OLD.score IS NOT NULL
+       OR left(OLD.blocked_on, 6) = 'limit:' AND (NEW.status <> 'queued' OR has_moved) THEN
+      PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
+    END IF;
+    -- Read as JSON, for the column may not be there yet: 0019 makes this function, and 0034 the limits.
+    of_limits := ARRAY(SELECT jsonb_array_elements_text(nullif(to_jsonb(OLD) -> 'limits', 'null')));
+    IF OLD.blocked_on IS NULL AND of_limits <> '{}' THEN
+      PERFORM %1$I.dl_let_in(of_limits);
+    END IF;
   END IF;
   RETURN NULL;
 END
@@ -166,6 +174,7 @@ CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECUR
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   key_hashes int[];
+  of_limits text[];
 BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
@@ -182,9 +191,15 @@ BEGIN
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
-                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost'));
+                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')
+                          OR left(blocked_on, 6) = 'limit:');
   IF key_hashes <> '{}' THEN
     PERFORM %1$I.dl_unpark(key_hashes);
+    of_limits := ARRAY(SELECT DISTINCT jsonb_array_elements_text(nullif(to_jsonb(gone) -> 'limits', 'null')) FROM gone
+                        WHERE status IN ('queued', 'running') AND blocked_on IS NULL);
+    IF of_limits <> '{}' THEN
+      PERFORM %1$I.dl_let_in(of_limits);
+    END IF;
   END IF;
   RETURN NULL;
 END

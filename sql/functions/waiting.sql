@@ -22,23 +22,31 @@ DECLARE
   held text[] := ARRAY(
     SELECT lock_key FROM dl_jobs
      WHERE job_id = ANY (p_holders)
-       AND (status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))
+       AND (status::text = 'queued' AND (available_at > clock_timestamp() OR left(blocked_on, 6) = 'limit:')
+            OR status::text IN ('failed', 'lost'))
        FOR SHARE SKIP LOCKED);
   parked int := 0;
+  of_limits text[];
 BEGIN
   IF busy <> '{}' OR held <> '{}' THEN
-    UPDATE dl_jobs SET blocked_on = 'key' WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_jobs
-       WHERE ctid = ANY (ARRAY(
-               SELECT at FROM (
-                 SELECT ctid AS at, lock_key FROM dl_jobs
-                  WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-                    AND (priority, created_at) >= (p_priority, p_from)
-                  ORDER BY priority, created_at LIMIT p_rows) near
-                WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)))
-         AND status::text = 'queued' AND blocked_on IS NULL
-         FOR NO KEY UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS parked = ROW_COUNT;
+    WITH behind AS (
+      UPDATE dl_jobs SET blocked_on = 'key' WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM dl_jobs
+         WHERE ctid = ANY (ARRAY(
+                 SELECT at FROM (
+                   SELECT ctid AS at, lock_key FROM dl_jobs
+                    WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+                      AND (priority, created_at) >= (p_priority, p_from)
+                    ORDER BY priority, created_at LIMIT p_rows) near
+                  WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)))
+           AND status::text = 'queued' AND blocked_on IS NULL
+           FOR NO KEY UPDATE SKIP LOCKED))
+      RETURNING limits)
+    SELECT count(*), ARRAY(SELECT DISTINCT name FROM behind CROSS JOIN unnest(limits) name) INTO parked, of_limits
+      FROM behind;
+    IF of_limits <> '{}' THEN  -- other rows may have the room for which these stood
+      PERFORM dl_let_in(of_limits);
+    END IF;
   END IF;
   RETURN parked;
 END

@@ -78,7 +78,10 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/static/<path:name>"): frozenset(),
     ("POST", "/login"): frozenset(),
     ("POST", "/logout"): frozenset(),
-    **{("GET", path): READ for path in ("/", "/jobs", "/keys", "/key", "/workers", "/metrics", "/openapi.json")},
+    **{
+        ("GET", path): READ
+        for path in ("/", "/jobs", "/keys", "/key", "/workers", "/limits", "/metrics", "/openapi.json")
+    },
     ("GET", "/schedules"): READ,
     ("POST", "/schedules"): OPERATES,
     ("POST", "/schedules/<name>/<any('pause', 'resume', 'run'):verb>"): OPERATES,
@@ -109,6 +112,10 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("kill-retries", "move")},
     ("PUT", QUEUE.replace("anything", "queue")): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
+    ("GET", "/api/v1/limits"): READ,
+    ("GET", "/api/v1/limits/<anything:limit>"): READ,
+    ("PUT", "/api/v1/limits/<anything:limit>"): OPERATES,
+    ("DELETE", "/api/v1/limits/<anything:limit>"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/order"): OPERATES,

@@ -17,6 +17,7 @@ PAGES = [
     "/jobs",
     "/workers",
     "/schedules",
+    "/limits",
     "/queues/load.cbr",
     "/queues/a%2Fb%20%3F%25",
     "/jobs?status=dead&sort=key",

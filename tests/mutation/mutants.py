@@ -102,13 +102,17 @@ COSTS = "the function finds that there is nothing to do; the condition saves the
 LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 WAIT = "FOR NO KEY UPDATE"
 LIVE = "lease_expires_at > now()"
-HOLDS = "(status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))"
+HOLDS = (
+    "(status::text = 'queued' AND (available_at > clock_timestamp() OR left(blocked_on, 6) = 'limit:')\n"
+    "            OR status::text IN ('failed', 'lost'))"
+)
 IN_ORDER = "ORDER BY queue, lock_key, status, least(attempt, 1), score, created_at, job_id"
 SAID_ALONE = "unfinished, canceled, locked, backoffs, look_again, due_in, from_time, batch, in_order, passed_over"
 SAID = SAID_ALONE.split(", ")
 STEP_BEGINS = "  p_queue text, p_worker text, p_backend_start timestamptz, p_backoff_sec float8, p_most int,"
 
 # What dl_enqueue_one does for a job without an idempotency key and, two spaces further, for one with a key.
+OF_TASKS = "LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth"
 OF_TASK = "FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said"
 IN_ENQUEUE_ONE = [
     ("not as the pipeline says", "     coalesce(p_max_attempts, said.max_attempts,", "     coalesce(p_max_attempts,"),
@@ -119,13 +123,20 @@ IN_ENQUEUE_ONE = [
     ),
     (
         "no affinity key",
-        "     p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)), at,",
-        "     p_producer, p_consumer_group, p_affinity_key, at,",
+        "     p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),",
+        "     p_producer, p_consumer_group, p_affinity_key,",
     ),
     (
         "not the producer's affinity key",
         "     p_producer, p_consumer_group, coalesce(p_affinity_key, ",
         "     p_producer, p_consumer_group, coalesce(",
+    ),
+    ("no limits of the task", "     nullif(coalesce(p_limits, said.limits), '{}'), at", "     p_limits, at"),
+    ("not the producer's limits", "     nullif(coalesce(p_limits, said", "     nullif(coalesce(said"),
+    (
+        "an empty list",
+        "     nullif(coalesce(p_limits, said.limits), '{}'), at",
+        "     coalesce(p_limits, said.limits), at",
     ),
     ("starts future jobs", "     CASE WHEN p_available_at > now() THEN 'time' END, 2", "     NULL, 2"),
     ("only of tasks that say something", OF_TASK, OF_TASK.replace("LEFT ", "")),
@@ -261,19 +272,22 @@ MUTANTS: list[Mutant] = [
         ("waits for a holder", f"{HOLDS}\n       FOR SHARE SKIP LOCKED", f"{HOLDS}\n       FOR SHARE"),
         (
             "behind a holder whose time has come",
-            "status::text = 'queued' AND available_at > clock_timestamp() OR",
-            "status::text = 'queued' OR",
+            "(available_at > clock_timestamp() OR left(blocked_on, 6) = 'limit:')",
+            "true",
             "the time would have to come within the microseconds between the look and the lock",
         ),
         ("behind a holder that has left", f"\n       AND {HOLDS}", "", WITHIN),
-        ("behind a dead job only", "status::text = 'queued' AND available_at > clock_timestamp() OR ", ""),
-        ("not behind a dead job", " OR status::text IN ('failed', 'lost'))", ")"),
+        ("behind a dead job only", "status::text = 'queued' AND (available_at > clock_timestamp() OR ", "(("),
+        ("not behind a dead job", "OR status::text IN ('failed', 'lost'))", ")"),
+        ("not behind a head without room", " OR left(blocked_on, 6) = 'limit:'"),
+        ("keeps the room of what it parks", "IF of_limits <> '{}' THEN", "IF false THEN"),
+        ("asks without limits", "IF of_limits <> '{}' THEN", "IF true THEN", COSTS),
         ("not behind a holder", " OR lock_key = ANY (held)"),
         ("rows of every queue", "queue = p_queue AND "),
         ("rows of every key", "WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)", "WHERE true"),
         ("waits for a locked row", LOCK, WAIT),
-        ("no row lock", f"\n         {LOCK}"),
-        ("a row that has left", "\n         AND status::text = 'queued' AND blocked_on IS NULL\n", "\n", WITHIN),
+        ("no row lock", f"\n           {LOCK}"),
+        ("a row that has left", "\n           AND status::text = 'queued' AND blocked_on IS NULL\n", "\n", WITHIN),
         ("all rows", "LIMIT p_rows", "", "a claim parks what it has passed; more would be parked by the next one"),
     ),
     *_body(
@@ -518,11 +532,144 @@ MUTANTS: list[Mutant] = [
         ("due since its creation", "greatest(created_at, available_at)", "created_at"),
     ),
     *_function(
+        "dl_limit_state",
+        ("any job counts", " AND asked.name = ANY (limits)"),
+        ("ended runs count", "status = 'running' AND limits", "limits"),
+        ("each job of a delivery counts", "count(DISTINCT (lock_key, claimed_by))", "count(*)"),
+        ("runs of one worker are one", "(lock_key, claimed_by)", "(claimed_by)"),
+        ("any number at once", "least(100, l.most - used.running, floor", "least(100, floor"),
+        ("any rate", ", floor(least(bucket.tokens, 1000) + 0.001)", ""),
+        (
+            "a bucket without a bottom",
+            "greatest(l.empty_at, clock.at",
+            "(SELECT l.empty_at WHERE clock.at",
+        ),
+        ("nothing for what comes late", "(l.burst + 0.5)", "l.burst"),
+        ("starts by parts of tokens", "floor(least(bucket.tokens, 1000) + 0.001)", "ceil(least(bucket.tokens, 1000))"),
+        ("never less than nothing", "greatest(0, least", "(least"),
+    ),
+    *_function(
+        "dl_ask_limits",
+        ("asks once more", "CONTINUE WHEN p_room ? asked", "CONTINUE WHEN false"),
+        ("a name without a limit is full", "found_room := 100", "found_room := 0"),
+        ("two decide at once", "NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked))", "false"),
+        ("many claimed ahead", "CASE WHEN most IS NOT NULL THEN 1 END", "100"),
+        ("waits for a stranger", "FOR NO KEY UPDATE SKIP LOCKED", "FOR NO KEY UPDATE"),
+        ("takes a stranger's tokens", "CASE WHEN FOUND THEN found_room END", "found_room"),
+        ("locks the row without a rate", "this.per_minute IS NOT NULL AND ", "", "the row is locked for nothing"),
+    ),
+    *_function(
+        "dl_has_room",
+        ("room in one is enough", "bool_and", "bool_or"),
+        (
+            "in what another decides on",
+            "coalesce((p_room ->> name)::int, 0) > 0",
+            "coalesce((p_room ->> name)::int, 1) > 0",
+        ),
+    ),
+    *_function(
+        "dl_use_room",
+        ("takes none", "(p_room ->> name)::int - 1", "(p_room ->> name)::int"),
+    ),
+    *_function(
+        "dl_settle_limits",
+        ("no tokens", "PERFORM dl_spend_tokens(p_granted)", "NULL"),
+        ("parks what has room", "WHERE room = 0 AND (next_at", "WHERE (next_at", "the hold is as many as may run"),
+        ("parks behind an end under way", "dl_hold_running(name) >= most", "true"),
+        ("never for a token", "next_at IS NOT NULL OR "),
+        ("rows of other limits", " AND limits && full_ones\n", "\n"),
+        ("rows of every queue", "queue = p_queue AND "),
+        ("no heads", "\n                || ARRAY(SELECT ctid FROM dl_jobs WHERE job_id = ANY (p_heads))"),
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f"\n          {LOCK}"),
+        (
+            "a row that has left",
+            "status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND ",
+            "",
+            WITHIN,
+        ),
+        ("lets nobody in", "PERFORM dl_let_in(asked)", "NULL"),
+        ("of what another decides on", "WHERE value IS NOT NULL", "", "its hold tells"),
+    ),
+    *_function(
+        "dl_spend_tokens",
+        ("of what has not started", " AND status::text = 'running' AND claimed_pid = pg_backend_pid()"),
+        ("one for all", "begun.runs * 60", "1 * 60"),
+        ("a token for each job of a delivery", "count(DISTINCT (lock_key, claimed_by))", "count(*)"),
+        (
+            "counts idle time for ever",
+            "greatest(l.empty_at, clock_timestamp()",
+            "(SELECT l.empty_at WHERE clock_timestamp()",
+        ),
+        ("of every limit", "l.name = begun.name AND "),
+        (
+            "of limits without a rate",
+            " AND l.per_minute IS NOT NULL",
+            "",
+            "without a rate the new time is null, and the row refuses it: the claim would fail",
+        ),
+    ),
+    *_function(
+        "dl_hold_running",
+        ("no hold", " FOR SHARE SKIP LOCKED"),
+        ("waits for an end", "FOR SHARE SKIP LOCKED", "FOR SHARE"),
+        ("any job", " AND p_name = ANY (limits)"),
+        ("each job of a delivery", "count(DISTINCT (lock_key, claimed_by))", "count(*)"),
+    ),
+    *_body(
+        "FUNCTION dl_let_in(p_names",
+        ("with one snapshot", "<> 'read committed'", "IS NULL"),
+        ("into a full limit", "most IS NULL OR running < most", "true", COSTS),
+        ("into one queue", "UNION ALL", "UNION ALL SELECT NULL WHERE false UNION ALL", COSTS),
+        ("without a token", "IF of_limit.room > 0 THEN", "IF true THEN"),
+        ("says nothing", "PERFORM pg_notify('dl_jobs', its_queue)", "NULL"),
+    ),
+    *_function(
+        "dl_next_of_limit",
+        ("of any limit", " AND blocked_on = 'limit:' || p_name AND queue", " AND queue"),
+        ("of any queue", " AND queue = p_queue\n", "\n"),
+        ("to stop at the next limit", " WHERE NOT EXISTS (SELECT FROM full_ones WHERE name = ANY (limits))"),
+        (
+            "in any order",
+            "     ORDER BY priority, created_at LIMIT p_limit",
+            "     ORDER BY priority DESC, created_at DESC LIMIT p_limit",
+        ),
+        ("more than there is room for", "LIMIT p_limit FOR", "FOR"),
+        ("waits for a locked row", LOCK, WAIT),
+        ("no row lock", f" {LOCK}"),
+        (
+            "a row that has left",
+            "\n       AND status::text = 'queued' AND blocked_on = 'limit:' || p_name\n     ORDER",
+            "\n     ORDER",
+            WITHIN,
+        ),
+    ),
+    *_function(
+        "dl_let_in_some",
+        ("beside those that stand there", "p_room - standing)", "p_room)"),
+        ("counts those of other limits", "\n     WHERE p_name = ANY (limits));", ");"),
+        ("counts those of other queues", " AND queue = p_queue\n", "\n"),
+    ),
+    *_function(
+        "dl_let_in_later",
+        ("one more each time", "IF NOT EXISTS (", "IF true OR NOT EXISTS ("),
+        ("beside any that is due", " near WHERE p_name = ANY (limits)", " near"),
+        ("keeps the refusals", ", backoffs = 0"),
+    ),
+    *_function(
+        "dl_let_in_all",
+        ("one limit", "left(reason, 6) = 'limit:'", "false"),
+    ),
+    *_function(
         "dl_take_keys",
         ("looks for a warm one at all", " OR rows > last", ""),
         ("a warm one of a worse priority", "near.priority <> class OR ", ""),
         ("the queue's order has one priority", "wanted IS NOT NULL AND (near", "(near"),
         ("no affinity", "near.affinity_key <> ALL (wanted) AND", "false AND"),
+        ("takes what has no room", "IF NOT dl_has_room(near.limits, room) THEN", "IF false THEN"),
+        ("two jobs for one place", "room := dl_use_room(near.limits, room)", "NULL"),
+        ("asks for each row", "CONTINUE WHEN near.limits = full_ones", "NULL", COSTS),
+        ("no word of what may start", "granted := granted || near.job_id", "NULL"),
         ("nothing is overdue", " AND near.created_at >= overdue;", ";"),
         ("overdue in another class", "->> class::text", "->> '100'"),
         ("no room", "near.task = ANY (without) OR", ""),
@@ -560,6 +707,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_finish(\n  p_worker text, p_let_go boolean, p_job_id",
+        ("keeps the place in its limits", "IF is_limited THEN", "IF false THEN"),
+        ("asks without limits", "IF is_limited THEN", "IF true THEN", COSTS),
         ("any attempt", "WHERE j.ctid = e.at AND j.attempt = e.attempt", "WHERE j.ctid = e.at"),
         (
             "any worker",
@@ -690,6 +839,9 @@ MUTANTS: list[Mutant] = [
             "AND attempt < greatest(max_attempts, 1))\n",
         ),
         ("spent attempts", " AND attempt < greatest(max_attempts, 1))\n", ")\n"),
+        ("a row without room", "\n                              AND (limits IS NULL OR job_id = ANY (took.granted))"),
+        ("settles no limits", "IF took.room IS NOT NULL OR heads_room IS NOT NULL THEN", "IF false THEN"),
+        ("comes back late for a limit", ", CASE WHEN is_contended THEN 0.05 END"),
         ("waits for a locked row", LOCK, WAIT),
         ("no row lock", f"\n             {LOCK}"),
         (
@@ -863,6 +1015,8 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_give_back",
+        ("keeps the place in its limits", "IF job.limits IS NOT NULL THEN", "IF false THEN"),
+        ("asks without limits", "IF job.limits IS NOT NULL THEN", "IF true THEN", COSTS),
         (
             "forgets the cancellation",
             "status = CASE WHEN cancel_requested THEN 'canceled'\n",
@@ -1120,11 +1274,29 @@ MUTANTS: list[Mutant] = [
         ("no look at the instant", "e.ts = now() OR "),
         ("no look at the transaction", " OR e.xmin = pg_current_xact_id()::xid"),
         ("makes nobody ready", "PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)])", "NULL"),
-        ("after a parked row too", "(OLD.blocked_on IS NULL OR OLD.score IS NOT NULL) AND OLD.status", "OLD.status"),
+        ("after a parked row too", "IF OLD.blocked_on IS NULL OR OLD.score IS NOT NULL\n", "IF true\n"),
         (
             "not after a row of an ordered queue that waited",
-            "(OLD.blocked_on IS NULL OR OLD.score IS NOT NULL)",
-            "OLD.blocked_on IS NULL",
+            "OLD.blocked_on IS NULL OR OLD.score IS NOT NULL\n",
+            "OLD.blocked_on IS NULL\n",
+        ),
+        (
+            "not after a row that waited for a limit",
+            "\n       OR left(OLD.blocked_on, 6) = 'limit:' AND (NEW.status <> 'queued' OR has_moved) THEN",
+            " THEN",
+        ),
+        (
+            "wakes the key of what waits for its time now",
+            "left(OLD.blocked_on, 6) = 'limit:' AND (NEW.status <> 'queued' OR has_moved)",
+            "left(OLD.blocked_on, 6) = 'limit:'",
+            "one more row of the key is looked at, and parked again",
+        ),
+        ("keeps the place in its limits", "IF OLD.blocked_on IS NULL AND of_limits <> '{}' THEN", "IF false THEN"),
+        (
+            "asks for the limits of parked rows",
+            "IF OLD.blocked_on IS NULL AND of_limits",
+            "IF of_limits",
+            COSTS,
         ),
         ("no place", "score = coalesce(j.score, place.score)", "score = j.score"),
         (
@@ -1138,7 +1310,7 @@ MUTANTS: list[Mutant] = [
         ("a place in any queue", "q.queue = dl_jobs.queue AND ordered)", "q.queue = dl_jobs.queue)"),
         ("after a start", " AND (NEW.status <> 'running' OR has_moved) THEN", " THEN"),
         ("not after a run has moved", "(NEW.status <> 'running' OR has_moved)", "NEW.status <> 'running'"),
-        ("after any step", "AND OLD.status IN ('queued', 'running')\n", "\n"),
+        ("after any step", " AND OLD.status IN ('queued', 'running') AND (NEW", " AND (NEW"),
     ),
     *_in(
         INSERTS,
@@ -1169,7 +1341,10 @@ MUTANTS: list[Mutant] = [
         ("makes nobody ready", "PERFORM %1$I.dl_unpark(", "PERFORM ("),
         ("after a run only", "status = 'running' OR status = 'queued' AND blocked_on IS NULL", "status = 'running'"),
         ("after a ready row only", "status = 'running' OR status", "status"),
-        ("after a parked row too", " AND blocked_on IS NULL"),
+        ("after a parked row too", "status = 'queued' AND blocked_on IS NULL\n", "status = 'queued'\n"),
+        ("not after a row that waited for a limit", "\n                          OR left(blocked_on, 6) = 'limit:'"),
+        ("keeps the place in its limits", "IF of_limits <> '{}' THEN", "IF false THEN"),
+        ("asks without limits", "IF of_limits <> '{}' THEN", "IF true THEN", COSTS),
         (
             "not after a row of an ordered queue",
             "\n                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')",
@@ -1311,9 +1486,12 @@ MUTANTS: list[Mutant] = [
         ("starts what is held", "    ELSIF key.is_odd THEN\n", "    END IF;\n    IF key.is_odd THEN\n"),
         (
             "starts what may not start",
-            "    ELSE\n      due",
-            "    END IF;\n    IF key.dead_id IS NULL AND key.early_id IS NULL THEN\n      due",
+            "    ELSE\n      IF key.limits",
+            "    END IF;\n    IF key.dead_id IS NULL AND key.early_id IS NULL THEN\n      IF key.limits",
         ),
+        ("a head without room", "IF NOT dl_has_room(key.limits, room) THEN", "IF false THEN"),
+        ("no word of a head without room", "holders := holders || key.job_id;\n          CONTINUE", "CONTINUE"),
+        ("two heads for one place", "room := dl_use_room(key.limits, room)", "NULL"),
         ("no word of what may not start", "odd := odd || key.job_id", "NULL"),
         ("a canceled head", "cancel_requested OR attempt >=", "attempt >="),
         ("a spent head", "cancel_requested OR attempt >= greatest(max_attempts, 1) AS", "cancel_requested AS"),
@@ -1373,9 +1551,11 @@ MUTANTS: list[Mutant] = [
         ("several tasks", "WHERE is_same_task AND NOT is_odd", "WHERE NOT is_odd"),
         (
             "every job of its task",
-            "bool_and(task = p_task) OVER (ORDER BY score, created_at, job_id)",
-            "task = p_task",
+            "bool_and(task = p_task AND limits IS NOT DISTINCT FROM p_limits) OVER (ORDER BY score, created_at,"
+            " job_id)",
+            "task = p_task AND limits IS NOT DISTINCT FROM p_limits",
         ),
+        ("jobs of other limits", " AND limits IS NOT DISTINCT FROM p_limits"),
         ("ends before what may not start", "SELECT cancel_requested OR attempt >=", "SELECT attempt >="),
         ("a spent job", "cancel_requested OR attempt >= greatest(max_attempts, 1) AS", "cancel_requested AS"),
         ("no run for max_attempts 0", "attempt >= greatest(max_attempts, 1)", "attempt >= max_attempts"),
@@ -1454,6 +1634,11 @@ MUTANTS: list[Mutant] = [
         ),
         ("not the producer's affinity key", "coalesce(dl_enqueue.affinity_key, ", "coalesce("),
         ("any affinity key", "length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200", "false"),
+        ("any number of limits", "cardinality(dl_enqueue.limits) > 8\n      OR ", ""),
+        ("any limits", "cardinality(dl_enqueue.limits) > (SELECT", "0 > (SELECT"),
+        ("a limit twice", "SELECT count(DISTINCT name) FROM unnest", "SELECT count(name) FROM unnest"),
+        ("no limits of the task", "coalesce(dl_enqueue.limits, said.limits)", "dl_enqueue.limits"),
+        ("not the producer's limits", "coalesce(dl_enqueue.limits, said.limits)", "said.limits"),
         ("only of tasks that say something", "LEFT JOIN %1$I.dl_tasks", "JOIN %1$I.dl_tasks"),
         ("as any pipeline says", "USING (task)", "ON true"),
         ("with the caller's rights", "SECURITY DEFINER"),
@@ -1471,7 +1656,8 @@ MUTANTS: list[Mutant] = [
         "-- name: tell_tasks\n",
         ("keeps the first attempts", "max_attempts = excluded.max_attempts", "max_attempts = dl_tasks.max_attempts"),
         ("keeps the first args", "affinity = excluded.affinity", "affinity = dl_tasks.affinity"),
-        ("writes what is there", "EXCEPT SELECT task, max_attempts, affinity, memory_mb, cpus FROM dl_tasks "),
+        ("writes what is there", "EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus FROM dl_tasks "),
+        ("keeps the first limits", "limits = excluded.limits", "limits = dl_tasks.limits"),
     ),
     *_function(
         "dl_enqueue_many",
@@ -1479,9 +1665,31 @@ MUTANTS: list[Mutant] = [
         ("asks where all keys are given", "IF array_position(p_affinity_key, NULL) IS NOT NULL", "IF true", COSTS),
         ("asks where no task names args", " AND affinity IS NOT NULL", "", COSTS),
         ("not the producer's affinity key", "coalesce(given, %1$I.dl_affinity(", "coalesce(%1$I.dl_affinity("),
-        ("only of tasks that say something", "LEFT JOIN %1$I.dl_tasks", "JOIN %1$I.dl_tasks"),
-        ("as any pipeline says", "USING (task) ORDER BY nth", "ON true ORDER BY nth"),
-        ("another job's affinity key", "USING (task) ORDER BY nth", "USING (task) ORDER BY nth DESC"),
+        (
+            "only of tasks that say something",
+            "(given, task, args, nth)\n        LEFT JOIN %1$I.dl_tasks",
+            "(given, task, args, nth)\n        JOIN %1$I.dl_tasks",
+        ),
+        (
+            "as any pipeline says",
+            f"args, nth)\n        {OF_TASKS}",
+            f"args, nth)\n        {OF_TASKS}".replace("USING (task)", "ON true"),
+        ),
+        ("another job's affinity key", f"args, nth)\n        {OF_TASKS}", f"args, nth)\n        {OF_TASKS} DESC"),
+        ("no limits", "IF array_position(p_limits, NULL) IS NOT NULL", "IF false"),
+        ("asks where all limits are given", "IF array_position(p_limits, NULL) IS NOT NULL", "IF true", COSTS),
+        ("asks where no task has limits", " AND limits IS NOT NULL", "", COSTS),
+        ("not the producer's limits", "coalesce(given, limits::text)", "limits::text"),
+        (
+            "another job's limits",
+            f"AS n (given, task, nth)\n        {OF_TASKS}",
+            f"AS n (given, task, nth)\n        {OF_TASKS} DESC",
+        ),
+        (
+            "limits only of tasks that have some",
+            "AS n (given, task, nth)\n        LEFT JOIN",
+            "AS n (given, task, nth)\n        JOIN",
+        ),
     ),
     *_function(
         "dl_enqueue_one",

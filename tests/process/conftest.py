@@ -41,6 +41,7 @@ FARMS = {
     "test_worker_hooks",
     "test_llm_of_farms",
     "test_example_llm",
+    "test_limits_of_farms",
 }
 
 

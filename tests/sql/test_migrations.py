@@ -441,6 +441,7 @@ NEW_TABLES = (
     "dl_parents",
     "dl_waiting",
     "dl_schedules",
+    "dl_limits",
 )
 
 

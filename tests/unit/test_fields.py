@@ -62,7 +62,7 @@ def selected(columns: str) -> set[str]:
 def columns() -> dict[str, str]:
     """The columns of schema.sql and their types."""
     table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\) WITH", text("schema.sql"), re.DOTALL)[0]
-    return dict(re.findall(r"^  ([a-z_]+) (\w+)", table, re.MULTILINE))
+    return dict(re.findall(r"^  ([a-z_]+) (\w+(?:\[\])?)", table, re.MULTILINE))
 
 
 def documented(page: str, header: str) -> set[str]:
@@ -90,7 +90,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     "sql/stats.sql, shown": (lambda: selected(STATS["shown"]), LIST),
     "sql/stats.sql, job": (lambda: selected(STATS["job"].split("FROM")[0].removeprefix("SELECT ")), PAGE),
     f"{OF_SQL}, dl_enqueue, parameters": (
-        lambda: re.findall(r"(\w+) \w+(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
+        lambda: re.findall(r"(\w+) \w+(?:\[\])?(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
         PRODUCERS,
     ),
     f"{OF_SQL}, dl_enqueue, columns": (
@@ -98,7 +98,9 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         INSERTED - {"blocked_on", "journaled", "trace"},
     ),
     f"{OF_SQL}, dl_enqueue_one, parameters": (
-        lambda: set(re.findall(r"p_(\w+) \w+[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"},
+        lambda: (
+            set(re.findall(r"p_(\w+) \w+(?:\[\])?[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"}
+        ),
         PRODUCERS,
     ),
     f"{OF_SQL}, dl_enqueue_one, columns without keys": (
@@ -193,7 +195,8 @@ def test_a_job_has_the_declared_defaults() -> None:
 
 def rule(field: Field) -> str:
     """A field's bounds as dl_enqueue asks for them; the largest int is the column's own bound."""
-    value = f"length(dl_enqueue.{field.name})" if field.type == "text" else f"dl_enqueue.{field.name}"
+    size = {"text": "length", "text[]": "cardinality"}.get(field.type)
+    value = f"{size}(dl_enqueue.{field.name})" if size else f"dl_enqueue.{field.name}"
     value = f"coalesce({value}, 0)" if field.default is REQUIRED else value
     most = None if field.most == INT4_MAX else field.most
     if field.least is None:

@@ -113,6 +113,13 @@ def schedules() -> Response:
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
 
 
+@blueprint.get("/limits")
+def limits() -> Response:
+    """The limits of the fleet."""
+    with session() as conn:
+        return show("limits.html", limits=stats.limits(conn), counted=stats.COUNTED)
+
+
 def _alive_first(workers: Rows) -> Rows:
     """Busy workers first, then idle ones, then gone ones; each group by host and process."""
     return sorted(workers, key=lambda w: (not w["is_live"], w["job_id"] is None, w["host"] or "", w["pid"] or 0))
@@ -245,6 +252,7 @@ _LABELS = {
     "producer": "Producer",
     "consumer_group": "Consumer group",
     "affinity_key": "Affinity key",
+    "limits": "Limits",
     "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",

@@ -19,6 +19,7 @@ from dataloader.api.v1 import responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
+from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
 from dataloader.queue.new_schedule import NAME as SCHEDULE_NAME
 
@@ -30,6 +31,7 @@ TAGS = {
     "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
+    "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
 }
@@ -53,6 +55,10 @@ _PATH: dict[str, Node] = {
         "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
     },
     "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME}},
+    "limit": {
+        "description": "of a limit, percent-encoded",
+        "schema": {"type": "string", "minLength": 1, "maxLength": LIMIT_NAME, "pattern": _STORABLE},
+    },
 }
 _RETRY = {
     "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},

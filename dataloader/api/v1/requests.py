@@ -225,6 +225,21 @@ class QueueLimit(Body):
     max_length: int | None = Field(ge=0, le=INT4_MAX)
 
 
+class LimitSet(Body):
+    """The body of PUT /api/v1/limits/{limit}; at least one of `most` and `per_minute` should be given."""
+
+    most: int | None = Field(default=None, ge=0, le=INT4_MAX, description="jobs that may run at once; null: any number")
+    per_minute: float | None = Field(
+        default=None, ge=0.001, le=1_000_000, description="jobs that may start in a minute; null: any number"
+    )
+    burst: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="how many of these may start at once after a pause; null: as many as a second has, at least one",
+    )
+
+
 class QueueOrder(Body):
     """The body of PUT /api/v1/queues/{queue}; a field that is left out stays as it is."""
 

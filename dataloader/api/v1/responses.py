@@ -79,6 +79,9 @@ class WaitingFor(BaseModel):
     room_mb: float | None = Field(None, description="what all runs may use together on the largest host of its queue")
     parents: int | None = Field(None, description="how many jobs have to end before")
     on_failure: str | None = Field(None, description="what comes of the job when one of them does not succeed")
+    limit: str | None = Field(None, description="the name of the limit that has no room")
+    running: Count | None = Field(None, description="jobs of that limit that run")
+    most: Count | None = Field(None, description="jobs of that limit that may run at once")
 
 
 class Shown(BaseModel):
@@ -106,6 +109,7 @@ class Shown(BaseModel):
     producer: str | None
     consumer_group: str | None
     affinity_key: str | None
+    limits: list[str] | None
 
 
 class Status(Shown):
@@ -421,6 +425,33 @@ class Removed(BaseModel):
 
     name: str
     removed: Literal[True]
+
+
+class Limit(BaseModel):
+    """What a limit allows on all hosts together, and how it stands."""
+
+    name: str
+    most: Count | None = Field(description="jobs that may run at once; null: any number")
+    per_minute: float | None = Field(description="jobs that may start in a minute; null: any number")
+    burst: Count | None = Field(description="of these, how many may start at once after a pause")
+    running: Count
+    waiting: Count = Field(description="jobs that were found without room, counted up to 1,000")
+    tokens: float | None = Field(description="how many jobs may start now by the rate")
+    room: Count = Field(description="how many jobs may start now, counted up to 100")
+    changed_by: str | None
+    changed_at: datetime
+
+
+class Limits(BaseModel):
+    """All limits, by name."""
+
+    limits: list[Limit]
+
+
+class LimitRemoved(BaseModel):
+    """The limit that is no more."""
+
+    name: str
 
 
 class Transaction(BaseModel):

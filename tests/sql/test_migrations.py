@@ -438,6 +438,7 @@ NEW_TABLES = (
     "dl_lengths",
     "dl_freed",
     "dl_results",
+    "dl_checkpoints",
 )
 
 

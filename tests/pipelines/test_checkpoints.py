@@ -257,7 +257,9 @@ def test_what_would_not_come_back_as_it_is_is_refused(value: Any) -> None:
     assert "a checkpoint should be a dict of JSON: with texts as keys" in (result.error or "")
 
 
-@pytest.mark.parametrize("value", [{}, {"ü": ["a\n", 1, 0.1, True, None, {"b": []}]}, {"a": 2**200}, {"a": "x" * 65_526}])
+@pytest.mark.parametrize(
+    "value", [{}, {"ü": ["a\n", 1, 0.1, True, None, {"b": []}]}, {"a": 2**200}, {"a": "x" * 65_526}]
+)
 def test_any_other_dict_comes_back(value: Any) -> None:
     register("checkpoints.saves")(_saves_given)
     GIVEN[:] = [value]

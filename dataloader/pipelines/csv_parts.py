@@ -88,7 +88,7 @@ class Parts:
 
 
 def load_in_parts(context: Context, wanted: Arguments, source: Source, columns: list[str]) -> Iterator[Progress | None]:
-    """Load a large file; raises PermanentError and psycopg.Error, where it is for good after it dropped what is staged."""
+    """Load a large file; raises PermanentError and psycopg.Error. An error for good drops what is staged."""
     parts = Parts(context, wanted, source, columns)
     try:
         yield from parts.run()

@@ -191,11 +191,7 @@ MUTANTS: list[Mutant] = [
             "\n   AND (c.checkpoint, c.target_claim, c.target_number)"
             "\n       IS DISTINCT FROM (excluded.checkpoint, excluded.target_claim, excluded.target_number)",
         ),
-        (
-            "not a new one",
-            "(c.checkpoint, c.target_claim, c.target_number)",
-            "(NULL::jsonb, c.target_claim, c.target_number)",
-        ),
+        ("not a new one", "AND (c.checkpoint, c.target_claim", "AND (NULL::jsonb, c.target_claim"),
         (
             "any run comes further",
             "CASE WHEN c.checkpoint IS DISTINCT FROM excluded.checkpoint THEN excluded.claim ELSE c.claim END",

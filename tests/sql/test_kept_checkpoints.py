@@ -114,9 +114,10 @@ def test_it_is_there_before_the_end_of_any_run_and_stays(
 ) -> None:
     job_id = enqueue(conn)
     conn.execute(
-        "CREATE FUNCTION looks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN ASSERT EXISTS (SELECT FROM dl_checkpoints);"
-        " RETURN NEW; END $$; CREATE TRIGGER looks BEFORE UPDATE ON dl_jobs FOR EACH ROW"
-        " WHEN (OLD.status = 'running') EXECUTE FUNCTION looks()"
+        "CREATE FUNCTION looks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " ASSERT EXISTS (SELECT FROM dl_checkpoints); RETURN NEW; END $$;"
+        " CREATE TRIGGER looks BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN (OLD.status = 'running')"
+        " EXECUTE FUNCTION looks()"
     )
     try:
         _end(worker, by, Ended(worker.take(), Finish(verb, "why", 0.0), checkpoint=FIRST))

@@ -218,6 +218,16 @@ MUTANTS: list[Mutant] = [
         ("with the number", ", target_number = 0"),
     ),
     *_in(
+        OPERATE,
+        "-- name: start_over\n",
+        ("all jobs", "job_id = ANY (%(job_ids)s) AND "),
+        ("that never ran", " AND claims > 0"),
+        ("not the target's newest", "claims, claims + 1", "claims, claims"),
+        ("goes on all the same", "checkpoint = NULL, target_claim", "target_claim"),
+        ("not what the target has", " target_claim = excluded.target_claim,"),
+        ("with the number", "target_claim, target_number = 0", "target_claim"),
+    ),
+    *_in(
         STATS,
         "-- name: result\n",
         ("of any claim", " AND r.claim = j.claims"),

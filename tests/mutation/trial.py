@@ -74,6 +74,7 @@ FIRST = {
     "keep_results": "results",
     "keep_checkpoint": "kept_checkpoints",
     "spend_checkpoints": "kept_checkpoints",
+    "start_over": "kept_checkpoints",
     "standing": "kept_checkpoints",
     "hold_and_save": "kept_checkpoints",
     "result": "results",

@@ -187,6 +187,30 @@ def test_a_success_of_another_service_spends_it_too(conn: db.Connection, worker:
     assert kept(conn, job_id) == Checkpoint(None, claim=2)
 
 
+def test_an_operator_lets_a_job_begin_at_the_start(conn: db.Connection, worker: Worker) -> None:
+    """Also one of which only the target may have a checkpoint."""
+    saved, unheard, other = (enqueue(conn) for _ in range(3))
+    running, fresh = enqueue(conn), enqueue(conn)
+    jobs = lifecycle.step(worker.session, ["q"], 15, 4, None).jobs
+    for job in jobs:
+        if job.job_id != unheard:
+            lifecycle.keep_checkpoint(conn, job, FIRST._replace(claim=1, number=5))
+        if job.job_id != running:
+            worker.finish(job, "fail")
+    conn.execute("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", (fresh,))
+    outcomes = operations.start_over(conn, [saved, unheard, running, fresh], "test")
+    assert list(outcomes.values()) == ["done", "done", "running", "done"]
+    assert [state(conn, job_id) for job_id in (saved, unheard)] == [("queued", 0)] * 2
+    assert lifecycle.checkpoints(conn, [saved, unheard, other, running, fresh]) == {
+        saved: Checkpoint(None, claim=2),
+        unheard: Checkpoint(None, claim=2),
+        other: FIRST._replace(claim=1, number=5),
+        running: FIRST._replace(claim=1, number=5),
+    }
+    lifecycle.keep_checkpoint(conn, worker.take(), SECOND)
+    assert SECOND in lifecycle.checkpoints(conn, [saved, unheard]).values()
+
+
 @pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
 def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> None:
     job_id, other = enqueue(conn), enqueue(conn)

@@ -138,6 +138,7 @@ def test_success_spends_it_with_all_that_the_target_has(conn: db.Connection, wor
     job_id, other = enqueue(conn), enqueue(conn)
     jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
     lifecycle.keep_checkpoint(conn, jobs[1], FIRST)
+    worker.finish(jobs[1])
     _end(worker, by, Ended(jobs[0], Finish("succeed"), checkpoint=FIRST._replace(claim=1, number=9)))
     assert (kept(conn, job_id), kept(conn, other)) == (Checkpoint(None, claim=2), FIRST)
 
@@ -174,6 +175,15 @@ def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(
         conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
     assert kept(conn, job_id) == (Checkpoint(None, claim=2) if verb == "succeed" else FIRST)
     assert kept(conn, other) == FIRST
+
+
+def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    worker.finish(job)
+    conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'failed' WHERE job_id = %s", (job_id,))
+    assert kept(conn, job_id) == FIRST
 
 
 def test_a_success_of_another_service_spends_it_too(conn: db.Connection, worker: Worker, foreign: Foreign) -> None:

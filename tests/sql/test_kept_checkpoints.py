@@ -165,16 +165,17 @@ def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(
     conn: db.Connection, worker: Worker, by: str, verb: str
 ) -> None:
     """The worker has died behind the end, before it could spend the checkpoint."""
+    saved = FIRST._replace(claim=1, number=5)
     job_id, other = enqueue(conn), enqueue(conn)
     for each in lifecycle.step(worker.session, ["q"], 15, 2, None).jobs:
-        lifecycle.keep_checkpoint(conn, each, FIRST)
+        lifecycle.keep_checkpoint(conn, each, saved)
         worker.finish(each, verb)
     if by == "operator":
         operations.requeue(conn, [job_id], "test")
     else:
         conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
-    assert kept(conn, job_id) == (Checkpoint(None, claim=2) if verb == "succeed" else FIRST)
-    assert kept(conn, other) == FIRST
+    assert kept(conn, job_id) == (Checkpoint(None, claim=2) if verb == "succeed" else saved)
+    assert kept(conn, other) == saved
 
 
 def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: db.Connection, worker: Worker) -> None:

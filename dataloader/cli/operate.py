@@ -17,7 +17,12 @@ from dataloader.client.farm import Farm, given
 from dataloader.farm.process import EXIT_FAILED
 
 LONG = 1_000  # jobs of a kind; an answer does not count more than these
-_DONE = {"requeue": "queued again", "run-now": "due now", "delete": "deleted"}
+_DONE = {
+    "requeue": "queued again",
+    "start-over": "queued again, from the start",
+    "run-now": "due now",
+    "delete": "deleted",
+}
 # The verbs for a whole queue: the figure that counts its group, and what became of the jobs.
 _GROUPS = {
     "requeue-dead": ("dead", "queued again"),
@@ -52,10 +57,15 @@ def commands() -> None:
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
 @_filtered
 @_by_error
+@click.option("--from-scratch", is_flag=True, help="named jobs begin at the start, not at their checkpoints")
 @reaching
-def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None, **only: str | None) -> None:
+def requeue(
+    reached: Reached, job_ids: tuple[str, ...], dead: str | None, from_scratch: bool, **only: str | None
+) -> None:
     """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
-    _change(reached, "requeue", job_ids, "requeue-dead", dead, given(**only))
+    if from_scratch and dead is not None:
+        raise click.UsageError("--from-scratch is for named jobs, not for those of a queue")
+    _change(reached, "start-over" if from_scratch else "requeue", job_ids, "requeue-dead", dead, given(**only))
 
 
 @commands.command(name="run-now")
@@ -322,6 +332,7 @@ def _outcome(verb: str, what: str) -> str:
         return "there is no such job"
     rule = {
         "requeue": "only what has ended can be",
+        "start-over": "only what has ended can be",
         "run-now": "only what is queued can be",
         "delete": "cancel it first",
     }

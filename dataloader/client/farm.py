@@ -291,9 +291,10 @@ class Farm(ABC):
         """Let any number of the limit's jobs run; raises NotFound for an unknown limit."""
 
     def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
-        """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.
+        """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.
 
-        The outcome of each is `done`, `unknown` or the status that forbids the change.
+        `start-over` requeues jobs, which begin at the start and not at their checkpoints. The outcome of each is
+        `done`, `unknown` or the status that forbids the change.
         """
         found: dict[UUID, str] = {}
         for start in range(0, len(job_ids), BATCH):

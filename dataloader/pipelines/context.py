@@ -16,7 +16,19 @@ from dataloader.queue.job import End, Outcome
 
 SKIP_SEC = 1.0  # until a skipped key is due again
 
-Progress = dict[str, Any]
+
+class Progress(dict[str, Any]):
+    """What a pipeline yields to say how far it is: `processed`, `total`, and more; a plain dict will do as well.
+
+    `checkpoint`, a dict of JSON of at most 64 KB, is where the next run of the job goes on (`context.checkpoint`), as
+    by `context.save`. It is no part of the progress, which people see.
+    """
+
+    def __init__(
+        self, done: float, total: float | None = None, *, checkpoint: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        super().__init__({"processed": done} | ({} if total is None else {"total": total}) | more)
+        self.checkpoint = checkpoint
 
 
 class PermanentError(Exception):
@@ -88,7 +100,7 @@ class Context:
     data_dir: Path
     claim: int  # the fence token: it grows with each start of the job, also with starts that are no attempt
     _stop_asked: Callable[[], bool]
-    _report: Callable[[Progress], None]
+    _report: Callable[[dict[str, Any]], None]
     _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
     _decide: Callable[[str, Outcome], None]
     resource: Any = None  # what the pipeline's `prepare` has made
@@ -96,6 +108,27 @@ class Context:
     _drop: Callable[[], None] = lambda: None
     _note: Callable[[str], None] = lambda text: None
     _family: Relatives | None = None
+    _checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
+    _save: Callable[[dict[str, Any]], None] = lambda checkpoint: None
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Where the run before this one stopped: the newest checkpoint of the job as this run began, or None.
+
+        Read it before the first transaction, also to save one. Raises PermanentError within a transaction, and in a
+        call with several jobs.
+        """
+        return self._checkpoint()
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Keep where the next run of the job goes on, after an error, a crash, a drain or a release of this one.
+
+        Within `transaction()` it is committed with the data; else it is written about once a second, and before the
+        end of the run is. Raises PermanentError for what is no dict of JSON of at most 64 KB, for a pipeline that has
+        not read `checkpoint`, in a call with several jobs, and within two transactions at a time or one of another
+        database than the target.
+        """
+        self._save(checkpoint)
 
     def trigger(self, task: str, args: Mapping[str, Any] | None = None, **fields: Any) -> UUID:
         """Add a job and return its id; `fields` are those of `dataloader.enqueue`, its queue by default this job's.
@@ -158,7 +191,7 @@ class Context:
         if self._stop_asked():
             raise Stopped
 
-    def progress(self, document: Progress) -> None:
+    def progress(self, document: dict[str, Any]) -> None:
         """Report progress and check, as a `yield` does. The worker writes progress at most once a second."""
         self._report(document)
         self.check()

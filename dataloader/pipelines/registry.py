@@ -52,6 +52,7 @@ class Pipeline:
     cpus: float | None = None
     schedule: Mapping[str, Any] | None = None
     limits: tuple[str, ...] | None = None
+    spares_attempts: bool = False
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +97,7 @@ def register(
     cpus: float | None = None,
     schedule: str | Mapping[str, Any] | None = None,
     limits: Sequence[str] | None = None,
+    spares_attempts: bool = False,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -139,6 +141,8 @@ def register(
     `limits` are the limits of the fleet that the runs of a job count for whose trigger names none: up to 8 names, such
     as ["source:oracle"]; `dataloader limit set` says what each allows. A job keeps them, and producers learn of them,
     as of `max_attempts`.
+    With `spares_attempts` a run that fails or crashes has spent no attempt when it has saved a checkpoint that is not
+    the one at which it began: `max_attempts` bounds the runs that come no further.
 
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
@@ -160,9 +164,12 @@ def register(
         "cpus": cpus,
         "schedule": schedule,
         "limits": limits,
+        "spares_attempts": spares_attempts,
     }
     for name, value in options.items():
         _check(task, name, value)
+    if spares_attempts and batch_size is not None:
+        raise ValueError(f"pipeline {task!r}: a call with several jobs has no checkpoints, so it spares no attempts")
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
     options["schedule"] = None if schedule is None else _scheduled(task, schedule)
     options["limits"] = None if limits is None else tuple(limits)
@@ -182,6 +189,12 @@ def register(
 def absent(task: str, why: str) -> None:
     """Say why a known task has no pipeline in this installation; `resolve` tells it to a job that asks for the task."""
     _absent[task] = why
+
+
+def wants_context(task: str) -> bool:
+    """Whether runs of this task get a context; False for a task that is not known here."""
+    pipeline = _registry.get(task)
+    return pipeline is not None and pipeline.wants_context
 
 
 def batch_size(task: str) -> int:
@@ -279,6 +292,7 @@ def _are_factors(value: Any) -> bool:
 
 # What each option should be where it is given, and the error for anything else.
 _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
+    "spares_attempts": (TypeError, lambda v: isinstance(v, bool), "True or False"),
     "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
     "max_memory_mb": (ValueError, _is_above_0, "a number above 0, or None"),
     "batch_size": (ValueError, lambda v: _is_whole(v, BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),

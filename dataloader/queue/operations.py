@@ -51,6 +51,7 @@ __all__ = [
     "set_limit",
     "set_order",
     "settings",
+    "start_over",
     "tell_tasks",
 ]
 
@@ -323,6 +324,14 @@ def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
     Returns for each job DONE, UNKNOWN, or the status that forbids it.
     """
     return _change(conn, "requeue", job_ids, by)
+
+
+def start_over(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
+    """The same as `requeue`, but they begin at the start and not at their checkpoints."""
+    with _transaction(conn):
+        outcomes = requeue(conn, job_ids, by)
+        conn.execute(_SQL["start_over"], {"job_ids": [job_id for job_id in outcomes if outcomes[job_id] == DONE]})
+    return outcomes
 
 
 def run_now(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:

@@ -84,7 +84,8 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not
 -- fired by a worker's own starts and ends, which change claimed_by: each statement pays for a trigger's condition.
 -- The result of an earlier run goes: it is none of a job that runs again, nor of a run of another service, which has the
--- same `claims`. The table may not be there yet: 0019 makes this function, 0027 the table.
+-- same `claims`. A job that comes back after it has succeeded begins at the start; after any other end it goes on at its
+-- checkpoint. The tables may not be there yet: 0019 makes this function, 0027 and 0033 the tables.
 -- Leaves a reason to wait alone that it does not know. With the owner's rights and bound to this schema, as
 -- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -133,6 +134,10 @@ BEGIN
   IF to_regproc(%4$L) IS NOT NULL THEN  -- 0031 and the functions behind it make it
     PERFORM %1$I.dl_stepped(OLD, NEW);
   END IF;
+  IF is_back AND OLD.status = 'succeeded' AND to_regclass(%5$L) IS NOT NULL THEN
+    UPDATE %1$I.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
+     WHERE job_id = NEW.job_id;
+  END IF;
   IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
   END IF;
@@ -163,12 +168,13 @@ BEGIN
 END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
-  format('%I.dl_results', current_schema()), format('%I.dl_stepped', current_schema())); END $bound$;
+  format('%I.dl_results', current_schema()), format('%I.dl_stepped', current_schema()),
+  format('%I.dl_checkpoints', current_schema())); END $bound$;
 
 
--- Deleted jobs: their journal and their results go, as by a foreign key, but without its cost for each row; and the rows
+-- Deleted jobs: their journal, results and checkpoints go, as by a foreign key, but without its cost for each row; and the rows
 -- that are next of their keys become ready. Bound as dl_jobs_journal, and with the owner's rights, as a cascade has them.
--- The results' table may not be there yet, as for dl_jobs_step.
+-- Two of the tables may not be there yet, as for dl_jobs_step.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -188,6 +194,9 @@ BEGIN
     IF (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
       PERFORM %1$I.dl_resolve(ARRAY(SELECT job_id FROM gone));
     END IF;
+  END IF;
+  IF to_regclass(%8$L) IS NOT NULL THEN
+    EXECUTE %9$L;
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
@@ -210,4 +219,6 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
   format('%I.dl_resolve', current_schema()),
   format('WITH waited AS (DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone))'
-         ' DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+         ' DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_checkpoints', current_schema()),
+  format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

@@ -105,7 +105,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/api/v1/jobs/batch"): TRIGGERS,
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,
     ("POST", "/api/v1/jobs/bulk/cancel"): TRIGGERS | OPERATES,
-    **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now")},
+    **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now", "start-over")},
     **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},

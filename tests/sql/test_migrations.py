@@ -442,6 +442,7 @@ NEW_TABLES = (
     "dl_waiting",
     "dl_schedules",
     "dl_limits",
+    "dl_checkpoints",
 )
 
 

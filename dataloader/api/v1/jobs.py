@@ -125,6 +125,14 @@ def requeue_jobs(body: requests.Bulk) -> Response:
     return _bulk(body.ids, operations.requeue)
 
 
+@blueprint.post("/jobs/bulk/start-over")
+@auth.require("operate")
+@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+def start_jobs_over(body: requests.Bulk) -> Response:
+    """Requeue up to 1,000 jobs that have ended, which begin at the start and not at their checkpoints."""
+    return _bulk(body.ids, operations.start_over)
+
+
 @blueprint.post("/jobs/bulk/run-now")
 @auth.require("operate")
 @operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)

@@ -188,7 +188,7 @@ def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(conn: d
     call = "SELECT * FROM dl_prune(%s, '-infinity', %s)"
     many_ended(conn, 10_000, days_ago=1, events=3)  # never analysed
     buffers(conn, call, 7 * DAY, 10)
-    assert buffers(conn, call, 7 * DAY, 10) < 25
+    assert buffers(conn, call, 7 * DAY, 10) < 30
     many_ended(conn, 100, days_ago=30)
     with conn.transaction(force_rollback=True):
         assert buffers(conn, call, 7 * DAY, 10) < 10 * 30

@@ -23,6 +23,7 @@ from dataloader.farm.lease import Lease
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
 from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
 from dataloader.pipelines.registry import RETRY
+from dataloader.queue import db
 from dataloader.queue.hooks import Hook, identity
 from dataloader.queue.job import Delivery, End, Job, Outcome, clip, result_json
 
@@ -47,6 +48,7 @@ class Runner:
     ) -> None:
         """`dsn` is the queue's; `leap` returns a fencing token above a fence, or None when the claim is lost."""
         self._settings = settings
+        self._dsn = dsn
         self._target_dsn = settings.target_dsn or dsn
         self._leap = leap
         self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the present run's jobs, once it asks
@@ -195,6 +197,13 @@ class Runner:
             affinity_key=job.affinity_key,
             _drop=self._drop_resource,
             _note=self._note,
+            _queue_session=self._queue_session,
+        )
+
+    def _queue_session(self) -> db.Connection:
+        schema, within = self._settings.pg_schema_queue, self._settings.pg_connect_timeout
+        return db.connect(
+            self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, statement_timeout=5, answer_within=10
         )
 
     @contextmanager

@@ -38,7 +38,7 @@ from dataloader.pipelines.registry import told as told
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users
 
-BUILT_IN = ("noop", "csv_file", "cbr", "llm")
+BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook")
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -41,6 +41,10 @@ class Stopped(BaseException):
     """
 
 
+def _no_queue() -> AbstractContextManager[psycopg.Connection[Any]]:
+    raise RuntimeError("this run has no database of a queue")
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """A pipeline's view of its job, and its requests to the farm."""
@@ -61,6 +65,7 @@ class Context:
     affinity_key: str | None = None
     _drop: Callable[[], None] = lambda: None
     _note: Callable[[str], None] = lambda text: None
+    _queue_session: Callable[[], AbstractContextManager[psycopg.Connection[Any]]] = _no_queue
 
     def fail(self, key: str, error: str | BaseException) -> None:
         """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.
@@ -103,6 +108,10 @@ class Context:
         """Report progress and check, as a `yield` does. The worker writes progress at most once a second."""
         self._report(document)
         self.check()
+
+    def queue_session(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A session of its own on the queue's database, for the built-in pipelines that read the farm's own tables."""
+        return self._queue_session()
 
     def transaction(self, dsn: str | None = None) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.

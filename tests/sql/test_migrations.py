@@ -438,6 +438,9 @@ NEW_TABLES = (
     "dl_lengths",
     "dl_freed",
     "dl_results",
+    "dl_webhooks",
+    "dl_alerts",
+    "dl_alerted",
 )
 
 

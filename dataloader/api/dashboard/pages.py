@@ -16,13 +16,13 @@ from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, request, url_for
 
-from dataloader.api.dashboard import actions, alerts, formats
+from dataloader.api.dashboard import actions, formats
 from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import db, operations, stats, waiting
+from dataloader.queue import alerts, db, operations, stats, waiting
 from dataloader.queue import keys as of_keys
 from dataloader.queue.cursor import WrongCursor
 

@@ -28,6 +28,7 @@ TAGS = {
     "jobs": "Trigger jobs, watch them, cancel them.",
     "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
+    "alerts": "Who is told of dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
 }
@@ -50,6 +51,7 @@ _PATH: dict[str, Node] = {
         "description": "percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
     },
+    "webhook": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}},
 }
 _RETRY = {
     "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},

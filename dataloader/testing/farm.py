@@ -32,7 +32,7 @@ from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.pipelines import hooks
-from dataloader.queue import new_job
+from dataloader.queue import db, new_job
 from dataloader.queue.fields import ATTEMPTS
 from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
 from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Status, Verb, decide, to_json
@@ -391,6 +391,10 @@ class _Runner(Runner):
         except BaseException as e:
             self.raised = e
             raise
+
+    def _queue_session(self) -> db.Connection:
+        self._dsn = self._target()
+        return super()._queue_session()
 
     @contextmanager
     def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:

@@ -69,6 +69,7 @@ def test_each_call_needs_one_of_its_scopes(
 
 READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozenset({"operate"})
 ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
+WEBHOOK = "/api/v1/webhooks/<webhook>"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("GET", path): frozenset() for path in ("/health", "/info", "/status", "/ready", "/login", "/docs")},
@@ -76,6 +77,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/static/<path:name>"): frozenset(),
     ("POST", "/login"): frozenset(),
     ("POST", "/logout"): frozenset(),
+    ("GET", "/webhooks"): OPERATES,
     **{("GET", path): READ for path in ("/", "/jobs", "/keys", "/key", "/workers", "/metrics", "/openapi.json")},
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
@@ -97,6 +99,9 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("kill-retries", "move")},
+    ("GET", "/api/v1/webhooks"): OPERATES,
+    **{(method, WEBHOOK): OPERATES for method in ("PUT", "DELETE")},
+    **{("POST", f"{WEBHOOK}/{verb}"): OPERATES for verb in ("pause", "resume", "test")},
     ("PUT", QUEUE.replace("anything", "queue")): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
@@ -105,6 +110,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
+VALUES["webhook"] = "ops"
 
 
 def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:

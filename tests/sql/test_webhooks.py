@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -71,7 +70,9 @@ def test_a_job_that_dies_is_told_once(conn: db.Connection) -> None:
     (told,) = message["jobs"]
     assert (told["job_id"], told["task"], told["what"], told["error"]) == (str(job_id), "t", "failed", "no")
     assert told["url"] == f"https://farm.example.com/jobs/{job_id}"
-    (row,) = conn.execute("SELECT queue, max_attempts, idempotency_key FROM dl_jobs WHERE task = %s", (TASK,)).fetchall()
+    (row,) = conn.execute(
+        "SELECT queue, max_attempts, idempotency_key FROM dl_jobs WHERE task = %s", (TASK,)
+    ).fetchall()
     assert row == ("alerts", webhooks.ATTEMPTS, message["id"])
 
 
@@ -329,7 +330,7 @@ def test_the_reapers_round_goes_on_where_nothing_can_be_told(conn: db.Connection
     assert [(line["event"], line["count"]) for line in lines] == [("reaper.alerts.told", 1)]
 
 
-def test_a_journal_that_begins_anew_is_followed(conn: db.Connection, as_superuser: Callable[[str], str], dsn: str) -> None:
+def test_a_journal_that_begins_anew_is_followed(conn: db.Connection) -> None:
     add(conn)
     die(conn)
     assert webhooks.tell(conn, RULES) == 1

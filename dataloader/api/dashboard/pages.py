@@ -19,12 +19,15 @@ from flask import Blueprint, Response, current_app, request, url_for
 from dataloader.api.dashboard import actions, formats
 from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.dashboard.render import failed, named_queue, show
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.queue import alerts, db, operations, stats, waiting
 from dataloader.queue import keys as of_keys
+from dataloader.queue import webhooks as receivers
 from dataloader.queue.cursor import WrongCursor
+from dataloader.queue.messages import KINDS
 
 blueprint = Blueprint("dashboard", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -101,6 +104,16 @@ def workers() -> Response:
         busy=sum(worker["job_id"] is not None for worker in live),
         hosts=len({worker["host"] for worker in live}),
     )
+
+
+@blueprint.get("/webhooks")
+@auth.require("operate")
+def webhooks() -> Response:
+    """Who is told of dead jobs, stuck runs, late and paused queues."""
+    queue = current_app.extensions["settings"].dl_alerts_queue
+    with session() as conn:
+        found, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
+    return show("webhooks.html", webhooks=found, queue=queue, is_served=is_served, kinds=KINDS)
 
 
 def _alive_first(workers: Rows) -> Rows:

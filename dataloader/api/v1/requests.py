@@ -231,7 +231,7 @@ class QueueOrder(Body):
     on_dead: Literal["continue", "hold"] = Field(default="continue", description="hold: a dead job stops its key")
 
 
-class Webhook(Body):
+class NewWebhook(Body):
     """The body of PUT /api/v1/webhooks/{webhook}."""
 
     url: str = Field(

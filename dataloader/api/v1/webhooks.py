@@ -32,8 +32,8 @@ def list_webhooks() -> dict[str, Any]:
 
 @blueprint.put("/<webhook>")
 @auth.require("operate")
-@operation("alerts", responses.Webhook, body=requests.Webhook, query=requests.Query)
-def put_webhook(webhook: str, body: requests.Webhook) -> dict[str, Any]:
+@operation("alerts", responses.Webhook, body=requests.NewWebhook, query=requests.Query)
+def put_webhook(webhook: str, body: requests.NewWebhook) -> dict[str, Any]:
     """Add a receiver, or change the one of this name; what the body leaves out has its default."""
     with session() as conn:
         try:

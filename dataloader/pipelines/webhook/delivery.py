@@ -110,7 +110,7 @@ def post(to: Address, body: bytes, headers: dict[str, str]) -> Answer:
             response = connection.getresponse()
             return Answer(to.host, response.status, _seconds(response.headers.get("Retry-After")))
     except ssl.SSLCertVerificationError:
-        raise Refused(f"the certificate of {to.host} is not valid for this machine") from None
+        raise Unreachable(f"the certificate of {to.host} is not valid for this machine") from None
     except TimeoutError:
         raise Unreachable(f"{to.host} was silent for {POST_SEC:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as e:  # their texts may quote the address

@@ -1,13 +1,15 @@
 """`doctor JOB`: the reasons why a job does not run or runs badly, each with the command that helps.
 
-`diagnose` is pure: from the facts of a case to findings.
+`doctor` without a job: what is wrong with the farm, as on the dashboard. `diagnose` and `of_farm` are pure: from facts
+to findings.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,8 +21,9 @@ from dataloader.cli import journal, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
-from dataloader.client import Event, Job, Queue, Worker
-from dataloader.queue import stats, waiting
+from dataloader.client import Database, Event, Forbidden, Job, NotFound, Overview, Queue, Webhooks, Worker
+from dataloader.client.farm import Farm
+from dataloader.queue import alerts, stats, waiting
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
@@ -56,17 +59,50 @@ def commands() -> None:
 
 
 @commands.command()
-@click.argument("job_id", type=click.UUID)
+@click.argument("job_id", type=click.UUID, required=False)
 @reaching
-def doctor(reached: Reached, job_id: UUID) -> None:
-    """Say why a job waits or fails, and what helps."""
+def doctor(reached: Reached, job_id: UUID | None) -> None:
+    """Say why a job waits or fails, and what helps; without a job, what is wrong with the farm."""
+    if job_id is None:
+        _tell(reached, list(_of_whole(reached.farm)), {})
+        return
     case = _case(reached, job_id)
-    findings = list(diagnose(case))
+    if not reached.as_json:
+        title = f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status)
+        screen.show(Text.assemble(*title))
+    _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status})
+
+
+def of_farm(
+    overview: Overview, workers: Sequence[Worker], database: Database, receivers: Webhooks | None
+) -> Iterator[Finding]:
+    """What is wrong with the farm, the grave faults first; `receivers` None: nobody may see them."""
+    queues = [asdict(queue) for queue in overview.queues]
+    for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], database.document or None):
+        yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else _command(alert))
+    if receivers and receivers.webhooks and not receivers.is_served:
+        text = f"No worker serves the queue {receivers.queue}, so webhooks are told nothing: name it in WORKERS_JSON."
+        yield Finding(text, ("webhook", "list"))
+
+
+def _command(alert: alerts.Alert) -> tuple[str, ...]:
+    """Where to look at an alert of a queue."""
+    return ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
+
+
+def _of_whole(farm: Farm) -> Iterator[Finding]:
+    receivers = None
+    with suppress(Forbidden, NotFound):  # a token that may only read; an older service
+        receivers = farm.webhooks()
+    found = list(of_farm(farm.overview(), farm.workers(), farm.database(), receivers))
+    yield from found or [Finding("Nothing is wrong with the farm.")]
+
+
+def _tell(reached: Reached, findings: Sequence[Finding], facts: dict[str, Any]) -> None:
     if reached.as_json:
         listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
-        reached.print_json({"job_id": job_id, "status": case.job.status, "findings": listed})
+        reached.print_json(facts | {"findings": listed})
         return
-    screen.show(Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status)))
     for finding in findings:
         click.echo(f"- {screen.plain(finding.text)}")
         if finding.command:

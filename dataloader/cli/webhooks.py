@@ -27,17 +27,19 @@ def webhook() -> None:
 
 @webhook.command()
 @click.argument("name")
-@click.argument("url")
+@click.argument("address", metavar="URL")
 @click.option("--shape", type=click.Choice(SHAPES), default="json", show_default=True, help="of the messages")
 @click.option("--signed-by", metavar="VARIABLE", help="the workers' variable with the key, as DL_WEBHOOK_KEY")
 @click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="of alerts; default: all")
 @click.option("--queue", "queues", multiple=True, help="whose alerts; default: of all queues")
 @click.option("--lag-sec", type=click.FloatRange(0, min_open=True), help="from which latency on a queue is late")
 @reaching
-def add(reached: Reached, name: str, url: str, kinds: tuple[str, ...], queues: tuple[str, ...], **more: Any) -> None:
+def add(
+    reached: Reached, name: str, address: str, kinds: tuple[str, ...], queues: tuple[str, ...], **more: Any
+) -> None:
     """Add a receiver, or change the one of this name. In the URL ${DL_WEBHOOK_...} stands for what is secret."""
     lists = {"kinds": list(kinds) or None, "queues": list(queues) or None}
-    found = reached.farm.put_webhook(name, url, **given(**lists, **more))
+    found = reached.farm.put_webhook(name, address, **given(**lists, **more))
     _tell(reached, found, f"{name} is told of {_what(found)}. To try it: {reached.command('webhook', 'test', name)}")
     _warn(reached, reached.farm.webhooks())
 

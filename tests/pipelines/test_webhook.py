@@ -281,11 +281,9 @@ def test_a_receiver_without_a_valid_certificate_gets_nothing(
 ) -> None:
     """And with one that this machine trusts it does, but by no other name."""
     command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -addext subjectAltName=DNS:localhost"
-    files = [str(tmp_path / name) for name in ("key.pem", "cert.pem")]
-    subprocess.run(
-        ["openssl", *command.split(), "-keyout", files[0], "-out", files[1]], check=True, capture_output=True
-    )
-    receiver = Receiver(certificate=(files[1], files[0]))
+    key, certificate = (str(tmp_path / name) for name in ("key.pem", "cert.pem"))
+    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    receiver = Receiver(certificate=(certificate, key))
     port = receiver.url.rpartition(":")[2]
     results = [send(url=f"https://localhost:{port}/")]
     environment.setattr(delivery, "_certificates", lambda: ssl.create_default_context(cafile=certificate))

@@ -167,6 +167,13 @@ def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: 
     assert messages(conn, "late") == []
 
 
+def test_a_second_webhook_keeps_the_first_from_nothing(conn: db.Connection) -> None:
+    add(conn)
+    die(conn)
+    add(conn, "late")
+    assert webhooks.tell(conn, RULES) == 2
+
+
 def test_each_webhook_is_told_what_it_asks_for(conn: db.Connection) -> None:
     add(conn, "all")
     add(conn, "stuck", kinds=["stuck"])
@@ -426,3 +433,66 @@ def test_whether_the_messages_have_a_worker(conn: db.Connection) -> None:
     assert not webhooks.is_served(conn, "alerts")
     conn.execute("UPDATE dl_workers SET seen_at = now(), state = 'dead'")
     assert not webhooks.is_served(conn, "alerts")
+
+
+def test_a_change_is_for_one_webhook(conn: db.Connection) -> None:
+    for name in ("a", "b", "c"):
+        add(conn, name)
+    webhooks.pause(conn, "a", "test")
+    webhooks.pause(conn, "b", "test")
+    webhooks.resume(conn, "b")
+    webhooks.remove(conn, "c")
+    assert [(each["name"], each["paused_at"] is None) for each in webhooks.listed(conn)] == [("a", False), ("b", True)]
+
+
+def test_a_pause_of_a_webhook_keeps_its_time_and_author(conn: db.Connection) -> None:
+    add(conn)
+    first = webhooks.pause(conn, "ops", "first")
+    assert first is not None
+    assert webhooks.pause(conn, "ops", "second") == first
+
+
+def test_a_queue_without_jobs_may_be_paused_for_long(conn: db.Connection) -> None:
+    add(conn)
+    operations.pause(conn, "empty", "test")
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
+    assert webhooks.tell(conn, RULES) == 1
+    assert messages(conn)[0]["queue"] == "empty"
+
+
+def test_each_condition_ends_by_itself(conn: db.Connection) -> None:
+    for name in ("a", "b"):
+        add(conn, name)
+    webhooks.pause(conn, "b", "test")
+    for queue in ("x", "y"):
+        noted(conn, queue, 720)
+    operations.pause(conn, "y2", "test")
+    noted(conn, "y2", 0)
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
+    assert webhooks.tell(conn, RULES) == 3
+    webhooks.resume(conn, "b")
+    assert webhooks.tell(conn, RULES) == 3
+    webhooks.pause(conn, "b", "test")
+    noted(conn, "x", 1)
+    assert webhooks.tell(conn, RULES) == 1
+    firing = (
+        "SELECT string_agg(webhook || ' ' || kind || ' ' || queue, ', ' ORDER BY webhook, kind, queue) FROM dl_alerts"
+    )
+    assert value(conn, firing) == "a lag y, a paused y2, b lag x, b lag y, b paused y2"
+    operations.resume(conn, "y2", "test")
+    noted(conn, "y2", 720)
+    assert webhooks.tell(conn, RULES) == 2
+    assert value(conn, firing) == "a lag y, a lag y2, b lag x, b lag y, b paused y2"
+
+
+@pytest.mark.parametrize(
+    "other", [{"name": "b"}, {"kind": "paused"}, {"queue": "r"}, {"since": "2026-01-31T06:30:01Z"}]
+)
+def test_whether_a_condition_lasts(conn: db.Connection, other: dict[str, str]) -> None:
+    add(conn, "a")
+    add(conn, "b")
+    since = "2026-01-31T06:30:00Z"
+    conn.execute("INSERT INTO dl_alerts (webhook, kind, queue, since) VALUES ('a', 'lag', 'q', %s)", (since,))
+    message = {"kind": "lag", "queue": "q", "since": since}
+    assert webhooks.is_firing(conn, "a", message)
+    assert not webhooks.is_firing(conn, other.pop("name", "a"), message | other)

@@ -31,7 +31,7 @@ def test_the_contracts_defaults() -> None:
     assert settings.dl_stall_sec == 900
     assert (settings.log_path, settings.log_file_name, settings.log_rotation) == (None, "dataloader.log", "10 MB")
     assert (settings.dl_max_jobs, settings.dl_max_rss_mb, settings.dl_retention_days) == (None, None, None)
-    assert [spec.queue for spec in settings.workers] == ["etl.default"]
+    assert [spec.queue for spec in settings.workers] == ["etl.default", "alerts"]
     assert settings.queue_dsn is None
 
 

@@ -70,7 +70,7 @@ def listed(conn: Conn) -> list[Row]:
 
 def find(conn: Conn, name: str) -> Row | None:
     """The webhook of this name, or None."""
-    return next(iter(_rows(conn, "find", name=name)), None)
+    return _one(conn, "find", name)
 
 
 def put(conn: Conn, wanted: Wanted, by: str) -> Row:
@@ -90,17 +90,17 @@ def put(conn: Conn, wanted: Wanted, by: str) -> Row:
 
 def remove(conn: Conn, name: str) -> bool:
     """Remove the webhook of this name; False where there is none. Messages that wait for it are not sent any more."""
-    return bool(_rows(conn, "remove", name=name))
+    return _one(conn, "remove", name) is not None
 
 
 def pause(conn: Conn, name: str, by: str) -> Row | None:
     """Tell a webhook nothing, until `resume`; returns it, or None. What happens meanwhile is not told later."""
-    return next(iter(_rows(conn, "pause", name=name, by=by)), None)
+    return _one(conn, "pause", name, by=by)
 
 
 def resume(conn: Conn, name: str) -> Row | None:
     """End the pause of a webhook; returns it, or None."""
-    return next(iter(_rows(conn, "resume", name=name)), None)
+    return _one(conn, "resume", name)
 
 
 def send_test(conn: Conn, name: str, rules: Rules) -> UUID | None:
@@ -233,6 +233,11 @@ def _note(conn: Conn, name: str, message: Message) -> None:
     if message["state"] in ("firing", "resolved"):
         given = {field: message[field] for field in ("kind", "queue", "since")}
         conn.execute(_SQL[f"note_{message['state']}"], given | {"webhook": name})
+
+
+def _one(conn: Conn, statement: str, name: str, **parameters: Any) -> Row | None:
+    """The row of this webhook; None, without a question, for a name that none can have."""
+    return next(iter(_rows(conn, statement, name=name, **parameters)), None) if _NAME.fullmatch(name) else None
 
 
 def _rows(conn: Conn, statement: str, /, **parameters: Any) -> list[Row]:

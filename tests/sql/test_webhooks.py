@@ -429,6 +429,7 @@ def test_whether_the_messages_have_a_worker(conn: db.Connection) -> None:
     shown = worker | dict.fromkeys(("job_id", "memory_bytes", "cpu_percent", "started_at")) | {"jobs": 0}
     stats.show_workers(conn, "farm", "h", [shown])
     assert webhooks.is_served(conn, "alerts")
+    assert not webhooks.is_served(conn, "other")
     conn.execute("UPDATE dl_workers SET seen_at = now() - interval '31 s'")
     assert not webhooks.is_served(conn, "alerts")
     conn.execute("UPDATE dl_workers SET seen_at = now(), state = 'dead'")

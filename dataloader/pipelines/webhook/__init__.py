@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -55,7 +56,7 @@ def deliver(args: dict[str, Any], context: Context) -> Progress:
     return _judged(answer, context.attempt)
 
 
-def _needless(webhook: webhooks.Row | None, message: dict[str, Any], is_firing: Any) -> str:
+def _needless(webhook: webhooks.Row | None, message: dict[str, Any], is_firing: Callable[[], bool]) -> str:
     """Why the message need not be sent; "": it should be."""
     if webhook is None:
         return "the webhook has been removed"

@@ -331,8 +331,8 @@ class Settings(BaseSettings):
     app_port: Port = Field(default=8081, description="Port that the API listens on.")
     timezone: Zone = Field(
         default="Europe/Moscow",
-        description="Time zone of times for people; the database stores UTC. The default holds for servers: without "
-        "this setting, `up` and the commands for people take this machine's zone.",
+        description="Time zone of times for people, and of schedules that name none; the database stores UTC. The "
+        "default holds for servers: without this setting, `up` and the commands for people take this machine's zone.",
     )
     environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
     dl_api_tokens: Tokens = Field(

@@ -23,6 +23,10 @@ SELECT gen_random_uuid(), 'bench', 'bench.model', %(args)s::jsonb, 'model-job-' 
 -- These jobs need one of so many models.
 UPDATE dl_jobs SET affinity_key = 'model-' || abs(hashtext(job_id::text)) %% %(models)s::int;
 
+-- name: limit_rows
+-- The jobs of these keys count for this limit.
+UPDATE dl_jobs SET limits = ARRAY[%(limit)s] WHERE lock_key LIKE %(key)s || '-%%';
+
 -- name: quiet
 -- The names of the triggers that only tell and write journals, which seeding a million rows can do without.
 SELECT tgname FROM pg_trigger WHERE tgrelid = 'dl_jobs'::regclass AND NOT tgisinternal AND tgtype & 2 = 0;

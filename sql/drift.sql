@@ -2,11 +2,12 @@
 -- shipped texts.
 
 -- name: triggers
--- Each trigger of dl_jobs: whether it fires in ordinary sessions, and the function of this schema that it calls.
+-- Each trigger of the queue's tables: whether it fires in ordinary sessions, and the function of this schema that it calls.
 SELECT tgname AS name, tgenabled IN ('O', 'A') AS works, proname AS calls
   FROM pg_trigger t
   LEFT JOIN pg_proc p ON p.oid = tgfoid AND pronamespace = quote_ident(current_schema())::regnamespace
- WHERE tgrelid = to_regclass(quote_ident(current_schema()) || '.dl_jobs') AND NOT tgisinternal;
+  JOIN pg_class c ON c.oid = tgrelid
+ WHERE relnamespace = quote_ident(current_schema())::regnamespace AND relname LIKE 'dl\_%%' AND NOT tgisinternal;
 
 -- name: indexes
 SELECT relname AS name, indisvalid AND indisready AS works

@@ -51,13 +51,40 @@ SELECT given, reached::text FROM dl_give_scores(%(queue)s, %(after)s::timestampt
 
 -- name: tell_tasks
 -- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
-INSERT INTO dl_tasks (task, max_attempts, affinity, memory_mb, cpus)
-SELECT task, max_attempts, affinity, memory_mb, cpus
-  FROM json_to_recordset(%(tasks)s) AS said (task text, max_attempts int, affinity text[], memory_mb real, cpus real)
-EXCEPT SELECT task, max_attempts, affinity, memory_mb, cpus FROM dl_tasks ORDER BY task
+INSERT INTO dl_tasks (task, max_attempts, affinity, limits, memory_mb, cpus)
+SELECT task, max_attempts, affinity, limits, memory_mb, cpus
+  FROM json_to_recordset(%(tasks)s) AS said (
+         task text, max_attempts int, affinity text[], limits text[], memory_mb real, cpus real)
+EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus FROM dl_tasks ORDER BY task
 ON CONFLICT (task) DO UPDATE SET
-   max_attempts = excluded.max_attempts, affinity = excluded.affinity, memory_mb = excluded.memory_mb,
-   cpus = excluded.cpus;
+   max_attempts = excluded.max_attempts, affinity = excluded.affinity, limits = excluded.limits,
+   memory_mb = excluded.memory_mb, cpus = excluded.cpus;
+
+-- name: lock_limit
+-- Claims that decide on this limit have committed, and others pass its jobs over until the commit.
+SELECT pg_advisory_xact_lock(hashtext('dl_limits'), hashtext(%(name)s));
+
+-- name: set_limit
+-- What the limit allows from the commit on. Its tokens are kept, as far as the new bucket holds them; a new one is full.
+INSERT INTO dl_limits AS l (name, most, per_minute, burst, changed_by)
+VALUES (%(name)s, %(most)s, %(per_minute)s, %(burst)s, %(by)s)
+ON CONFLICT (name) DO UPDATE SET
+   most = excluded.most, per_minute = excluded.per_minute, burst = excluded.burst, changed_by = excluded.changed_by,
+   changed_at = now(), empty_at = coalesce(clock_timestamp() - make_interval(secs => 60 / excluded.per_minute * (
+     SELECT tokens FROM dl_limit_state(ARRAY[%(name)s]))), '-infinity');
+
+-- name: due_at_token
+-- The jobs to which the old rate gave the time of its next token are due: they ask again.
+UPDATE dl_jobs SET blocked_on = NULL, available_at = now() WHERE ctid = ANY (ARRAY(
+  SELECT ctid FROM dl_jobs JOIN dl_limit_state(ARRAY[%(name)s]) l ON l.name = ANY (limits)
+   WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'time' AND available_at = l.next_at));
+
+-- name: remove_limit
+DELETE FROM dl_limits WHERE name = %(name)s RETURNING name;
+
+-- name: let_in
+-- The jobs that wait for this limit start as far as there is room now.
+SELECT dl_let_in(ARRAY[%(name)s]);
 
 -- name: is_past
 -- Whether every transaction sees the commit of this one.
@@ -102,6 +129,13 @@ journal AS (
   SELECT job_id, queue, 'requeue', jsonb_build_object('attempt', 0, 'by', %(by)s::text, 'reason', 'requeued by hand')
     FROM again)
 SELECT job_id FROM again;
+
+-- name: start_over
+-- Behind `requeue`: the next runs of these jobs begin at the start. The target may have a checkpoint of which the queue has
+-- none, so each job that has run gets a row: what is there of its claims counts no more.
+INSERT INTO dl_checkpoints AS c (job_id, claim, target_claim, target_number, spares_attempt)
+SELECT job_id, claims, claims + 1, 0, false FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND claims > 0
+ON CONFLICT (job_id) DO UPDATE SET checkpoint = NULL, target_claim = excluded.target_claim, target_number = 0;
 
 -- name: run_now
 -- queued -> queued: what waits for its time becomes due. One that is due already stays as it is. In a merged queue the
@@ -249,6 +283,7 @@ SELECT job_id FROM dl_jobs WHERE queue = %(from)s AND status IN ('failed', 'lost
 -- row is ready until a claim parks it again; where there is an order, a row that may start has its place.
 UPDATE dl_jobs SET queue = %(to)s,
        blocked_on = CASE WHEN status <> 'queued' THEN NULL
+                         WHEN blocked_on = 'parent' THEN 'parent'
                          WHEN available_at > now() THEN 'time'
                          WHEN blocked_on IN ('time', 'key') THEN NULL
                          ELSE blocked_on END,

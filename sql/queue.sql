@@ -62,9 +62,9 @@ SELECT count(*) FROM dl_jobs WHERE idempotency_key = ANY (%(keys)s);
 SELECT job_id, status::text FROM dl_jobs WHERE idempotency_key = %(idempotency_key)s;
 
 -- name: status
--- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, the running job
--- that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its key, the
--- jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
+-- Jobs as the API shows them. A queued one says what it waits for: the pause of its queue, its time, its parents, the
+-- running job that holds its key, the session that refuses it, in an ordered queue the dead job or the earlier job of its
+-- key, a full limit, the jobs before it (as far as they are worth counting), or workers, which may all be stopped, or on hosts without the memory
 -- that it needs. Far-off dates that Python
 -- cannot read are cut to the year 9999. `version` is a short text that changes with all that is shown, but for what
 -- cannot change and for the figures: how many workers there are, how many jobs go before.
@@ -72,7 +72,7 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer,
-       j.consumer_group, j.affinity_key, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
+       j.consumer_group, j.affinity_key, j.limits, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (
@@ -99,6 +99,10 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                          jsonb_build_object('pid', NULL, 'application', NULL)) END,
       CASE WHEN j.blocked_on = 'time'
            THEN jsonb_build_object('reason', 'time', 'until', dl_readable(j.available_at)) END,
+      CASE WHEN j.blocked_on = 'parent' THEN (
+        SELECT jsonb_build_object('reason', 'parent', 'parents', w.parents, 'on_failure', w.on_failure, 'job_id', (
+                 SELECT e.parent_id FROM dl_parents e WHERE e.job_id = j.job_id AND NOT e.is_over ORDER BY e.place LIMIT 1))
+          FROM dl_waiting w WHERE w.job_id = j.job_id) END,
       (SELECT jsonb_build_object('reason', 'lock', 'lock_key', j.lock_key, 'job_id', r.job_id) FROM dl_jobs r
         WHERE r.status = 'running' AND hashtext(r.lock_key) = hashtext(j.lock_key) AND r.lease_expires_at > now() LIMIT 1),
       (SELECT jsonb_build_object('reason', 'dead', 'lock_key', j.lock_key, 'job_id', d.job_id)
@@ -119,6 +123,10 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
                AND t.queue = j.queue AND t.lock_key = j.lock_key AND t.available_at > now()
              LIMIT 1)) before
         WHERE q.queue = j.queue AND q.ordered),
+      (SELECT jsonb_strip_nulls(jsonb_build_object('reason', 'limit', 'limit', l.name, 'running', l.running, 'most', l.most,
+                                                   'until', dl_readable(l.next_at)))
+         FROM unnest(j.limits) WITH ORDINALITY AS its (name, nth) JOIN dl_limit_state(j.limits) l USING (name)
+        WHERE l.room = 0 ORDER BY nth LIMIT 1),
       (SELECT CASE WHEN live.stopped = live.workers AND live.workers > 0
                    THEN jsonb_build_object('reason', 'stopped', 'queue', j.queue, 'workers', live.workers)
                    WHEN live.workers = 0 AND NOT EXISTS (
@@ -211,6 +219,32 @@ SELECT job_id, claims, %(result)s::jsonb FROM dl_jobs
 ON CONFLICT (job_id) DO UPDATE SET claim = excluded.claim, result = excluded.result
  WHERE dl_results.claim < excluded.claim;
 
+-- name: checkpoints
+-- Where these jobs go on; a null checkpoint: at the start, whatever the target has of claims below target_claim.
+SELECT job_id, checkpoint::text, target_claim, target_number, spares_attempt FROM dl_checkpoints
+ WHERE job_id = ANY (%(job_ids)s);
+
+-- name: keep_checkpoint
+-- running -> running: how far a run has come, of a claim that holds. A run that was stopped in the midst of this statement
+-- may come behind the run of a later claim: it replaces nothing. The claim tells dl_give_back which run has come further,
+-- so a repetition leaves it as it is, and a new mark of the same checkpoint too.
+INSERT INTO dl_checkpoints AS c (job_id, claim, checkpoint, target_claim, target_number, spares_attempt)
+SELECT job_id, claims, %(text)s::jsonb, %(token)s, %(number)s, %(spares_attempt)s FROM dl_jobs
+ WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+ON CONFLICT (job_id) DO UPDATE SET
+       claim = CASE WHEN c.checkpoint IS DISTINCT FROM excluded.checkpoint THEN excluded.claim ELSE c.claim END,
+       checkpoint = excluded.checkpoint, target_claim = excluded.target_claim, target_number = excluded.target_number,
+       spares_attempt = excluded.spares_attempt, saved_at = now()
+ WHERE c.claim <= excluded.claim
+   AND (c.checkpoint, c.target_claim, c.target_number)
+       IS DISTINCT FROM (excluded.checkpoint, excluded.target_claim, excluded.target_number);
+
+-- name: spend_checkpoints
+-- Of jobs that have succeeded: if they run again, they begin at the start. What the target has of their claims, and no
+-- statement here can take back, counts no more.
+UPDATE dl_checkpoints c SET checkpoint = NULL, target_claim = j.claims + 1, target_number = 0
+  FROM dl_jobs j WHERE c.job_id = ANY (%(job_ids)s) AND j.job_id = c.job_id AND j.status = 'succeeded';
+
 -- name: ended
 -- Has this claim's end been committed, though its answer was lost? The worker's last row in the job's journal tells.
 SELECT kind <> 'picked' FROM dl_job_events
@@ -270,6 +304,13 @@ SELECT dl_wake_all(%(limit)s);
 -- name: unpark_stranded
 -- queued -> queued: parked rows behind which no run is any more become claimable; see dl_unpark_stranded.
 SELECT dl_unpark_stranded(%(after)s, %(limit)s);
+
+-- name: resolve_stranded
+SELECT dl_resolve_stranded(%(after)s, %(limit)s);
+
+-- name: let_in
+-- queued -> queued: parked rows of limits with room become claimable; see dl_let_in_all.
+SELECT dl_let_in_all();
 
 -- name: prune
 -- finished -> gone, with their journal: some jobs that ended long ago; see dl_prune. The times are text, for Python

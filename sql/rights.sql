@@ -24,7 +24,8 @@ DECLARE
   new_tables text := (  -- a migration comes before the last of them
     SELECT string_agg(name, ', ')
       FROM unnest('{dl_queues, dl_workers, dl_served, dl_tasks, dl_totals, dl_pace, dl_rolled, dl_lengths, dl_freed,
-              dl_results, dl_needs, dl_webhooks, dl_alerts, dl_alerted}'::text[]) name
+              dl_results, dl_needs, dl_parents, dl_waiting, dl_schedules, dl_limits,
+              dl_checkpoints, dl_webhooks, dl_alerts, dl_alerted}'::text[]) name
      WHERE to_regclass(name) IS NOT NULL);
   all_functions text;
   called text;        -- by a role; the others are triggers'
@@ -34,9 +35,10 @@ DECLARE
 BEGIN
   SELECT string_agg(oid::regprocedure::text, ', '),
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
-         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_counted')),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state')),
          string_agg(oid::regprocedure::text, ', ')
-           FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_one', 'dl_enqueue_many', 'dl_set_trace', 'dl_job_status'))
+           FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_one', 'dl_enqueue_many', 'dl_set_trace', 'dl_depend',
+                              'dl_job_status'))
     INTO all_functions, called, harmless, of_producers
     FROM pg_proc
    WHERE pronamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())

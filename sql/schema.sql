@@ -19,6 +19,8 @@
 --   ready     blocked_on null                the claim may start it      ix_dl_jobs_ready
 --   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_time
 --   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked_keys
+--   waiting   blocked_on = 'parent'          jobs have to end before     dl_waiting
+--   parked    blocked_on = 'limit:NAME'      a limit was found full      ix_dl_jobs_limits
 -- In an ordered queue the head of a key, its row with the smallest score, is the only one that may start.
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
@@ -56,7 +58,7 @@ CREATE TABLE dl_jobs (
     CHECK (priority >= 0 AND attempt >= 0 AND max_attempts >= 0 AND lease_ttl_sec > 0),
 
   -- Ours: what a claim needs besides.
-  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key'
+  blocked_on text,                                   -- why a queued row is not ready: 'time', 'key', 'parent', 'limit:NAME'
   hot boolean NOT NULL DEFAULT false,                -- unused; for code of before 0019
   backoffs int NOT NULL DEFAULT 0,                   -- refusals in a row of a key that no visible job holds
   claimed_by text,                                   -- host:pid:boot of the worker that runs it
@@ -68,14 +70,15 @@ CREATE TABLE dl_jobs (
   claims int NOT NULL DEFAULT 0,                     -- starts, also those given back: a token that only grows
   trace text,                                        -- W3C traceparent of the request that triggered the job
   score float8,                                      -- place in the key, in an ordered queue; else as its producer gave it
-  affinity_key text                                  -- the heavy resource that the job needs; null: none
+  affinity_key text,                                 -- the heavy resource that the job needs; null: none
+  limits text[]                                      -- names in dl_limits that the job's runs count for; null: none
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
   autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
   autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 1
 );
-COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key), null when it is';
+COMMENT ON COLUMN dl_jobs.blocked_on IS 'why a queued row is not ready (time, key, limit:NAME), null when it is';
 COMMENT ON COLUMN dl_jobs.hot IS 'unused; for code of before 0019';
 COMMENT ON COLUMN dl_jobs.backoffs IS 'refusals in a row of a key that no visible job holds';
 COMMENT ON COLUMN dl_jobs.claimed_by IS 'host:pid:boot of the worker that runs the job';
@@ -88,6 +91,7 @@ COMMENT ON COLUMN dl_jobs.claims IS 'starts, also those that were given back';
 COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggered the job';
 COMMENT ON COLUMN dl_jobs.score IS 'place among the jobs of the key in an ordered queue, the smallest first; else as its producer gave it';
 COMMENT ON COLUMN dl_jobs.affinity_key IS 'the heavy resource that the job needs; null: none';
+COMMENT ON COLUMN dl_jobs.limits IS 'the limits that the job''s runs count for; null: none';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
@@ -108,6 +112,9 @@ CREATE INDEX ix_dl_jobs_time ON dl_jobs (queue, available_at, priority, created_
   WHERE status = 'queued' AND blocked_on = 'time';
 -- Keys that are busy, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
+-- The running jobs of a limit, and the parked ones by their limit. One index and not two, as above.
+CREATE INDEX ix_dl_jobs_limits ON dl_jobs (status, blocked_on, queue, priority, created_at)
+  WHERE limits IS NOT NULL AND status IN ('queued', 'running');
 -- Retention: finished jobs, the oldest end first.
 CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
 -- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by
@@ -138,6 +145,38 @@ CREATE TABLE dl_results (
 COMMENT ON TABLE dl_results IS 'what the pipelines of jobs have returned';
 COMMENT ON COLUMN dl_results.claim IS 'dl_jobs.claims of the run; it is the result only of a job that has succeeded by this claim';
 
+-- Which jobs wait for which, and have waited. Tables of their own, so that a job without parents costs nothing more.
+CREATE TABLE dl_parents (
+  job_id uuid NOT NULL,                              -- no foreign keys: dl_jobs_gone does what they would
+  parent_id uuid NOT NULL,                           -- has to end before
+  place int NOT NULL,                                -- among the parents of the job
+  is_over boolean NOT NULL DEFAULT false,            -- it has ended, and the job was told
+  PRIMARY KEY (job_id, parent_id)
+);
+COMMENT ON TABLE dl_parents IS 'for which jobs (parent_id) a job waits, or has waited';
+CREATE INDEX ix_dl_parents_parent ON dl_parents (parent_id, is_over);
+CREATE TABLE dl_waiting (
+  job_id uuid PRIMARY KEY,                           -- a job with blocked_on 'parent', or one that runs (context.gather)
+  parents int NOT NULL,                              -- how many have not let it go yet
+  available_at timestamptz NOT NULL,                 -- of the job, once they have
+  on_failure text NOT NULL,                          -- of a parent: cancel, hold, run
+  failed_parent uuid                                 -- for which the job is to be canceled
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_waiting IS 'the jobs that wait for parents: those with blocked_on ''parent''';
+
+-- How far the runs of jobs have come. A table of its own, as for results.
+CREATE TABLE dl_checkpoints (
+  job_id uuid PRIMARY KEY,                           -- no foreign key: dl_jobs_gone does what it would
+  claim int NOT NULL,                                -- dl_jobs.claims of the run that has come so far
+  checkpoint jsonb,                                  -- where the next run goes on; null: at the start
+  target_claim bigint NOT NULL,                      -- the newest checkpoint in the target that it follows: by the fence
+  target_number int NOT NULL,                        -- token and the place in the job; older ones there do not count
+  spares_attempt boolean NOT NULL,                   -- this run counts as no attempt when it fails
+  saved_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_checkpoints IS 'how far the runs of jobs have come';
+COMMENT ON COLUMN dl_checkpoints.claim IS 'dl_jobs.claims of the run that has come so far';
+
 -- Operators' settings of a queue.
 CREATE TABLE dl_queues (
   queue text PRIMARY KEY,
@@ -162,12 +201,15 @@ COMMENT ON COLUMN dl_queues.merge_limit IS 'the most jobs of a key in one delive
 COMMENT ON COLUMN dl_queues.batch IS 'the most keys in one call of a pipeline; null: as the pipeline says';
 COMMENT ON COLUMN dl_queues.on_dead IS 'hold: a dead job stops its key; null: the key continues';
 
--- Keys that became free while others had their first row locked: tried again once a second.
+-- Keys that became free while others had their first row locked, and parents that ended while others had rows of their
+-- children locked: tried again once a second.
 CREATE TABLE dl_freed (
-  key_hash int NOT NULL,
-  since timestamptz NOT NULL DEFAULT clock_timestamp()
+  key_hash int,                                      -- a key, or
+  since timestamptz NOT NULL DEFAULT clock_timestamp(),
+  parent_id uuid                                     -- a job that has ended
 );
 COMMENT ON TABLE dl_freed IS 'keys that became free while their first row was locked';
+COMMENT ON COLUMN dl_freed.parent_id IS 'a job that has ended while others had rows of its children locked';
 
 -- The workers as each farm's keeper last showed them. For people only: no claim and no recovery reads it.
 CREATE TABLE dl_workers (
@@ -200,10 +242,26 @@ CREATE TABLE dl_tasks (
   affinity text[],                                   -- from which args an affinity_key follows: dl_affinity; null: none
   memory_mb real,                                    -- what a run needs; null: as its runs have shown, 0: none
   cpus real,                                         -- the same, processors
+  limits text[],                                     -- those of a job whose producer names none; null: none
   CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
+COMMENT ON COLUMN dl_tasks.limits IS 'the limits of a job whose producer names none; null: none';
+
+-- What each limit of the whole fleet allows. A name that is not here has no bound.
+CREATE TABLE dl_limits (
+  name text PRIMARY KEY,
+  most int,                                          -- jobs that may run at once; null: any number
+  per_minute float8,                                 -- jobs that may start in a minute; null: any number
+  burst int NOT NULL DEFAULT 1,                      -- of these, how many may start at once
+  empty_at timestamptz NOT NULL DEFAULT '-infinity', -- since when tokens have come into an empty bucket
+  changed_by text,
+  changed_at timestamptz NOT NULL DEFAULT now(),
+  CONSTRAINT dl_limits_chk CHECK (most >= 0 AND per_minute BETWEEN 0.001 AND 1000000 AND burst BETWEEN 1 AND 1000000
+                                  AND (most IS NOT NULL OR per_minute IS NOT NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_limits IS 'how many jobs of a limit may run at once, and start in a minute, on all hosts together';
 
 -- What runs have used, by dl_roll: 95 of 100 of the latest 200 have used no more.
 CREATE TABLE dl_needs (
@@ -216,6 +274,43 @@ CREATE TABLE dl_needs (
   shares real[]                                      -- CPU seconds in a second of these
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
+
+-- Schedules: due times of which the reaper makes jobs. A schedule is locked while its jobs are added, in one transaction
+-- with its next due time; the idempotency key of a job holds both names, so a due time has one job.
+CREATE TABLE dl_schedules (
+  name text PRIMARY KEY,
+  origin text NOT NULL,                              -- code: a pipeline names it; people: API, command line, dashboard
+  cron text,                                         -- five fields, in `timezone`
+  interval_sec int,                                  -- instead of cron: multiples since 1970
+  timezone text NOT NULL,
+  catch_up text NOT NULL,                            -- which missed due times still get a job
+  overlap text NOT NULL,                             -- while the last job has not ended
+  jitter_sec float8 NOT NULL,                        -- a job may begin so much later
+  job jsonb NOT NULL,                                -- the fields of its jobs, with templates
+  created_at timestamptz NOT NULL DEFAULT now(),
+  created_by text NOT NULL,
+  changed_at timestamptz,                            -- by people: then code changes it no more
+  changed_by text,
+  paused_at timestamptz,
+  paused_by text,
+  retired_at timestamptz,                            -- its pipeline names it no more
+  next_due timestamptz,                              -- the first due time that was not looked at yet; null: none comes
+  last_due timestamptz,                              -- the last one that was
+  last_job_id uuid,
+  skipped bigint NOT NULL DEFAULT 0,                 -- due times without a job, by overlap
+  last_skipped timestamptz,
+  error text,                                        -- why its jobs cannot be made; null: they can
+  error_at timestamptz,
+  retry_at timestamptz,                              -- not tried again before
+  CONSTRAINT dl_schedules_chk CHECK (
+    origin IN ('code', 'people') AND (cron IS NULL) <> (interval_sec IS NULL) AND interval_sec > 0
+    AND catch_up IN ('none', 'last', 'all') AND overlap IN ('skip', 'queue', 'cancel_old'))
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+CREATE INDEX ix_dl_schedules_due ON dl_schedules (next_due) WHERE paused_at IS NULL AND retired_at IS NULL;
+COMMENT ON TABLE dl_schedules IS 'due times of which the reaper makes jobs';
+COMMENT ON COLUMN dl_schedules.job IS 'the fields of its jobs; {{ due }} and the like are filled in';
+COMMENT ON COLUMN dl_schedules.retired_at IS 'since when the pipeline of a schedule of code names it no more; null: it does';
+COMMENT ON COLUMN dl_schedules.next_due IS 'the first due time that was not looked at yet; it only grows';
 
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (
@@ -314,3 +409,6 @@ CREATE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs
   REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION dl_jobs_gone();
 CREATE CONSTRAINT TRIGGER dl_jobs_journal_ins AFTER INSERT ON dl_jobs DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW WHEN (NEW.journaled = 0) EXECUTE FUNCTION dl_jobs_journal();
+-- At the commit that lets a job wait for another one: that one may have ended meanwhile.
+CREATE CONSTRAINT TRIGGER dl_parents_link AFTER INSERT ON dl_parents DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NOT NEW.is_over) EXECUTE FUNCTION dl_linked();

@@ -146,6 +146,17 @@ SELECT task, t.max_attempts, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)
        n.memory_mb AS learned_memory_mb, n.cpus AS learned_cpus, coalesce(n.runs, 0) AS runs, n.learned_at
   FROM dl_tasks t FULL JOIN dl_needs n USING (task) ORDER BY task;
 
+-- name: limits
+-- Each limit with what it allows, how many of its jobs run, the tokens that its rate has, and how many jobs wait for it,
+-- counted up to `most`. Served by ix_dl_jobs_limits.
+SELECT l.name, l.most, l.per_minute, CASE WHEN l.per_minute IS NOT NULL THEN l.burst END AS burst,
+       s.running, s.tokens, s.room, l.changed_by, l.changed_at,
+       (SELECT count(*) FROM (
+          SELECT FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || l.name
+           ORDER BY status, blocked_on LIMIT %(most)s) n) AS waiting
+  FROM dl_limits l CROSS JOIN LATERAL dl_limit_state(ARRAY[l.name]) s
+ WHERE %(wanted)s::text IS NULL OR l.name = %(wanted)s ORDER BY l.name;
+
 -- name: learned
 -- Of the tasks whose runs use much of a host.
 SELECT task, coalesce(dl_counted(memory_mb, NULL), 0) AS memory_mb, coalesce(dl_counted(NULL, cpus), 0) AS cpus
@@ -277,7 +288,7 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
 job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).affinity_key, (j).progress::text AS progress, left((j).error, 300) AS error,
+(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).affinity_key, (j).limits, (j).progress::text AS progress, left((j).error, 300) AS error,
 (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
 dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
 dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;

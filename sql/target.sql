@@ -3,6 +3,9 @@
 -- a queue that was set back (an asynchronous failover, a backup) gives the same numbers out again. So the fence has an
 -- owner; a run that finds the fence at its own number or above, and not its own, asks the queue whose the job is
 -- (`leap` in queue.sql). Never do two runs hold one number: the second to raise it finds the first one's.
+--
+-- A run may also commit, with its data, how far it has come: its checkpoint. Once the next run has raised the fence, no
+-- other checkpoint can come; so what it then finds here is what the data are.
 
 -- name: create
 -- On first use, in the first schema of the search_path (PG_SCHEMA).
@@ -11,12 +14,20 @@ CREATE TABLE IF NOT EXISTS dl_fence (
   claim bigint NOT NULL,
   raised_at timestamptz NOT NULL DEFAULT now(),
   owner text,                          -- the worker that raised it, as in dl_jobs.claimed_by
-  owned_at timestamptz);               -- the owner counts while this is raised_at: an older version changes that alone
+  owned_at timestamptz,                -- the owner counts while this is raised_at: an older version changes that alone
+  checkpoint jsonb,                    -- the newest that was committed with data
+  checkpoint_claim bigint,             -- the claim of the run that committed it
+  checkpoint_number int);              -- its place among those of the job
 CREATE INDEX IF NOT EXISTS dl_fence_raised_at ON dl_fence (raised_at);
 
 -- name: widen
 -- A table that a version of before has made.
 ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS owner text, ADD COLUMN IF NOT EXISTS owned_at timestamptz;
+
+-- name: widen_for_checkpoints
+-- The same, by a run that uses checkpoints.
+ALTER TABLE dl_fence ADD COLUMN IF NOT EXISTS checkpoint jsonb, ADD COLUMN IF NOT EXISTS checkpoint_claim bigint,
+  ADD COLUMN IF NOT EXISTS checkpoint_number int;
 
 -- name: raise
 -- From now on no run with a smaller claim to one of these jobs can commit. No row for a job: its fence stands higher, or is
@@ -64,3 +75,16 @@ WITH fence AS (
   SELECT FROM {schema}.dl_fence f JOIN unnest(%(job_ids)s::uuid[], %(claims)s::bigint[]) AS run (job_id, claim) USING (job_id)
    WHERE f.claim = run.claim AND owner = %(owner)s AND owned_at = raised_at ORDER BY job_id FOR SHARE OF f)
 SELECT count(*) = cardinality(%(job_ids)s::uuid[]), set_config('idle_in_transaction_session_timeout', '5s', true) FROM fence;
+
+-- name: standing
+-- The newest checkpoint of the job; asked behind `raise`, so no older run can commit another one.
+SELECT checkpoint::text, checkpoint_claim, checkpoint_number FROM dl_fence
+ WHERE job_id = %(job_id)s AND checkpoint_claim IS NOT NULL;
+
+-- name: hold_and_save
+-- As `hold`, for a run of one job that commits a checkpoint with its data.
+WITH fence AS (
+  UPDATE {schema}.dl_fence SET checkpoint = %(checkpoint)s::jsonb, checkpoint_claim = claim, checkpoint_number = %(number)s
+   WHERE job_id = %(job_id)s AND claim = %(claim)s AND owner = %(owner)s AND owned_at = raised_at
+  RETURNING job_id)
+SELECT count(*) = 1, set_config('idle_in_transaction_session_timeout', '5s', true) FROM fence;

@@ -4,7 +4,7 @@ Each case is a schema of its own with 1,000 claimable jobs and, beside them, mor
 finished jobs, jobs of busy keys in front, or rows in front that an open transaction has locked. One case has just seen
 200 jobs claimed and handed back; one has a few jobs only, in a table that nobody has analysed. One is an ordered queue
 with a key whose first job waits for its retry, against an ordered queue without it. One has jobs of eight affinity
-keys, against the same rows without. Claims that meet jobs of a busy key
+keys, against the same rows without. Claims that meet jobs of a busy key or a full limit
 first park them, many at a time; the time of these claims is a line of its own. Then the bench vacuums their table.
 """
 
@@ -42,7 +42,8 @@ class Case:
     """`rows` further rows of a kind, beside those of the base; `busy`: their keys have running jobs.
 
     `is_ordered`: in an ordered queue, where the first of these rows has failed. `models`: the jobs have so many
-    affinity keys, and those of the last two are warm in the worker that claims.
+    affinity keys, and those of the last two are warm in the worker that claims. `limit`: the further rows have this
+    limit, which is full.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Case:
     is_analysed: bool = True
     is_ordered: bool = False
     models: int = 0
+    limit: str | None = None
 
     @property
     def base(self) -> Case:
@@ -68,6 +70,7 @@ BASE_ORDERED = Case("base, ordered", 0, is_ordered=True)
 FAILING = Case(
     "100,000 behind a failing head", OF_ONE_KEY, {"key": "failing", "keys": 1, "age_sec": _HOUR_SEC}, is_ordered=True
 )
+LIMITED = Case("100,000 of a full limit", OF_ONE_KEY, {"key": "limited", "age_sec": _HOUR_SEC}, limit="bench")
 ONE_KEY = Case("100,000 of one busy key", OF_ONE_KEY, {"keys": 1, "age_sec": _HOUR_SEC}, busy=1)
 MANY_READY = Case("1,000,000 ready", MANY, {"age_sec": -_HOUR_SEC})
 OF_MODELS = Case("1,000,000 ready, by affinity", MANY, {"age_sec": -_HOUR_SEC}, models=8)
@@ -82,6 +85,7 @@ CASES = (
     Case("just after 200 hand-backs", 0, hand_backs=200),
     Case("few rows, not analysed", 0, is_analysed=False),
     ONE_KEY,
+    LIMITED,
     FAILING,
 )
 
@@ -173,6 +177,7 @@ def measure(place: Place) -> Iterator[Line]:
         first = {name: claimer.until_claimed() for name, claimer in claimers.items()}
         before = _before_vacuum(claimers[ONE_KEY.name])
         _before_vacuum(claimers[FAILING.name])
+        _before_vacuum(claimers[LIMITED.name])
         _lock_heads(place, stack)
         pages = {name: claimer.buffers() for name, claimer in claimers.items()}
         times = _times(place, claimers, place.wish.scaled(SAMPLES, least=10))
@@ -265,6 +270,9 @@ def _fill(conn: db.Connection, place: Place, case: Case) -> None:
     seed(conn, CLAIMABLE)
     if case.rows:
         seed(conn, place.wish.scaled(case.rows), **case.more)
+    if case.limit:
+        operations.set_limit(conn, case.limit, "bench", most=0)
+        conn.execute(SQL["limit_rows"], {"limit": case.limit, "key": case.more["key"]})
     if case.models:
         conn.execute(SQL["share_models"], {"models": case.models})
     _switch(conn, quiet, "ENABLE")

@@ -25,11 +25,13 @@ from dataloader.client import (
     Fault,
     Job,
     Key,
+    Limit,
     NotFound,
     Overview,
     Queue,
     QueueFull,
     Refused,
+    Schedule,
     Started,
     Task,
     Unavailable,
@@ -42,7 +44,7 @@ from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
-from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, stats, webhooks
+from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, schedules, stats, webhooks
 from dataloader.queue.messages import Rules
 
 P = ParamSpec("P")
@@ -54,6 +56,7 @@ POLL_SEC = 0.3
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
     "requeue": operations.requeue,
+    "start-over": operations.start_over,
     "run-now": operations.run_now,
     "delete": operations.delete,
 }
@@ -151,6 +154,53 @@ class Direct(Farm):
             return self._set(queue, partial(operations.set_order, by=self._by, **changes))
         except operations.Contradiction as e:
             raise Refused("The request is not valid", str(e)) from None
+
+    def schedules(self, *, count: int = 5) -> list[Schedule]:
+        return [_one(Schedule, row) for row in self._ask(schedules.listed, count)]
+
+    def schedule(self, name: str, *, count: int = 5) -> Schedule:
+        return _scheduled(self._ask(schedules.schedule, name, count))
+
+    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
+        from dataloader.queue import new_schedule  # pydantic takes its time
+
+        try:
+            new = new_schedule.checked({"name": name, "task": task, **words}, self._settings.people_zone)
+            return _scheduled(self._ask(schedules.add, new, self._by))
+        except schedules.Taken as e:
+            raise Conflict("The schedule was not added", str(e)) from None
+        except ValueError as e:
+            raise Refused("The request is not valid", str(e)) from None
+
+    def change_schedule(self, name: str, **words: Any) -> Schedule:
+        return _scheduled(self._ask(schedules.change, name, words, self._settings.people_zone, self._by))
+
+    def remove_schedule(self, name: str) -> None:
+        _known(self._ask(schedules.remove, name))
+
+    def pause_schedule(self, name: str) -> Schedule:
+        return _scheduled(self._ask(schedules.pause, name, self._by))
+
+    def resume_schedule(self, name: str) -> Schedule:
+        return _scheduled(self._ask(schedules.resume, name))
+
+    def run_schedule(self, name: str) -> Started:
+        lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
+        job_id, status = _known(self._ask(schedules.run, name, self._by, lease_ttl_sec))
+        return Started(job_id, status, {"job_id": str(job_id), "status": status})
+
+    def limits(self) -> list[Limit]:
+        return [_one(Limit, row) for row in self._ask(stats.limits)]
+
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        self._ask(operations.set_limit, name, self._by, most, per_minute, burst)
+        return _one(Limit, self._ask(stats.limits, name)[0])
+
+    def remove_limit(self, name: str) -> None:
+        if not self._ask(operations.remove_limit, name, self._by):
+            raise NotFound("there is no limit of this name; `dataloader limit list` shows them", status=404)
 
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         ids = [UUID(str(job_id)) for job_id in job_ids]
@@ -281,6 +331,16 @@ def _one(kind: type[T], row: Any) -> T:
     if row is None:
         raise NotFound("there is no job with this job_id", status=404)
     return read(kind, as_document(row))
+
+
+def _scheduled(row: Any) -> Schedule:
+    return _one(Schedule, _known(row))
+
+
+def _known(found: T | None) -> T:
+    if found is None:
+        raise NotFound("there is no schedule with this name", status=404)
+    return found
 
 
 def _known_webhook(found: T | None) -> T:

@@ -1,7 +1,7 @@
-"""`doctor JOB`: the reasons why a job does not run or runs badly, each with the command that helps.
+"""`doctor`: the reasons why a job does not run or runs badly, or a schedule makes none, each with what helps.
 
-`doctor` without a job: what is wrong with the farm, as on the dashboard. `diagnose` and `of_farm` are pure: from facts
-to findings.
+`doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule` and
+`of_farm` are pure: from facts to findings.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from dataloader.cli import journal, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
-from dataloader.client import Database, Event, Forbidden, Job, NotFound, Overview, Queue, Webhooks, Worker
+from dataloader.client import Database, Event, Forbidden, Job, NotFound, Overview, Queue, Schedule, Webhooks, Worker
 from dataloader.client.farm import Farm
 from dataloader.queue import alerts, stats, waiting
+from dataloader.queue.schedules import OVERDUE_SEC
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000
@@ -59,18 +60,22 @@ def commands() -> None:
 
 
 @commands.command()
-@click.argument("job_id", type=click.UUID, required=False)
+@click.argument("what", metavar="[JOB_ID|SCHEDULE]", required=False)
 @reaching
-def doctor(reached: Reached, job_id: UUID | None) -> None:
-    """Say why a job waits or fails, and what helps; without a job, what is wrong with the farm."""
-    if job_id is None:
+def doctor(reached: Reached, what: str | None) -> None:
+    """Say why a job waits or fails, or why a schedule makes no jobs; without either, what is wrong with the farm."""
+    if what is None:
         _tell(reached, list(_of_whole(reached.farm)), {})
         return
+    try:
+        job_id = UUID(what)
+    except ValueError:
+        found = reached.farm.schedule(what)
+        _tell(reached, list(diagnose_schedule(found)), {"schedule": found.name}, Text(f"schedule {found.name}"))
+        return
     case = _case(reached, job_id)
-    if not reached.as_json:
-        title = f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status)
-        screen.show(Text.assemble(*title))
-    _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status})
+    title = Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status))
+    _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status}, title)
 
 
 def of_farm(
@@ -98,11 +103,13 @@ def _of_whole(farm: Farm) -> Iterator[Finding]:
     yield from found or [Finding("Nothing is wrong with the farm.")]
 
 
-def _tell(reached: Reached, findings: Sequence[Finding], facts: dict[str, Any]) -> None:
+def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
     if reached.as_json:
         listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
-        reached.print_json(facts | {"findings": listed})
+        reached.print_json({**of, "findings": listed})
         return
+    if title is not None:
+        screen.show(title)
     for finding in findings:
         click.echo(f"- {screen.plain(finding.text)}")
         if finding.command:
@@ -113,6 +120,37 @@ def diagnose(case: Case) -> Iterator[Finding]:
     """The findings, the most important first."""
     yield from _BY_STATUS.get(case.job.status, _over)(case)
     yield from _earlier_runs(case)
+
+
+def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
+    """Why a schedule makes no jobs, or that it does."""
+    last = ("doctor", str(found.last_job_id)) if found.last_job_id and found.last_job_status else ()
+    if found.paused_at:
+        yield Finding(f"It is paused by {found.paused_by}, so it makes no jobs.", ("schedule", "resume", found.name))
+    elif found.retired_at:
+        yield Finding(_RETIRED, ("schedule", "remove", found.name))
+    elif found.error:
+        text = f"Its jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every minute."
+        yield Finding(text, ("schedule", "show", found.name))
+    elif found.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(found.overdue_sec)
+        text = f"A due time of {late} ago has no job: no reaper runs (start one: `dataloader reaper`)"
+        yield Finding(f"{text}, or its log says why it makes none.")
+    elif found.next_due is None:
+        yield Finding("No due time of it comes any more.", ("schedule", "show", found.name))
+    else:
+        yield Finding(f"It is due as it should be: {found.words}.", ("schedule", "show", found.name))
+    if found.skipped and found.overlap == "skip":
+        text = f"{found.skipped:,} due times got no job, because the job before had not ended (overlap skip)."
+        yield Finding(text, last)
+    elif last and found.last_job_status != "succeeded":
+        yield Finding(f"Its last job is {found.last_job_status}.", last)
+
+
+_RETIRED = (
+    "Its pipeline names it no more, so it makes no jobs. When it should not come back, remove it; else name it again:"
+    " @register(..., schedule=...)"
+)
 
 
 def _case(reached: Reached, job_id: UUID) -> Case:
@@ -141,7 +179,7 @@ def _waiting(case: Case) -> Iterator[Finding]:
     elif reason == "time":
         rest = " It rests after a run that ended badly." if case.runs else ""
         yield Finding(text + rest, ("run-now", str(job.job_id)))
-    elif reason in ("lock", "order", "dead"):
+    elif reason in ("lock", "order", "dead", "parent"):
         yield Finding(text, ("doctor", str((job.waiting_for or {}).get("job_id"))))
     elif reason == "session":
         yield Finding(f"{text} When that session is not to have it, end it in PostgreSQL by pg_terminate_backend.")
@@ -150,6 +188,8 @@ def _waiting(case: Case) -> Iterator[Finding]:
             " Start a worker of its queue on a larger host, or raise DL_HOST_MEMORY. Where a run needs less, declare"
         )
         yield Finding(f"{text}{remedy} its `memory_mb`.", ("tasks",))
+    elif reason == "limit":
+        yield Finding(text, ("limit", "list"))
     elif reason == "no_worker":
         yield Finding(text + _no_worker(case), ("ps",))
     else:

@@ -21,6 +21,7 @@ from dataloader.client import Started, Unavailable
 from dataloader.client.farm import PAGE
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import STATUSES
+from dataloader.queue.parents import ON_FAILURE
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
@@ -31,9 +32,25 @@ def _fields_of_producer(command: F) -> F:
     """An option for each field that a producer may set, but for those that have one of another shape."""
     for field in reversed(OF_PRODUCER):
         if field.name not in ("task", "queue", "lock_key", "args", "available_at"):
+            if field.type == "text[]":  # one after the other: --limit a --limit b
+                command = click.option(
+                    f"--{field.name.removesuffix('s')}", field.name, multiple=True, callback=_listed, help=field.text
+                )(command)
+                continue
             kind = {"int": int, "float8": float}.get(field.type, str)
             command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
-    return command
+    failure = click.option(
+        "--on-parent-failure",
+        type=click.Choice(ON_FAILURE),
+        help="what comes of the job when one of these does not succeed; default: cancel",
+    )
+    return click.option("--depends-on", multiple=True, metavar="JOB", help="a job that ends before; again for more")(
+        failure(command)
+    )
+
+
+def _listed(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[str] | None:
+    return list(values) or None
 
 
 @click.group()
@@ -73,8 +90,9 @@ def trigger(
     if only_result and not waits:
         raise click.UsageError("--result is for --wait; of a job that has ended `dataloader result JOB` prints it")
     fields["lock_key"] = fields["lock_key"] or task
+    fields["depends_on"] = fields["depends_on"] or None
     fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
-    started = _triggered(reached, task, _arguments(args_json), fields)
+    started = _triggered(reached, task, arguments(args_json), fields)
     if not waits:
         reached.print_json(started.document)
         return
@@ -197,7 +215,8 @@ def _triggered(reached: Reached, task: str, args: Any, fields: dict[str, Any]) -
         raise
 
 
-def _arguments(text: str) -> Any:
+def arguments(text: str) -> Any:
+    """The JSON object of --args; raises click.BadParameter."""
     try:
         if text.startswith("@"):
             text = sys.stdin.read() if text == "@-" else Path(text[1:]).read_text("utf-8")

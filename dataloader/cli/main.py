@@ -5,9 +5,10 @@ modules beside it the other commands:
 
     jobs      trigger, wait, status, result, cancel, jobs, job, events
     operate   requeue, run-now, delete, pause, resume, limit, queue
+    schedules schedule: jobs by the clock
     farm      queues, ps, tasks, top (drawn by `top`), completion
     webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
-    doctor    doctor: why a job does not run, or runs badly
+    doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _MODULES = {
         "jobs": "trigger wait status result cancel jobs job events",
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
+        "schedules": "schedule",
         "farm": "queues ps tasks top completion",
         "webhooks": "webhook",
     }.items()

@@ -12,12 +12,17 @@ import click
 
 from dataloader.cli import render, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import Queue
+from dataloader.client import Limit, Queue
 from dataloader.client.farm import Farm, given
 from dataloader.farm.process import EXIT_FAILED
 
 LONG = 1_000  # jobs of a kind; an answer does not count more than these
-_DONE = {"requeue": "queued again", "run-now": "due now", "delete": "deleted"}
+_DONE = {
+    "requeue": "queued again",
+    "start-over": "queued again, from the start",
+    "run-now": "due now",
+    "delete": "deleted",
+}
 # The verbs for a whole queue: the figure that counts its group, and what became of the jobs.
 _GROUPS = {
     "requeue-dead": ("dead", "queued again"),
@@ -52,10 +57,15 @@ def commands() -> None:
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
 @_filtered
 @_by_error
+@click.option("--from-scratch", is_flag=True, help="named jobs begin at the start, not at their checkpoints")
 @reaching
-def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None, **only: str | None) -> None:
+def requeue(
+    reached: Reached, job_ids: tuple[str, ...], dead: str | None, from_scratch: bool, **only: str | None
+) -> None:
     """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
-    _change(reached, "requeue", job_ids, "requeue-dead", dead, given(**only))
+    if from_scratch and dead is not None:
+        raise click.UsageError("--from-scratch is for named jobs, not for those of a queue")
+    _change(reached, "start-over" if from_scratch else "requeue", job_ids, "requeue-dead", dead, given(**only))
 
 
 @commands.command(name="run-now")
@@ -104,11 +114,82 @@ def resume(reached: Reached, queue: str) -> None:
     _tell(reached, reached.farm.resume(queue), f"{screen.plain(queue)} goes on")
 
 
-@commands.command()
+class _Limits(click.Group):
+    """Takes `limit QUEUE NUMBER` as before for `limit queue QUEUE NUMBER`."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command in `args`; any other first word is a queue."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            args = ["queue", *args]
+        return super().resolve_command(ctx, args)
+
+
+@commands.group(cls=_Limits)
+def limit() -> None:
+    """Limits of the fleet: how many jobs run at once, start in a minute; the length of a queue.
+
+    `limit QUEUE NUMBER` is `limit queue QUEUE NUMBER`.
+    """
+
+
+@limit.command(name="set")
+@click.argument("name")
+@click.option("--running", "most", type=click.IntRange(0), help="jobs of the limit that may run at once")
+@click.option("--per-minute", type=click.FloatRange(0.001, 1_000_000), help="jobs that may start in a minute")
+@click.option(
+    "--burst",
+    type=click.IntRange(1),
+    help="how many of these may start at once after a pause; default: as many as a second has, at least one",
+)
+@reaching
+def set_limit(reached: Reached, name: str, most: int | None, per_minute: float | None, burst: int | None) -> None:
+    """Make a limit, or replace what it allows, on all hosts at once; jobs that run go on."""
+    if most is None and per_minute is None:
+        raise click.UsageError("name what the limit allows: --running, --per-minute, or both")
+    found = reached.farm.set_limit(name, most=most, per_minute=per_minute, burst=burst)
+    if reached.as_json:
+        reached.print_json(found.document)
+        return
+    click.echo(f"the limit {screen.plain(found.name)} allows {_allowed(found)}")
+
+
+@limit.command(name="list")
+@reaching
+def list_limits(reached: Reached) -> None:
+    """List the limits: what each allows, how many of its jobs run, and how many wait for it."""
+    found = reached.farm.limits()
+    if reached.as_json:
+        reached.print_json({"limits": [each.document for each in found]})
+        return
+    screen.show(render.limit_table(found, datetime.now(UTC)))
+
+
+@limit.command(name="remove")
+@click.argument("name")
+@reaching
+def remove_limit(reached: Reached, name: str) -> None:
+    """Let any number of a limit's jobs run; the jobs keep its name."""
+    reached.farm.remove_limit(name)
+    if reached.as_json:
+        reached.print_json({"name": name})
+        return
+    click.echo(f"the limit {screen.plain(name)} is removed: any number of its jobs may run")
+
+
+def _allowed(limit: Limit) -> str:
+    parts = [] if limit.most is None else [f"{limit.most} running job{'' if limit.most == 1 else 's'}"]
+    if limit.per_minute is not None:
+        parts.append(f"{limit.per_minute:g} starts a minute, {limit.burst} at once")
+    return " and ".join(parts)
+
+
+@limit.command(name="queue")
 @click.argument("queue")
 @click.argument("max_length", metavar="NUMBER|none")
 @reaching
-def limit(reached: Reached, queue: str, max_length: str) -> None:
+def limit_queue(reached: Reached, queue: str, max_length: str) -> None:
     """Refuse to trigger jobs while so many of a queue wait; none takes the limit away."""
     if max_length != "none" and not (max_length.isascii() and max_length.isdigit()):
         raise click.BadParameter("should be a number or none", param_hint="NUMBER")
@@ -251,6 +332,7 @@ def _outcome(verb: str, what: str) -> str:
         return "there is no such job"
     rule = {
         "requeue": "only what has ended can be",
+        "start-over": "only what has ended can be",
         "run-now": "only what is queued can be",
         "delete": "cancel it first",
     }

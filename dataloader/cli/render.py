@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
-from dataloader.client import Event, Job, Key
+from dataloader.client import Event, Job, Key, Limit
 from dataloader.queue import stats
 
 
@@ -56,6 +56,29 @@ def key_table(found: Sequence[Key], now: datetime) -> Any:
     )
 
 
+def limit_table(found: Sequence[Limit], now: datetime) -> Any:
+    titles = ("limit", "running", "most", "waiting", "per minute", "burst", "tokens", "changed", "by")
+    return screen.table(
+        titles,
+        (
+            (
+                screen.short(limit.name, 60),
+                limit.running,
+                screen.number(limit.most),
+                f"{limit.waiting:,}{'+' if limit.waiting >= stats.COUNTED else ''}",
+                screen.number(limit.per_minute),
+                screen.number(limit.burst),
+                "" if limit.tokens is None else f"{limit.tokens:.1f}",
+                screen.ago(limit.changed_at, now) if limit.changed_at else "",
+                screen.short(limit.changed_by or "", 40),
+            )
+            for limit in found
+        ),
+        titles[1:7],
+        loose=("limit", "by"),
+    )
+
+
 def whole(job: Job, events: Sequence[Event], zone: tzinfo) -> Iterator[Any]:
     now = datetime.now(UTC)
     yield screen.fields(_fields(job, zone))
@@ -84,7 +107,10 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
     if (run_sec := values.pop("run_sec")) is not None:
         yield "last run took", screen.duration(run_sec)
     for name, value in values.items():
-        if value not in (None, "", False):
+        if name == "schedule" and value:
+            due = screen.clock(datetime.fromisoformat(value["due"]), zone)
+            yield "schedule", f"{screen.plain(value['name'])}, due {due}"
+        elif value not in (None, "", False):
             yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
     if job.progress:
         yield "progress", f"{screen.bar(job.fraction)} {screen.progress(job.progress)}".strip()

@@ -43,9 +43,11 @@ from dataloader.client.results import (
     Event,
     Job,
     Key,
+    Limit,
     Overview,
     Queue,
     Result,
+    Schedule,
     Started,
     Task,
     Webhook,
@@ -69,11 +71,13 @@ __all__ = [
     "Job",
     "JobFailed",
     "Key",
+    "Limit",
     "NotFound",
     "Overview",
     "Queue",
     "QueueFull",
     "Refused",
+    "Schedule",
     "Started",
     "Task",
     "Unauthorized",
@@ -209,6 +213,42 @@ class Client(Farm):
     def set_queue(self, queue: str, **changes: Any) -> Queue:
         return read(Queue, self._call("PUT", _queue(queue), changes).document)
 
+    def schedules(self, *, count: int = 5) -> list[Schedule]:
+        return read_all(Schedule, self._call("GET", "/schedules", query={"next": count}).document, "schedules")
+
+    def schedule(self, name: str, *, count: int = 5) -> Schedule:
+        return read(Schedule, self._call("GET", _schedule(name), query={"next": count}).document)
+
+    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
+        return read(Schedule, self._once("POST", "/schedules", {"name": name, "task": task, **words}).document)
+
+    def change_schedule(self, name: str, **words: Any) -> Schedule:
+        return read(Schedule, self._call("PUT", _schedule(name), words).document)
+
+    def remove_schedule(self, name: str) -> None:
+        self._once("DELETE", _schedule(name))
+
+    def pause_schedule(self, name: str) -> Schedule:
+        return read(Schedule, self._call("POST", f"{_schedule(name)}/pause").document)
+
+    def resume_schedule(self, name: str) -> Schedule:
+        return read(Schedule, self._call("POST", f"{_schedule(name)}/resume").document)
+
+    def run_schedule(self, name: str) -> Started:
+        return read(Started, self._once("POST", f"{_schedule(name)}/run").document)
+
+    def limits(self) -> list[Limit]:
+        return read_all(Limit, self._call("GET", "/limits").document, "limits")
+
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        body = {"most": most, "per_minute": per_minute, "burst": burst}
+        return read(Limit, self._call("PUT", _limit(name), body).document)
+
+    def remove_limit(self, name: str) -> None:
+        self._call("DELETE", _limit(name))
+
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
         return read(Job, self._once("POST", f"{_of(job_id)}/requeue").document)
@@ -307,6 +347,14 @@ def _plain(name: str, value: Any) -> Any:
 
 def _of(job_id: UUID | str) -> str:
     return f"/jobs/{quote(str(job_id), safe='')}"
+
+
+def _schedule(name: str) -> str:
+    return f"/schedules/{quote(name, safe='')}"
+
+
+def _limit(name: str) -> str:
+    return f"/limits/{quote(name, safe='')}"
 
 
 def _queue(queue: str, verb: str = "") -> str:

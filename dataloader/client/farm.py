@@ -22,8 +22,10 @@ from dataloader.client.results import (
     Event,
     Job,
     Key,
+    Limit,
     Overview,
     Queue,
+    Schedule,
     Started,
     Task,
     Webhook,
@@ -76,6 +78,9 @@ class Farm(ABC):
         producer: str | None = None,
         consumer_group: str | None = None,
         affinity_key: str | None = None,
+        limits: list[str] | None = None,
+        depends_on: Sequence[UUID | str] | None = None,
+        on_parent_failure: str | None = None,
         trace: str | None = None,
     ) -> Started:
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
@@ -99,6 +104,9 @@ class Farm(ABC):
             producer=producer,
             consumer_group=consumer_group,
             affinity_key=affinity_key,
+            limits=limits,
+            depends_on=None if depends_on is None else list(map(str, depends_on)),
+            on_parent_failure=on_parent_failure,
         )
         return self._add(fields, trace or traces.current())
 
@@ -243,10 +251,64 @@ class Farm(ABC):
     def set_queue(self, queue: str, **changes: Any) -> Queue:
         """Change `ordered`, `merge`, `merge_limit`, `batch` or `on_dead` of a queue (docs/ordered.md)."""
 
-    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
-        """`cancel`, `requeue`, `run-now` or `delete` jobs; `force` is for `cancel`.
+    @abstractmethod
+    def schedules(self, *, count: int = 5) -> list[Schedule]:
+        """All schedules by name, each with up to `count` (0 to 100) of its next due times."""
 
-        The outcome of each is `done`, `unknown` or the status that forbids the change.
+    @abstractmethod
+    def schedule(self, name: str, *, count: int = 5) -> Schedule:
+        """The schedule of this name; raises NotFound where there is none, as all that take a name."""
+
+    @abstractmethod
+    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
+        """Add a schedule of a task: `cron` or `interval_sec`, and the other words of docs/schedules.md.
+
+        Raises Conflict where the name is taken, Refused for words that are not valid.
+        """
+
+    @abstractmethod
+    def change_schedule(self, name: str, **words: Any) -> Schedule:
+        """Change words of a schedule; None takes one back to its default. Raises Refused, having changed nothing."""
+
+    @abstractmethod
+    def remove_schedule(self, name: str) -> None:
+        """Remove a schedule; its jobs stay. One that a pipeline names comes back when a worker starts."""
+
+    @abstractmethod
+    def pause_schedule(self, name: str) -> Schedule:
+        """Make no jobs of a schedule until it is resumed."""
+
+    @abstractmethod
+    def resume_schedule(self, name: str) -> Schedule:
+        """End a schedule's pause; the due times of the pause get no job."""
+
+    @abstractmethod
+    def run_schedule(self, name: str) -> Started:
+        """Add a job of a schedule now; now is its due time."""
+
+    @abstractmethod
+    def limits(self) -> list[Limit]:
+        """The limits of the fleet, by name."""
+
+    @abstractmethod
+    def set_limit(
+        self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
+    ) -> Limit:
+        """Make a limit, or replace what it allows: `most` jobs at once, `per_minute` starts; None: any number.
+
+        `burst` of them may start at once after a pause; None: as many as a second has. Raises Refused for values out
+        of bounds, and without a bound.
+        """
+
+    @abstractmethod
+    def remove_limit(self, name: str) -> None:
+        """Let any number of the limit's jobs run; raises NotFound for an unknown limit."""
+
+    def change(self, verb: str, job_ids: Sequence[UUID | str], *, force: bool = False) -> dict[UUID, str]:
+        """`cancel`, `requeue`, `start-over`, `run-now` or `delete` jobs; `force` is for `cancel`.
+
+        `start-over` requeues jobs, which begin at the start and not at their checkpoints. The outcome of each is
+        `done`, `unknown` or the status that forbids the change.
         """
         found: dict[UUID, str] = {}
         for start in range(0, len(job_ids), BATCH):

@@ -33,6 +33,7 @@ class Job:
     `started_at` is the first start of all attempts; `run_sec` the duration of the last run, None while the job runs.
     `waiting_for` is the reason why a queued job does not run yet. Only `Client.job` returns `args`. `progress` is the
     pipeline's last report, usually an object. Only `Client.run` fills in `result`, what the pipeline has returned.
+    `schedule` has the `name` and the `due` time of the schedule that has made it; only `Client.job` returns it.
     """
 
     job_id: UUID
@@ -66,8 +67,10 @@ class Job:
     producer: str | None = None
     consumer_group: str | None = None
     affinity_key: str | None = None
+    limits: list[str] | None = None
     idempotency_key: str | None = None
     trace: str | None = None
+    schedule: Document | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -136,6 +139,27 @@ class Queue:
     on_dead: str | None = "continue"
     is_known: bool = True
     similar: tuple[str, ...] = ()
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a limit allows on all hosts together: `most` jobs at once, `per_minute` starts, `burst` of them at once.
+
+    None: any number. `running` jobs of it run, `waiting` ones were found without room (counted up to 1,000), `tokens`
+    may start now by the rate, `room` now in all (counted up to 100).
+    """
+
+    name: str
+    most: int | None = None
+    per_minute: float | None = None
+    burst: int | None = None
+    running: int = 0
+    waiting: int = 0
+    tokens: float | None = None
+    room: int = 0
+    changed_by: str | None = None
+    changed_at: datetime | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -213,6 +237,43 @@ class Task:
     learned_cpus: float | None = None
     runs: int = 0
     learned_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A schedule: when it is due (`cron` or `interval_sec`, in `words`), the fields of its jobs, and how it goes.
+
+    `next` are its next due times, none while it is paused or retired (its pipeline names it no more); `error` says why
+    its jobs cannot be made. The other fields of the answer stand in `document`.
+    """
+
+    name: str
+    origin: str = ""
+    task: str = ""
+    queue: str = ""
+    cron: str | None = None
+    interval_sec: int | None = None
+    timezone: str = ""
+    words: str = ""
+    catch_up: str = ""
+    overlap: str = ""
+    jitter_sec: float = 0.0
+    args: Any = None
+    lock_key: str = ""
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    retired_at: datetime | None = None
+    next_due: datetime | None = None
+    next: tuple[datetime, ...] = ()
+    overdue_sec: float = 0.0
+    last_due: datetime | None = None
+    last_job_id: UUID | None = None
+    last_job_status: str | None = None
+    skipped: int = 0
+    last_skipped: datetime | None = None
+    error: str | None = None
+    error_at: datetime | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -310,6 +371,8 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
     try:
         if get_origin(kind) is tuple:
             each_kind = get_args(kind)[0]
+            if each_kind is datetime:
+                return tuple(map(datetime.fromisoformat, value))
             return tuple(map(str, value) if each_kind is str else (read(each_kind, each) for each in value))
         if kind is Queue:
             return read(Queue, value)

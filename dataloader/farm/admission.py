@@ -110,15 +110,18 @@ class Admission:
         """The tasks that the next claim should pass over, for the host has no room for them now."""
         if not (self._needs or self._has_entry):
             return ()
-        if (book := self._changed(self._reserve)) is None:
+        oldest_sec = 0.0 if self._account.has_changed() else MEASURED_SEC  # room that a run has left is there at once
+        if (book := self._changed(lambda _: None)) is None:
             return list(self._needs)
-        self._measure(book, MEASURED_SEC)
+        self._measure(book, oldest_sec)
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, book)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """What the claim has passed over, for these tasks had no room."""
+        """What the claim has passed over, for these tasks had no room; after a while room gathers for it."""
         self._patience.passed(left_out)
         self._left_out = frozenset(without if left_out else ())
+        if self._patience.over:  # as of now: at the next claim another worker may have begun that job
+            self._changed(self._reserve)
 
     @property
     def look_in(self) -> float:

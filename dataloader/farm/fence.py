@@ -3,13 +3,14 @@
 A stopped or disconnected worker may resume writing after another worker has started its job anew. The queue refuses the
 old worker's finish, but the queue has never seen the target's rows. So the target keeps a table `dl_fence` with the
 highest fencing token of each job (M. Kleppmann, "How to do distributed locking", 2016); a run's token for each of its
-jobs is `Job.claim`.
+jobs is `Job.claim`. The same row has the job's newest checkpoint that was committed with data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -17,12 +18,27 @@ import psycopg
 from psycopg import errors, sql
 
 from dataloader.queue import db
+from dataloader.queue.job import Checkpoint
 
+NOWHERE = Checkpoint()
 _SQL = db.statements("target.sql")
 
 
 class Overtaken(Exception):
     """A newer run of the job has begun: the older run's transaction is rolled back."""
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """The checkpoints of a run's one job in the target: the newest at a transaction's begin, and the one to commit.
+
+    `to_save` becomes, with the commit, the one that `saved` then has, with the token of the run.
+    """
+
+    job_id: UUID
+    found: Checkpoint = NOWHERE
+    to_save: Checkpoint | None = None
+    saved: Checkpoint | None = None
 
 
 @contextmanager
@@ -32,13 +48,15 @@ def transaction(
     tokens: dict[UUID, int],
     owner: str = "",
     leap: Callable[[UUID, int], int | None] = lambda job_id, fence: None,
+    standing: Standing | None = None,
 ) -> Iterator[psycopg.Connection[Any]]:
     """A transaction on a connection of its own; it commits only while each token of `owner` is its job's highest.
 
     `tokens` are the fencing tokens of the run's jobs. At its start the transaction ends the sessions of older runs of
     these jobs and waits for their commits. Where another owner's fence stands at a job's token or above, `leap` gets
     the job and the fence's number and returns a higher token from the queue, or None when the job belongs to another
-    worker; `tokens` then has the higher one. Raises Overtaken, after a rollback, when a newer run of one of the jobs
+    worker; `tokens` then has the higher one. `standing` learns of the job's checkpoint before the block begins, and
+    says which one is committed with it. Raises Overtaken, after a rollback, when a newer run of one of the jobs
     has begun; psycopg.Error as psycopg does; any exception of `leap`.
     """
     # No limits: a pipeline may compute for hours in one statement or between two.
@@ -53,10 +71,17 @@ def transaction(
     with conn:
         where = _raise(conn, tokens, owner) or _leap(conn, tokens, owner, leap)
         conn.execute(_SQL["forget"])
+        if standing is not None:
+            standing.found = _found(conn, standing.job_id)
         with conn.transaction():
             conn.execute(_SQL["unlimited"])
             yield conn
-            _hold(conn, where, _fences(tokens, owner))
+            if standing is None or standing.to_save is None:
+                _hold(conn, where, "hold", _fences(tokens, owner))
+            else:
+                _hold(conn, where, "hold_and_save", _saving(standing, tokens, owner))
+        if standing is not None and standing.to_save is not None:
+            standing.saved = standing.to_save._replace(claim=tokens[standing.job_id])
 
 
 def _name(tokens: dict[UUID, int]) -> str:
@@ -67,6 +92,21 @@ def _name(tokens: dict[UUID, int]) -> str:
 
 def _fences(tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
     return {"job_ids": list(tokens), "claims": list(tokens.values()), "owner": owner}
+
+
+def _saving(standing: Standing, tokens: dict[UUID, int], owner: str) -> dict[str, Any]:
+    assert standing.to_save is not None  # noqa: S101  the caller has looked
+    checkpoint = {"checkpoint": standing.to_save.text, "number": standing.to_save.number}
+    return checkpoint | {"job_id": standing.job_id, "claim": tokens[standing.job_id], "owner": owner}
+
+
+def _found(conn: db.Connection, job_id: UUID) -> Checkpoint:
+    try:
+        row = conn.execute(_SQL["standing"], {"job_id": job_id}).fetchone()
+    except errors.UndefinedColumn:
+        _make(conn, "widen_for_checkpoints")
+        row = None
+    return Checkpoint(*row) if row else NOWHERE
 
 
 def _raise(conn: db.Connection, tokens: dict[UUID, int], owner: str) -> str | None:
@@ -104,7 +144,7 @@ def _make(conn: db.Connection, what: str) -> None:
         conn.execute(_SQL[what])
 
 
-def _hold(conn: db.Connection, where: str, fence: dict[str, Any]) -> None:
-    row = conn.execute(sql.SQL(_SQL["hold"]).format(schema=sql.Identifier(where)), fence).fetchone()
+def _hold(conn: db.Connection, where: str, how: str, fence: dict[str, Any]) -> None:
+    row = conn.execute(sql.SQL(_SQL[how]).format(schema=sql.Identifier(where)), fence).fetchone()
     if row is None or not row[0]:
         raise Overtaken

@@ -32,7 +32,7 @@ from dataloader.queue import db, lifecycle
 from dataloader.queue.job import Delivery, End, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
-PROGRESS_SEC = 1.0  # progress is written at most once in this time
+PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
 RETAKE_SEC = 5.0  # for taking the key again: the former session has 2 s to end
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
 
@@ -165,11 +165,12 @@ class Heartbeat(threading.Thread):
         """
         asked = self._heard_cancel(lease.delivery)
         due = now() >= self._next_beat
-        progress = self._progress_to_write(lease)
-        if not (due or asked or progress):
+        has_news = lease.has_news and now() >= lease.progress_at
+        if not (due or asked or has_news):
             return self._unburden(lease)
         if due and not self._has_key and not self._regain(lease):
             return True
+        progress = self._take_news(lease) if has_news else None
         self._beat(lease, progress, journal=due)
         if due:
             self._next_beat = now() + interval
@@ -187,7 +188,7 @@ class Heartbeat(threading.Thread):
 
     def _sleep(self, lease: Lease) -> None:
         """Wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
-        until = self._next_beat if lease.progress is None else min(self._next_beat, lease.progress_at)
+        until = min(self._next_beat, lease.progress_at) if lease.has_news else self._next_beat
         if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
         sources = [self._read]
@@ -196,11 +197,13 @@ class Heartbeat(threading.Thread):
         if self._read in readable(sources, until - now()):
             drain_pipe(self._read)
 
-    def _progress_to_write(self, lease: Lease) -> dict[str, Any] | None:
-        """The progress that is due: the first at once, later ones at most every PROGRESS_SEC."""
-        if lease.progress is None or now() < lease.progress_at:
-            return None
+    def _take_news(self, lease: Lease) -> dict[str, Any] | None:
+        """Write the checkpoint and return the progress: the first at once, later ones at most every PROGRESS_SEC."""
         lease.progress_at = now() + PROGRESS_SEC
+        checkpoint = lease.checkpoint
+        if checkpoint is not None and checkpoint is not lease.written:
+            lifecycle.keep_checkpoint(self._session.conn, lease.job, checkpoint)
+            lease.written = checkpoint
         progress, lease.progress = lease.progress, None
         return progress
 

@@ -9,7 +9,7 @@ from dataloader.config import Settings
 from dataloader.farm.deadlines import Reason, stop_reason
 from dataloader.farm.process import now
 from dataloader.farm.slots import Slot
-from dataloader.queue.job import Delivery, End
+from dataloader.queue.job import Checkpoint, Delivery, End
 
 LOOK_SEC = 0.005
 
@@ -38,7 +38,9 @@ class Lease:
         self.began = now()
         self.released = False  # the run is over
         self.progress: dict[str, Any] | None = None  # not written yet
-        self.progress_at = 0.0  # when progress may be written again
+        self.progress_at = 0.0  # when progress and checkpoints may be written again
+        self.checkpoint: Checkpoint | None = None  # the latest
+        self.written: Checkpoint | None = None  # the latest one in the queue
         self.stop: End | None = None
         self.reason: str | None = None
         self._settings = settings
@@ -105,7 +107,19 @@ class Lease:
 
     def report(self, progress: dict[str, Any]) -> None:
         """Keep progress for the next write; copied, because the pipeline may go on changing it."""
-        is_first = self.progress is None
+        is_first = not self.has_news
         self.progress = dict(progress)
         if is_first:
             self._wake()
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint for the next write."""
+        is_first = not self.has_news
+        self.checkpoint = checkpoint
+        if is_first:
+            self._wake()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is progress or a checkpoint that is not written."""
+        return self.progress is not None or self.checkpoint is not self.written

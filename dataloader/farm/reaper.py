@@ -1,8 +1,9 @@
-"""PROCESS: the reaper recovers lost jobs, wakes due ones and deletes old ones. Any number may run, none leads.
+"""PROCESS: the reaper recovers lost jobs, wakes due ones, makes those of schedules. Any number may run, none leads.
 
 The reaper returns jobs whose lease has run out (their machine is gone), wakes due rows of queues without a worker, and
-deletes jobs that ended DL_RETENTION_DAYS ago. It aggregates the journal, counts the queues, adds the messages to
-webhooks, and names the sessions that hold back vacuum.
+deletes jobs that ended DL_RETENTION_DAYS ago. It makes the jobs of schedules when they are due, between its rounds too.
+It aggregates the journal, counts the queues, adds the messages to webhooks, and names the sessions that hold back
+vacuum.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import math
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import structlog
 from setproctitle import setproctitle
 
 from dataloader import log as logs
-from dataloader.config import Settings
+from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import db, lifecycle, migrations, stats, webhooks
+from dataloader.queue import db, hooks, lifecycle, migrations, schedules, stats, webhooks
 from dataloader.queue.messages import Rules
 
 WAKE_BATCH = 1_000
@@ -37,6 +40,7 @@ HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is n
 DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
+LOOK_SEC = 1.0  # at schedules that could not be made in time, or that another reaper has locked
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
 
 
@@ -78,6 +82,7 @@ class Memory:
     held: tuple[Any, ...] | None = None
     held_again_at: float = 0.0
     stranded_after: int | None = None
+    waiting_after: UUID | None = None
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -117,15 +122,26 @@ class _Reaper:
         self._outage = outage
         self._uptime = Uptime()
         self._memory = Memory()
+        self._schedules = Schedules(settings, log)
 
     def work(self, conn: db.Connection) -> None:
         """One round after the other until a signal; raises psycopg.Error when the session is lost."""
         period_sec = self._settings.dl_reaper_period_sec
+        self._schedules.listen(conn)
         while not self._signals.received:
             started = now()
             self._round(conn, started, period_sec)
             self._outage.ended()
-            self._signals.wait(period_sec - (now() - started))
+            self._pause(conn, started + period_sec - now())
+
+    def _pause(self, conn: db.Connection, seconds: float) -> None:
+        """Wait so long, or until a signal; make the jobs of schedules that are due meanwhile."""
+        until = now() + seconds
+        while not self._signals.received:
+            self._schedules.make(conn)
+            if (left := until - now()) <= 0:
+                return
+            self._signals.wait(min(left, self._schedules.due_at - now()), conn.fileno())
 
     def lost(self, error: psycopg.Error) -> None:
         """Log a lost session, once for all tries to replace it, and count the database's uptime anew."""
@@ -136,11 +152,71 @@ class _Reaper:
         reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
         memory = self._memory
         memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
+        memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
+        self._schedules.make(conn)
+        lifecycle.let_in(conn)
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
+        self._schedules.make(conn)
         watch(conn, self._log, memory, period_sec)
         tell(conn, self._log, Rules.of(self._settings))
         if (days := self._settings.dl_retention_days) is not None:
-            prune(conn, self._log, days * DAY_SEC, started + PRUNE_SHARE * period_sec, self._signals)
+            until = started + PRUNE_SHARE * period_sec
+            prune(conn, self._log, days * DAY_SEC, until, self._signals, lambda seconds: self._pause(conn, seconds))
+
+
+class Schedules:
+    """The reaper's part in schedules: it makes the jobs of those that are due, at the instants when they are.
+
+    A change of a schedule wakes the reaper by a notification. Raises psycopg.Error when the session is lost.
+    """
+
+    def __init__(self, settings: Settings, log: structlog.stdlib.BoundLogger) -> None:
+        self._settings = settings
+        self._log = log
+        self._hooks_error: str | None = None
+        self.due_at = -math.inf  # the monotonic instant of the next look
+
+    def listen(self, conn: db.Connection) -> None:
+        """To be called with each new session, before `make`."""
+        schedules.listen(conn)
+        self.due_at = -math.inf
+
+    def make(self, conn: db.Connection) -> None:
+        """Make the jobs of the schedules that are due; without one, and without a change of one, this costs nothing."""
+        is_told = bool(list(conn.notifies(timeout=0)))
+        if not is_told and now() < self.due_at:
+            return
+        made = self._make(conn) if self._has_hooks() else 0
+        left = schedules.due_in(conn)
+        if left is None:
+            self.due_at = math.inf
+        elif left <= 0 and not made:  # another reaper is at it, or no job can be made
+            self.due_at = now() + LOOK_SEC
+        else:
+            self.due_at = now() + left
+        if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
+            self.due_at = -math.inf
+
+    def _make(self, conn: db.Connection) -> int:
+        """Make the jobs of what is due; returns of how many schedules."""
+        made = list(schedules.tick(conn, self._settings.dl_default_lease_ttl_sec))
+        for each in made:
+            if each.error:
+                self._log.warning("reaper.schedule.failed", schedule=each.name, error=each.error)
+            else:
+                self._log.info("reaper.schedule.made", schedule=each.name, jobs=each.jobs, skipped=each.skipped)
+        return len(made)
+
+    def _has_hooks(self) -> bool:
+        """Whether the functions around the adding of jobs could be imported; without them no job is made."""
+        try:
+            hooks.load(self._settings.hook_modules)
+        except ConfigError as e:
+            if str(e) != self._hooks_error:
+                self._log.error("reaper.hooks.failed", error=str(e))
+            self._hooks_error = str(e)
+            return False
+        return True
 
 
 def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime, patience_sec: float) -> None:
@@ -226,11 +302,16 @@ def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, me
 
 
 def prune(
-    conn: db.Connection, log: structlog.stdlib.BoundLogger, older_than_sec: float, until: float, signals: Signals
+    conn: db.Connection,
+    log: structlog.stdlib.BoundLogger,
+    older_than_sec: float,
+    until: float,
+    signals: Signals,
+    pause: Callable[[float], object],
 ) -> None:
     """Delete jobs that ended so many seconds ago, batch by batch until a monotonic instant or a signal.
 
-    The pauses are longer than the batches, so other sessions have most of the time.
+    The pauses (seconds) are longer than the batches, so other sessions have most of the time.
     """
     started, pruned = now(), 0
     since, size = "-infinity", PRUNE_BATCH[1]
@@ -242,7 +323,7 @@ def prune(
         if found < size:
             break
         size = fitting(size, took)
-        signals.wait(PRUNE_PAUSE * took)
+        pause(PRUNE_PAUSE * took)
     if pruned:
         log.info("reaper.pruned", count=pruned)
         logs.metric("jobs.pruned", count=pruned, duration_ms=round((now() - started) * 1_000, 1))

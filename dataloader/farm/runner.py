@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,17 @@ import structlog
 from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
+from dataloader.farm.checkpoints import Checkpoints
 from dataloader.farm.failures import described, headline, message
+from dataloader.farm.family import Family
 from dataloader.farm.lease import Lease
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
-from dataloader.pipelines import PermanentError, Retry, Run, Stopped, UnknownTask, hooks
+from dataloader.pipelines import PermanentError, Progress, Retry, Run, Stopped, UnknownTask, hooks
+from dataloader.pipelines.context import Suspended
 from dataloader.pipelines.registry import RETRY
 from dataloader.queue import db
 from dataloader.queue.hooks import Hook, identity
-from dataloader.queue.job import Delivery, End, Job, Outcome, clip, result_json
+from dataloader.queue.job import Checkpoint, Delivery, End, Job, Outcome, clip, result_json
 
 RETRIED = (End.ERROR, End.TIMEOUT)  # the ends after which a job runs again while it has attempts
 NOTES_MOST, NOTE_MOST = 20, 500  # lines of a run that the journal keeps, and the characters of one
@@ -50,6 +53,7 @@ class Runner:
         self._settings = settings
         self._dsn = dsn
         self._target_dsn = settings.target_dsn or dsn
+        self._family: Family | None = None  # of the present run, once its context is made
         self._leap = leap
         self._tokens: dict[UUID, int] | None = None  # the fencing tokens of the present run's jobs, once it asks
         self._interruptible: Lease | None = None  # the run of a plain function, or what prepares a resource
@@ -57,11 +61,14 @@ class Runner:
         self._lent: tuple[Place, Resource] | None = None  # the resource of the present run
         self._notes: list[str] = []  # for the journal of the present run
         self._drops = False  # the pipeline does not want to have this resource again
+        self.kept: Mapping[UUID, Checkpoint] = {}  # of jobs that have run before, as the queue has them
+        self._checkpoints: Checkpoints | None = None  # of the present run, where its pipeline wants a context
 
     def run(self, delivery: Delivery, lease: Lease) -> Outcome:
         """Resolve and step the pipeline; every exception becomes an outcome, in which secrets are masked."""
         self._tokens = None
         self._notes = []
+        self._checkpoints = None
         try:
             pipeline = pipelines.resolve(delivery.first.task)
         except UnknownTask as e:
@@ -71,10 +78,16 @@ class Runner:
         outcome = self._step(delivery, lease, pipeline, by_key)
         if self._lent is not None:
             self._give_back(lease)
+        if self._family is not None:
+            self._family.close()
+            self._family = None
         if by_key and lease.stop is None:
             outcome = outcome._replace(by_key={**outcome.by_key, **by_key})
         if self._notes:
             outcome = outcome._replace(notes=tuple(self._notes))
+        if self._checkpoints is not None and (latest := self._checkpoints.latest) and latest.text is not None:
+            is_free = pipeline.spares_attempts and outcome.end in RETRIED and self._checkpoints.has_moved
+            outcome = outcome._replace(checkpoint=latest, is_free=is_free)
         if outcome.end is not End.DONE or outcome.by_key:
             tell_failed(delivery, pipeline, outcome)
         return delayed(delivery, outcome, pipeline.retry_in) if pipeline.retry_in else outcome
@@ -95,7 +108,8 @@ class Runner:
         """Step the pipeline until it ends or has to stop; `by_key` gets what it decides for single keys."""
         progress: dict[str, Any] | None = None
         try:
-            context = self._context(delivery, lease, by_key) if pipeline.wants_context or pipeline.prepare else None
+            wants_context = pipeline.wants_context or pipeline.prepare
+            context = self._context(delivery, lease, pipeline, by_key) if wants_context else None
             given = input_of(delivery, pipeline)
             if pipeline.prepare or delivery.first.affinity_key:
                 context = self._with_resource(delivery, lease, pipeline, given, context)
@@ -111,7 +125,7 @@ class Runner:
                 item = self._next(steps, interruptible)
                 if isinstance(item, dict):
                     progress = item
-                    lease.report(item)
+                    self._yielded(steps, lease, item)
                 if lease.must_stop():
                     steps.close()
                     return _stopped(lease, log.masked(progress))
@@ -120,7 +134,25 @@ class Runner:
         except BaseException as e:
             if lease.stop is not None:
                 return _stopped(lease, log.masked(progress))
+            if isinstance(e, Suspended):
+                return Outcome(End.HANDED_BACK, str(e), log.masked(progress))
             return _failed(e, log.masked(progress))
+
+    def _yielded(self, steps: pipelines.Steps, lease: Lease, document: dict[str, Any]) -> None:
+        """Keep what the pipeline has yielded; a checkpoint that cannot be kept ends the run at once."""
+        try:
+            self._report(lease, document)
+        except PermanentError:
+            steps.close()  # its transaction rolls back now, not when Python collects it
+            raise
+
+    def _report(self, lease: Lease, document: dict[str, Any]) -> None:
+        lease.report(document)
+        if not isinstance(document, Progress) or document.checkpoint is None:
+            return
+        if self._checkpoints is None:
+            raise PermanentError("a pipeline that saves a checkpoint should take a context, and read its checkpoint")
+        self._checkpoints.save(document.checkpoint)
 
     def _with_resource(
         self,
@@ -179,8 +211,13 @@ class Runner:
             self._interruptible = None
             raise Stopped
 
-    def _context(self, delivery: Delivery, lease: Lease, by_key: dict[str, Outcome]) -> pipelines.Context:
+    def _context(
+        self, delivery: Delivery, lease: Lease, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]
+    ) -> pipelines.Context:
         job = delivery.first
+        self._family = Family(delivery, self._beside, self._settings.pg_schema_queue)
+        kept = self.kept.get(job.job_id, Checkpoint())
+        self._checkpoints = Checkpoints(lease, pipeline, kept, partial(self._ask_target, delivery, lease))
         return pipelines.Context(
             job_id=job.job_id,
             attempt=job.attempt,
@@ -190,37 +227,59 @@ class Runner:
             logger=logging.getLogger(f"pipeline.{job.task}"),
             data_dir=self._settings.data_dir,
             _stop_asked=lease.must_stop,
-            _report=lease.report,
+            _report=partial(self._report, lease),
             _transaction=lambda dsn: self._transaction(dsn, delivery, lease),
+            _checkpoint=self._checkpoints.begin,
+            _save=self._checkpoints.save,
             claim=job.claim,
             _decide=lambda key, outcome: _decide_key(delivery, by_key, key, outcome),
             affinity_key=job.affinity_key,
             _drop=self._drop_resource,
             _note=self._note,
-            _queue_session=self._queue_session,
+            _family=self._family,
+            _queue_session=self._beside,
         )
 
-    def _queue_session(self) -> db.Connection:
+    def _beside(self) -> db.Connection:
         schema, within = self._settings.pg_schema_queue, self._settings.pg_connect_timeout
-        return db.connect(
-            self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, statement_timeout=5, answer_within=10
-        )
+        return db.connect(self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, answer_within=30)
 
     @contextmanager
     def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
         """A transaction in the target database; it rolls back when the run has to stop before the commit."""
-        where, schema = dsn or self._target_dsn, self._settings.pg_schema
+        checkpoints = self._checkpoints
+        assert checkpoints is not None  # noqa: S101  the run has a context
+        standing = checkpoints.standing(dsn is None)
+        with self._fenced(dsn, delivery, lease, standing) as conn, checkpoints.within(standing):
+            yield conn
+            if lease.must_stop_now():
+                raise Stopped
+        checkpoints.committed(standing)
+
+    @contextmanager
+    def _fenced(
+        self, dsn: str | None, delivery: Delivery, lease: Lease, standing: fence.Standing | None
+    ) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction that no run without its claim commits; such a run is over."""
         if self._tokens is None:
             self._tokens = {job.job_id: job.claim for job in delivery.jobs}
+        where, schema, owner = self._where(dsn), self._settings.pg_schema, delivery.first.claimed_by
         leap = partial(self._leap_over, delivery, lease)
         try:
-            with fence.transaction(where, schema, self._tokens, delivery.first.claimed_by, leap) as conn:
+            with fence.transaction(where, schema, self._tokens, owner, leap, standing) as conn:
                 yield conn
-                if lease.must_stop_now():
-                    raise Stopped
         except fence.Overtaken:
             lease.give_up(End.GONE, "a newer run of the job has begun")
             raise Stopped from None
+
+    def _where(self, dsn: str | None) -> str:
+        return dsn or self._target_dsn
+
+    def _ask_target(self, delivery: Delivery, lease: Lease) -> Checkpoint:
+        """The job's checkpoint in the target, behind which no run without its claim commits another."""
+        standing = fence.Standing(delivery.first.job_id)
+        with self._fenced(None, delivery, lease, standing):
+            return standing.found
 
     def _leap_over(self, delivery: Delivery, lease: Lease, job_id: UUID, fence: int) -> int | None:
         """A token above a fence in the target; None when the claim is lost."""

@@ -10,11 +10,11 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psutil
 import psycopg
@@ -45,8 +45,8 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.pipelines import hooks
-from dataloader.queue import db, lifecycle, migrations, operations, probe, stats
-from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
+from dataloader.queue import db, lifecycle, migrations, operations, probe, schedules, stats
+from dataloader.queue.job import Checkpoint, Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
@@ -189,6 +189,7 @@ class Worker:
         if not self.heartbeat.ident:
             self._agree()
             operations.tell_tasks(self.session.conn, pipelines.told())
+            schedules.tell(self.session.conn, pipelines.schedules(), self.settings.timezone)
             self.heartbeat.start()
             self.log.info("worker.started", pid=os.getpid())
         elif self.session.unrecovered:
@@ -209,6 +210,7 @@ class Worker:
 
     def _run_batch(self, step: Step, sent: float) -> None:
         """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
+        self.runner.kept = self._checkpoints_of(step.jobs)
         self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
         self.batch.claimed(step.jobs, step.batch)
         self._meter.look()
@@ -227,6 +229,14 @@ class Worker:
         if runs:
             self.batch.took(now() - began, runs)
         self.batch.hand_back(self._why_not_started() if has_room else NO_ROOM)
+
+    def _checkpoints_of(self, jobs: Sequence[Job]) -> Mapping[UUID, Checkpoint]:
+        """Where those of the jobs go on that have run before; without such a job no statement.
+
+        A session that is lost here is replaced like one that is lost at the claim: the jobs are handed back.
+        """
+        again = [job.job_id for job in jobs if job.claim > 1 and pipelines.wants_context(job.task)]
+        return lifecycle.checkpoints(self.session.conn, again) if again else {}
 
     def _goes_on(self, sent: float, began: float, runs: int) -> bool:
         """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
@@ -309,7 +319,7 @@ class Worker:
             if end is None:
                 self.log.warning("worker.ownership.lost", queue=job.queue)
             elif job is delivery.first:
-                self.batch.add(Ended(job, end, noted, report))
+                self.batch.add(Ended(job, end, noted, report, outcome.checkpoint))
             else:
                 self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
 

@@ -23,7 +23,7 @@ from psycopg.rows import tuple_row
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dataloader import config
-from dataloader.pipelines import Context, PermanentError, Progress, register, validated
+from dataloader.pipelines import Context, PermanentError, register, validated
 
 TIMEOUT = 10.0  # seconds without a byte from the server
 _DEADLINE = 60.0  # seconds for the whole answer
@@ -85,7 +85,7 @@ class Rate:
 
 
 @register("load.cbr.rates")
-def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
+def load_cbr_rates(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any] | None]:
     """Write the rates in force on `date` into `cbr_rates`, under the date in the bank's answer.
 
     A second run changes nothing. After a timeout, a lost connection, 429, 5xx or a cut-off answer the farm tries

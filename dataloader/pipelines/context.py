@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from logging import Logger
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
@@ -16,7 +16,19 @@ from dataloader.queue.job import End, Outcome
 
 SKIP_SEC = 1.0  # until a skipped key is due again
 
-Progress = dict[str, Any]
+
+class Progress(dict[str, Any]):
+    """What a pipeline yields to say how far it is: `processed`, `total`, and more; a plain dict will do as well.
+
+    `checkpoint`, a dict of JSON of at most 64 KB, is where the next run of the job goes on (`context.checkpoint`), as
+    by `context.save`. It is no part of the progress, which people see.
+    """
+
+    def __init__(
+        self, done: float, total: float | None = None, *, checkpoint: dict[str, Any] | None = None, **more: Any
+    ) -> None:
+        super().__init__({"processed": done} | ({} if total is None else {"total": total}) | more)
+        self.checkpoint = checkpoint
 
 
 class PermanentError(Exception):
@@ -41,6 +53,40 @@ class Stopped(BaseException):
     """
 
 
+class Suspended(BaseException):
+    """The run ends here, for its job waits for others (`Context.gather`). A pipeline lets it pass, as Stopped."""
+
+
+class GatherFailed(PermanentError):
+    """Jobs that a run has gathered did not succeed; `job_id` is the first of them."""
+
+    def __init__(self, job_id: UUID, status: str | None, number: int, of: int) -> None:
+        super().__init__(f"{number} of {of} gathered jobs did not succeed; job {job_id} is {status or 'deleted'}")
+        self.job_id = job_id
+
+
+class Parent(NamedTuple):
+    """A job that another one has waited for; `task` and `status` are None where it was deleted."""
+
+    job_id: UUID
+    task: str | None
+    status: str | None
+    result: Any
+
+
+class Relatives(Protocol):
+    """The other jobs that a run has to do with, as the farm or the testing kit knows them."""
+
+    def trigger(self, task: str, args: Mapping[str, Any] | None, fields: Mapping[str, Any]) -> UUID:
+        """See Context.trigger."""
+
+    def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
+        """See Context.gather."""
+
+    def parents(self) -> list[Parent]:
+        """See Context.parents."""
+
+
 def _no_queue() -> AbstractContextManager[psycopg.Connection[Any]]:
     raise RuntimeError("this run has no database of a queue")
 
@@ -58,14 +104,60 @@ class Context:
     data_dir: Path
     claim: int  # the fence token: it grows with each start of the job, also with starts that are no attempt
     _stop_asked: Callable[[], bool]
-    _report: Callable[[Progress], None]
+    _report: Callable[[dict[str, Any]], None]
     _transaction: Callable[[str | None], AbstractContextManager[psycopg.Connection[Any]]]
     _decide: Callable[[str, Outcome], None]
     resource: Any = None  # what the pipeline's `prepare` has made
     affinity_key: str | None = None
     _drop: Callable[[], None] = lambda: None
     _note: Callable[[str], None] = lambda text: None
+    _family: Relatives | None = None
+    _checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
+    _save: Callable[[dict[str, Any]], None] = lambda checkpoint: None
     _queue_session: Callable[[], AbstractContextManager[psycopg.Connection[Any]]] = _no_queue
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """Where the run before this one stopped: the newest checkpoint of the job as this run began, or None.
+
+        Read it before the first transaction, also to save one. Raises PermanentError within a transaction, and in a
+        call with several jobs.
+        """
+        return self._checkpoint()
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        """Keep where the next run of the job goes on, after an error, a crash, a drain or a release of this one.
+
+        Within `transaction()` it is committed with the data; else it is written about once a second, and before the
+        end of the run is. Raises PermanentError for what is no dict of JSON of at most 64 KB, for a pipeline that has
+        not read `checkpoint`, in a call with several jobs, and within two transactions at a time or one of another
+        database than the target.
+        """
+        self._save(checkpoint)
+
+    def trigger(self, task: str, args: Mapping[str, Any] | None = None, **fields: Any) -> UUID:
+        """Add a job and return its id; `fields` are those of `dataloader.enqueue`, its queue by default this job's.
+
+        Its idempotency key is made of this job's id and a number, so a later attempt of this job that triggers in the
+        same order adds nothing twice. Raises PermanentError for fields that are not valid.
+        """
+        assert self._family is not None  # noqa: S101  a farm's run has one
+        return self._family.trigger(task, args, fields)
+
+    def gather(self, job_ids: Sequence[UUID]) -> list[Any]:
+        """The results of these jobs, in their order, once all have ended.
+
+        Until then the run ends at this call and frees its worker. Its job waits for the others, and then runs from its
+        begin again; the attempt is given back. Raises GatherFailed where one has not succeeded.
+        """
+        assert self._family is not None  # noqa: S101  a farm's run has one
+        return self._family.gather(job_ids)
+
+    @property
+    def parents(self) -> list[Parent]:
+        """The jobs that this one has waited for, with their results: first those of `depends_on`, in its order."""
+        assert self._family is not None  # noqa: S101  a farm's run has one
+        return self._family.parents()
 
     def fail(self, key: str, error: str | BaseException) -> None:
         """Decide that the run has failed for this key of a batch: its jobs are tried again while they have attempts.
@@ -104,7 +196,7 @@ class Context:
         if self._stop_asked():
             raise Stopped
 
-    def progress(self, document: Progress) -> None:
+    def progress(self, document: dict[str, Any]) -> None:
         """Report progress and check, as a `yield` does. The worker writes progress at most once a second."""
         self._report(document)
         self.check()

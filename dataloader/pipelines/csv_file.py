@@ -1,8 +1,9 @@
 """`load.csv`: a CSV file into a table, by key, all of it or nothing.
 
-The pipeline reads the file twice. The first pass counts the records and finds invalid text and broken records. The
-second pass copies the records unchanged into a temporary table like the target, so that PostgreSQL's own rules for
-CSV and for its types apply. Then the pipeline merges the rows into the target.
+The pipeline copies the records unchanged into a staging table like the target, so that PostgreSQL's own rules for CSV
+and for its types apply. Then the pipeline merges the rows into the target. A file of up to PART_BYTES it reads twice,
+first to count the records and to find invalid text and broken ones; all that follows is one transaction. A larger one
+it reads once, in parts (csv_parts).
 """
 
 from __future__ import annotations
@@ -12,32 +13,40 @@ from typing import Any
 
 import psycopg
 
-from dataloader.pipelines import Context, PermanentError, Progress, register, validated
+from dataloader.pipelines import Context, PermanentError, csv_parts, register, validated
 from dataloader.pipelines.csv_source import Arguments, Source, open_file
 from dataloader.pipelines.csv_table import Load, is_permanent, reason_of
 
 
-@register("load.csv")
-def load_csv(args: dict[str, Any], context: Context) -> Iterator[Progress | None]:
+@register("load.csv", spares_attempts=True)
+def load_csv(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any] | None]:
     """Make the rows of `table` with the file's keys equal to the file's, in one transaction.
 
     A second run changes nothing. The last of several records with the same key counts. A wrong argument, a bad
-    record or a table that does not fit raises PermanentError and leaves the table unchanged.
+    record or a table that does not fit raises PermanentError and leaves the table unchanged. A run after another one
+    that ended in the middle of a large file goes on there, unless the file has changed.
     """
     wanted = validated(Arguments, args)
     with open_file(context.data_dir, wanted) as stream:
         source = Source(wanted, stream)
         columns = source.columns()
-        total = yield from source.count()
+        load = csv_parts.load_in_parts if source.size > csv_parts.PART_BYTES else _load_at_once
         try:
-            with context.transaction() as conn:
-                load = Load(conn, wanted, columns)
-                yield from load.find_table()
-                yield from load.stage(source, total)
-                yield from load.merge()
-                yield {"processed": total, "total": total}
+            yield from load(context, wanted, source, columns)
         except psycopg.Error as e:
             if not is_permanent(e):
                 raise
             # Not `from e`: its DETAIL quotes rows.
             raise PermanentError(f"{wanted.path} into {wanted.table}: {reason_of(e, wanted, columns)}") from None
+
+
+def _load_at_once(
+    context: Context, wanted: Arguments, source: Source, columns: list[str]
+) -> Iterator[dict[str, Any] | None]:
+    total = yield from source.count()
+    with context.transaction() as conn:
+        load = Load(conn, wanted, columns)
+        yield from load.find_table()
+        yield from load.stage(source, total)
+        yield from load.merge()
+        yield {"processed": total, "total": total}

@@ -8,15 +8,15 @@ from __future__ import annotations
 import codecs
 import csv
 import errno
+import hashlib
 import io
 import os
 import re
 import stat
 from collections.abc import Generator, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -25,7 +25,9 @@ from dataloader.pipelines import PermanentError
 LONGEST_RECORD = 16 * 2**20  # characters: an unmatched quote must not read the rest of a large file into memory
 QUEUE_TABLES = {"dl_jobs", "dl_job_events", "dl_migrations", "dl_fence", "dl_queues", "dl_workers", "dl_tasks"}
 QUEUE_TABLES |= {"dl_totals", "dl_pace", "dl_rolled", "dl_lengths", "dl_freed", "dl_results", "dl_needs"}
+QUEUE_TABLES |= {"dl_schedules", "dl_parents", "dl_waiting", "dl_limits", "dl_checkpoints"}
 QUEUE_TABLES |= {"dl_webhooks", "dl_alerts", "dl_alerted"}
+_HEAD = 2**16  # bytes by which a file is known again
 _UNDECODABLE = "\udcff"  # stands for an invalid byte; no encoding yields this character
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass
 
@@ -120,6 +122,14 @@ def _mark_undecodable(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(_mark_undecodable.__name__, _mark_undecodable)
 
 
+class Place(NamedTuple):
+    """Where a record begins: the mark of the text stream (its `tell`), and how many lines and records are before it."""
+
+    mark: int = 0
+    line: int = 0
+    records: int = 0
+
+
 class Source:
     """The file as records; a record ends with a line end outside quotes."""
 
@@ -127,10 +137,14 @@ class Source:
         self.path, self.delimiter, self.encoding = wanted.path, wanted.delimiter, wanted.encoding
         self._stream = stream
         self._version = self._stat()
+        self._line = self._count = 0  # of the records that were read
+        self._begin = Place()
 
     def columns(self) -> list[str]:
-        """The names in the header; raises PermanentError for a wrong header."""
+        """The names in the header, which has to be read first; raises PermanentError for a wrong header."""
+        self._rewind()
         line, text = next(self._records(), (1, ""))
+        self._begin = self.place()._replace(records=0)
         try:
             names = next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
             if not names or not all(names):
@@ -147,9 +161,33 @@ class Source:
                 yield None
         return count
 
-    def records(self) -> Iterator[tuple[int, str]]:
-        """The records after the header: the number of the first line, and the text without the line end."""
-        return islice(self._records(), 1, None)
+    def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
+        """The records from there on, by default after the header: the number of the first line, and the text.
+
+        The text is without its line end.
+        """
+        mark, self._line, self._count = begin or self._begin
+        self._stream.seek(mark)
+        return self._records()
+
+    def place(self) -> Place:
+        """Where the next record begins, blank lines included."""
+        return Place(self._stream.tell(), self._line, self._count)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file when it was opened."""
+        return self._version[0]
+
+    @property
+    def bytes_read(self) -> int:
+        """Where reading has come in the file, in bytes, some thousand of them ahead of the records."""
+        return os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)
+
+    def identity(self) -> list[int | str]:
+        """What tells this version of the file from others: its size, its time, and a hash of its first bytes."""
+        head = hashlib.sha256(os.pread(self._stream.fileno(), _HEAD, 0)).hexdigest()
+        return [*self._version, head]
 
     def unchanged(self) -> bool:
         """False when a program has written to the file since it was opened."""
@@ -160,14 +198,14 @@ class Source:
         to = f" to {line + extra_lines}" if extra_lines else ""
         return PermanentError(f"{self.path}, line {line}{to}: {reason}")
 
-    def located(self, skip: int, reported: int) -> tuple[int, int]:
+    def located(self, begin: Place, reported: int) -> tuple[int, int]:
         """The place of PostgreSQL's error: the record's first line in the file, and the number of its further lines.
 
-        `reported` is the line in COPY's data, where line 1 replaces the header; `skip` is the number of records
-        before that COPY. PostgreSQL counts LF in quotes, but not CR.
+        `reported` is the line in COPY's data, where line 1 replaces the header; `begin` is where that COPY began.
+        PostgreSQL counts LF in quotes, but not CR.
         """
         at, line = 1, 0
-        for line, text in islice(self.records(), skip, None):
+        for line, text in self.records(begin):
             at += 1 + text.count("\n")
             if at >= reported:
                 return line, len(re.findall("\r\n?|\n", text))
@@ -179,9 +217,8 @@ class Source:
 
     def _records(self) -> Iterator[tuple[int, str]]:
         # This loop runs once per line of the file, so the cheap tests come first and calls are few.
-        self._rewind()
         readline = partial(self._stream.readline, LONGEST_RECORD)
-        line = 0
+        line = self._line
         for text in iter(readline, ""):
             line = first = line + 1
             if text.count('"') & 1:
@@ -194,6 +231,8 @@ class Source:
                 continue
             if not text.isascii():
                 self._check(text, first)
+            self._line = line
+            self._count += 1
             yield first, text
 
     def _rewind(self) -> None:

@@ -1,4 +1,7 @@
-"""The table of `load.csv`: created or checked, staged by COPY, merged by key, in the caller's transaction."""
+"""The table of `load.csv`: created or checked, staged by COPY, merged by key, in the caller's transaction.
+
+A small file is staged in a temporary table, a large one in a table that other transactions of its job find again.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, LiteralString
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from dataloader.pipelines import PermanentError, Progress
-from dataloader.pipelines.csv_source import Arguments, Source
+from dataloader.pipelines import PermanentError
+from dataloader.pipelines.csv_source import Arguments, Place, Source
 
 _STAGING = "dl_load_csv"  # no digits: the first number after this name in an error's context is the line
 _MERGED_AT_ONCE = 100_000  # lines of the file in one statement, between two safe points
@@ -47,19 +51,32 @@ _CREATE = "CREATE TABLE {table} ({typed}, PRIMARY KEY ({key}))"
 _STAGING_TABLE = """
 CREATE TEMPORARY TABLE {staging} ({line} bigint NOT NULL, LIKE {table} INCLUDING CONSTRAINTS) ON COMMIT DROP
 """
+# Without a log, for it is written once more into the target. After a crash of the server it is empty: see `is_staged`.
+_LASTING_TABLE = """
+CREATE UNLOGGED TABLE {staging} ({line} bigint NOT NULL, LIKE {table} INCLUDING CONSTRAINTS)
+"""
+_LASTING_TEXTS = "CREATE UNLOGGED TABLE {staging} ({line} bigint NOT NULL, {typed})"
+# The staging tables of jobs that have ended without their last transaction: canceled, lost, failed.
+_LEFT_OVER = """
+SELECT tablename FROM pg_tables
+WHERE schemaname = current_schema() AND tablename ~ '^dl_load_csv_[a-p]{{32}}$' AND NOT EXISTS (
+  SELECT FROM dl_fence
+  WHERE job_id = translate(right(tablename, 32), 'abcdefghijklmnop', '0123456789abcdef')::uuid
+    AND raised_at > now() - interval '7 days')
+"""
 # From a header line COPY learns the line end before the first record; without one it counts CR in quotes.
 _COPY = """
-COPY pg_temp.{staging} ({line}, {columns}) FROM STDIN
+COPY {staging} ({line}, {columns}) FROM STDIN
 (FORMAT csv, HEADER, DELIMITER {delimiter}, ENCODING 'UTF8')
 """
 _DROP_EARLIER = """
-DELETE FROM pg_temp.{staging} AS earlier
-USING (SELECT {key}, max({line}) AS {line} FROM pg_temp.{staging} GROUP BY {key} HAVING count(*) > 1) AS last
+DELETE FROM {staging} AS earlier
+USING (SELECT {key}, max({line}) AS {line} FROM {staging} GROUP BY {key} HAVING count(*) > 1) AS last
 WHERE ({earlier_key}) = ({last_key}) AND earlier.{line} < last.{line}
 """
 _MERGE = """
 INSERT INTO {table} AS old ({columns})
-SELECT {columns} FROM pg_temp.{staging} WHERE {line} > {after} AND {line} <= {last}
+SELECT {columns} FROM {staging} WHERE {line} > {after} AND {line} <= {last}
 ON CONFLICT ({key})
 """
 # *<> compares the stored bytes: it takes any type (json has no =), and finds 1.0 and 1.00 different.
@@ -68,15 +85,28 @@ DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values}
 """
 
 
+def name_of(job_id: UUID) -> str:
+    """The name of a job's staging table: with letters for its id, see _STAGING."""
+    return f"{_STAGING}_{job_id.hex.translate(str.maketrans('0123456789abcdef', 'abcdefghijklmnop'))}"
+
+
 class Load:
     """One load, in the caller's transaction."""
 
-    def __init__(self, conn: psycopg.Connection[Any], wanted: Arguments, columns: list[str]) -> None:
+    def __init__(
+        self, conn: psycopg.Connection[Any], wanted: Arguments, columns: list[str], lasting: str | None = None
+    ) -> None:
+        """`lasting` names the staging table of a load by several transactions; None: it is a temporary one."""
         if missing := [name for name in wanted.key if name not in columns]:
             raise PermanentError(f"key: {_listed(missing)} should be in the header; is the delimiter right?")
         self._wanted, self._columns = wanted, columns
         self._cursor = conn.cursor(row_factory=tuple_row)
-        self._parts = self._names(*self._qualified())
+        schema, table = self._qualified()
+        self._parts = self._names(schema, table)
+        if lasting is not None:
+            self._parts["staging"] = staging = sql.Identifier(self._schema(), lasting)
+            self._parts["staging_name"] = sql.Literal(staging.as_string())
+            self._parts["line"] = sql.Identifier(_unlike("dl_line", columns))
 
     def find_table(self) -> Iterator[None]:
         """Create the table when there is none; raises PermanentError when it does not fit the file."""
@@ -84,31 +114,66 @@ class Load:
             yield from self._lock()
         if not self._kind():
             self._execute(_CREATE)
-        if self._kind() not in ("r", "p"):
-            raise PermanentError(f"table: {self._wanted.table} should be a table")
         self._check_fit()
 
-    def stage(self, source: Source, total: int) -> Iterator[Progress]:
-        """Copy the file into a temporary table, in batches, for PostgreSQL reports an error at the end of a COPY."""
+    def stage(self, source: Source, total: int) -> Iterator[dict[str, Any]]:
+        """Copy the file into a temporary table, in batches."""
+        existing = self._check_fit()
+        self._parts["line"] = sql.Identifier(_unlike("line", existing))
         self._execute(_STAGING_TABLE)
-        self._execute("ALTER TABLE pg_temp.{staging} {changes}")
+        self._narrow(existing)
         records, size = source.records(), self._wanted.batch_rows
         for done in range(0, total, size):
-            try:
-                self._copy(islice(records, size))
-            except psycopg.Error as e:
-                raise self._located(e, source, done) from None
+            self.copy(source, records)
             yield {"processed": min(done + size, total), "total": total}
+        self.require_unchanged(source)
+
+    def make_staging(self) -> None:
+        """Make the lasting table anew, as the target is now; while there is no target, of text columns."""
+        for (name,) in self._fetch(_LEFT_OVER):
+            self._execute_for("DROP TABLE IF EXISTS {dropped}", dropped=sql.Identifier(self._schema(), name))
+        self.drop_staging()
+        if self._kind():
+            existing = self._check_fit()
+            self._execute(_LASTING_TABLE)
+            self._narrow(existing)
+        else:
+            self._execute(_LASTING_TEXTS)
+            self._narrow([])
+
+    def is_staged(self) -> bool:
+        """Whether the lasting table is there with its rows; each part asks, for the server may have crashed."""
+        (found,) = self._fetch("SELECT to_regclass({staging_name}) IS NOT NULL")
+        return bool(found[0] and self._fetch("SELECT EXISTS (SELECT FROM {staging})")[0][0])
+
+    def drop_staging(self) -> None:
+        """Drop the lasting table, if there is one."""
+        self._execute("DROP TABLE IF EXISTS {staging}")
+
+    def copy(self, source: Source, records: Iterator[tuple[int, str]]) -> int:
+        """Copy the next batch into the staging table; returns how many records it had.
+
+        PostgreSQL reports an error at the end of a COPY, so a batch is one.
+        """
+        begin = source.place()
+        try:
+            self._copy(islice(records, self._wanted.batch_rows))
+        except psycopg.Error as e:
+            raise self._located(e, source, begin) from None
+        return source.place().records - begin.records
+
+    def require_unchanged(self, source: Source) -> None:
+        """Raise RuntimeError when a program has written to the file meanwhile."""
         if not source.unchanged():
             raise RuntimeError(f"a program wrote to {self._wanted.path} during the load")
 
     def merge(self) -> Iterator[None]:
         """Insert the new rows and update those that differ; the last record of each key counts."""
         self._execute(_DROP_EARLIER)
-        self._execute("CREATE INDEX ON pg_temp.{staging} USING brin ({line})")
+        self._execute("CREATE INDEX ON {staging} USING brin ({line})")
         # Without statistics the planner ignores the index, and scans the whole table for each slice.
-        self._execute("ANALYZE pg_temp.{staging} ({line})")
-        [(last,)] = self._fetch("SELECT coalesce(max({line}), 0) FROM pg_temp.{staging}")
+        self._execute("ANALYZE {staging} ({line})")
+        [(last,)] = self._fetch("SELECT coalesce(max({line}), 0) FROM {staging}")
         changing = set(self._columns) > set(self._wanted.key)
         for line in range(0, last, _MERGED_AT_ONCE):
             self._parts |= {"after": sql.Literal(line), "last": sql.Literal(line + _MERGED_AT_ONCE)}
@@ -118,12 +183,14 @@ class Load:
     def _qualified(self) -> tuple[str, str]:
         """The schema and the table; an unqualified `pg_class` would mean PostgreSQL's own."""
         *schema, table = self._wanted.table.split(".")
-        if not schema:
-            self._cursor.execute("SELECT current_schema()")
-            schema = [name for (name,) in self._cursor if name]
-        if not schema:
-            raise PermanentError(f"table: there is no schema for {table}; does PG_SCHEMA exist?")
-        return schema[0], table
+        return (schema[0] if schema else self._schema()), table
+
+    def _schema(self) -> str:
+        self._cursor.execute("SELECT current_schema()")
+        for (name,) in self._cursor:
+            if name:
+                return str(name)
+        raise PermanentError(f"table: there is no schema for {self._wanted.table}; does PG_SCHEMA exist?")
 
     def _names(self, schema: str, table: str) -> dict[str, sql.Composable]:
         """The values of the names in braces in the statements above."""
@@ -132,7 +199,7 @@ class Load:
         return {
             "table": sql.Identifier(schema, table),
             "table_name": sql.Literal(sql.Identifier(schema, table).as_string()),
-            "staging": sql.Identifier(_STAGING),
+            "staging": sql.Identifier("pg_temp", _STAGING),
             "delimiter": sql.Literal(self._wanted.delimiter),
             "columns": _joined("{}", columns),
             "key": _joined("{}", key),
@@ -143,6 +210,9 @@ class Load:
             "old_values": _joined("old.{}", values),
             "new_values": _joined("excluded.{}", values),
         }
+
+    def _execute_for(self, statement: LiteralString, **names: sql.Composable) -> None:
+        self._cursor.execute(sql.SQL(statement).format(**names))
 
     def _composed(self, statement: LiteralString) -> sql.Composed:
         return sql.SQL(statement).format(**self._parts)
@@ -164,20 +234,24 @@ class Load:
             yield None
             time.sleep(_LOCK_PAUSE)
 
-    def _check_fit(self) -> None:
+    def _check_fit(self) -> list[str]:
+        """The columns of the target; raises PermanentError when it does not fit the file."""
         table, key = self._wanted.table, self._wanted.key
+        if self._kind() not in ("r", "p"):
+            raise PermanentError(f"table: {table} should be a table")
         existing = [name for (name,) in self._fetch(_COLUMNS)]
         if missing := [name for name in self._columns if name not in existing]:
             raise PermanentError(f"table: {table} should have the header's columns, but lacks {_listed(missing)}")
         if not any(set(names) == set(key) for (names,) in self._fetch(_UNIQUE_KEYS)):
             raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
-        line = "line"
-        while line in existing:
-            line += "_"
-        self._parts["line"] = sql.Identifier(line)
+        return existing
+
+    def _narrow(self, existing: list[str]) -> None:
+        """Leave the staging table the file's columns, and refuse nulls in the key."""
         changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in set(existing) - set(self._columns)]
-        changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in key]
+        changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
         self._parts["changes"] = sql.SQL(", ").join(changes)
+        self._execute("ALTER TABLE {staging} {changes}")
 
     def _copy(self, records: Iterable[tuple[int, str]]) -> None:
         delimiter = self._wanted.delimiter
@@ -194,7 +268,7 @@ class Load:
                     chunk, size = [], 0
             copy.write("".join(chunk).encode())
 
-    def _located(self, error: psycopg.Error, source: Source, skip: int) -> Exception:
+    def _located(self, error: psycopg.Error, source: Source, begin: Place) -> Exception:
         """The error to raise for an error of COPY: it names file, line and column, and quotes no value."""
         found = re.search(rf"{_STAGING}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
         if not found or not is_permanent(error):
@@ -202,7 +276,7 @@ class Load:
         reason = reason_of(error, self._wanted, self._columns)
         if found[2] and f'"{found[2]}"' not in reason:
             reason = f"column {found[2]}: {reason}"
-        line, more = source.located(skip, int(found[1]))
+        line, more = source.located(begin, int(found[1]))
         return source.error(line, reason, more)
 
 
@@ -212,10 +286,17 @@ def is_permanent(error: psycopg.Error) -> bool:
 
 def reason_of(error: psycopg.Error, wanted: Arguments, columns: list[str]) -> str:
     """PostgreSQL's message without the values in it, which may be secrets."""
-    words = (error.diag.message_primary or str(error.sqlstate)).replace(_STAGING, wanted.table)
+    words = re.sub(rf"{_STAGING}(_[a-p]+)?", lambda _: wanted.table, error.diag.message_primary or str(error.sqlstate))
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)
     return words
+
+
+def _unlike(name: str, names: Iterable[str]) -> str:
+    """A name that is none of these."""
+    while name in names:
+        name += "_"
+    return name
 
 
 def _joined(template: LiteralString, names: Iterable[str]) -> sql.Composed:

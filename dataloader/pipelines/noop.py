@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dataloader.pipelines import PermanentError, Progress, register
+from dataloader.pipelines import PermanentError, register
 
 STEPS = ("sleep1", "sleep2", "sleep3")
 _SLICE = 0.1  # seconds between safe points
 
 
 @register("noop")
-def noop(args: dict[str, Any]) -> Iterator[Progress | None]:
+def noop(args: dict[str, Any]) -> Iterator[dict[str, Any] | None]:
     """Sleep `sleep1`, `sleep2`, `sleep3` seconds (default 0 each) and report a step after each."""
     pauses = [_seconds(args, name) for name in STEPS]
     for number, (name, seconds) in enumerate(zip(STEPS, pauses, strict=True), start=1):

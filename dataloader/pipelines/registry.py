@@ -17,6 +17,7 @@ from dataloader.queue.hooks import identity
 
 BATCH_MOST = 1_000  # keys of one call
 ATTEMPTS_MOST = 2_147_483_647  # PostgreSQL's int
+LIMITS_MOST, LIMIT_NAME = 8, 100  # limits of a job, characters of a name: as queue/fields.py has them
 
 PREPARE_SEC = 120.0
 REPORT, RETRY = ON_STALL = ("report", "retry")
@@ -49,6 +50,9 @@ class Pipeline:
     affinity: tuple[str, ...] | None = None
     memory_mb: float | None = None
     cpus: float | None = None
+    schedule: Mapping[str, Any] | None = None
+    limits: tuple[str, ...] | None = None
+    spares_attempts: bool = False
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +95,9 @@ def register(
     affinity: str | Sequence[str] | None = None,
     memory_mb: float | None = None,
     cpus: float | None = None,
+    schedule: str | Mapping[str, Any] | None = None,
+    limits: Sequence[str] | None = None,
+    spares_attempts: bool = False,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -128,6 +135,15 @@ def register(
     farm begins a run only while its host has room for it (DL_HOST_MEMORY, DL_HOST_CPU). By default the farm learns both
     from the journal; 0: it needs nothing worth counting.
 
+    `schedule` makes jobs of the task by the clock: a cron text, or a dict of a schedule's words (docs/schedules.md),
+    such as {"cron": "0 3 * * MON-FRI", "timezone": "Europe/Moscow", "args": {"day": "{{ date }}"}}. Its name is the
+    task's, unless the dict has a `name`. Workers tell it to the queue when they start.
+    `limits` are the limits of the fleet that the runs of a job count for whose trigger names none: up to 8 names, such
+    as ["source:oracle"]; `dataloader limit set` says what each allows. A job keeps them, and producers learn of them,
+    as of `max_attempts`.
+    With `spares_attempts` a run that fails or crashes has spent no attempt when it has saved a checkpoint that is not
+    the one at which it began: `max_attempts` bounds the runs that come no further.
+
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
     """
@@ -146,10 +162,17 @@ def register(
         "affinity": affinity,
         "memory_mb": memory_mb,
         "cpus": cpus,
+        "schedule": schedule,
+        "limits": limits,
+        "spares_attempts": spares_attempts,
     }
     for name, value in options.items():
         _check(task, name, value)
+    if spares_attempts and batch_size is not None:
+        raise ValueError(f"pipeline {task!r}: a call with several jobs has no checkpoints, so it spares no attempts")
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
+    options["schedule"] = None if schedule is None else _scheduled(task, schedule)
+    options["limits"] = None if limits is None else tuple(limits)
     if prepare is not None:
         options["prepare"] = _opener(task, prepare)
 
@@ -168,6 +191,12 @@ def absent(task: str, why: str) -> None:
     _absent[task] = why
 
 
+def wants_context(task: str) -> bool:
+    """Whether runs of this task get a context; False for a task that is not known here."""
+    pipeline = _registry.get(task)
+    return pipeline is not None and pipeline.wants_context
+
+
 def batch_size(task: str) -> int:
     """How many keys a run of this task takes; 1 for a task that is not known here."""
     pipeline = _registry.get(task)
@@ -177,9 +206,14 @@ def batch_size(task: str) -> int:
 def told() -> dict[str, dict[str, Any]]:
     """What each registered task says of its jobs where their trigger does not; None: as usual."""
     return {
-        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "memory_mb", "cpus")}
+        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "limits", "memory_mb", "cpus")}
         for task, pipeline in _registry.items()
     }
+
+
+def schedules() -> dict[str, Mapping[str, Any] | None]:
+    """The schedule of each registered task, as `new_schedule.checked` makes it; None: it has none."""
+    return {task: pipeline.schedule for task, pipeline in _registry.items()}
 
 
 def needs() -> dict[str, tuple[float | None, float | None]]:
@@ -214,6 +248,16 @@ def _check(task: str, name: str, value: Any) -> None:
         raise kind(f"pipeline {task!r}: {name} should be {should}, not {value!r}")
 
 
+def _scheduled(task: str, schedule: str | Mapping[str, Any]) -> dict[str, Any]:
+    from dataloader.queue import new_schedule  # only pipelines with a schedule pay for the rules
+
+    words = {"cron": schedule} if isinstance(schedule, str) else dict(schedule)
+    try:
+        return new_schedule.checked({"name": task, **words, "task": task}, "")
+    except ValueError as e:
+        raise ValueError(f"pipeline {task!r}: schedule: {e}") from None
+
+
 def _is_whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and 1 <= value <= most
 
@@ -229,6 +273,15 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value != "" and value.isprintable() and not masking.is_secret(value, "text")
 
 
+def _are_limits(value: Any) -> bool:
+    """Whether these are names of limits as a trigger may give them (queue/fields.py)."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > LIMITS_MOST:
+        return False
+    return all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= LIMIT_NAME for name in value) and (
+        len(set(value)) == len(value)
+    )
+
+
 def _is_above_0(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < math.inf
 
@@ -239,6 +292,7 @@ def _are_factors(value: Any) -> bool:
 
 # What each option should be where it is given, and the error for anything else.
 _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
+    "spares_attempts": (TypeError, lambda v: isinstance(v, bool), "True or False"),
     "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
     "max_memory_mb": (ValueError, _is_above_0, "a number above 0, or None"),
     "batch_size": (ValueError, lambda v: _is_whole(v, BATCH_MOST), f"a whole number from 1 to {BATCH_MOST}, or None"),
@@ -264,6 +318,16 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         "a number of MB, 0 for none, or None",
     ),
     "cpus": (ValueError, lambda v: v == 0 or _is_above_0(v), "a number of processors, 0 for none, or None"),
+    "schedule": (
+        TypeError,
+        lambda v: isinstance(v, str | Mapping),
+        "a cron text or a dict of a schedule's words, or None",
+    ),
+    "limits": (
+        ValueError,
+        _are_limits,
+        f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None",
+    ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }
 

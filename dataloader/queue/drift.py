@@ -18,7 +18,7 @@ from dataloader.queue import db
 Row = dict[str, Any]
 _SQL = db.statements("drift.sql")
 _TRIGGER = re.compile(
-    r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
+    r"^CREATE (?:CONSTRAINT )?TRIGGER (\w+) .*? ON (\w+)\b.*?EXECUTE FUNCTION (\w+)\(\);$", re.DOTALL | re.MULTILINE
 )
 _INDEX = re.compile(r"^CREATE INDEX (\w+) .*?;$", re.DOTALL | re.MULTILINE)
 # A function; _BLOCK is the DO block around a function whose text names its schema.
@@ -102,15 +102,15 @@ def _of_functions(wanted: Iterable[Function], there: list[Row]) -> Iterator[Drif
 
 def _of_triggers(schema: str, there: dict[str, Row]) -> Iterator[Drift]:
     for match in _TRIGGER.finditer(schema):
-        name, calls = match.groups()
+        name, table, calls = match.groups()
         row = there.get(name)
         if row is None:
             yield Drift(f"trigger {name}", "is missing", (match[0],))
         elif row["calls"] != calls:
-            drop = f"DROP TRIGGER {name} ON dl_jobs"
+            drop = f"DROP TRIGGER {name} ON {table}"
             yield Drift(f"trigger {name}", "is changed", (drop, match[0]))
         elif not row["works"]:
-            yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE dl_jobs ENABLE TRIGGER {name}",))
+            yield Drift(f"trigger {name}", "is disabled", (f"ALTER TABLE {table} ENABLE TRIGGER {name}",))
 
 
 def _of_indexes(schema: str, there: dict[str, bool]) -> Iterator[Drift]:

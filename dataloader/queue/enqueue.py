@@ -29,6 +29,7 @@ from psycopg.rows import tuple_row
 from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.fields import OF_NEW_JOB, OF_PRODUCER, Field
+from dataloader.queue.parents import Parents, UnknownParents, links
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
 
@@ -40,21 +41,24 @@ _INSTEAD = {
     "available_at": "now()",
     "max_attempts": "said.max_attempts, 5",
     "affinity_key": "dl_affinity(said.affinity, %(args)s::jsonb)",
+    "limits": "said.limits",
 }
 
 
 def _value(field: Field) -> str:
     """The field's parameter in `enqueue`, and what stands for one that is not given."""
     value = f"%({field.name})s::{field.type}"
-    return f"coalesce({value}, {_INSTEAD[field.name]})" if field.name in _INSTEAD else value
+    value = f"coalesce({value}, {_INSTEAD[field.name]})" if field.name in _INSTEAD else value
+    return f"nullif({value}, '{{}}')" if field.type == "text[]" else value
 
 
 def _array(field: Field) -> str:
-    """The field's parameter in `enqueue_many`: a list of values, of JSON as text."""
-    return f"p_{field.name} => %({field.name})b::{'text' if field.type == 'jsonb' else field.type}[]"
+    """The field's parameter in `enqueue_many`: a list of values, of JSON and of lists as text."""
+    return f"p_{field.name} => %({field.name})b::{'text' if field.type in ('jsonb', 'text[]') else field.type}[]"
 
 
 _SQL = db.statements("queue.sql")
+_PARENTS = db.statements("parents.sql")
 _ENQUEUE = (
     _SQL["enqueue"]
     .replace("{columns}", ", ".join(field.name for field in OF_NEW_JOB))
@@ -83,8 +87,9 @@ class NewJob:
 
     `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
     attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args it
-    follows. `score` None means the time of creation, in an ordered queue. A `lock_key` "" leaves it to a hook
-    (`around_enqueue`).
+    follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
+    ordered queue. A `lock_key` "" leaves it to a hook (`around_enqueue`). The job starts when the jobs `depends_on`
+    have ended; `on_parent_failure`, one of parents.ON_FAILURE, says what comes of it where one has not succeeded.
     """
 
     queue: str
@@ -102,7 +107,10 @@ class NewJob:
     producer: str | None = None
     consumer_group: str | None = None
     affinity_key: str | None = None
+    limits: Sequence[str] | None = None
     trace: str | None = None
+    depends_on: Parents | None = None
+    on_parent_failure: str = "cancel"
 
 
 class QueueFull(Exception):
@@ -138,13 +146,20 @@ def enqueue(conn: Conn, new: NewJob, limited: bool = False, asker: Asker | None 
     """Add a job and return its id and status; for an idempotency key seen before, those of the job that has it.
 
     `limited`: raises QueueFull, having added nothing, when the queue holds as many jobs as it may. Raises KeyTaken when
-    that job is none that the `asker` may see.
+    that job is none that the `asker` may see, and UnknownParents for a parent that is none of these.
     """
+    with _in_one_transaction(conn) if new.depends_on else nullcontext():
+        return _enqueue(conn, new, limited, asker)
+
+
+def _enqueue(conn: Conn, new: NewJob, limited: bool, asker: Asker | None) -> tuple[UUID, str]:
     job_id = next(_new_ids(1))
     parameters = {name: get(new) for name, get in _GETTERS.items()}
     parameters |= {"job_id": job_id, "args": as_json(new.args), "limited": limited, "by": asker and asker.by}
     while True:
         if conn.execute(_ENQUEUE.encode(), parameters).fetchone():
+            if new.depends_on:
+                _depend(conn, links([new.depends_on], [new.on_parent_failure], [job_id]), None, asker)
             return job_id, "queued"
         # A statement of its own, for its own snapshot: in one with the insert the twin's row stays invisible.
         if row := conn.execute(_SQL["find"], parameters).fetchone():
@@ -238,9 +253,10 @@ def enqueue_columns(
     """Add jobs as enqueue_many does, from a list for each field.
 
     `args` are JSON texts, one for each job; the other lists have a value for each job or one for all of them. Raises
-    KeyTaken, having added nothing, for a key whose job the `asker` may not see. The journal of jobs with keys names the
-    asker.
+    KeyTaken, having added nothing, for a key whose job the `asker` may not see, UnknownParents for such a parent. The
+    journal of jobs with keys names the asker.
     """
+    columns = columns | {"limits": [None if names is None else _literal(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
     found: set[int] = set()
@@ -250,14 +266,27 @@ def enqueue_columns(
         while left:
             left = _add(conn, columns, results, found, left, since, schema)
         _set_traces(conn, columns, results, schema)
+        if any(columns.get("depends_on", ())):
+            job_ids = [job_id for job_id, _ in results]
+            _depend(conn, links(columns["depends_on"], columns["on_parent_failure"], job_ids), schema, asker)
         if asker and columns["idempotency_key"] != [None]:
             _sign(conn, results, found, asker)
     return results
 
 
+def _literal(names: Iterable[str]) -> str:
+    """A list as PostgreSQL writes it."""
+    return "{" + ",".join(['"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names]) + "}"
+
+
 def _needs_several(columns: Columns) -> bool:
     """Whether these jobs may take several statements; one is a transaction by itself."""
-    return len(columns["args"]) > AT_ONCE or columns["idempotency_key"] != [None] or any(columns.get("trace", ()))
+    return (
+        len(columns["args"]) > AT_ONCE
+        or columns["idempotency_key"] != [None]
+        or any(columns.get("depends_on", ()))
+        or any(columns.get("trace", ()))
+    )
 
 
 def _sign(conn: Conn, results: list[tuple[UUID, str]], found: set[int], asker: Asker) -> None:
@@ -289,6 +318,16 @@ def _set_traces(conn: Conn, columns: Columns, results: list[tuple[UUID, str]], s
     for trace in set(traces) - {None}:
         of_it = [result[0] for number, result in enumerate(results) if traces[number % len(traces)] == trace]
         _execute(conn, _in_schema(_SQL["set_trace"], schema), {"trace": trace, "job_ids": of_it})
+
+
+def _depend(conn: Conn, links: Iterable[tuple[UUID, UUID, str]], schema: str | None, asker: Asker | None) -> None:
+    """Let jobs that this transaction has added wait for their parents."""
+    job_ids, parent_ids, on_failure = (list(each) for each in zip(*links, strict=True))
+    hidden = not_for(conn, asker, {*parent_ids}.difference(job_ids)) if asker else set()
+    parameters = {"job_ids": job_ids, "parent_ids": parent_ids, "on_failure": on_failure}
+    ((unknown,),) = _execute(conn, _in_schema(_PARENTS["depend"], schema), parameters).fetchall()
+    if unknown or hidden:
+        raise UnknownParents({*unknown} | hidden)
 
 
 def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:

@@ -20,14 +20,17 @@ STATUS = frozenset({"status"})
 LIST = frozenset({"list", "page"})
 PAGE = frozenset({"page"})
 NOWHERE: frozenset[str] = frozenset()
+LIMITS_MOST = 8  # of one job
+LIMIT_NAME = 100  # characters of a limit's name
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One field of a job, and the column of dl_jobs of the same name.
 
-    `type` is the column's. `least` and `most` bound the characters of a text, or the number. `default` is that of a job
-    whose producer does not name the field. `by` sets it: the producer, the API (for the producer), or the queue.
+    `type` is the column's. `least` and `most` bound the characters of a text, the number, or the names of a list.
+    `default` is that of a job whose producer does not name the field. `by` sets it: the producer, the API (for the
+    producer), or the queue.
     """
 
     name: str
@@ -78,6 +81,15 @@ FIELDS = (
         1,
         200,
     ),
+    _given(
+        "limits",
+        "text[]",
+        EVERYWHERE,
+        "the limits of the fleet that its runs count for; default: as the pipeline says, or none",
+        None,
+        None,
+        LIMITS_MOST,
+    ),
     Field("trace", "text", "the W3C traceparent of the job's trigger", PAGE, "api"),
     Field("job_id", "uuid", "the job's id", EVERYWHERE),
     Field("status", "dl_status", "one of job.Status", EVERYWHERE),
@@ -102,3 +114,5 @@ FIELDS = (
 )
 OF_PRODUCER = tuple(field for field in FIELDS if field.by == "producer")
 OF_NEW_JOB = tuple(field for field in FIELDS if field.by in ("producer", "api"))
+# What a producer says of a job besides, of which the rows of other tables are made (queue/parents.py).
+LINKS = ("depends_on", "on_parent_failure")

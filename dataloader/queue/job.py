@@ -19,6 +19,8 @@ from uuid import UUID
 
 TEXT_LIMIT = 8_192  # characters of an error that are kept: its first and last half
 PROGRESS_LIMIT = 65_536  # characters of a progress document
+CHECKPOINT_KB = 64
+RETRY_SEC = 30.0  # for each attempt, as dl_retry_delay
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -90,6 +92,30 @@ class Job(NamedTuple):
     claim: int
     claimed_by: str
     affinity_key: str | None = None
+
+
+class Checkpoint(NamedTuple):
+    """How far the runs of a job have come: JSON of its pipeline; None: the next run begins at the start.
+
+    `claim` and `number` name the newest checkpoint in the target that it follows, or is: the fence token of the run
+    that committed it, and its place among those of the job. `spares_attempt`: a run behind which it is new, and which
+    then fails, does not count.
+    """
+
+    text: str | None = None
+    claim: int = 0
+    number: int = 0
+    spares_attempt: bool = False
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Of two checkpoints of a job, the one with the larger mark knows more of the target."""
+        return self.claim, self.number
+
+    @property
+    def value(self) -> Any:
+        """What the pipeline has saved; None: nothing."""
+        return None if self.text is None else json.loads(self.text)
 
 
 class Delivery:
@@ -175,7 +201,8 @@ class Outcome(NamedTuple):
 
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
     for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
-    returned, as JSON; None: nothing. `notes` are for the journal.
+    returned, as JSON; None: nothing. `notes` are for the journal. `checkpoint` is where the next run goes on; None: the
+    pipeline has no checkpoints. `is_free`: the run has failed and does not count.
     """
 
     end: End
@@ -187,6 +214,8 @@ class Outcome(NamedTuple):
     raised: BaseException | None = None
     result: str | None = None
     notes: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None = None
+    is_free: bool = False
 
 
 class Finish(NamedTuple):
@@ -243,6 +272,9 @@ def _decide(job: Job, outcome: Outcome) -> Finish | None:
             return Finish(Verb.CANCEL, error, progress=progress)
         case End.HANDED_BACK:
             return Finish(Verb.HAND_BACK, error, outcome.delay_sec, progress)
+        case End.ERROR | End.TIMEOUT if outcome.is_free:
+            delay_sec = RETRY_SEC * job.attempt if outcome.delay_sec is None else outcome.delay_sec
+            return Finish(Verb.HAND_BACK, error, delay_sec, progress)
         case End.ERROR | End.TIMEOUT if job.attempt < job.max_attempts:
             return Finish(Verb.RETRY, error, outcome.delay_sec, progress)
         case End.ERROR | End.TIMEOUT | End.PERMANENT:
@@ -295,6 +327,25 @@ def result_json(value: Any, most_kb: int) -> str:
     return text
 
 
+def checkpoint_json(value: Any) -> str:
+    """A pipeline's checkpoint as JSON that comes back as it was given.
+
+    Raises ValueError, with a text for people, for anything but a dict of JSON's values, and above CHECKPOINT_KB KB.
+    """
+    try:
+        if not isinstance(value, dict) or _plain(value) != value:
+            raise ValueError("it would not come back as it is")
+        text = _encode_as_it_is(value)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ValueError(_NO_CHECKPOINT.format(e)) from None
+    if (size := len(text.encode())) > CHECKPOINT_KB * 1_024:
+        raise ValueError(
+            f"the checkpoint has {size:,} bytes of JSON, and {CHECKPOINT_KB * 1_024:,} are the most: save a position,"
+            " and write what it stands for to the target or to a file"
+        )
+    return text
+
+
 def _plain(value: Any) -> Any:
     if type(value) in _AS_IT_IS:
         return value
@@ -323,10 +374,15 @@ _NOT_JSON = (
     "what the pipeline returned is not JSON: {}; return dicts, lists, texts, numbers, booleans and None"
     " (times, decimals, UUIDs and paths become text)"
 )
+_NO_CHECKPOINT = (
+    "a checkpoint should be a dict of JSON: with texts as keys, and with dicts, lists, texts without NUL, finite"
+    " numbers, booleans and None as values; {}"
+)
 _TEXTS = (date, time, timedelta, Decimal, UUID, PurePath)
 _AS_IT_IS = frozenset({int, bool, type(None)})
 # Made once: to make an encoder costs as much as to use it.
 _encode = json.JSONEncoder(default=_text, allow_nan=False, ensure_ascii=False).encode
+_encode_as_it_is = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
 _encode_strictly = json.JSONEncoder(default=_text_of_known, allow_nan=False, ensure_ascii=False).encode
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from psycopg.types.json import Jsonb
 
 from dataloader.queue import db
 from dataloader.queue.db import Conn
-from dataloader.queue.job import LEADS_TO, SETTLED, Finish, Job, Status
+from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
@@ -56,13 +57,14 @@ class Session:
 class Ended(NamedTuple):
     """A run that is over: what is to be written of its job, and the facts that join its row in the journal.
 
-    `report` is for the log: what it says of the run, masked.
+    `report` is for the log: what it says of the run, masked. `checkpoint` is the job's latest, if it has any.
     """
 
     job: Job
     finish: Finish
     facts: Mapping[str, Any] | None = None
     report: Mapping[str, Any] | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class Head(NamedTuple):
@@ -232,13 +234,15 @@ def step(
         "prefer": _preferred(affinity, without) if affinity or without else None,
         **_arrays(ends),
     }
-    keep_results(session.conn, ends or ())
+    _keep_before(session.conn, ends or ())
     *rows, last = session.conn.repeating.execute(_SQL["step"], parameters, prepare=True).fetchall()
     jobs = [Job._make((*row[:12], session.worker, row[12])) for row in rows]
     if sum(len(job.args_json) for job in jobs) > LARGE:
         del session.conn.repeating  # it would hold the arguments once more while the jobs run
     said = last[13]
-    return _told(jobs, ends or (), json.loads(said)) if said else Step(jobs, _written(ends or ()).ended)
+    told = _told(jobs, ends or (), json.loads(said)) if said else Step(jobs, _written(ends or ()).ended)
+    _spend_checkpoints(session.conn, ends or (), told.ended)
+    return told
 
 
 def _told(jobs: list[Job], ends: Collection[Ended], said: dict[str, Any]) -> Step:
@@ -360,12 +364,41 @@ def keep_results(conn: Conn, ends: Collection[Ended]) -> None:
             cursor.executemany(_SQL["keep_results"], kept)
 
 
-def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
+def checkpoints(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, Checkpoint]:
+    """Where those of these jobs go on that have a checkpoint, or have had one in their target."""
+    rows = conn.execute(_SQL["checkpoints"], {"job_ids": list(job_ids)}).fetchall()
+    return {job_id: Checkpoint(*rest) for job_id, *rest in rows}
+
+
+def keep_checkpoint(conn: Conn, job: Job, checkpoint: Checkpoint) -> None:
+    """Store how far a run has come, as far as its claim holds; a repetition changes nothing."""
+    conn.execute(_SQL["keep_checkpoint"], _claim_of(job) | checkpoint._asdict() | {"token": checkpoint.claim})
+
+
+def _keep_before(conn: Conn, ends: Collection[Ended]) -> None:
+    """Store what has to be there before these ends are written."""
     keep_results(conn, ends)
+    for end in ends:
+        if end.checkpoint is not None:
+            keep_checkpoint(conn, end.job, end.checkpoint)
+
+
+def _spend_checkpoints(conn: Conn, ends: Collection[Ended], ended: Mapping[UUID, Status]) -> None:
+    """The checkpoints of jobs that have succeeded go. They stay where this fails, until the job goes or comes back."""
+    spent = [end.job.job_id for end in ends if end.checkpoint and ended.get(end.job.job_id) is Status.SUCCEEDED]
+    if spent:
+        with suppress(psycopg.Error):
+            conn.execute(_SQL["spend_checkpoints"], {"job_ids": spent})
+
+
+def _finish(conn: Conn, worker: str, ends: Collection[Ended], let_go: bool) -> Written:
+    _keep_before(conn, ends)
     parameters = {"worker": worker, "let_go": let_go} | _arrays(ends)
     row = conn.execute(_SQL["finish"], parameters, prepare=True).fetchone()
     assert row is not None  # noqa: S101  the function always answers
-    return _written(ends, *row)
+    written = _written(ends, *row)
+    _spend_checkpoints(conn, ends, written.ended)
+    return written
 
 
 def _written(ends: Collection[Ended], unfinished: Any = (), canceled: Any = (), locked: Any = ()) -> Written:
@@ -395,7 +428,7 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
 
 
 def _row(ended: Ended) -> tuple[Any, ...]:
-    job, (verb, error, delay_sec, progress, _), facts, _ = ended
+    job, (verb, error, delay_sec, progress, _), facts, *_ = ended
     delay = None if delay_sec is None else str(delay_sec)
     return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _told_of(facts) if facts else None
 
@@ -510,6 +543,20 @@ def unpark_stranded(conn: Conn, after: int | None, limit: int) -> int | None:
     first = -(2**31) - 1
     row = conn.execute(_SQL["unpark_stranded"], {"after": first if after is None else after, "limit": limit}).fetchone()
     return row[0] if row else None
+
+
+def resolve_stranded(conn: Conn, after: UUID | None, limit: int) -> UUID | None:
+    """Tell up to `limit` jobs that wait, from `after` on, of parents that have ended unseen (see dl_resolve_stranded).
+
+    Returns the last of them, None at the end.
+    """
+    row = conn.execute(_SQL["resolve_stranded"], {"after": after or UUID(int=0), "limit": limit}).fetchone()
+    return row[0] if row else None
+
+
+def let_in(conn: Conn) -> None:
+    """Make rows claimable that wait for a limit with room, as far as it has: what ends and claims have missed."""
+    conn.execute(_SQL["let_in"])
 
 
 def prune(conn: Conn, older_than_sec: float, since: str, limit: int) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import psycopg
@@ -33,14 +33,17 @@ from dataloader.queue import fields
 from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue_columns, enqueue_one, merged, spread
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
 from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
+from dataloader.queue.parents import ON_FAILURE, Parents, fault
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 HORIZON = timedelta(days=3_653)  # ten years: Python cannot read back what PostgreSQL holds beyond year 9999
 FAULTS_SHOWN = 20
+PARENTS = 10_000  # of one job
 _NESTING = (dict, list)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(\\\\)*\\u0000")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
+_UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
 
 
@@ -79,19 +82,31 @@ def _parsed(value: object) -> datetime | None:
         return None
 
 
+def _distinct(names: list[str] | None) -> list[str] | None:
+    if names and len(set(names)) < len(names):
+        raise PydanticCustomError("distinct", "List should hold each name once")
+    return names
+
+
+LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(_printable)]
 _TYPES: dict[str, Any] = {
     "text": str,
     "int": int,
     "float8": FiniteFloat,
     "jsonb": dict[str, Any],
     "timestamptz": datetime,
+    "text[]": list[LimitName],
 }
-_CHECKS = {"queue": AfterValidator(_printable), "available_at": BeforeValidator(instant)}
+_CHECKS = {
+    "queue": AfterValidator(_printable),
+    "available_at": BeforeValidator(instant),
+    "limits": AfterValidator(_distinct),
+}
 
 
-def _rule(field: fields.Field) -> tuple[Any, Any]:
+def rule(field: fields.Field) -> tuple[Any, Any]:
     """A field's type with its bounds, and its default, as pydantic takes them."""
-    names = ("min_length", "max_length") if field.type == "text" else ("ge", "le")
+    names = ("min_length", "max_length") if field.type in ("text", "text[]") else ("ge", "le")
     bounds: dict[str, Any] = {
         name: bound for name, bound in zip(names, (field.least, field.most), strict=True) if bound is not None
     }
@@ -100,7 +115,25 @@ def _rule(field: fields.Field) -> tuple[Any, Any]:
     return Annotated[kind, Field(description=field.text, **bounds), *checks], field.default
 
 
-_rules: dict[str, Any] = {field.name: _rule(field) for field in fields.OF_PRODUCER}
+def _parent(value: object) -> UUID | int:
+    """A job's id, or its place in the list."""
+    if isinstance(value, UUID) or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, str) and _UUID.fullmatch(value):
+        return UUID(value)
+    raise PydanticCustomError("parent", "Input should be a job's id, or its place in the list of jobs, from 0")
+
+
+_rules: dict[str, Any] = {field.name: rule(field) for field in fields.OF_PRODUCER} | {
+    "depends_on": (
+        Annotated[list[Annotated[UUID | int, BeforeValidator(_parent)]], Field(max_length=PARENTS)] | None,
+        Field(default=None, description="the jobs that end before this one starts; a number: a place in the batch"),
+    ),
+    "on_parent_failure": (
+        Literal[ON_FAILURE],
+        Field(default="cancel", description="what comes of the job when one of these does not succeed"),
+    ),
+}
 Trigger = create_model(
     "Trigger",
     __doc__="The fields that a producer gives of a job. The default of dataloader.NewJob stands for a missing field.",
@@ -143,6 +176,9 @@ def enqueue(
     producer: str | None = None,
     consumer_group: str | None = None,
     affinity_key: str | None = None,
+    limits: list[str] | None = None,
+    depends_on: Parents | None = None,
+    on_parent_failure: str = "cancel",
     schema: str | None = None,
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
@@ -150,8 +186,8 @@ def enqueue(
     The fields are the API's (docs/api.md); `available_at` needs a time zone. A `lock_key` "" leaves it to a hook
     (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen before, the id and
     status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
-    does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; psycopg.Error as any
-    statement on `conn` does.
+    does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; UnknownParents for jobs
+    in `depends_on` that are not there; psycopg.Error as any statement on `conn` does.
     """
     given = locals() | {"args": {} if args is None else args}
     del given["conn"], given["schema"]
@@ -159,7 +195,10 @@ def enqueue(
         given = without_defaults(given)
         checked(keyed(given))
         given = hooked(given)
-    return enqueue_one(conn, checked(given), _configured_schema() if schema is None else schema)
+    fields, schema = checked(given), _configured_schema() if schema is None else schema
+    if fields["depends_on"]:
+        return enqueue_columns(conn, {name: [value] for name, value in fields.items()}, schema)[0]
+    return enqueue_one(conn, fields, schema)
 
 
 def enqueue_many(
@@ -186,7 +225,12 @@ def hooked(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return before_enqueue(job)
     except ValidationError as e:  # of a hook's own model; its text would quote the args
-        raise ValueError("; ".join(_worded(error, error["loc"]) for error in _errors(e))) from None
+        raise ValueError(in_words(e)) from None
+
+
+def in_words(error: ValidationError) -> str:
+    """What is wrong, as `priority: the rule`, without the values."""
+    return "; ".join(_worded(each, each["loc"]) for each in _errors(error))
 
 
 def keyed(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +242,23 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
     """All fields of a job, `args` as JSON; raises ValueError, which names every wrong field."""
     if (found := _checked_one(job)) is None:
         raise ValueError("; ".join(_complaints_of(job)))
+    if wrong := fault([found["depends_on"]], 1):
+        raise ValueError(wrong)
     return found
+
+
+def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
+    """The jobs of these fields as enqueue_columns takes them, each after every hook, as `enqueue` treats its job.
+
+    Raises ValueError, which names every wrong field of the first job that is not valid.
+    """
+    ready = [_ready(document) for document in documents]
+    return {name: [job[name] for job in ready] for name in _FIELDS}
+
+
+def _ready(document: Mapping[str, Any]) -> dict[str, Any]:
+    found = checked(dict(document))
+    return checked(hooked(without_defaults(document))) if AROUND_ENQUEUE else found
 
 
 def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
@@ -228,6 +288,8 @@ def _all_checked(make: Callable[[], Columns], documents: Iterable[dict[str, Any]
         found = {}
     if not found or _unfit(found):
         raise ValueError("; ".join(_complaints(list(documents))))
+    if wrong := fault(found["depends_on"], len(found["args"])):
+        raise ValueError(wrong)
     return found
 
 
@@ -337,7 +399,7 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
 
 
 def _worded(error: ErrorDetails, where: Sequence[int | str]) -> str:
-    return f"{'.'.join(map(str, where))}: {error['msg']}"
+    return f"{'.'.join(map(str, where))}: {error['msg']}" if where else error["msg"]
 
 
 @cache

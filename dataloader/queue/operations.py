@@ -7,6 +7,7 @@ Every function takes `by`, the name and address of the asker, which the journal 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from psycopg.rows import dict_row
 
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
+from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
 
 __all__ = [
     "Busy",
@@ -29,22 +31,27 @@ __all__ = [
     "Contradiction",
     "Filter",
     "Moved",
+    "WrongLimit",
     "WrongName",
     "cancel",
     "delete",
     "delete_dead",
+    "is_limit_name",
     "kill_retries",
     "known",
     "limit_length",
     "move",
     "pause",
+    "remove_limit",
     "requeue",
     "requeue_dead",
     "resume",
     "run_all",
     "run_now",
+    "set_limit",
     "set_order",
     "settings",
+    "start_over",
     "tell_tasks",
 ]
 
@@ -75,6 +82,8 @@ SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
 CLAIMS_SEC = 5.0  # how long a move waits for claims that began before the pause; a claim takes about 1 s at most
 _NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
+_LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
+RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
@@ -101,6 +110,10 @@ class Contradiction(Exception):
 
 class WrongName(ValueError):
     """No queue can be moved to this name."""
+
+
+class WrongLimit(ValueError):
+    """What a limit is to allow is out of its bounds."""
 
 
 class Busy(Exception):
@@ -207,10 +220,65 @@ def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
     """Note for producers, by task, what its pipeline says of a job where its producer does not (`pipelines.told`).
 
     `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
-    200 characters is its affinity_key; None: it has none. Jobs that are in the queue keep theirs. `memory_mb`, `cpus`:
-    for people, what a run needs; None: as its runs have shown.
+    200 characters is its affinity_key; None: it has none. `limits`: the limits that its runs count for; None: it has
+    none. Jobs that are in the queue keep theirs. `memory_mb`, `cpus`: for people, what a run needs; None: as its runs
+    have shown.
     """
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
+
+
+def set_limit(
+    conn: Conn,
+    name: str,
+    by: str,
+    most: int | None = None,
+    per_minute: float | None = None,
+    burst: int | None = None,
+) -> None:
+    """Let at most `most` jobs of this limit run at once, and `per_minute` start in a minute, on all hosts together.
+
+    None: any number. `burst` jobs may start at once after a pause; by default as many as a second has. What the limit
+    said before is replaced. Holds for each claim from the return on; runs go on. Raises WrongLimit, having changed
+    nothing, for a name or a number out of bounds, and without a number.
+    """
+    if wrong := _wrong_limit(name, most, per_minute, burst):
+        raise WrongLimit(wrong)
+    allows = {"most": most, "per_minute": per_minute, "burst": burst or max(1, math.ceil((per_minute or 0) / 60))}
+    with conn.transaction():
+        conn.execute(_SQL["lock_limit"], {"name": name})
+        conn.execute(_SQL["due_at_token"], {"name": name})
+        conn.execute(_SQL["set_limit"], {"name": name, "by": by} | allows)
+        conn.execute(_SQL["let_in"], {"name": name})
+
+
+def is_limit_name(name: str) -> bool:
+    """PURE: whether a limit may have this name."""
+    return _LIMIT.fullmatch(name) is not None
+
+
+def _wrong_limit(name: str, most: int | None, per_minute: float | None, burst: int | None) -> str | None:
+    """PURE: what is wrong with these values, and what would be right."""
+    if not is_limit_name(name):
+        return f"a limit's name should have 1 to {LIMIT_NAME} characters, none of them a control character"
+    if most is None and per_minute is None:
+        return "a limit should say how many jobs may run at once (most), or start in a minute (per_minute), or both"
+    if most is not None and not 0 <= most <= INT4_MAX:
+        return f"most should be a whole number from 0 to {INT4_MAX}"
+    if per_minute is not None and not RATES[0] <= per_minute <= RATES[1]:
+        return f"per_minute should be a number from {RATES[0]} to {RATES[1]}"
+    if burst is not None and (per_minute is None or not 1 <= burst <= RATES[1]):
+        return f"burst should be a whole number from 1 to {RATES[1]}, beside per_minute"
+    return None
+
+
+def remove_limit(conn: Conn, name: str, by: str) -> bool:
+    """Let any number of jobs of this limit run; False when there is no limit of this name. The jobs keep the name."""
+    with conn.transaction():
+        conn.execute(_SQL["lock_limit"], {"name": name})
+        conn.execute(_SQL["due_at_token"], {"name": name})
+        is_there = conn.execute(_SQL["remove_limit"], {"name": name}).fetchone() is not None
+        conn.execute(_SQL["let_in"], {"name": name})
+    return is_there
 
 
 def _give_scores(conn: Conn, queue: str) -> None:
@@ -256,6 +324,14 @@ def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
     Returns for each job DONE, UNKNOWN, or the status that forbids it.
     """
     return _change(conn, "requeue", job_ids, by)
+
+
+def start_over(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:
+    """The same as `requeue`, but they begin at the start and not at their checkpoints."""
+    with _transaction(conn):
+        outcomes = requeue(conn, job_ids, by)
+        conn.execute(_SQL["start_over"], {"job_ids": [job_id for job_id in outcomes if outcomes[job_id] == DONE]})
+    return outcomes
 
 
 def run_now(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:

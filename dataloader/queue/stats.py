@@ -20,7 +20,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from dataloader.queue import cursor, db, lifecycle
+from dataloader.queue import cursor, db, lifecycle, times
 from dataloader.queue.db import Conn
 from dataloader.queue.job import DEAD, FINAL, KINDS, Status
 
@@ -282,6 +282,15 @@ def slows_claims(vacuum: Row, lag_sec: float) -> Row | None:
     return held if is_much or is_late else None
 
 
+def limits(conn: Conn, name: str | None = None) -> list[Row]:
+    """What each limit allows (`most` at once, `per_minute`, `burst`), and how it stands; None: all, by name.
+
+    `running` jobs, `waiting` ones counted up to COUNTED, the `tokens` of its rate (None: it has none), and the `room`
+    for starts now, counted up to 100.
+    """
+    return _rows(conn, "limits", wanted=name, most=COUNTED)
+
+
 def pace(conn: Conn, minutes: int) -> list[Row]:
     """How many runs ended, and how many of them badly, in each ten seconds of the last minutes; the oldest first."""
     return _rows(conn, "pace", minutes=minutes)
@@ -318,10 +327,14 @@ def _aggregate(conn: Conn, limit: int) -> int:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """Every field of one job, its arguments included; None for an unknown id."""
+    """Every field of one job, its arguments and its `schedule` with the due time included; None for an unknown id."""
     shown = lifecycle.status(conn, job_id)
     rest = _rows(conn, "job", job_id=job_id)
-    return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"])} if shown and rest else None
+    if not shown or not rest:
+        return None
+    made_by = times.of_key(rest[0]["idempotency_key"])
+    schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
+    return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"]), "schedule": schedule}
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:

@@ -79,6 +79,13 @@ def _order(why: dict[str, Any], now: datetime) -> str:
     return f"Its queue is ordered: the jobs of its key {why['lock_key']} wait for job {why['job_id']}{due}."
 
 
+def _limit(why: dict[str, Any], now: datetime) -> str:
+    if "until" in why:
+        return f"The limit {why['limit']} lets the next job start in {duration(_instant(why['until']) - now)}."
+    jobs = "1 job of it runs" if why["running"] == 1 else f"{why['running']} jobs of it run"
+    return f"The limit {why['limit']} has no room: {jobs}, and it allows {why['most']}."
+
+
 def _dead(why: dict[str, Any], now: datetime) -> str:
     return f"Its key {why['lock_key']} is held by the dead job {why['job_id']}: requeue or delete that job to go on."
 
@@ -103,6 +110,13 @@ def _memory(why: dict[str, Any], now: datetime) -> str:
     )
 
 
+def _parent(why: dict[str, Any], now: datetime) -> str:
+    many = "1 job" if why["parents"] == 1 else f"{why['parents']} jobs"
+    first = f", the first of which is {why['job_id']}" if why["parents"] > 1 else f": {why['job_id']}"
+    held = " It goes on waiting when one fails, until that has succeeded." if why["on_failure"] == "hold" else ""
+    return f"It starts when {many} have ended{first}.{held}".replace("1 job have", "1 job has")
+
+
 def _mb(megabytes: float) -> str:
     return f"{megabytes:,.0f} MB"
 
@@ -125,6 +139,7 @@ def _no_worker(why: dict[str, Any], now: datetime) -> str:
 REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "paused": _paused,
     "time": _time,
+    "parent": _parent,
     "lock": _lock,
     "session": _session,
     "order": _order,
@@ -133,6 +148,7 @@ REASONS: dict[str, Callable[[dict[str, Any], datetime], str]] = {
     "stopped": _stopped,
     "no_worker": _no_worker,
     "memory": _memory,
+    "limit": _limit,
 }
 
 

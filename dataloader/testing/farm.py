@@ -15,14 +15,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 from uuid import UUID, uuid4
-
-import psycopg
 
 from dataloader import log, pipelines
 from dataloader.config import Settings
@@ -35,7 +33,19 @@ from dataloader.pipelines import hooks
 from dataloader.queue import db, new_job
 from dataloader.queue.fields import ATTEMPTS
 from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
-from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Status, Verb, decide, to_json
+from dataloader.queue.job import (
+    Checkpoint,
+    Delivery,
+    End,
+    Finish,
+    Job,
+    Outcome,
+    Status,
+    Verb,
+    checkpoint_json,
+    decide,
+    to_json,
+)
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]
@@ -68,6 +78,7 @@ class Run:
     seconds: float
     error: str | None = None
     exception: BaseException | None = field(default=None, compare=False)
+    checkpoint: Progress | None = None  # the latest of the job when the run was over
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,11 @@ class Result:
     def value(self) -> Progress | None:
         """The job's last progress, as in its status."""
         return next((run.progress[-1] for run in reversed(self.runs) if run.progress), None)
+
+    @property
+    def checkpoint(self) -> Progress | None:
+        """The latest checkpoint that the job's runs have saved, also when it has succeeded; None: none."""
+        return self.runs[-1].checkpoint
 
     @property
     def exception(self) -> BaseException | None:
@@ -152,6 +168,7 @@ def run(
     partition_key: str = "",
     idempotency_key: str | None = None,
     affinity_key: str | None = None,
+    checkpoint: Progress | None = None,
 ) -> Result:
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
@@ -162,7 +179,8 @@ def run(
     `crash_at=n` the first run is a process that is killed at safe point n; with "end" it is killed after its work,
     before it could report the end. Several points crash as many runs in turn. The next run is handed back at safe point
     `drain_at`, as by a worker that stops; the run after it is canceled at `cancel_at` (of a batch its first job); later
-    runs meet nothing. A run notices `timeout_sec` at its safe points.
+    runs meet nothing. A run notices `timeout_sec` at its safe points. The first run begins at `checkpoint`, as if a run
+    before it had saved it.
 
     The hooks that the test's process has imported are called as in a farm of one worker that starts with this call, and
     again where one has crashed. `around_enqueue` gets the job with `queue` and `affinity_key`, and without
@@ -193,7 +211,9 @@ def run(
     ]
     if not jobs:
         raise ValueError(f"{task!r} takes batches: give its args as {{lock_key: [args, ...]}}")
-    return _Trial(dsn, data_dir or Path.cwd()).run(jobs, chain(_fates(points, drain_at, cancel_at), repeat(NOTHING)))
+    begin = Checkpoint() if checkpoint is None else Checkpoint(checkpoint_json(checkpoint))
+    fates = chain(_fates(points, drain_at, cancel_at), repeat(NOTHING))
+    return _Trial(dsn, data_dir or Path.cwd(), begin).run(jobs, fates)
 
 
 def _job(job_id: UUID | None, given: dict[str, Any]) -> Job:
@@ -259,7 +279,8 @@ class _After(NamedTuple):
 class _Trial:
     """The farm of one job or batch: its settings, and the database of its transactions."""
 
-    def __init__(self, dsn: Dsn, data_dir: Path) -> None:
+    def __init__(self, dsn: Dsn, data_dir: Path, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint  # where the next run goes on
         self._dsn = dsn
         self._data_dir = data_dir
         self._has_worker = False
@@ -289,6 +310,7 @@ class _Trial:
         lease = _Lease(delivery, slot, fate)
         outcome = runner.attempt(delivery, lease)
         runner.raise_what_is_the_tests_own()
+        self._checkpoint = outcome.checkpoint or self._checkpoint
         if fate is not NOTHING and not lease.is_met:
             raise NotReached(_missed(fate, lease.steps, outcome.error))
         ends = decide(delivery, outcome)
@@ -299,7 +321,7 @@ class _Trial:
             _after(job, end, was_canceled=fate.kind == "cancel" and job is delivery.first)
             for job, end in zip(delivery.jobs, ends, strict=True)
         ]
-        return lease.summary(outcome, runner.raised), after
+        return replace(lease.summary(outcome, runner.raised), checkpoint=self._checkpoint.value), after
 
     def _crash(self, delivery: Delivery, fate: Fate) -> tuple[Run, list[_After]]:
         """Run in a process of its own, which writes a diary to a file: a pipe could fill, or stay open."""
@@ -317,10 +339,15 @@ class _Trial:
         error = f"worker {how} on attempt {attempt}"
         progress = [entry["progress"] for entry in entries if "progress" in entry]
         steps = sum("step" in entry for entry in entries)
-        ends = decide(delivery, Outcome(End.ERROR, error))  # a crash is a spent attempt
+        before = self._checkpoint
+        for entry in entries:
+            self._checkpoint = Checkpoint(*entry["checkpoint"]) if "checkpoint" in entry else self._checkpoint
+        is_free = self._checkpoint.spares_attempt and self._checkpoint.value != before.value
+        ends = decide(delivery, Outcome(End.ERROR, error, is_free=is_free))  # a crash is a spent attempt
         after = [_after(job, end) for job, end in zip(delivery.jobs, ends, strict=True)]
         lost = [each._replace(status=Status.LOST) if each.status is Status.FAILED else each for each in after]
-        return Run(attempt, CRASHED, progress, steps, now() - began, error), lost
+        saved = self._checkpoint.value
+        return Run(attempt, CRASHED, progress, steps, now() - began, error, checkpoint=saved), lost
 
     def _live(self, delivery: Delivery, fate: Fate, diary: IO[str]) -> int:
         """In the child: run until the kill; a run that ends before it writes its end into the diary."""
@@ -340,7 +367,9 @@ class _Trial:
         slot.begin(0, len(delivery.jobs), delivery.lease_ttl_sec, now())
         # Settings of the environment are ignored: a test writes only to the database that it names.
         settings = Settings.model_construct(dl_data_dir=self._data_dir, dl_target_dsn=None, pg_schema="public")
-        return slot, _Runner(settings, self._target)
+        runner = _Runner(settings, self._target)
+        runner.kept = {delivery.first.job_id: self._checkpoint}
+        return slot, runner
 
     def _target(self) -> str:
         if callable(self._dsn):
@@ -392,19 +421,16 @@ class _Runner(Runner):
             self.raised = e
             raise
 
-    def _queue_session(self) -> db.Connection:
-        self._dsn = self._target()
-        return super()._queue_session()
+    def _beside(self) -> db.Connection:
+        self._dsn = self._where(None)
+        return super()._beside()
 
-    @contextmanager
-    def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:
+    def _where(self, dsn: str | None) -> str:
         try:
-            where = dsn or self._target()
+            return dsn or self._target()
         except BaseException as e:
             self.trouble = e
             raise
-        with super()._transaction(where, delivery, lease) as conn:
-            yield conn
 
 
 class _Lease(Lease):
@@ -438,6 +464,10 @@ class _Lease(Lease):
         else:
             self._reported.append(json.loads(document))
             self.write(progress=self._reported[-1])
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        super().save(checkpoint)
+        self.write(checkpoint=checkpoint)
 
     def write(self, **entry: Any) -> None:
         """Write an entry into the diary, if this process has one."""

@@ -7,6 +7,7 @@
 -- worse follows. A key_hash is *busy* while a running row with a live lease has it, or another session its advisory lock.
 -- A queued row is *ready* (blocked_on null), or blocked_on says what it waits for (waiting.sql): 'time', or 'key': the
 -- row is *parked* behind a running row of its key_hash. The session that ends that run makes the first parked row ready.
+-- 'limit:NAME': it waits for room in that limit (limits.sql).
 -- The *head* of a key in an ordered queue is its queued row with the smallest score. Any ready row of the key is a
 -- candidate; under the key's lock the claim starts the head instead, or with merge the head and all that follow.
 --
@@ -50,7 +51,8 @@
 -- in_order                       of an ordered queue: the jobs in the order in which they run, those of a key together
 --
 -- A worker may sleep after a claim that starts nothing: for each row that such a claim leaves, a notification or a time
--- will come. The claim parks rows of busy keys, and puts off those of keys that a session holds without a running row;
+-- will come. The claim parks rows of busy keys and full limits, and puts off those of keys that a session holds without a
+-- running row;
 -- where others have rows locked it asks to be called again. A claim that starts something, but has passed many rows of
 -- busy keys, parks these too.
 CREATE OR REPLACE FUNCTION dl_step(
@@ -89,8 +91,11 @@ DECLARE
   heads tid[];        -- the rows of in_order, which dl_lock_heads has chosen
   holders uuid[];
   odd_heads uuid[];
+  heads_room jsonb;   -- as took.room, of an ordered queue
+  room jsonb;
   at_once timestamptz;
   parked int;
+  is_contended boolean;  -- another claim decides on a limit of rows that this one would take
   off int;
   started int := 0;
   looks boolean := false;         -- dl_take_keys asks whether its keys are free
@@ -144,14 +149,14 @@ BEGIN
     -- Until something has started: take keys, start their first jobs; else look again with care; make way by setting
     -- aside, parking, putting off; look once more; go on behind the rows looked at; in the end try the queue's head.
     LOOP
-      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, p_prefer, turn);
+      took := dl_take_keys(this, is_ordered, p_most, p_priority, p_from, past, passed, looks, turn, p_prefer);
       IF took.mine <> '{}' THEN
         -- Start the first job of each of these keys. Advisory locks do not obey MVCC, so the look at the running rows
         -- comes behind the locks, with a fresh snapshot; the other way round a job that started in between would be missed
         -- (Que, lib/que/worker.rb:72-82). So does the choice of the first rows: a job that came back in between goes
         -- before a later one of its key, and a parked one that is older.
         IF is_ordered THEN
-          SELECT f.* INTO in_order, holders, odd_heads FROM dl_lock_heads(this, took.lock_keys, merges, holds) f;
+          SELECT f.* INTO in_order, holders, odd_heads, heads_room FROM dl_lock_heads(this, took.lock_keys, holds, merges) f;
           heads := ARRAY(SELECT ctid FROM dl_jobs WHERE job_id = ANY (in_order));
         END IF;
         at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
@@ -162,6 +167,7 @@ BEGIN
                    SELECT (SELECT ctid FROM dl_jobs
                             WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
                               AND hashtext(lock_key) = key_hash AND queue = this
+                              AND (limits IS NULL OR job_id = ANY (took.granted))
                             ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1)
                      FROM unnest(took.mine) key_hash
                     WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
@@ -211,6 +217,18 @@ BEGIN
              WHERE blocked_on = 'key'
                AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END, '{}');
         END IF;
+      END IF;
+      IF took.room IS NOT NULL OR heads_room IS NOT NULL THEN
+        room := coalesce(heads_room, took.room);
+        is_contended := EXISTS (SELECT FROM jsonb_each_text(room) WHERE value IS NULL);
+        parked := dl_settle_limits(this, coalesce(in_order, took.granted), room, holders, p_priority, p_from,
+                                   CASE WHEN is_ordered THEN 0 ELSE past + took.rows END);
+        heads_room := NULL;
+        IF clock_timestamp() > now() + interval '1 s' THEN
+          look_again := true;
+          EXIT;
+        END IF;
+        CONTINUE WHEN parked > 0 AND started = 0;  -- they are out of the way now
       END IF;
       IF p_prefer IS NOT NULL THEN
         IF started = 0 AND turn < 2 AND p_prefer -> 'warm' IS NOT NULL THEN
@@ -280,7 +298,7 @@ BEGIN
        WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at <= now());
     SELECT least(due_in, extract(epoch FROM next.at - clock_timestamp()),
                  CASE WHEN past > 0 THEN least(1, greatest(0.1, past / 1000.0)) END,
-                 CASE WHEN is_freed OR is_late THEN 1 END) INTO due_in
+                 CASE WHEN is_freed OR is_late THEN 1 END, CASE WHEN is_contended THEN 0.05 END) INTO due_in
       FROM (SELECT) one LEFT JOIN LATERAL (
         SELECT least(available_at, now() + interval '1 year') AS at FROM dl_jobs
          WHERE queue = this AND status = 'queued' AND blocked_on = 'time' AND available_at > now()
@@ -367,11 +385,12 @@ $$;
 -- p_holds         a dead row keeps its key
 --
 -- due        the rows to start, the keys in the order given, those of a key in their order and with the same attempt
--- holders    rows that keep their keys waiting: heads or tried rows before their time, dead ones
+-- holders    rows that keep their keys waiting: heads or tried rows before their time, heads without room, dead ones
 -- odd        heads that may not start (dl_set_aside)
+-- room       what the claim knows of the limits of the heads (dl_ask_limits); null: they have none
 CREATE OR REPLACE FUNCTION dl_lock_heads(
-  p_queue text, p_lock_keys text[], p_merge_limit int, p_holds boolean,
-  OUT due uuid[], OUT holders uuid[], OUT odd uuid[])
+  p_queue text, p_lock_keys text[], p_holds boolean, p_merge_limit int,
+  OUT due uuid[], OUT holders uuid[], OUT odd uuid[], OUT room jsonb)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -379,7 +398,7 @@ DECLARE
 BEGIN
   due := '{}'; holders := '{}'; odd := '{}';
   FOR key IN
-    SELECT name, head.job_id, head.task, dead.job_id AS dead_id,
+    SELECT name, head.job_id, head.task, head.limits, dead.job_id AS dead_id,
            CASE WHEN tried.available_at > clock_timestamp() THEN tried.job_id
                 WHEN p_merge_limit IS NULL AND head.available_at > clock_timestamp() THEN head.job_id END AS early_id,
            cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd
@@ -412,8 +431,16 @@ BEGIN
     ELSIF key.is_odd THEN
       odd := odd || key.job_id;
     ELSE
+      IF key.limits IS NOT NULL THEN
+        room := dl_ask_limits(key.limits, room);
+        IF NOT dl_has_room(key.limits, room) THEN
+          holders := holders || key.job_id;
+          CONTINUE;
+        END IF;
+        room := dl_use_room(key.limits, room);
+      END IF;
       due := due || CASE WHEN p_merge_limit IS NULL THEN ARRAY[key.job_id]
-                         ELSE dl_lock_delivery(p_queue, key.name, key.task, p_merge_limit) END;
+                         ELSE dl_lock_delivery(p_queue, key.name, key.task, key.limits, p_merge_limit) END;
       EXIT WHEN cardinality(due) >= 1000;  -- one claim carries so many jobs, and those of the last key
     END IF;
   END LOOP;
@@ -421,17 +448,18 @@ END
 $$;
 
 
--- Lock the first p_limit rows of a key, in their order, as far as they have this task and no other session has one of
--- them locked: no row may start before one that is before it. All get the attempt of the one that was tried most. Rows
+-- Lock the first p_limit rows of a key, in their order, as far as they have this task and these limits (a delivery is one
+-- run) and no other session has one of them locked: no row may start before one that is before it. All get the attempt of the one that was tried most. Rows
 -- that may not start are passed over.
-CREATE OR REPLACE FUNCTION dl_lock_delivery(p_queue text, p_lock_key text, p_task text, p_limit int) RETURNS uuid[]
+CREATE OR REPLACE FUNCTION dl_lock_delivery(
+  p_queue text, p_lock_key text, p_task text, p_limits text[], p_limit int) RETURNS uuid[]
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   listed uuid[] := ARRAY(
     SELECT job_id FROM (
       SELECT cancel_requested OR attempt >= greatest(max_attempts, 1) AS is_odd, score, created_at, job_id,
-             bool_and(task = p_task) OVER (ORDER BY score, created_at, job_id) AS is_same_task FROM (
+             bool_and(task = p_task AND limits IS NOT DISTINCT FROM p_limits) OVER (ORDER BY score, created_at, job_id) AS is_same_task FROM (
         (SELECT * FROM dl_jobs
           WHERE score IS NOT NULL AND status = 'queued' AND queue = p_queue AND lock_key = p_lock_key
             AND least(attempt, 1) = 0
@@ -478,11 +506,14 @@ $$;
 -- rows              how many rows were read
 -- more              there may be more of them
 -- priority, since   where the first row of a key taken stands
+-- room              what the claim knows of the limits of these rows (dl_ask_limits); null: they have none. In an ordered
+--                   queue the limits of the heads count, and are not asked here
+-- granted           rows with limits that may start
 CREATE OR REPLACE FUNCTION dl_take_keys(
   p_queue text, p_ordered boolean, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[], p_looks boolean,
-  p_prefer json, p_turn int,
+  p_turn int, p_prefer json,
   OUT mine int[], OUT lock_keys text[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean, OUT priority int,
-  OUT since timestamptz)
+  OUT since timestamptz, OUT room jsonb, OUT granted uuid[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -496,6 +527,7 @@ DECLARE
   wanted text[];  -- the affinity keys of the jobs to take, beside those of jobs without one; null: any
   without text[];
   last int;  -- how many rows are looked at for a wanted one
+  full_ones text[];  -- the limits of the latest row without room: the next rows mostly have the same
 BEGIN
   mine := '{}'; others := p_passed; rows := 0; more := false;
   IF p_prefer IS NOT NULL THEN
@@ -509,7 +541,7 @@ BEGIN
   FOR near IN
     SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
            cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
-           OR p_ordered AND score IS NULL AS is_odd, affinity_key, task
+           OR p_ordered AND score IS NULL AS is_odd, affinity_key, task, limits
       FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
      ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
@@ -527,6 +559,14 @@ BEGIN
     IF near.is_odd THEN
       odd := odd || near.job_id;
     ELSIF near.key_hash <> ALL (mine) AND near.key_hash <> ALL (others) THEN
+      IF near.limits IS NOT NULL AND NOT p_ordered THEN
+        CONTINUE WHEN near.limits = full_ones;
+        room := dl_ask_limits(near.limits, room);
+        IF NOT dl_has_room(near.limits, room) THEN
+          full_ones := near.limits;
+          CONTINUE;
+        END IF;
+      END IF;
       IF NOT pg_try_advisory_lock(near.key_hash) THEN
         others := others || near.key_hash;
       ELSIF p_looks AND dl_is_taken(near.at, near.key_hash) THEN
@@ -538,6 +578,10 @@ BEGIN
           since := near.created_at;
         END IF;
         mine := mine || near.key_hash;
+        IF near.limits IS NOT NULL AND NOT p_ordered THEN
+          room := dl_use_room(near.limits, room);
+          granted := granted || near.job_id;
+        END IF;
         IF p_ordered THEN
           lock_keys := lock_keys || near.lock_key;
         END IF;

@@ -37,7 +37,7 @@ $$;
 
 -- Add a batch: one row and one journal row per job, or nothing. The job ids are the caller's, one per job, growing, so
 -- that the keys of both tables' indexes are inserted at their right edge. Each other array has one value per job or one
--- for all, but p_args (JSON) has one per job. Returns the jobs that were not added: their place in the arrays (from 1),
+-- for all, but p_args (JSON) has one per job; those of p_limits are lists as PostgreSQL writes them. Returns the jobs that were not added: their place in the arrays (from 1),
 -- and the id and status of the job that has their idempotency key; nulls when that job was deleted meanwhile.
 --
 -- now() is the same all over a transaction, and jobs of one created_at run in no order. So each job is created a
@@ -50,8 +50,8 @@ DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
   p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
-  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_affinity_key text[], p_place int[],
-  p_since timestamptz)
+  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_affinity_key text[],
+  p_limits text[], p_place int[], p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -77,16 +77,24 @@ BEGIN
              WITH ORDINALITY AS n (given, task, args, nth)
         LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth);
   END IF;
+  IF array_position(p_limits, NULL) IS NOT NULL
+     AND EXISTS (SELECT FROM %1$I.dl_tasks WHERE task = ANY (p_task) AND limits IS NOT NULL) THEN  -- mostly none
+    p_limits := ARRAY(
+      SELECT coalesce(given, limits::text)
+        FROM unnest(%1$I.dl_spread(p_limits, size), %1$I.dl_spread(p_task, size)) WITH ORDINALITY AS n (given, task, nth)
+        LEFT JOIN %1$I.dl_tasks USING (task) ORDER BY nth);
+  END IF;
   IF array_remove(p_idempotency_key, NULL) = '{}' THEN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
            max_attempts, lease_ttl_sec, timeout_sec,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, since + coalesce(n.place, nth) * interval '1 microsecond',
+           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[],
+           since + coalesce(n.place, nth) * interval '1 microsecond',
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
@@ -99,7 +107,8 @@ BEGIN
                    unnest(%1$I.dl_spread(p_score, size)) AS score,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
                    unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
-                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key, unnest(p_args) AS args,
+                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
+                   unnest(%1$I.dl_spread(p_limits, size)) AS limits, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n;
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
@@ -113,12 +122,14 @@ BEGIN
   WITH added AS (
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on,
+           journaled)
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
            coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, since + coalesce(n.place, nth) * interval '1 microsecond',
+           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[],
+           since + coalesce(n.place, nth) * interval '1 microsecond',
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task,
@@ -133,7 +144,8 @@ BEGIN
                    unnest(%1$I.dl_spread(p_score, size)) AS score,
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
                    unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
-                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key, unnest(p_args) AS args,
+                   unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
+                   unnest(%1$I.dl_spread(p_limits, size)) AS limits, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
      ORDER BY idempotency_key COLLATE "C", nth
     ON CONFLICT (idempotency_key) DO NOTHING
@@ -166,7 +178,8 @@ DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
   p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
-  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text, p_affinity_key text)
+  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text, p_affinity_key text,
+  p_limits text[])
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -176,23 +189,26 @@ BEGIN
   IF p_idempotency_key IS NULL THEN
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on, journaled)
     SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
            coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
            coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)), at,
+           p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
+           nullif(coalesce(p_limits, said.limits), '{}'), at,
            CASE WHEN p_available_at > now() THEN 'time' END, 2
       FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task);
   ELSE
     LOOP
       INSERT INTO %1$I.dl_jobs (
              job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, created_at, blocked_on, journaled)
+             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on,
+             journaled)
       SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
              coalesce(p_available_at, now()),
              coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
              coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
-             p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)), at,
+             p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
+             nullif(coalesce(p_limits, said.limits), '{}'), at,
              CASE WHEN p_available_at > now() THEN 'time' END, 2
         FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
       ON CONFLICT (idempotency_key) DO NOTHING;
@@ -219,17 +235,21 @@ $function$, current_schema()); END $bound$;
 -- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
 -- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
 -- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
--- With one more parameter it would be a second function beside those of before 0023 and 0029, and no call could choose.
+-- With one more parameter it would be a second function beside those of before 0023, 0029 and 0034, and no call could
+-- choose.
 DROP FUNCTION IF EXISTS dl_enqueue(
   text, text, text, jsonb, text, text, int, timestamptz, int, int, int, text, text);
 DROP FUNCTION IF EXISTS dl_enqueue(
   text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text);
+DROP FUNCTION IF EXISTS dl_enqueue(
+  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text, text);
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
   partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, score float8 DEFAULT NULL,
-  producer text DEFAULT NULL, consumer_group text DEFAULT NULL, affinity_key text DEFAULT NULL)
+  producer text DEFAULT NULL, consumer_group text DEFAULT NULL, affinity_key text DEFAULT NULL,
+  limits text[] DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -259,6 +279,10 @@ BEGIN
     WHEN length(dl_enqueue.consumer_group) > 255 THEN 'consumer_group should be a text of at most 255 characters'
     WHEN length(dl_enqueue.affinity_key) NOT BETWEEN 1 AND 200
       THEN 'affinity_key should be a text of 1 to 200 characters'
+    WHEN cardinality(dl_enqueue.limits) > 8
+      OR cardinality(dl_enqueue.limits) > (SELECT count(DISTINCT name) FROM unnest(dl_enqueue.limits) name
+                                            WHERE length(name) BETWEEN 1 AND 100 AND name !~ '[\u0001-\u001f\u007f-\u009f]')
+      THEN 'limits should be at most 8 different names of 1 to 100 characters without control characters'
   END;
   IF wrong IS NOT NULL THEN
     RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
@@ -266,12 +290,13 @@ BEGIN
   LOOP
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, created_at)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at)
     SELECT gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
            dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
            coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, said.max_attempts, 5),
            coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
            dl_enqueue.consumer_group, coalesce(dl_enqueue.affinity_key, %1$I.dl_affinity(said.affinity, dl_enqueue.args)),
+           nullif(coalesce(dl_enqueue.limits, said.limits), '{}'),
            -- Not now(): several jobs of one transaction run in the order of their calls.
            clock_timestamp()
       FROM (VALUES (dl_enqueue.task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)

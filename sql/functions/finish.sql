@@ -33,6 +33,7 @@ DECLARE
   key_hashes int[] := '{}';  -- of jobs that this worker does not run any more
   done uuid[] := '{}';       -- the jobs whose ends are written
   woken text[];              -- the queues of those that are queued again
+  is_limited boolean;        -- any of them has limits
   pause float8;
 BEGIN
   FOREACH pause IN ARRAY ARRAY[0.001, 0.005, 0.025, 0] LOOP
@@ -64,7 +65,7 @@ BEGIN
                                  'canceled when the pipeline had finished: its work stands' END
                                ELSE e.error END
         FROM free e WHERE j.ctid = e.at AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
-      RETURNING j.job_id, queue, lock_key, status, j.attempt, verb, facts,
+      RETURNING j.job_id, queue, lock_key, limits, status, j.attempt, verb, facts,
                 CASE WHEN verb = 'retry' AND status = 'queued' THEN wait_sec END AS delay_sec,
                 CASE verb WHEN 'succeed' THEN j.error ELSE e.error END AS error),
     journal AS (
@@ -81,8 +82,9 @@ BEGIN
              || coalesce(facts::jsonb, '{}') FROM ended)
     SELECT done || array_agg(job_id), key_hashes || array_agg(hashtext(lock_key)),
            array_agg(queue) FILTER (WHERE status = 'queued'),
-           canceled || array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel')
-      INTO done, key_hashes, woken, canceled FROM ended;
+           canceled || array_agg(job_id) FILTER (WHERE status = 'canceled' AND verb <> 'cancel'),
+           bool_or(limits IS NOT NULL) OR is_limited
+      INTO done, key_hashes, woken, canceled, is_limited FROM ended;
     IF woken IS NOT NULL THEN
       PERFORM pg_notify('dl_jobs', queue) FROM unnest(woken) queue;  -- also of a later time: sleepers go by it
     END IF;
@@ -112,6 +114,12 @@ BEGIN
   IF (SELECT true FROM dl_jobs WHERE enum_eq(status, 'queued') AND blocked_on = 'key'
        ORDER BY hashtext(lock_key), queue LIMIT 1) THEN
     PERFORM dl_unpark(key_hashes);
+  END IF;
+  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
+    PERFORM dl_resolve(done);
+  END IF;
+  IF is_limited THEN
+    PERFORM dl_let_in(ARRAY(SELECT DISTINCT name FROM dl_jobs CROSS JOIN unnest(limits) name WHERE job_id = ANY (done)));
   END IF;
 END
 $$;

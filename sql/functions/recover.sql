@@ -28,7 +28,8 @@ $$;
 --   'timeout'  the run took too long, an error of the job: again after dl_retry_delay, in the end 'failed'
 --   'drain'    the run does not count: again at once, without an error, its attempt given back
 -- Running rows of one key and one claim are a delivery, and go back together: the fewest max_attempts count, and when
--- these are spent, the first row is dead and the others start over. p_facts joins the journal's rows: what is known of
+-- these are spent, the first row is dead and the others start over. A run that has saved a checkpoint, and whose pipeline
+-- spares attempts, does not count either. p_facts joins the journal's rows: what is known of
 -- the process that ran the job. The row must be locked by the caller, the session of its claim ended. Returns the new
 -- status. Called by dl_settle and dl_reap.
 CREATE OR REPLACE FUNCTION dl_give_back(p_job_id uuid, p_end text, p_reason text, p_facts jsonb) RETURNS dl_status
@@ -39,9 +40,14 @@ DECLARE
   first uuid;  -- of the delivery
   most int;    -- attempts
   delay_sec float8;
+  is_free boolean := p_end = 'drain';  -- the run does not count
   is_spent boolean;
 BEGIN
   SELECT * INTO job FROM dl_jobs WHERE job_id = p_job_id;
+  IF NOT is_free AND to_regclass('dl_checkpoints') IS NOT NULL THEN  -- 0019 makes this function, 0033 the table
+    is_free := EXISTS (SELECT FROM dl_checkpoints c
+                        WHERE c.job_id = p_job_id AND c.claim = job.claims AND c.spares_attempt);
+  END IF;
   SELECT array_agg(job_id), min(max_attempts),
          (array_agg(job_id ORDER BY score, created_at, job_id) FILTER (WHERE NOT cancel_requested))[1]
     INTO delivery, most, first FROM (
@@ -51,14 +57,14 @@ BEGIN
          FOR NO KEY UPDATE SKIP LOCKED) held;
   delay_sec := CASE p_end WHEN 'crash' THEN dl_crash_delay(job.attempt)
                           WHEN 'timeout' THEN dl_retry_delay(job.attempt) ELSE 0 END;
-  is_spent := p_end <> 'drain' AND job.attempt >= most;
+  is_spent := NOT is_free AND job.attempt >= most;
   WITH given AS (
     UPDATE dl_jobs SET
            status = CASE WHEN cancel_requested THEN 'canceled'
                          WHEN NOT is_spent OR job_id <> first THEN 'queued'
                          WHEN p_end = 'timeout' THEN 'failed' ELSE 'lost' END::dl_status,
            journaled = journaled + 1,
-           attempt = CASE WHEN p_end = 'drain' THEN greatest(least(attempt, max_attempts) - 1, 0)  -- as dl_finish
+           attempt = CASE WHEN is_free THEN greatest(least(attempt, max_attempts) - 1, 0)  -- as dl_finish
                           WHEN is_spent AND job_id <> first THEN 0 ELSE attempt END,
            blocked_on = CASE WHEN NOT cancel_requested AND NOT is_spent AND delay_sec > 0 THEN 'time' END,
            available_at = now() + make_interval(secs => CASE WHEN is_spent THEN 0 ELSE delay_sec END),
@@ -76,6 +82,12 @@ BEGIN
     PERFORM pg_notify('dl_jobs', job.queue);
   END IF;
   PERFORM dl_unpark(ARRAY[hashtext(job.lock_key)]);
+  IF (SELECT true FROM dl_waiting LIMIT 1) THEN
+    PERFORM dl_resolve(delivery);
+  END IF;
+  IF job.limits IS NOT NULL THEN
+    PERFORM dl_let_in(job.limits);
+  END IF;
   RETURN job.status;
 END
 $$;

@@ -84,7 +84,8 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- fresh budget of attempts, and without the cancellation that had ended it. What that UPDATE sets itself stands. Not
 -- fired by a worker's own starts and ends, which change claimed_by: each statement pays for a trigger's condition.
 -- The result of an earlier run goes: it is none of a job that runs again, nor of a run of another service, which has the
--- same `claims`. The table may not be there yet: 0019 makes this function, 0027 the table.
+-- same `claims`. A job that comes back after it has succeeded begins at the start; after any other end it goes on at its
+-- checkpoint. The tables may not be there yet: 0019 makes this function, 0027 and 0033 the tables.
 -- Leaves a reason to wait alone that it does not know. With the owner's rights and bound to this schema, as
 -- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -96,6 +97,7 @@ DECLARE
                                ELSE NEW.status::text END;
   is_back boolean := NEW.status = 'queued' AND OLD.status NOT IN ('queued', 'running');
   has_moved boolean := NEW.queue <> OLD.queue OR NEW.lock_key <> OLD.lock_key;
+  of_limits text[];
 BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_step is for dl_jobs';
@@ -110,13 +112,16 @@ BEGIN
          cancel_forced = j.cancel_forced AND NOT is_back,
          finished_at = CASE WHEN j.status IN ('queued', 'running') THEN CASE WHEN NOT is_back THEN j.finished_at END
                             ELSE coalesce(j.finished_at, now()) END,
+         available_at = CASE WHEN j.status NOT IN ('queued', 'running') AND OLD.blocked_on = 'parent'
+                             THEN least(j.available_at, now()) ELSE j.available_at END,
          score = coalesce(j.score, place.score)
     FROM (SELECT ctid AS at, CASE WHEN score IS NULL AND status IN ('queued', 'running') THEN (
                                     SELECT extract(epoch FROM dl_jobs.created_at) FROM %1$I.dl_queues q
                                      WHERE q.queue = dl_jobs.queue AND ordered) END AS score,
                              CASE WHEN status <> 'queued' THEN NULL
+                                  WHEN blocked_on = 'parent' AND available_at >= '9999-01-01 00:00+00' THEN 'parent'
                                   WHEN available_at > now() THEN 'time'
-                                  WHEN blocked_on = 'time' OR blocked_on = 'key' AND has_moved THEN NULL
+                                  WHEN blocked_on IN ('time', 'parent') OR blocked_on = 'key' AND has_moved THEN NULL
                                   ELSE blocked_on END AS blocked_on
             FROM %1$I.dl_jobs WHERE job_id = NEW.job_id) place
    WHERE j.ctid = place.at
@@ -125,6 +130,13 @@ BEGIN
           OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
   IF (is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded') AND to_regclass(%3$L) IS NOT NULL THEN
     DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id;
+  END IF;
+  IF to_regproc(%4$L) IS NOT NULL THEN  -- 0031 and the functions behind it make it
+    PERFORM %1$I.dl_stepped(OLD, NEW);
+  END IF;
+  IF is_back AND OLD.status = 'succeeded' AND to_regclass(%5$L) IS NOT NULL THEN
+    UPDATE %1$I.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
+     WHERE job_id = NEW.job_id;
   END IF;
   IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);
@@ -141,25 +153,34 @@ BEGIN
   END IF;
   -- A run has ended, or a ready row has left, or one of an ordered queue: it may have stood for parked ones.
   stays := OLD.status = NEW.status AND NEW.status = 'queued' AND NEW.available_at <= now() AND NOT has_moved;
-  IF NOT stays AND (OLD.blocked_on IS NULL OR OLD.score IS NOT NULL) AND OLD.status IN ('queued', 'running')
-     AND (NEW.status <> 'running' OR has_moved) THEN
-    PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
+  IF NOT stays AND OLD.status IN ('queued', 'running') AND (NEW.status <> 'running' OR has_moved) THEN
+    IF OLD.blocked_on IS NULL OR OLD.score IS NOT NULL
+       OR left(OLD.blocked_on, 6) = 'limit:' AND (NEW.status <> 'queued' OR has_moved) THEN
+      PERFORM %1$I.dl_unpark(ARRAY[hashtext(OLD.lock_key)]);
+    END IF;
+    -- Read as JSON, for the column may not be there yet: 0019 makes this function, and 0034 the limits.
+    of_limits := ARRAY(SELECT jsonb_array_elements_text(nullif(to_jsonb(OLD) -> 'limits', 'null')));
+    IF OLD.blocked_on IS NULL AND of_limits <> '{}' THEN
+      PERFORM %1$I.dl_let_in(of_limits);
+    END IF;
   END IF;
   RETURN NULL;
 END
 $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
-  format('%I.dl_results', current_schema())); END $bound$;
+  format('%I.dl_results', current_schema()), format('%I.dl_stepped', current_schema()),
+  format('%I.dl_checkpoints', current_schema())); END $bound$;
 
 
--- Deleted jobs: their journal and their results go, as by a foreign key, but without its cost for each row; and the rows
+-- Deleted jobs: their journal, results and checkpoints go, as by a foreign key, but without its cost for each row; and the rows
 -- that are next of their keys become ready. Bound as dl_jobs_journal, and with the owner's rights, as a cascade has them.
--- The results' table may not be there yet, as for dl_jobs_step.
+-- Two of the tables may not be there yet, as for dl_jobs_step.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   key_hashes int[];
+  of_limits text[];
 BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
@@ -168,11 +189,26 @@ BEGIN
   IF to_regclass(%4$L) IS NOT NULL THEN
     EXECUTE %5$L;
   END IF;
+  IF to_regproc(%6$L) IS NOT NULL THEN
+    EXECUTE %7$L;
+    IF (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
+      PERFORM %1$I.dl_resolve(ARRAY(SELECT job_id FROM gone));
+    END IF;
+  END IF;
+  IF to_regclass(%8$L) IS NOT NULL THEN
+    EXECUTE %9$L;
+  END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
-                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost'));
+                          OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')
+                          OR left(blocked_on, 6) = 'limit:');
   IF key_hashes <> '{}' THEN
     PERFORM %1$I.dl_unpark(key_hashes);
+    of_limits := ARRAY(SELECT DISTINCT jsonb_array_elements_text(nullif(to_jsonb(gone) -> 'limits', 'null')) FROM gone
+                        WHERE status IN ('queued', 'running') AND blocked_on IS NULL);
+    IF of_limits <> '{}' THEN
+      PERFORM %1$I.dl_let_in(of_limits);
+    END IF;
   END IF;
   RETURN NULL;
 END
@@ -180,4 +216,9 @@ $$
 $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('DELETE FROM %I.dl_job_events WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
   format('%I.dl_results', current_schema()),
-  format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+  format('DELETE FROM %I.dl_results WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_resolve', current_schema()),
+  format('WITH waited AS (DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone))'
+         ' DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_checkpoints', current_schema()),
+  format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

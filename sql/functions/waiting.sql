@@ -3,6 +3,7 @@
 -- 'time'   a later available_at, or a put-off key: dl_wake makes the row ready when its time has come
 -- 'key'    a running row has the key: a claim parks (dl_park), whoever ends the run unparks (dl_unpark); in an ordered
 --          queue also behind a row of the key that is before it and waits for its time, or is dead and holds the key
+-- 'parent' jobs that have to end before: parents.sql
 
 
 -- Park the ready rows of busy keys among the queue's first p_rows from p_priority and p_from on, and return their
@@ -21,23 +22,31 @@ DECLARE
   held text[] := ARRAY(
     SELECT lock_key FROM dl_jobs
      WHERE job_id = ANY (p_holders)
-       AND (status::text = 'queued' AND available_at > clock_timestamp() OR status::text IN ('failed', 'lost'))
+       AND (status::text = 'queued' AND (available_at > clock_timestamp() OR left(blocked_on, 6) = 'limit:')
+            OR status::text IN ('failed', 'lost'))
        FOR SHARE SKIP LOCKED);
   parked int := 0;
+  of_limits text[];
 BEGIN
   IF busy <> '{}' OR held <> '{}' THEN
-    UPDATE dl_jobs SET blocked_on = 'key' WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_jobs
-       WHERE ctid = ANY (ARRAY(
-               SELECT at FROM (
-                 SELECT ctid AS at, lock_key FROM dl_jobs
-                  WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-                    AND (priority, created_at) >= (p_priority, p_from)
-                  ORDER BY priority, created_at LIMIT p_rows) near
-                WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)))
-         AND status::text = 'queued' AND blocked_on IS NULL
-         FOR NO KEY UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS parked = ROW_COUNT;
+    WITH behind AS (
+      UPDATE dl_jobs SET blocked_on = 'key' WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM dl_jobs
+         WHERE ctid = ANY (ARRAY(
+                 SELECT at FROM (
+                   SELECT ctid AS at, lock_key FROM dl_jobs
+                    WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+                      AND (priority, created_at) >= (p_priority, p_from)
+                    ORDER BY priority, created_at LIMIT p_rows) near
+                  WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)))
+           AND status::text = 'queued' AND blocked_on IS NULL
+           FOR NO KEY UPDATE SKIP LOCKED))
+      RETURNING limits)
+    SELECT count(*), ARRAY(SELECT DISTINCT name FROM behind CROSS JOIN unnest(limits) name) INTO parked, of_limits
+      FROM behind;
+    IF of_limits <> '{}' THEN  -- other rows may have the room for which these stood
+      PERFORM dl_let_in(of_limits);
+    END IF;
   END IF;
   RETURN parked;
 END
@@ -101,18 +110,22 @@ $$
 $function$, current_schema()); END $bound$;
 
 
--- Try the keys of dl_freed again, each once a second. Until the commit a key's row stays locked, so an end that frees the
--- key meanwhile writes a row of its own.
+-- Try the keys of dl_freed again, each once a second, and the parents (dl_resolve_freed). Until the commit a key's row stays
+-- locked, so an end that frees the key meanwhile writes a row of its own.
 CREATE OR REPLACE FUNCTION dl_unpark_freed() RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   freed int[];
 BEGIN
   WITH again AS (
     DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
-      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' LIMIT 1000 FOR UPDATE SKIP LOCKED))
+      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND key_hash IS NOT NULL
+       LIMIT 1000 FOR UPDATE SKIP LOCKED))
     RETURNING key_hash)
   SELECT array_agg(DISTINCT key_hash) INTO freed FROM again;
   PERFORM dl_unpark(freed);
+  IF (SELECT true FROM dl_freed WHERE key_hash IS NULL LIMIT 1) THEN  -- never before 0031, which makes what follows
+    PERFORM dl_resolve_freed();
+  END IF;
 END
 $$;
 

@@ -46,6 +46,7 @@ CALLS = [
     ("POST", "/api/v1/jobs/batch", {"trigger"}),
     ("GET", JOB + "/status", {"read", "trigger"}),
     ("GET", JOB + "/result", {"read", "trigger"}),
+    ("GET", JOB + "/family", {"read"}),
     ("POST", JOB + "/cancel", {"trigger", "operate"}),
 ]
 
@@ -69,6 +70,7 @@ def test_each_call_needs_one_of_its_scopes(
 
 READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozenset({"operate"})
 ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
+SCHEDULES = "/api/v1/schedules"
 WEBHOOK = "/api/v1/webhooks/<webhook>"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {
@@ -77,8 +79,18 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", "/static/<path:name>"): frozenset(),
     ("POST", "/login"): frozenset(),
     ("POST", "/logout"): frozenset(),
+    **{
+        ("GET", path): READ
+        for path in ("/", "/jobs", "/keys", "/key", "/workers", "/limits", "/metrics", "/openapi.json")
+    },
+    ("GET", "/schedules"): READ,
+    ("POST", "/schedules"): OPERATES,
+    ("POST", "/schedules/<name>/<any('pause', 'resume', 'run'):verb>"): OPERATES,
+    **{("GET", path): READ for path in (SCHEDULES, f"{SCHEDULES}/<name>")},
+    ("POST", SCHEDULES): OPERATES,
+    **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
+    **{("POST", f"{SCHEDULES}/<name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
     ("GET", "/webhooks"): OPERATES,
-    **{("GET", path): READ for path in ("/", "/jobs", "/keys", "/key", "/workers", "/metrics", "/openapi.json")},
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
     ("GET", f"{QUEUE}/keys"): READ,
@@ -90,11 +102,12 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", f"{ONE}/events"): READ,
     ("GET", f"{ONE}/status"): READ | TRIGGERS,
     ("GET", f"{ONE}/result"): READ | TRIGGERS,
+    ("GET", f"{ONE}/family"): READ,
     ("POST", TRIGGER): TRIGGERS,
     ("POST", "/api/v1/jobs/batch"): TRIGGERS,
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,
     ("POST", "/api/v1/jobs/bulk/cancel"): TRIGGERS | OPERATES,
-    **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now")},
+    **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now", "start-over")},
     **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},
@@ -104,13 +117,17 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("POST", f"{WEBHOOK}/{verb}"): OPERATES for verb in ("pause", "resume", "test")},
     ("PUT", QUEUE.replace("anything", "queue")): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
+    ("GET", "/api/v1/limits"): READ,
+    ("GET", "/api/v1/limits/<anything:limit>"): READ,
+    ("PUT", "/api/v1/limits/<anything:limit>"): OPERATES,
+    ("DELETE", "/api/v1/limits/<anything:limit>"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/order"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
-VALUES["webhook"] = "ops"
+VALUES |= {"limit": "l", "webhook": "ops"}
 
 
 def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:

@@ -12,7 +12,16 @@ from flask.testing import FlaskClient
 
 from dataloader.queue import db, enqueue, operations
 
-PAGES = ["/", "/jobs", "/workers", "/queues/load.cbr", "/queues/a%2Fb%20%3F%25", "/jobs?status=dead&sort=key"]
+PAGES = [
+    "/",
+    "/jobs",
+    "/workers",
+    "/schedules",
+    "/limits",
+    "/queues/load.cbr",
+    "/queues/a%2Fb%20%3F%25",
+    "/jobs?status=dead&sort=key",
+]
 HTMX = {"HX-Request": "true"}
 
 

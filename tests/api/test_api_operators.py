@@ -182,7 +182,7 @@ def test_many_jobs_at_once_and_what_became_of_each(client: FlaskClient, conn: db
     assert client.post(f"{BULK}/delete", json={"job_ids": []}).get_json() == {"jobs": []}
 
 
-@pytest.mark.parametrize("verb", ["cancel", "requeue", "run-now", "delete"])
+@pytest.mark.parametrize("verb", ["cancel", "requeue", "start-over", "run-now", "delete"])
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [

@@ -19,7 +19,14 @@ MARK = """<img src=x onerror="window.pwned=1">"'</script><svg onload=window.pwne
 
 def paths(scene: Scene) -> list[str]:
     jobs = [scene.running, scene.waiting, scene.dead, scene.lost, scene.retry, scene.scheduled, scene.orphan]
-    return ["/", "/jobs", "/workers", f"/queues/{quote(scene.queue, safe='')}", *(f"/jobs/{job}" for job in jobs)]
+    return [
+        "/",
+        "/jobs",
+        "/workers",
+        "/limits",
+        f"/queues/{quote(scene.queue, safe='')}",
+        *(f"/jobs/{job}" for job in jobs),
+    ]
 
 
 @pytest.mark.parametrize("number", range(7))

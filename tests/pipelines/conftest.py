@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import psycopg
 import pytest
 
 from dataloader import pipelines, testing
+from dataloader.farm import fence
 from dataloader.pipelines import Context, resolve, steps
 from dataloader.testing import Result
 
@@ -26,14 +26,9 @@ def context(dsn: str, tmp_path: Path) -> Context:
     """A job's context with transactions in the test's database and a data folder of the test."""
     pipelines.load([])
 
-    @contextmanager
-    def transaction(other: str | None) -> Iterator[psycopg.Connection[Any]]:
-        with psycopg.connect(other or dsn) as conn:
-            conn.execute("SET LOCAL search_path = public")
-            yield conn
-
+    job_id = uuid4()
     return Context(
-        job_id=uuid4(),
+        job_id=job_id,
         attempt=1,
         lock_key="key",
         partition_key="",
@@ -43,7 +38,7 @@ def context(dsn: str, tmp_path: Path) -> Context:
         claim=1,
         _stop_asked=lambda: False,
         _report=lambda document: None,
-        _transaction=transaction,
+        _transaction=lambda other: fence.transaction(other or dsn, "public", {job_id: 1}, "test"),
         _decide=lambda key, outcome: None,
     )
 

@@ -52,7 +52,10 @@ def refused(load: Run, rows: Rows) -> Refused:
 
 
 def _tables(rows: Rows) -> dict[str, Any]:
-    names = "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+    names = (
+        "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'"
+        " AND relname <> 'dl_fence'"
+    )
     return {name: rows(f'SELECT xmin, * FROM "{name}" ORDER BY ctid') for (name,) in rows(names)}
 
 

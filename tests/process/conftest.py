@@ -15,6 +15,7 @@ FARMS = {
     *(
         "test_database_faults",
         "test_embedded",
+        "test_families",
         "test_floods",
         "test_idle_farm",
         "test_lifecycle",
@@ -35,11 +36,14 @@ FARMS = {
     ),
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up", "test_example_orders"),
     "test_results_of_farms",
+    "test_schedules_of_farms",
+    "test_checkpoints_of_farms",
     "test_alerts_of_farms",
     "test_workers_of_several_queues",
     "test_worker_hooks",
     "test_llm_of_farms",
     "test_example_llm",
+    "test_limits_of_farms",
 }
 
 

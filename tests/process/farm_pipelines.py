@@ -365,3 +365,25 @@ def writes_after_a_wait(args: dict[str, Any], context: Context) -> Iterator[Prog
 def fails_once_or_more(args: dict[str, Any]) -> None:
     """Fail at once."""
     raise ValueError("as it should")
+
+
+@register("goes_on")
+def goes_on(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Add two rows for each number from the checkpoint up to `to`, in a transaction each, and note where runs begin."""
+    begin = context.checkpoint
+    with psycopg.connect(os.environ["DL_DB_DSN"], autocommit=True) as conn:
+        conn.execute("INSERT INTO begun VALUES (%s)", (begin and begin["done"],))
+    for number in range(begin["done"] + 1 if begin else 1, args["to"] + 1):
+        with context.transaction() as conn:
+            for _ in range(2):
+                conn.execute("INSERT INTO written VALUES (%s)", (number,))
+                yield Progress(number, args["to"], checkpoint={"done": number})
+
+
+@register("waits_behind_a_checkpoint")
+def waits_behind_a_checkpoint(args: dict[str, Any], context: Context) -> Iterator[Any]:
+    """Save `secret`, and wait until the file `go` exists; return where the run began."""
+    begin = context.checkpoint
+    context.save({"password": args["secret"]})
+    yield from waits_for_a_file(args, context)
+    return begin

@@ -165,7 +165,7 @@ def test_e1_too_much_memory_is_a_crash_that_says_so(farm: Farm, child: bool) -> 
     assert re.match("out of memory: the run used [4-9].. MB, max_memory_mb is 400, and was killed", end["error"])
     kind, payload = story_of(farm, job)
     assert (kind, payload["signal"]) == ("lost", signal.SIGKILL)
-    assert child or payload["peak_mb"] > 400
+    assert child or payload["peak_mb"] > 395  # by another counter of the kernel, which is a few pages behind
     assert program.events("supervisor.worker.killed")[0]["why"] == "memory"
     farm.wait(farm.enqueue("noop"), "succeeded")
 

@@ -172,16 +172,19 @@ def test_processors_have_a_bound_too(hall: Hall) -> None:
 
 
 def test_processors_that_strangers_keep_busy_are_not_free(hall: Hall, strangers: list[subprocess.Popen[bytes]]) -> None:
-    """They hold up every run but the first, and nobody is held up once they are gone."""
-    half = "takes half the processors"
+    """They hold up every run but the first, and nobody is held up once they are gone.
+
+    The runs need little, so other tests beside this one hold up none.
+    """
+    task = "takes a twentieth"
     program = hall.ready(workers=2, dl_host_memory=0, dl_host_cpu=100, dl_reserve_sec=0.1)
-    first = hall.put(1, sec=600, task=half)
+    first = hall.put(1, sec=600, task=task)
     until(lambda: hall.notes("begin"), "the first run")
     later = []
 
     def is_held_up() -> bool:
         if not hall.count(WAITING):
-            later.append(hall.put(1, task=half))
+            later.append(hall.put(1, task=task))
         return bool(program.events("worker.room.reserved"))
 
     until(is_held_up, "a run to wait for the strangers")

@@ -278,6 +278,21 @@ def told(producer: psycopg.Connection, job_id: UUID) -> tuple[object, ...] | Non
     return producer.execute("SELECT * FROM dl_job_status(%s)", (job_id,)).fetchone()
 
 
+def test_a_producer_lets_its_own_new_jobs_wait_and_no_others(conn: db.Connection, cast: Cast) -> None:
+    theirs, parent = enqueue(conn), enqueue(conn)
+    with session(cast.producer) as producer:
+        with producer.transaction():
+            conn.execute("UPDATE dl_job_events SET ts = %s", (value(producer, "SELECT now()"),))
+            producer.execute("SELECT dl_depend(%s, %s, %s)", ([theirs], [parent], ["cancel"]))
+        assert row(conn, theirs)["blocked_on"] is None
+        new = NewJob("q", "t", "k", depends_on=[parent])
+        ((mine, _),) = dataloader.enqueue_many(producer, [new], schema="public")
+        one, _ = dataloader.enqueue(producer, queue="q", task="t", lock_key="k", depends_on=[mine], schema="public")
+        with pytest.raises(errors.InsufficientPrivilege):
+            producer.execute("DELETE FROM dl_waiting")
+    assert [row(conn, job_id)["blocked_on"] for job_id in (mine, one)] == ["parent"] * 2
+
+
 def test_a_producer_learns_nothing_of_the_jobs_of_others(conn: db.Connection, cast: Cast) -> None:
     """Of a key that it guesses the id and the status, as over HTTP; a trace it cannot put on it."""
     with session(cast.other_producer) as other:

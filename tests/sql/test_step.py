@@ -169,7 +169,7 @@ def test_a_key_that_another_session_has_is_tried_once_whatever_the_number_of_its
     for _ in range(3):
         plain(conn, lock_key="held")
     conn.execute("SELECT pg_advisory_lock(hashtext('held'))")
-    refused = "SELECT others FROM dl_take_keys('q', false, 5, 0, '-infinity', 0, '{}', false, NULL, 0)"
+    refused = "SELECT others FROM dl_take_keys('q', false, 5, 0, '-infinity', 0, '{}', false, 0, NULL)"
     assert value(worker.conn, refused) == [value(conn, "SELECT hashtext('held')")]
 
 

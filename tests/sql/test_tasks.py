@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from hands import plain, row, value
 from psycopg.types.json import Jsonb
@@ -13,7 +14,7 @@ import dataloader
 from dataloader.queue import db, enqueue, operations
 from dataloader.queue.enqueue import NewJob
 
-GIVEN = ("queue", "task", "lock_key", "args", "idempotency_key", "max_attempts", "affinity_key")
+GIVEN = ("queue", "task", "lock_key", "args", "idempotency_key", "max_attempts", "affinity_key", "limits")
 Add = Callable[[db.Connection, list[NewJob]], Any]
 
 
@@ -124,6 +125,41 @@ def test_the_affinity_keys_of_a_list_of_one_task(conn: db.Connection) -> None:
     some = (None, "given", None)
     enqueue.enqueue_many(conn, [NewJob("q", "ask", f"m{n}", args[n], affinity_key=some[n]) for n in range(3)])
     assert stored(conn, "affinity_key") == ["m0", "m1", "m2", "one", "one", "one", "m0", "given", "m2"]
+
+
+# Of which task, with which limits of the producer: the limits that the job has.
+LIMITS_OF_JOBS: list[tuple[str, list[str] | None, list[str] | None]] = [
+    ("load", None, ["a", "b"]),
+    ("load", ["c"], ["c"]),
+    ("load", [], None),
+    ("silent", None, None),
+    ("silent", ['"', "\\", "{x,y}", " ", "NULL", "🚀"], ['"', "\\", "{x,y}", " ", "NULL", "🚀"]),
+    ("unknown", ["d"], ["d"]),
+    ("unknown", None, None),
+]
+
+
+@KEYS
+@WAYS
+def test_the_limits_are_the_producers_or_the_pipelines(conn: db.Connection, add: Add, keys: bool) -> None:
+    operations.tell_tasks(conn, {"load": told() | {"limits": ["a", "b"]}, "silent": told()})
+    jobs = [
+        NewJob("q", task, f"{n:02}", idempotency_key=str(n) if keys else None, limits=given)
+        for n, (task, given, _) in enumerate(LIMITS_OF_JOBS)
+    ]
+    add(conn, jobs)
+    assert stored(conn, "limits") == [wanted for *_, wanted in LIMITS_OF_JOBS]
+    operations.tell_tasks(conn, {"load": told() | {"limits": ["z"]}})
+    add(conn, [NewJob("q", "load", "zz")])
+    assert stored(conn, "limits")[-1] == ["z"]
+
+
+@pytest.mark.parametrize("bad", [list("abcdefghi"), ["a", "a"], [""], ["n" * 101], ["a\nb"]])
+@pytest.mark.parametrize("add", [add_alone, add_by_function])
+def test_wrong_limits_of_a_job_are_refused(conn: db.Connection, add: Add, bad: list[str]) -> None:
+    with pytest.raises((ValueError, psycopg.DataError), match="limits"):
+        add(conn, [NewJob("q", "t", "k", limits=bad)])
+    assert stored(conn, "limits") == []
 
 
 def test_a_plain_insert_has_no_affinity_key(conn: db.Connection) -> None:

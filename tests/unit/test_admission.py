@@ -350,10 +350,25 @@ def test_a_reservation_of_others_stands_until_it_is_over(admitted: Admission, ac
         assert book.reservation is not None
         assert book.reservation.task == "theirs"
         book.reservation = Reservation("theirs", 990, 0, admission.now() - 1)
-    admitted.without()
+    admitted.passed(left_out(BIG), [BIG])
     with account.opened() as book:
         assert book.reservation is not None
         assert book.reservation.task == BIG
+
+
+def test_room_gathers_no_more_for_a_job_that_another_worker_has_begun(
+    admitted: Admission, account: HostAccount
+) -> None:
+    """What an earlier claim has passed over says nothing of now."""
+    admitted.passed(left_out(BIG), [BIG])
+    admitted.passed(left_out(BIG), [BIG])
+    with account.opened() as book:
+        assert book.reservation is not None
+        book.reservation = None
+    admitted.without()
+    admitted.passed(None, [])
+    with account.opened() as book:
+        assert book.reservation is None
 
 
 def test_nothing_is_reserved_for_what_never_fits(admitted: Admission, account: HostAccount) -> None:

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
-from dataloader.client import Database, Event, Job, Overview, Queue, Webhook, Webhooks, Worker
+from dataloader.client import Database, Event, Job, Overview, Queue, Schedule, Webhook, Webhooks, Worker
 from dataloader.queue.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -36,6 +36,39 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service
     monkeypatch.delenv("DL_TOKEN", raising=False)
     yield made
     made.close()
+
+
+LIMIT: dict[str, Any] = {
+    **{"name": "source:oracle", "most": 3, "per_minute": 60.0, "burst": 1, "running": 2, "waiting": 1_000},
+    **{"tokens": 0.5, "room": 0, "changed_by": "me", "changed_at": NOW.isoformat()},
+}
+
+
+def test_limits_are_set_listed_and_removed(service: Service) -> None:
+    service.answers = [Answer(document=LIMIT), Answer(document={"limits": [LIMIT]}), Answer(document={"name": "a/b"})]
+    made = run("limit", "set", "source:oracle", "--running", "3", "--per-minute", "60")
+    assert made.stdout == "the limit source:oracle allows 3 running jobs and 60 starts a minute, 1 at once\n"
+    listed = run("limit", "list").stdout
+    assert all(word in listed for word in ("source:oracle", "1,000+", "60", "0.5", "me"))
+    assert run("limit", "remove", "a/b").exit_code == 0
+    assert [(each.method, each.path, each.body) for each in service.asked] == [
+        ("PUT", "/api/v1/limits/source%3Aoracle", {"most": 3, "per_minute": 60.0, "burst": None}),
+        ("GET", "/api/v1/limits", None),
+        ("DELETE", "/api/v1/limits/a%2Fb", None),
+    ]
+
+
+@pytest.mark.parametrize("words", [(), ("--running", "-1"), ("--per-minute", "0"), ("--running", "1", "--burst", "0")])
+def test_a_wrong_limit_asks_for_nothing(service: Service, words: tuple[str, ...]) -> None:
+    assert run("limit", "set", "l", *words).exit_code == 2
+    assert service.asked == []
+
+
+@pytest.mark.parametrize("words", [("limit", "q", "7"), ("limit", "queue", "q", "7")])
+def test_the_length_of_a_queue_is_limited_as_before(service: Service, words: tuple[str, ...]) -> None:
+    service.answers = [Answer(document={"queue": "q", "max_length": 7})]
+    assert run(*words).stdout == "q may have 7 jobs\n"
+    assert (service.asked[0].path, service.asked[0].body) == ("/api/v1/queues/q/limit", {"max_length": 7})
 
 
 def run(*words: str, **given: Any) -> Result:
@@ -75,7 +108,22 @@ def test_a_watch_says_at_once_and_once_why_a_run_has_failed(service: Service) ->
 def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
     words = "--queue q --lock-key k --timeout-sec 5 --partition-key p --priority 0 --at 2026-01-31T06:30:00+03:00"
     more = "--max-attempts 1 --lease-ttl-sec 9 --producer me --consumer-group g --idempotency-key i --args @-"
-    assert run("trigger", "t", *words.split(), *more.split(), "--affinity-key", "m", input='{"a": 1}').exit_code == 0
+    assert (
+        run(
+            "trigger",
+            "t",
+            *words.split(),
+            *more.split(),
+            "--affinity-key",
+            "m",
+            "--limit",
+            "a",
+            "--limit",
+            "b",
+            input='{"a": 1}',
+        ).exit_code
+        == 0
+    )
     assert service.asked[0].body == {
         "task": "t",
         "queue": "q",
@@ -90,6 +138,7 @@ def test_what_a_trigger_says_goes_to_the_service(service: Service) -> None:
         "producer": "me",
         "consumer_group": "g",
         "affinity_key": "m",
+        "limits": ["a", "b"],
         "idempotency_key": "i",
     }
 
@@ -269,6 +318,33 @@ def test_doctor_names_workers_that_show_themselves_no_more() -> None:
     assert "No worker is alive at all" not in finding.text
 
 
+@pytest.mark.parametrize(
+    ("schedule", "words", "command"),
+    [
+        (Schedule("n", paused_at=NOW, paused_by="me"), "paused by me", ("schedule", "resume", "n")),
+        (Schedule("n", retired_at=NOW), "names it no more", ("schedule", "remove", "n")),
+        (Schedule("n", error="priority: no"), "cannot be made: priority: no", ("schedule", "show", "n")),
+        (Schedule("n", next_due=NOW, overdue_sec=300), "5 min 00 s ago has no job: no reaper runs", ()),
+        (Schedule("n"), "No due time of it comes any more", ("schedule", "show", "n")),
+        (Schedule("n", next_due=NOW, overdue_sec=3, words="Every hour"), "as it should be: Every hour", None),
+    ],
+)
+def test_doctor_says_why_a_schedule_makes_no_jobs(
+    schedule: Schedule, words: str, command: tuple[str, ...] | None
+) -> None:
+    (finding,) = doctor.diagnose_schedule(schedule)
+    assert words in finding.text
+    assert command in (None, finding.command)
+
+
+def test_doctor_names_the_last_job_of_a_schedule_and_what_it_skipped() -> None:
+    job = UUID(ID)
+    late = Schedule("n", next_due=NOW, overlap="skip", skipped=3, last_job_id=job, last_job_status="running")
+    assert "3 due times got no job" in [*doctor.diagnose_schedule(late)][-1].text
+    failed = Schedule("n", next_due=NOW, overlap="queue", last_job_id=job, last_job_status="failed")
+    assert [*doctor.diagnose_schedule(failed)][-1] == doctor.Finding("Its last job is failed.", ("doctor", ID))
+
+
 def test_doctor_names_who_makes_claims_slow() -> None:
     job = a_job("queued", waiting_for={"reason": "worker", "queue": "q", "workers": 1, "ahead": 900})
     held = {"kind": "session", "pid": 26485, "user": "bi", "application": "report\x1b", "age_sec": 400.0, "xids": 9}
@@ -338,6 +414,11 @@ CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
         case(a_job("queued", waiting_for={"reason": "no_worker", "queue": "q"}), serving=["other"]),
         ["No worker serves the queue q", "There are workers for: other"],
         [("ps",)],
+    ),
+    (
+        case(a_job("queued", waiting_for={"reason": "limit", "limit": "l", "running": 1, "most": 1})),
+        ["The limit l has no room: 1 job of it runs, and it allows 1."],
+        [("limit", "list")],
     ),
     (
         case(

@@ -20,7 +20,7 @@ from dataloader.cli import jobs
 from dataloader.client import Client, results
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
-from dataloader.queue.fields import FIELDS, INT4_MAX, OF_PRODUCER, REQUIRED, Field
+from dataloader.queue.fields import FIELDS, INT4_MAX, LINKS, OF_PRODUCER, REQUIRED, Field
 
 ROOT = Path(__file__).parents[2]
 PRODUCERS = {field.name for field in OF_PRODUCER}
@@ -30,7 +30,7 @@ STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} fo
 # The queue's own business, which the client leaves in `document`.
 UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
 # What documents tell besides, which is in no column.
-BESIDES = {"run_sec", "changed_at", "waiting_for"}
+BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule"}
 OF_SQL = "sql/functions/enqueue.sql"
 QUEUE, STATS, OPENAPI = db.statements("queue.sql"), db.statements("stats.sql"), ROOT / "docs/openapi.json"
 
@@ -62,7 +62,7 @@ def selected(columns: str) -> set[str]:
 def columns() -> dict[str, str]:
     """The columns of schema.sql and their types."""
     table = re.findall(r"CREATE TABLE dl_jobs \((.*?)\n\) WITH", text("schema.sql"), re.DOTALL)[0]
-    return dict(re.findall(r"^  ([a-z_]+) (\w+)", table, re.MULTILINE))
+    return dict(re.findall(r"^  ([a-z_]+) (\w+(?:\[\])?)", table, re.MULTILINE))
 
 
 def documented(page: str, header: str) -> set[str]:
@@ -90,7 +90,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     "sql/stats.sql, shown": (lambda: selected(STATS["shown"]), LIST),
     "sql/stats.sql, job": (lambda: selected(STATS["job"].split("FROM")[0].removeprefix("SELECT ")), PAGE),
     f"{OF_SQL}, dl_enqueue, parameters": (
-        lambda: re.findall(r"(\w+) \w+(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
+        lambda: re.findall(r"(\w+) \w+(?:\[\])?(?: DEFAULT NULL)?[,)]", function("dl_enqueue").split("RETURNS")[0]),
         PRODUCERS,
     ),
     f"{OF_SQL}, dl_enqueue, columns": (
@@ -98,7 +98,9 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         INSERTED - {"blocked_on", "journaled", "trace"},
     ),
     f"{OF_SQL}, dl_enqueue_one, parameters": (
-        lambda: set(re.findall(r"p_(\w+) \w+[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"},
+        lambda: (
+            set(re.findall(r"p_(\w+) \w+(?:\[\])?[,)]", function("dl_enqueue_one").split("RETURNS")[0])) - {"job_id"}
+        ),
         PRODUCERS,
     ),
     f"{OF_SQL}, dl_enqueue_one, columns without keys": (
@@ -126,25 +128,31 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
         PRODUCERS - {"idempotency_key"},
     ),
     f"{OF_SQL}, dl_enqueue_many, unnest with keys": (lambda: unnested(2), PRODUCERS),
-    "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED),
-    "queue/new_job.py, dataloader.enqueue": (lambda: parameters(dataloader.enqueue) - {"conn", "schema"}, PRODUCERS),
-    "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED),
+    "queue/enqueue.py, NewJob": (lambda: [field.name for field in of_dataclass(NewJob)], TRIGGERED | {*LINKS}),
+    "queue/new_job.py, dataloader.enqueue": (
+        lambda: parameters(dataloader.enqueue) - {"conn", "schema"},
+        PRODUCERS | {*LINKS},
+    ),
+    "client/farm.py, Client.trigger": (lambda: parameters(Client.trigger) - {"self"}, TRIGGERED | {*LINKS}),
     "client/results.py, Job": (
         lambda: {field.name for field in of_dataclass(results.Job)} - {"document", "result", *BESIDES},
         (STATUS | LIST | PAGE) - UNTOLD,
     ),
     "api/v1/responses.py, Status": (lambda: set(responses.Status.model_fields) - BESIDES, STATUS),
     "api/v1/responses.py, Job": (
-        lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields),
+        lambda: set(responses.Job.model_fields) - set(responses.Status.model_fields) - BESIDES,
         PAGE - STATUS,
     ),
     "api/v1/responses.py, ListedJob": (lambda: set(responses.ListedJob.model_fields) - BESIDES, LIST),
     "dataloader trigger --help": (
-        lambda: {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name} & PRODUCERS,
-        PRODUCERS,
+        lambda: (
+            {option.name.replace("args_json", "args") for option in jobs.trigger.params if option.name}
+            & (PRODUCERS | {*LINKS})
+        ),
+        PRODUCERS | {*LINKS},
     ),
-    "docs/openapi.json": (of_openapi, PRODUCERS),
-    "docs/api.md, trigger": (lambda: documented("api.md", "| field | type |"), PRODUCERS),
+    "docs/openapi.json": (of_openapi, PRODUCERS | {*LINKS}),
+    "docs/api.md, trigger": (lambda: documented("api.md", "| field | type |"), PRODUCERS | {*LINKS}),
     "docs/api.md, status": (
         lambda: documented("api.md", "| field | meaning |") - BESIDES,
         STATUS,
@@ -187,7 +195,8 @@ def test_a_job_has_the_declared_defaults() -> None:
 
 def rule(field: Field) -> str:
     """A field's bounds as dl_enqueue asks for them; the largest int is the column's own bound."""
-    value = f"length(dl_enqueue.{field.name})" if field.type == "text" else f"dl_enqueue.{field.name}"
+    size = {"text": "length", "text[]": "cardinality"}.get(field.type)
+    value = f"{size}(dl_enqueue.{field.name})" if size else f"dl_enqueue.{field.name}"
     value = f"coalesce({value}, 0)" if field.default is REQUIRED else value
     most = None if field.most == INT4_MAX else field.most
     if field.least is None:

@@ -13,6 +13,7 @@ import pytest
 
 from dataloader import pipelines
 from dataloader.pipelines import Context, Pipeline, Stopped, UnknownTask, register, registry, resolve, steps
+from dataloader.queue import fields
 
 
 @pytest.fixture(autouse=True)
@@ -191,8 +192,24 @@ def test_what_a_pipeline_says_of_its_jobs(affinity: Any, kept: Any) -> None:
     register("ask", max_attempts=3, affinity=affinity, cpus=2)(plain)
     register("silent")(plain)
     assert resolve("ask").affinity == kept
-    silent = dict.fromkeys(("max_attempts", "affinity", "memory_mb", "cpus"))
+    silent = dict.fromkeys(("max_attempts", "affinity", "limits", "memory_mb", "cpus"))
     assert pipelines.told() == {"ask": silent | {"max_attempts": 3, "affinity": kept, "cpus": 2}, "silent": silent}
+
+
+def test_the_limits_of_a_pipeline() -> None:
+    register("load", limits=["source:oracle", "раздел 2"])(plain)
+    register("free", limits=[])(plain)
+    assert [pipelines.told()[task]["limits"] for task in ("load", "free")] == [("source:oracle", "раздел 2"), ()]
+    assert (registry.LIMITS_MOST, registry.LIMIT_NAME) == (fields.LIMITS_MOST, fields.LIMIT_NAME)
+
+
+@pytest.mark.parametrize(
+    "bad", ["oracle", 7, {"m"}, [""], ["m", 7], ["m", "m"], ["a\0"], ["m" * 101], list("abcdefghi")]
+)
+def test_wrong_limits_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="'load': limits should be up to 8 different names of 1 to 100 characters"):
+        register("load", limits=bad)(plain)
+    assert pipelines.tasks() == []
 
 
 @pytest.mark.parametrize("bad", ["", 7, b"m", {"m"}, [], ["m", ""], ["m", 7], "a\0", "\ud800", "api_key"])

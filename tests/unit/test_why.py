@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -24,3 +25,17 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 )
 def test_numbers_of_workers_and_jobs(workers: int, ahead: int, words: str) -> None:
     assert waiting.words({"reason": "worker", "queue": "q", "workers": workers, "ahead": ahead}, NOW) == words
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"running": 3, "most": 3}, "The limit l has no room: 3 jobs of it run, and it allows 3."),
+        (
+            {"running": 0, "until": (NOW + timedelta(seconds=90)).isoformat()},
+            "The limit l lets the next job start in 1 min 30 s.",
+        ),
+    ],
+)
+def test_a_limit_says_what_it_allows_or_when(more: dict[str, Any], words: str) -> None:
+    assert waiting.words({"reason": "limit", "limit": "l", **more}, NOW) == words

@@ -5,6 +5,7 @@ A button's choice is pure; pressing it is one call of `operations`, answered by 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,14 +13,15 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from flask import Blueprint, Response, g, request
+from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.dashboard import formats
 from dataloader.api.dashboard.render import done, failed, named_queue, queue_url
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import db, operations
+from dataloader.config import Settings
+from dataloader.queue import db, new_schedule, operations, schedules
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -124,6 +126,12 @@ def of_queue(queue: Mapping[str, Any]) -> list[Button]:
         Button("requeue-dead", "Requeue all dead", f"Run {dead} again, with a fresh budget of attempts?", none_dead),
         Button("delete-dead", "Delete all dead", f"Delete {dead}, with their journals?", none_dead, is_grave=True),
     ]
+
+
+def of_schedule(schedule: Mapping[str, Any]) -> list[Button]:
+    """A schedule's buttons."""
+    pause = Button("pause", "Pause", "Pause this schedule? It makes no jobs until it is resumed.")
+    return [Button("resume", "Resume") if schedule["paused_at"] else pause, Button("run", "Run now")]
 
 
 def of_list(given: Mapping[str, str]) -> list[Button]:
@@ -232,6 +240,77 @@ def change_queue(queue: str, verb: str) -> Response:
     jobs = "1 job" if changed == 1 else f"{formats.count(changed)} jobs"
     more = queue_url(queue, verb, **only, after=after) if after else ""
     return done(f"{jobs} {words}." + (" There may be more behind these." if more else ""), more=more)
+
+
+@blueprint.post("/schedules/<name>/<any('pause', 'resume', 'run'):verb>")
+@auth.require("operate")
+def change_schedule(name: str, verb: str) -> Response:
+    """Press a button of a schedule; 409 where its job is not valid any more."""
+    with session() as conn:
+        try:
+            found = _SCHEDULE_VERBS[verb](conn, name)
+        except ValueError as e:
+            raise Problem(409, f"That was not done: {e}.") from None
+    if found is None:
+        raise Problem(404, "There is no such schedule any more.")
+    g.changed = {"schedule": name, "action": verb}
+    return done(_SCHEDULE_WORDS[verb])
+
+
+_SCHEDULE_VERBS: dict[str, Callable[[db.Connection, str], Any]] = {
+    "pause": lambda conn, name: schedules.pause(conn, name, auth.who()),
+    "resume": lambda conn, name: schedules.resume(conn, name),
+    "run": lambda conn, name: schedules.run(conn, name, auth.who(), _settings().dl_default_lease_ttl_sec),
+}
+_SCHEDULE_WORDS = {
+    "pause": "The schedule is paused.",
+    "resume": "The schedule goes on, from now.",
+    "run": "A job of the schedule is added.",
+}
+
+
+@blueprint.post("/schedules")
+@auth.require("operate")
+def add_schedule() -> Response:
+    """Add the schedule of the form."""
+    try:
+        new = new_schedule.checked(schedule_of(request.form), _settings().timezone)
+    except ValueError as e:
+        raise Problem(400, f"That was not done: {e}.") from None
+    with session() as conn:
+        try:
+            schedules.add(conn, new, auth.who())
+        except schedules.Taken as e:
+            raise Problem(409, f"That was not done: {e}.") from None
+    g.changed = {"schedule": new["name"], "action": "add"}
+    return done(f"The schedule {new['name']} is added.")
+
+
+def schedule_of(form: Mapping[str, str]) -> dict[str, Any]:
+    """PURE: the words of a schedule in a form, without the empty ones; raises ValueError."""
+    found: dict[str, Any] = {name: text.strip() for name, text in form.items() if text.strip()}
+    if "args" in found:
+        found["args"] = _json_object(found["args"])
+    if text := found.get("interval_sec"):
+        if not (text.isascii() and text.isdigit() and len(text) < 10):
+            raise ValueError("interval_sec: should be a whole number of seconds")
+        found["interval_sec"] = int(text)
+    return found
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError('args: should be a JSON object, such as {"day": "{{ date }}"}')
+    return found
+
+
+def _settings() -> Settings:
+    settings: Settings = current_app.extensions["settings"]
+    return settings
 
 
 def _only() -> dict[str, str]:

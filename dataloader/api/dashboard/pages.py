@@ -23,8 +23,9 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import alerts, db, operations, stats, waiting
+from dataloader.queue import alerts, db, operations, parents, stats, waiting
 from dataloader.queue import keys as of_keys
+from dataloader.queue import schedules as of_schedules
 from dataloader.queue import webhooks as receivers
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.messages import KINDS
@@ -104,6 +105,22 @@ def workers() -> Response:
         busy=sum(worker["job_id"] is not None for worker in live),
         hosts=len({worker["host"] for worker in live}),
     )
+
+
+@blueprint.get("/schedules")
+def schedules() -> Response:
+    """The schedules: when they are due, their last jobs, what is wrong with them."""
+    with session() as conn:
+        rows = of_schedules.listed(conn)
+    listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
+    return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
+
+
+@blueprint.get("/limits")
+def limits() -> Response:
+    """The limits of the fleet."""
+    with session() as conn:
+        return show("limits.html", limits=stats.limits(conn), counted=stats.COUNTED)
 
 
 @blueprint.get("/webhooks")
@@ -194,6 +211,7 @@ def job(job_id: str) -> Response:
         events = _events(conn, wanted, max(after, 0))
         is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
         returned = stats.result(conn, wanted)
+        family = parents.family(conn, wanted)
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
@@ -204,6 +222,7 @@ def job(job_id: str) -> Response:
         job=found,
         facts=_facts(found),
         **_result(returned),
+        family=family,
         waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
@@ -235,7 +254,7 @@ def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.
-_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts"}
+_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts", "schedule"}
 # The order of the other fields; a field without a label follows.
 _LABELS = {
     "queue": "Queue",
@@ -246,6 +265,7 @@ _LABELS = {
     "producer": "Producer",
     "consumer_group": "Consumer group",
     "affinity_key": "Affinity key",
+    "limits": "Limits",
     "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",

@@ -70,6 +70,7 @@ class Seen:
     overview: Row
     workers: list[Row]
     totals: list[Row]
+    limits: list[Row]
     postgres: Row
 
 
@@ -100,6 +101,7 @@ class Metrics(Collector):
             yield from _of_queues(seen.overview["queues"], self._names)
             yield from _of_steps(seen.totals, self._names)
             yield from _of_workers(seen.workers, self._names)
+            yield from _of_limits(seen.limits[:NAMES])
             yield from _of_postgres(seen.postgres)
             slowed = stats.slows_claims(seen.postgres, seen.overview["total"]["lag_sec"]) is not None
             text = "1 while a session holds back vacuum and claims are slow because of it"
@@ -124,7 +126,8 @@ class Metrics(Collector):
         with self._sessions.borrow() as conn, conn.transaction():
             conn.answer_by = monotonic() + ASKED_SEC
             conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{ASKED_SEC * 1_000:.0f}",))
-            return Seen(at, stats.overview(conn), stats.workers(conn), stats.totals(conn), stats.postgres(conn))
+            totals, limits = stats.totals(conn), stats.limits(conn)
+            return Seen(at, stats.overview(conn), stats.workers(conn), totals, limits, stats.postgres(conn))
 
 
 class Names:
@@ -193,6 +196,19 @@ def _of_workers(workers: list[Row], names: Names) -> Iterator[Metric]:
             if row[key] is not None
         ]
         yield _family(GaugeMetricFamily, name, text, labels, bounded)
+
+
+def _of_limits(limits: list[Row]) -> Iterator[Metric]:
+    """The first NAMES limits: sums of limits would say nothing."""
+    texts = {
+        "running": "Jobs of the limit that run",
+        "most": "Jobs of the limit that may run at once",
+        "waiting": "Jobs that were found without room, counted up to 1,000",
+        "per_minute": "Jobs of the limit that may start in a minute",
+    }
+    for name, text in texts.items():
+        values = [((log.masked(each["name"])[:LABEL],), each[name]) for each in limits if each[name] is not None]
+        yield _family(GaugeMetricFamily, f"dl_limit_{name}", text, ("limit",), values)
 
 
 def _of_postgres(row: Row) -> Iterator[Metric]:

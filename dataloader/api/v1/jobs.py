@@ -16,7 +16,7 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import lifecycle, operations, stats
+from dataloader.queue import lifecycle, operations, parents, stats
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
 _operate = operation(
@@ -56,6 +56,16 @@ def job_result(job_id: UUID) -> dict[str, Any]:
     """The value that the job's pipeline has returned; null before the job has succeeded, or where the value is None."""
     with session() as conn:
         return found(stats.result(conn, job_id))
+
+
+@blueprint.get("/jobs/<anything:job_id>/family")
+@auth.require("read")
+@operation("jobs", responses.Family, query=requests.Query)
+def job_family(job_id: UUID) -> dict[str, Any]:
+    """The jobs that this one waits for, or has waited for, and those that wait for this one: the first 50 of each."""
+    with session() as conn:
+        found(lifecycle.status(conn, job_id))
+        return dict(parents.family(conn, job_id))
 
 
 @blueprint.get("/jobs/<anything:job_id>/events")
@@ -113,6 +123,14 @@ def cancel_jobs(body: requests.BulkCancel) -> Response:
 def requeue_jobs(body: requests.Bulk) -> Response:
     """Requeue up to 1,000 jobs that have ended."""
     return _bulk(body.ids, operations.requeue)
+
+
+@blueprint.post("/jobs/bulk/start-over")
+@auth.require("operate")
+@operation("operate", responses.BulkOutcomes, body=requests.Bulk, query=requests.Query)
+def start_jobs_over(body: requests.Bulk) -> Response:
+    """Requeue up to 1,000 jobs that have ended, which begin at the start and not at their checkpoints."""
+    return _bulk(body.ids, operations.start_over)
 
 
 @blueprint.post("/jobs/bulk/run-now")

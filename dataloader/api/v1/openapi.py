@@ -19,7 +19,9 @@ from dataloader.api.v1 import responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
+from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
+from dataloader.queue.new_schedule import NAME as SCHEDULE_NAME
 
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"
@@ -28,6 +30,8 @@ TAGS = {
     "jobs": "Trigger jobs, watch them, cancel them.",
     "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
+    "schedules": "Schedules, of which the farm makes jobs by the clock.",
+    "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
     "alerts": "Who is told of dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
@@ -50,6 +54,11 @@ _PATH: dict[str, Node] = {
     "queue": {
         "description": "percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
+    },
+    "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME}},
+    "limit": {
+        "description": "of a limit, percent-encoded",
+        "schema": {"type": "string", "minLength": 1, "maxLength": LIMIT_NAME, "pattern": _STORABLE},
     },
     "webhook": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}},
 }
@@ -178,7 +187,7 @@ def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -
     statuses = {500, *declared.errors}
     statuses |= {400} if rule.arguments or declared.query or declared.body or declared.headers else set()
     statuses |= {401, 403} if scopes else set()
-    statuses |= {404} if "job_id" in rule.arguments else set()
+    statuses |= {404} if {"job_id", "name"} & rule.arguments else set()
     statuses |= {411, 413} if declared.body else set()
     statuses |= {503} if declared.uses_database else set()
     found: Node = {"200": _success(app, declared)}

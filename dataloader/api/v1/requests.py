@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
@@ -25,6 +26,8 @@ from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.messages import KINDS
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
+from dataloader.queue.parents import Parents, fault
+from dataloader.queue.schedules import NEXT, NEXT_MOST
 
 LIMIT = 200  # rows of one page
 MINUTES = 360
@@ -145,6 +148,12 @@ class Pace(Query):
     minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back"), _AsNumber] = 60
 
 
+class Schedules(Query):
+    """GET /api/v1/schedules, and one of them."""
+
+    next: Annotated[int, Field(ge=0, le=NEXT_MOST, description="how many due times of each"), _AsNumber] = NEXT
+
+
 class Body(BaseModel):
     """A body of which every field is known and has its type."""
 
@@ -217,6 +226,21 @@ class QueueLimit(Body):
     """The body of PUT /api/v1/queues/{queue}/limit; null: no limit."""
 
     max_length: int | None = Field(ge=0, le=INT4_MAX)
+
+
+class LimitSet(Body):
+    """The body of PUT /api/v1/limits/{limit}; at least one of `most` and `per_minute` should be given."""
+
+    most: int | None = Field(default=None, ge=0, le=INT4_MAX, description="jobs that may run at once; null: any number")
+    per_minute: float | None = Field(
+        default=None, ge=0.001, le=1_000_000, description="jobs that may start in a minute; null: any number"
+    )
+    burst: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="how many of these may start at once after a pause; null: as many as a second has, at least one",
+    )
 
 
 class QueueOrder(Body):
@@ -320,6 +344,7 @@ def new_job(trigger: Trigger, lease_ttl_sec: int, key: str | None = None, tracep
     valid, or another one than the body's.
     """
     given = {name: getattr(trigger, name) for name in trigger.model_fields_set}
+    _require_sound([given.get("depends_on")], 1, "/depends_on")
     if not AROUND_ENQUEUE:  # otherwise `hooked` has seen to the header, and a hook may have replaced the key
         given["idempotency_key"] = _one_key(given.get("idempotency_key"), key)
     return NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace(traceparent)})
@@ -355,11 +380,17 @@ def new_jobs(jobs: list[Any], lease_ttl_sec: int) -> Columns:
         columns = columns_of(jobs, lease_ttl_sec)
     except ValidationError as e:
         raise refusal(e, Trigger, "field", ("jobs",)) from None
+    _require_sound(columns["depends_on"], len(columns["args"]), "/jobs")
     for number, args in enumerate(columns["args"]):
         if len(args) > BODY_LIMIT // 4 and len(args.encode()) > BODY_LIMIT:
             message = f"args should be at most {BODY_LIMIT} bytes of JSON"
             raise Problem(413, message, [Fault(f"/jobs/{number}/args", "too_large", message)])
     return columns
+
+
+def _require_sound(depends_on: Sequence[Parents | None], count: int, place: str) -> None:
+    if wrong := fault(depends_on, count):
+        raise invalid(place, "depends_on", wrong)
 
 
 def seconds_to_wait(text: str | None) -> int:

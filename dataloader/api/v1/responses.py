@@ -79,6 +79,11 @@ class WaitingFor(BaseModel):
     task: str | None = None
     need_mb: float | None = Field(None, description="the memory that a run of its task needs")
     room_mb: float | None = Field(None, description="what all runs may use together on the largest host of its queue")
+    parents: int | None = Field(None, description="how many jobs have to end before")
+    on_failure: str | None = Field(None, description="what comes of the job when one of them does not succeed")
+    limit: str | None = Field(None, description="the name of the limit that has no room")
+    running: Count | None = Field(None, description="jobs of that limit that run")
+    most: Count | None = Field(None, description="jobs of that limit that may run at once")
 
 
 class Shown(BaseModel):
@@ -106,6 +111,7 @@ class Shown(BaseModel):
     producer: str | None
     consumer_group: str | None
     affinity_key: str | None
+    limits: list[str] | None
 
 
 class Status(Shown):
@@ -113,6 +119,13 @@ class Status(Shown):
 
     timeout_sec: int | None
     waiting_for: WaitingFor | None
+
+
+class DueTime(BaseModel):
+    """A due time of a schedule."""
+
+    name: str
+    due: datetime
 
 
 class Job(Status):
@@ -129,6 +142,23 @@ class Job(Status):
     backoffs: int
     cancel_forced: bool
     trace: str | None = Field(description="the W3C traceparent of its trigger")
+    schedule: DueTime | None = Field(description="the schedule that has made it, as its idempotency key says")
+
+
+class Relative(BaseModel):
+    """A job that another one waits for, or that waits for another one; nulls: it was deleted."""
+
+    job_id: UUID
+    task: str | None
+    status: JobStatus | None
+    is_over: bool = Field(description="it does not hold the other one up any more, or is not held up")
+
+
+class Family(BaseModel):
+    """The first 50 parents and children of a job."""
+
+    parents: list[Relative]
+    children: list[Relative]
 
 
 class Result(BaseModel):
@@ -343,6 +373,87 @@ class Tasks(BaseModel):
     """The tasks that workers have pipelines for, or that have run."""
 
     tasks: list[Task]
+
+
+class Schedule(BaseModel):
+    """A schedule, the fields of its jobs, its due times and its last job; secrets in `args` are masked."""
+
+    name: str
+    origin: Literal["code", "people"] = Field(description="code: a pipeline names it")
+    cron: str | None
+    interval_sec: int | None
+    timezone: str
+    words: str = Field(description="when it is due, for people")
+    catch_up: Literal["none", "last", "all"]
+    overlap: Literal["skip", "queue", "cancel_old"]
+    jitter_sec: float
+    task: str
+    queue: str
+    lock_key: str
+    args: dict[str, Any]
+    priority: int
+    max_attempts: int | None
+    lease_ttl_sec: int
+    timeout_sec: int | None
+    partition_key: str
+    affinity_key: str | None
+    created_at: datetime
+    created_by: str
+    changed_at: datetime | None = Field(description="by people: from then on code changes it no more")
+    changed_by: str | None
+    paused_at: datetime | None
+    paused_by: str | None
+    retired_at: datetime | None = Field(description="since when its pipeline names it no more, so it makes no jobs")
+    next_due: datetime | None
+    next: list[datetime] = Field(description="its next due times; none while it makes no jobs")
+    overdue_sec: float = Field(ge=0, description="for how long a due time has waited for a reaper")
+    last_due: datetime | None
+    last_job_id: UUID | None
+    last_job_status: JobStatus | None = Field(description="null: there is no such job any more")
+    skipped: Count = Field(description="due times without a job, by its overlap")
+    last_skipped: datetime | None
+    error: str | None = Field(description="why its jobs cannot be made; the reaper tries again every minute")
+    error_at: datetime | None
+
+
+class Schedules(BaseModel):
+    """All schedules."""
+
+    schedules: list[Schedule]
+
+
+class Removed(BaseModel):
+    """The schedule is gone; its jobs are not."""
+
+    name: str
+    removed: Literal[True]
+
+
+class Limit(BaseModel):
+    """What a limit allows on all hosts together, and how it stands."""
+
+    name: str
+    most: Count | None = Field(description="jobs that may run at once; null: any number")
+    per_minute: float | None = Field(description="jobs that may start in a minute; null: any number")
+    burst: Count | None = Field(description="of these, how many may start at once after a pause")
+    running: Count
+    waiting: Count = Field(description="jobs that were found without room, counted up to 1,000")
+    tokens: float | None = Field(description="how many jobs may start now by the rate")
+    room: Count = Field(description="how many jobs may start now, counted up to 100")
+    changed_by: str | None
+    changed_at: datetime
+
+
+class Limits(BaseModel):
+    """All limits, by name."""
+
+    limits: list[Limit]
+
+
+class LimitRemoved(BaseModel):
+    """The limit that is no more."""
+
+    name: str
 
 
 class Webhook(BaseModel):

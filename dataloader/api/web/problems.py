@@ -19,7 +19,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, hooks, keys, migrations
+from dataloader.queue import db, enqueue, hooks, keys, migrations, parents
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15
@@ -75,6 +75,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(HTTPException, _of_http)
     app.register_error_handler(enqueue.QueueFull, _of_full)
     app.register_error_handler(enqueue.KeyTaken, _of_key)
+    app.register_error_handler(parents.UnknownParents, _of_parents)
     app.register_error_handler(keys.NotOrdered, _of_plain_queue)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
@@ -96,6 +97,10 @@ def _of_problem(error: Problem) -> Response:
 
 def _of_full(error: enqueue.QueueFull) -> Response:
     return _document(429, f"{error}; send it again later", headers={"Retry-After": str(FULL_RETRY_AFTER_SEC)})
+
+
+def _of_parents(error: parents.UnknownParents) -> Response:
+    return _of_problem(invalid("/depends_on", "depends_on", str(error)))
 
 
 def _of_key(error: enqueue.KeyTaken) -> Response:

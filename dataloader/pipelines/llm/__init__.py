@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloader import config
 from dataloader.config import Settings
-from dataloader.pipelines import Context, PermanentError, Progress, Retry, absent, register, retries, validated
+from dataloader.pipelines import Context, PermanentError, Retry, absent, register, retries, validated
 from dataloader.pipelines.llm.choose import (
     Arguments,
     Node,
@@ -36,7 +36,7 @@ TIMEOUT_SEC = 600.0  # of a run, where the job names no other limit
 _MODELS_NAMED = 50  # at most, in an error
 
 
-async def generate(args: dict[str, Any], context: Context) -> Progress:
+async def generate(args: dict[str, Any], context: Context) -> dict[str, Any]:
     """Ask the nodes in turn until one has answered; return its text, model, node and tokens, and who was passed over.
 
     A node is passed over when it is down, too busy, silent for too long, breaks off, refuses, or says nothing but the
@@ -61,7 +61,7 @@ class _Search:
     http: httpx.AsyncClient
     passed: list[Passed] = field(default_factory=list)
 
-    async def answer(self) -> Progress:
+    async def answer(self) -> dict[str, Any]:
         """The first answer; raises Retry, which names each node and its reason, where there is none."""
         for node, model in await self._chosen():
             try:
@@ -94,11 +94,11 @@ class _Search:
         self.context.note(f"{passed.node} passed over: {passed.reason}")
         self.context.logger.warning("node passed over: %s: %s", *passed, extra=passed._asdict())
 
-    async def _answer_of(self, node: Node, model: str) -> Progress:
+    async def _answer_of(self, node: Node, model: str) -> dict[str, Any]:
         """The node's answer as the pipeline's result; raises PassedOver where there is none."""
         from dataloader.pipelines.llm import nodes, speech
 
-        said: Progress = {"tokens": 0, "node": node.name, "model": model}
+        said: dict[str, Any] = {"tokens": 0, "node": node.name, "model": model}
         said["passed_over"] = [each._asdict() for each in self.passed]
         silence_sec = self.settings.dl_llm_silence_sec * timeout_factor(model)
         texts: list[str] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from dataloader.pipelines import Context, PermanentError, Progress, Retry, register, retries, validated
+from dataloader.pipelines import Context, PermanentError, Retry, register, retries, validated
 from dataloader.pipelines.webhook import delivery, shapes
 from dataloader.pipelines.webhook.delivery import Answer, Refused, Unreachable
 from dataloader.queue import messages, webhooks
@@ -37,7 +37,7 @@ class Arguments(BaseModel):
 
 
 @register(messages.TASK, timeout_sec=TIMEOUT_SEC, max_attempts=webhooks.ATTEMPTS, retry_in=PAUSE, memory_mb=0, cpus=0)
-def deliver(args: dict[str, Any], context: Context) -> Progress:
+def deliver(args: dict[str, Any], context: Context) -> dict[str, Any]:
     """Send the message; return the receiver's status, or why nothing was sent.
 
     A silent receiver, a 5xx, 408, 425 and 429 are tried again, 429 and 503 when the receiver says. Any other answer but
@@ -79,7 +79,7 @@ def _sent(webhook: webhooks.Row, message: dict[str, Any], attempt: int) -> Answe
         raise Retry(PAUSE(attempt), f"{e} (from {socket.gethostname()})") from None
 
 
-def _judged(answer: Answer, attempt: int) -> Progress:
+def _judged(answer: Answer, attempt: int) -> dict[str, Any]:
     """The run's value for an answer, or its exception."""
     said = f"{answer.host} answered {answer.status}"
     if 200 <= answer.status < 300:

@@ -1,0 +1,106 @@
+"""Jobs that wait for other jobs, their parents. Every function may raise psycopg.Error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import cycle
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader.queue import db
+from dataloader.queue.db import Conn
+from dataloader.queue.job import FINAL, Job
+
+ON_FAILURE = ("cancel", "hold", "run")  # what comes of a job whose parent has ended otherwise than `succeeded`
+SHOWN = 50  # parents, and children, that a page names
+_SQL = db.statements("parents.sql")
+
+Parents = Sequence[UUID | int]  # a number is a place in the same list of new jobs, from 0
+
+
+class UnknownParents(ValueError):
+    """Jobs that new jobs should wait for are not there, or the asker may not see them."""
+
+    def __init__(self, job_ids: Iterable[UUID]) -> None:
+        self.job_ids = sorted(job_ids)
+        names = ", ".join(map(str, self.job_ids[:5])) + (", ..." if len(self.job_ids) > 5 else "")
+        super().__init__(f"depends_on should name jobs that are there, or places in the list; not known: {names}")
+
+
+class Told(NamedTuple):
+    """What has come of a job; `task` and `status` are None when it is not there any more."""
+
+    job_id: UUID
+    task: str | None
+    status: str | None
+    error: str | None
+    result: Any
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status is None or self.status in FINAL
+
+
+def fault(depends_on: Sequence[Parents | None], count: int) -> str | None:
+    """PURE: what is wrong with the places that the jobs of a list of `count` name as parents; None: nothing.
+
+    `depends_on` has a value for each job or one for all of them.
+    """
+    graph = {number: _places(parents) for number, parents in zip(range(count), cycle(depends_on))}
+    for number, places in graph.items():
+        if outside := [place for place in places if place >= count]:
+            return f"jobs[{number}].depends_on: there is no job {outside[0]} in the list, which has {count}"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as e:
+        return f"depends_on: jobs wait for each other in a circle: {' -> '.join(map(str, e.args[1]))}"
+    return None
+
+
+def _places(parents: Parents | None) -> list[int]:
+    return [parent for parent in parents or () if isinstance(parent, int)]
+
+
+def links(
+    depends_on: Sequence[Parents | None], on_failure: Sequence[str], job_ids: Sequence[UUID]
+) -> Iterator[tuple[UUID, UUID, str]]:
+    """PURE: each job with each of its parents; the first two lists have a value for each job or one for all of them."""
+    for job_id, parents, word in zip(job_ids, cycle(depends_on), cycle(on_failure), strict=False):
+        for parent in parents or ():
+            yield job_id, job_ids[parent] if isinstance(parent, int) else parent, word
+
+
+def told(conn: Conn, job_ids: Sequence[UUID]) -> list[Told]:
+    """What has come of these jobs, in their order."""
+    rows = conn.execute(_SQL["told"], {"job_ids": list(job_ids)})
+    return [Told(*row)._replace(result=row[-1] and json.loads(row[-1])) for row in rows]
+
+
+def parents_of(conn: Conn, job_id: UUID) -> list[UUID]:
+    """The jobs that this one waits for, or has waited for, in the order in which it has named them."""
+    return [row[0] for row in conn.execute(_SQL["parents"], {"job_id": job_id})]
+
+
+def gather(conn: Conn, job: Job, parent_ids: Sequence[UUID]) -> bool:
+    """Let a running job wait for these, once its run hands it back; False when the claim is over.
+
+    Raises psycopg.errors.InvalidParameterValue where one of these waits for the job itself.
+    """
+    claim = {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by}
+    row = conn.execute(_SQL["gather"], claim | {"parent_ids": list(parent_ids)}).fetchone()
+    return bool(row and row[0])
+
+
+def family(conn: Conn, job_id: UUID) -> Mapping[str, list[dict[str, Any]]]:
+    """The first SHOWN `parents` and `children` of a job."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(_SQL["family"], {"job_id": job_id, "most": SHOWN}).fetchall()
+    found: dict[str, list[dict[str, Any]]] = {"parents": [], "children": []}
+    for row in rows:
+        found["parents" if row.pop("is_parent") else "children"].append(row)
+    return found

@@ -1,0 +1,282 @@
+-- Limits for the whole fleet: how many jobs that name a limit may run at once, and how many may start in a minute.
+--
+-- Who may start. A claim asks once for each limit of the rows that it would take (dl_ask_limits). It decides alone: the
+-- advisory lock of the limit, in the space of two ints (keys have that of one bigint), is the claim's until its commit.
+-- The count of running rows comes behind the lock, with a fresh snapshot, so every start that was decided before is in
+-- it. A row whose lease is over counts until it is recovered. The rows of one key and one claim are one run.
+-- Who waits. A row without room is parked, with its limit in blocked_on; others of its key pass it, or wait behind it.
+-- Who goes on. Whatever may make room calls dl_let_in: the end of a run, a row that leaves without a start, a claim that
+-- has asked, a change of the limit. The reaper calls it for all limits with parked rows.
+-- A name without a row in dl_limits has no bound.
+
+
+-- These limits now; a name without a bound has nulls, and room for 100.
+--
+-- most, running   how many jobs may run at once (null: any number), and how many do
+-- tokens          how many may start now by the rate; null: there is none. The bucket holds half a token more than its
+--                 burst: a start that comes late makes the next one no later, and no two come at once for that
+-- next_at         when there is a whole token again; null: there is one, or no rate
+-- room            how many may start now, at most 100
+-- Bound to this schema by its text, for dl_let_in calls it.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_limit_state(p_names text[])
+RETURNS TABLE (name text, most int, running int, tokens float8, next_at timestamptz, room int) LANGUAGE sql STABLE AS $$
+  SELECT asked.name, l.most, used.running, bucket.tokens,
+         CASE WHEN bucket.tokens < 0.999 THEN bucket.since + make_interval(secs => 60 / l.per_minute) END,
+         greatest(0, least(100, l.most - used.running, floor(least(bucket.tokens, 1000) + 0.001)))::int
+    FROM unnest(p_names) AS asked (name) LEFT JOIN %1$I.dl_limits l USING (name)
+   CROSS JOIN LATERAL (SELECT clock_timestamp() AS at) clock
+   CROSS JOIN LATERAL (
+     SELECT count(DISTINCT (lock_key, claimed_by))::int AS running FROM %1$I.dl_jobs
+      WHERE status = 'running' AND limits IS NOT NULL AND asked.name = ANY (limits)) used
+   CROSS JOIN LATERAL (
+     SELECT greatest(l.empty_at, clock.at - make_interval(secs => (l.burst + 0.5) * 60 / l.per_minute)) AS since) filled
+   CROSS JOIN LATERAL (
+     SELECT since, CASE WHEN l.per_minute IS NOT NULL
+                        THEN extract(epoch FROM clock.at - since) * l.per_minute / 60 END::float8 AS tokens) bucket
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- What a claim knows of these limits: p_room and, for each name that is not in it, how many jobs it may start now. Null:
+-- another claim decides on that limit, or a stranger has its row locked. A claim takes one job of a limit on running
+-- jobs: claimed ahead, further ones would keep places in which nothing runs.
+CREATE OR REPLACE FUNCTION dl_ask_limits(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+  this dl_limits;
+  found_room int;
+  asked text;
+BEGIN
+  p_room := coalesce(p_room, '{}');
+  FOREACH asked IN ARRAY p_limits LOOP
+    CONTINUE WHEN p_room ? asked;
+    SELECT * INTO this FROM dl_limits WHERE name = asked;
+    IF NOT FOUND THEN
+      found_room := 100;
+    ELSIF NOT pg_try_advisory_xact_lock(hashtext('dl_limits'), hashtext(asked)) THEN
+      found_room := NULL;
+    ELSE
+      SELECT least(room, CASE WHEN most IS NOT NULL THEN 1 END) INTO found_room FROM dl_limit_state(ARRAY[asked]);
+      IF this.per_minute IS NOT NULL AND found_room > 0 THEN  -- its tokens are ours to take until the commit
+        PERFORM FROM dl_limits WHERE name = asked FOR NO KEY UPDATE SKIP LOCKED;
+        found_room := CASE WHEN FOUND THEN found_room END;
+      END IF;
+    END IF;
+    p_room := p_room || jsonb_build_object(asked, found_room);
+  END LOOP;
+  RETURN p_room;
+END
+$$;
+
+
+-- Is there room for one more job of these limits, by what the claim knows?
+CREATE OR REPLACE FUNCTION dl_has_room(p_limits text[], p_room jsonb) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+  SELECT coalesce(bool_and(coalesce((p_room ->> name)::int, 0) > 0), true) FROM unnest(p_limits) name
+$$;
+
+
+-- What the claim knows when it has taken one job of these limits.
+CREATE OR REPLACE FUNCTION dl_use_room(p_limits text[], p_room jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+  SELECT p_room || coalesce(jsonb_object_agg(name, (p_room ->> name)::int - 1), '{}') FROM unnest(p_limits) name
+$$;
+
+
+-- What a claim owes the limits that it has asked: take the tokens of those of p_granted that have started, park the rows
+-- without room among the queue's first p_rows from p_priority and p_from on, and p_heads of an ordered queue, and let in
+-- whom the rest of the room is for. Returns the number of parked rows.
+--
+-- The function parks only where the limit is full and stays so until the commit: it holds the running rows FOR SHARE. An
+-- end that comes later waits for this commit, and then finds the parked rows. A limit without a token needs no such
+-- hold: the function itself gives the first of the parked rows its time.
+CREATE OR REPLACE FUNCTION dl_settle_limits(
+  p_queue text, p_granted uuid[], p_room jsonb, p_heads uuid[], p_priority int, p_from timestamptz, p_rows int) RETURNS int
+LANGUAGE plpgsql AS $$
+DECLARE
+  asked text[] := ARRAY(SELECT key FROM jsonb_each_text(p_room) WHERE value IS NOT NULL);
+  full_ones text[];
+  parked int := 0;
+BEGIN
+  PERFORM dl_spend_tokens(p_granted);
+  full_ones := ARRAY(SELECT name FROM dl_limit_state(asked)
+                      WHERE room = 0 AND (next_at IS NOT NULL OR dl_hold_running(name) >= most));
+  IF full_ones <> '{}' THEN
+    UPDATE dl_jobs SET blocked_on = 'limit:' || (
+             SELECT name FROM unnest(limits) WITH ORDINALITY AS its (name, nth) WHERE name = ANY (full_ones)
+              ORDER BY nth LIMIT 1)
+     WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM dl_jobs
+        WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM dl_jobs
+                 WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+                   AND (priority, created_at) >= (p_priority, p_from)
+                 ORDER BY priority, created_at LIMIT p_rows)
+                || ARRAY(SELECT ctid FROM dl_jobs WHERE job_id = ANY (p_heads)))
+          AND status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND limits && full_ones
+          FOR NO KEY UPDATE SKIP LOCKED));
+    GET DIAGNOSTICS parked = ROW_COUNT;
+  END IF;
+  PERFORM dl_let_in(asked);
+  RETURN parked;
+END
+$$;
+
+
+-- Take a token of each limit with a rate for each of these runs that has started. The claim has the limits' rows locked.
+CREATE OR REPLACE FUNCTION dl_spend_tokens(p_job_ids uuid[]) RETURNS void LANGUAGE sql AS $$
+  UPDATE dl_limits l
+     SET empty_at = greatest(l.empty_at, clock_timestamp() - make_interval(secs => (l.burst + 0.5) * 60 / l.per_minute))
+                    + make_interval(secs => begun.runs * 60 / l.per_minute)
+    FROM (SELECT name, count(DISTINCT (lock_key, claimed_by)) AS runs FROM dl_jobs CROSS JOIN unnest(limits) name
+           WHERE job_id = ANY (p_job_ids) AND status::text = 'running' AND claimed_pid = pg_backend_pid()
+           GROUP BY name) begun
+   WHERE l.name = begun.name AND l.per_minute IS NOT NULL
+$$;
+
+
+-- Hold the running rows of a limit until the commit, as far as nobody else has them locked; returns how many runs.
+CREATE OR REPLACE FUNCTION dl_hold_running(p_name text) RETURNS int LANGUAGE sql AS $$
+  SELECT count(DISTINCT (lock_key, claimed_by))::int FROM (
+    SELECT lock_key, claimed_by FROM dl_jobs
+     WHERE status = 'running' AND limits IS NOT NULL AND p_name = ANY (limits) FOR SHARE SKIP LOCKED) held
+$$;
+
+
+-- See that in every queue with parked rows of these limits as many rows are ready as there is room for, and notify the
+-- queue's workers; where only a token is missing, that the first of these rows has the time of the next token. Rows that
+-- would stop at another full limit are left alone. Called twice it does no more than once. Called by triggers, so it is
+-- bound to this schema by its text.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_let_in(p_names text[]) RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+  of_limit record;
+  its_queue text;
+  let_in int;
+BEGIN
+  -- A transaction with one snapshot sees neither the rows that were parked since, nor who runs now. The reaper does.
+  IF current_setting('transaction_isolation') <> 'read committed' THEN
+    RETURN;
+  END IF;
+  FOR of_limit IN
+    SELECT s.* FROM %1$I.dl_limit_state(ARRAY(
+      SELECT DISTINCT name FROM unnest(p_names) name
+       WHERE EXISTS (SELECT FROM %1$I.dl_jobs
+                      WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || name))) s
+     WHERE most IS NULL OR running < most
+  LOOP
+    FOR its_queue IN
+      WITH RECURSIVE place (queue) AS (
+        (SELECT queue FROM %1$I.dl_jobs
+          WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || of_limit.name
+          ORDER BY status, blocked_on, queue LIMIT 1)
+        UNION ALL
+        SELECT (SELECT queue FROM %1$I.dl_jobs
+                 WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || of_limit.name
+                   AND queue > place.queue
+                 ORDER BY status, blocked_on, queue LIMIT 1)
+          FROM place WHERE queue IS NOT NULL)
+      SELECT queue FROM place WHERE queue IS NOT NULL
+    LOOP
+      IF of_limit.room > 0 THEN
+        let_in := %1$I.dl_let_in_some(of_limit.name, its_queue, of_limit.room);
+      ELSE
+        let_in := %1$I.dl_let_in_later(of_limit.name, its_queue, of_limit.next_at);
+      END IF;
+      IF let_in > 0 THEN
+        PERFORM pg_notify('dl_jobs', its_queue);
+      END IF;
+    END LOOP;
+  END LOOP;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- The first p_limit of a queue's rows that are parked at a limit, as far as no other limit of theirs is full. Locked
+-- rows are passed over. Looks at 100 rows.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_next_of_limit(p_name text, p_queue text, p_limit int) RETURNS tid[] LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+  RETURN ARRAY(
+    WITH near AS MATERIALIZED (
+      SELECT ctid AS at, limits FROM %1$I.dl_jobs
+       WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || p_name AND queue = p_queue
+       ORDER BY status, blocked_on, queue, priority, created_at LIMIT 100),
+    full_ones AS MATERIALIZED (
+      SELECT name FROM %1$I.dl_limit_state(ARRAY(
+        SELECT DISTINCT other FROM near CROSS JOIN unnest(limits) other WHERE other <> p_name)) WHERE room = 0)
+    SELECT ctid FROM %1$I.dl_jobs
+     WHERE ctid = ANY (ARRAY(SELECT at FROM near WHERE NOT EXISTS (SELECT FROM full_ones WHERE name = ANY (limits))))
+       AND status::text = 'queued' AND blocked_on = 'limit:' || p_name
+     ORDER BY priority, created_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Make rows ready until as many of the queue's first 100 ready rows with limits have this one as there is room for.
+-- Returns how many it has made ready.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_let_in_some(p_name text, p_queue text, p_room int) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+  standing int := (
+    SELECT count(*) FROM (
+      SELECT limits FROM %1$I.dl_jobs
+       WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = p_queue
+       ORDER BY status, blocked_on, queue, priority, created_at LIMIT 100) near
+     WHERE p_name = ANY (limits));
+  let_in int := 0;
+  first tid[];  -- a variable: the scan would call the function for each row
+BEGIN
+  IF standing < p_room THEN
+    first := %1$I.dl_next_of_limit(p_name, p_queue, p_room - standing);
+    UPDATE %1$I.dl_jobs SET blocked_on = NULL WHERE ctid = ANY (first);
+    GET DIAGNOSTICS let_in = ROW_COUNT;
+  END IF;
+  RETURN let_in;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Give the first row of the queue that is parked at this limit a time, unless one with the limit is due by then. The
+-- trigger notifies the queue's workers of the new time. Returns how many rows have got one.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_let_in_later(p_name text, p_queue text, p_at timestamptz) RETURNS int LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+DECLARE
+  let_in int := 0;
+  first tid[];
+BEGIN
+  IF NOT EXISTS (
+    SELECT FROM (SELECT limits FROM %1$I.dl_jobs
+                  WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= p_at
+                  ORDER BY queue, available_at LIMIT 100) near WHERE p_name = ANY (limits)) THEN
+    first := %1$I.dl_next_of_limit(p_name, p_queue, 1);
+    UPDATE %1$I.dl_jobs SET blocked_on = 'time', available_at = p_at, backoffs = 0 WHERE ctid = ANY (first);
+    GET DIAGNOSTICS let_in = ROW_COUNT;
+  END IF;
+  RETURN let_in;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- dl_let_in for all limits at which rows are parked, found by a loose scan. Called by the reaper: for steps that nothing
+-- else saw, such as the ones of transactions with one snapshot.
+CREATE OR REPLACE FUNCTION dl_let_in_all() RETURNS void LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+BEGIN
+  PERFORM dl_let_in(ARRAY(
+    WITH RECURSIVE place (reason) AS (
+      (SELECT blocked_on FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NOT NULL
+        ORDER BY status, blocked_on LIMIT 1)
+      UNION ALL
+      SELECT (SELECT blocked_on FROM dl_jobs WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on > place.reason
+               ORDER BY status, blocked_on LIMIT 1)
+        FROM place WHERE reason IS NOT NULL)
+    SELECT substr(reason, 7) FROM place WHERE left(reason, 6) = 'limit:'));
+END
+$$;

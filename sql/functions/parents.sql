@@ -1,0 +1,289 @@
+-- queued with blocked_on 'parent': jobs that wait for other jobs, their parents.
+--
+-- dl_parents has a row for each parent of a job. While the job waits, dl_waiting counts the parents that have not let it
+-- go yet, and its available_at is the year 9999: a service that knows only the contract's columns starts it as little as
+-- ours do. Whoever ends a parent, in whatever way, calls dl_resolve in the same transaction (dl_finish, dl_give_back, the
+-- triggers of dl_jobs). A parent lets its children go when it has succeeded. When it ends otherwise, on_failure of the
+-- child decides: cancel (the child ends canceled, and so do its own children), hold (the child goes on waiting, until
+-- the parent has succeeded after all, or somebody makes it due), run (the child is let go as after a success).
+
+
+-- The time of a job that waits for its parents: after all times that a producer may give.
+CREATE OR REPLACE FUNCTION dl_far() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS $$
+  SELECT timestamptz '9999-01-01 00:00+00'
+$$;
+
+
+-- Let jobs wait for their parents, in the transaction that has added the jobs: one value of each array for each parent
+-- of a job, in the order in which the job names them; p_on_failure is the same for all rows of a job. Of jobs that were not
+-- added in this transaction, by this role or by a farm, nothing is changed. Returns the parents that are not known: then the caller
+-- should roll back. With the owner's rights, bound as dl_enqueue_many.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_depend(p_job_id uuid[], p_parent_id uuid[], p_on_failure text[]) RETURNS uuid[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+  unknown uuid[] := ARRAY(
+    SELECT DISTINCT parent FROM unnest(p_parent_id) parent
+     WHERE NOT EXISTS (SELECT FROM %1$I.dl_jobs WHERE job_id = parent));
+  new uuid[] := ARRAY(
+    SELECT j.job_id FROM %1$I.dl_jobs j
+     WHERE j.job_id = ANY (p_job_id) AND j.status::text = 'queued'
+       AND EXISTS (SELECT FROM %1$I.dl_job_events e
+                    WHERE e.job_id = j.job_id AND e.ts = now() AND e.kind = 'queued'
+                      AND (e.payload ->> 'user' = session_user OR has_table_privilege(session_user, %2$L, 'UPDATE'))));
+BEGIN
+  IF unknown <> '{}' THEN
+    RETURN unknown;
+  END IF;
+  PERFORM %1$I.dl_link(n.job_id, n.parent_ids, n.on_failure)
+     FROM (SELECT job_id, array_agg(parent_id ORDER BY nth) AS parent_ids, min(on_failure) AS on_failure
+             FROM unnest(p_job_id, p_parent_id, p_on_failure) WITH ORDINALITY AS e (job_id, parent_id, on_failure, nth)
+            WHERE job_id = ANY (new) GROUP BY job_id) n;
+  RETURN unknown;
+END
+$$
+$function$, current_schema(), format('%I.dl_jobs', current_schema())); END $bound$;
+
+
+-- Let one job wait for these parents too, in their order: a queued one at once, a running one from the end of its run on. A
+-- parent that is named twice counts once; one that has let the job go already does not count.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_link(p_job_id uuid, p_parent_ids uuid[], p_on_failure text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+  open int;
+BEGIN
+  WITH linked AS (
+    INSERT INTO %1$I.dl_parents (job_id, parent_id, place, is_over)
+    SELECT p_job_id, parent_id, min(nth),
+           (SELECT status = 'succeeded' OR status NOT IN ('queued', 'running') AND p_on_failure = 'run'
+              FROM %1$I.dl_jobs WHERE job_id = parent_id)
+      FROM unnest(p_parent_ids) WITH ORDINALITY AS parent (parent_id, nth) GROUP BY parent_id
+    ON CONFLICT (job_id, parent_id) DO NOTHING
+    RETURNING is_over)
+  SELECT count(*) FILTER (WHERE NOT is_over) INTO open FROM linked;
+  IF open > 0 THEN
+    INSERT INTO %1$I.dl_waiting (job_id, parents, available_at, on_failure)
+    SELECT p_job_id, open, available_at, p_on_failure FROM %1$I.dl_jobs WHERE job_id = p_job_id
+    ON CONFLICT (job_id) DO UPDATE SET parents = dl_waiting.parents + excluded.parents;
+    UPDATE %1$I.dl_jobs SET blocked_on = 'parent', available_at = %1$I.dl_far()
+     WHERE job_id = p_job_id AND status::text = 'queued';
+  END IF;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Let a job that this worker runs wait for these jobs from the end of its run on, whatever comes of them; false when the
+-- claim is over. Refused with SQLSTATE 22023 where one of them waits for the job itself.
+CREATE OR REPLACE FUNCTION dl_gather(p_job_id uuid, p_attempt int, p_worker text, p_parent_ids uuid[]) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
+BEGIN
+  IF EXISTS (
+    WITH RECURSIVE before (job_id) AS (
+      SELECT unnest(p_parent_ids)
+      UNION
+      SELECT e.parent_id FROM before JOIN dl_parents e USING (job_id) WHERE NOT e.is_over)
+    SELECT FROM before WHERE job_id = p_job_id) THEN
+    RAISE invalid_parameter_value USING MESSAGE = 'a job that is gathered waits for the job that gathers it';
+  END IF;
+  PERFORM FROM dl_jobs
+    WHERE job_id = p_job_id AND attempt = p_attempt AND claimed_by = p_worker AND status::text = 'running' FOR SHARE;
+  IF FOUND THEN
+    PERFORM dl_link(p_job_id, p_parent_ids, 'run');
+    RETURN true;
+  END IF;
+  RETURN false;
+END
+$$;
+
+
+-- At the commit that links a job to a parent: the parent may have ended since it was looked at. An end that is not
+-- committed yet has the parent's row locked, or will wait for this commit, and then see the link. Where the row is
+-- locked, dl_freed has the parent tried again. A transaction with one snapshot cannot look again.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_linked() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  is_open boolean;
+BEGIN
+  IF TG_RELID <> %2$L::regclass THEN
+    RAISE insufficient_privilege USING MESSAGE = 'dl_linked is for dl_parents';
+  END IF;
+  IF current_setting('transaction_isolation') = 'read committed' THEN
+    SELECT status IN ('queued', 'running') INTO is_open FROM %1$I.dl_jobs
+     WHERE job_id = NEW.parent_id FOR SHARE SKIP LOCKED;
+  END IF;
+  IF is_open IS NULL THEN
+    INSERT INTO %1$I.dl_freed (parent_id) VALUES (NEW.parent_id);
+  ELSIF NOT is_open THEN
+    PERFORM %1$I.dl_resolve(ARRAY[NEW.parent_id]);
+  END IF;
+  RETURN NULL;
+END
+$$
+$function$, current_schema(), format('%I.dl_parents', current_schema())); END $bound$;
+
+
+-- What dl_resolve has to do: jobs that wait and have something to learn of these parents, or are to be let go; and those
+-- of these jobs themselves that are queued again, although they wait (context.gather). Each with one of `p_ended`.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[]) RETURNS TABLE (job_id uuid, parent_id uuid)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+  SELECT w.job_id, e.parent_id
+    FROM %1$I.dl_parents e JOIN %1$I.dl_waiting w USING (job_id) LEFT JOIN %1$I.dl_jobs p ON p.job_id = e.parent_id
+   WHERE e.parent_id = ANY (p_ended)
+     AND (NOT e.is_over AND (p.status = 'succeeded'
+                             OR w.on_failure <> 'hold' AND (p.status IS NULL OR p.status NOT IN ('queued', 'running')))
+          OR (w.parents <= 0 OR w.failed_parent IS NOT NULL)
+             AND EXISTS (SELECT FROM %1$I.dl_jobs j WHERE j.job_id = w.job_id AND j.status::text = 'queued'))
+  UNION ALL
+  SELECT w.job_id, w.job_id FROM %1$I.dl_waiting w JOIN %1$I.dl_jobs j USING (job_id)
+   WHERE w.job_id = ANY (p_ended) AND j.status::text = 'queued' AND j.blocked_on IS DISTINCT FROM 'parent'
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- These jobs have ended, or are gone: let their children go, or cancel them, as on_failure of each says. The children of
+-- a child that is canceled follow. One of these jobs that is queued again although it waits gets its place. The function
+-- waits for no lock, so it cannot deadlock, and it goes through a bounded number of children: what others have locked,
+-- and what is left, dl_freed has tried again. Bound to this schema by its text, for triggers call it.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[]) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+  ended uuid[] := p_ended;
+  children uuid[];
+  told record;
+  tries int := 0;
+BEGIN
+  FOR round IN 1 .. 20 LOOP
+    children := ARRAY(
+      SELECT job_id FROM %1$I.dl_waiting
+       WHERE job_id = ANY (ARRAY(SELECT c.job_id FROM %1$I.dl_concerned(ended) c LIMIT 1000)) FOR UPDATE SKIP LOCKED);
+    told := %1$I.dl_tell(children, ended);
+    IF told.changed = 0 THEN
+      EXIT WHEN tries = 3 OR NOT EXISTS (SELECT FROM %1$I.dl_concerned(ended));
+      tries := tries + 1;
+      PERFORM pg_sleep(0.0002 * 5 ^ tries);
+    END IF;
+    ended := ended || told.canceled;
+  END LOOP;
+  INSERT INTO %1$I.dl_freed (parent_id, since)
+  SELECT DISTINCT c.parent_id, CASE WHEN tries = 3 THEN now() ELSE now() - interval '1 s' END FROM %1$I.dl_concerned(ended) c;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Tell these jobs, whose rows in dl_waiting the caller has locked, of the parents that have ended: count these, and let
+-- the jobs go that wait for no more, or cancel those for which one has failed. `changed` counts what was written; a job
+-- whose row another session has locked is left, as is one that is running.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_tell(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+DECLARE
+  free uuid[];
+BEGIN
+  WITH over AS (
+    UPDATE %1$I.dl_parents e SET is_over = true
+      FROM (SELECT l.job_id, l.parent_id, p.status = 'succeeded' OR w.on_failure = 'run' AS lets_go
+              FROM %1$I.dl_parents l JOIN %1$I.dl_waiting w USING (job_id)
+              LEFT JOIN %1$I.dl_jobs p ON p.job_id = l.parent_id
+             WHERE l.job_id = ANY (p_children) AND l.parent_id = ANY (p_ended) AND NOT l.is_over
+               AND (p.status = 'succeeded'
+                    OR w.on_failure <> 'hold' AND (p.status IS NULL OR p.status NOT IN ('queued', 'running')))) now_over
+     WHERE e.job_id = now_over.job_id AND e.parent_id = now_over.parent_id
+    RETURNING e.job_id, e.parent_id, coalesce(lets_go, false) AS lets_go),
+  counted AS (
+    UPDATE %1$I.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
+      FROM (SELECT job_id, count(*) FILTER (WHERE lets_go) AS number,
+                   (array_agg(parent_id) FILTER (WHERE NOT lets_go))[1] AS failed FROM over GROUP BY job_id) told
+     WHERE w.job_id = told.job_id RETURNING w.job_id)
+  SELECT count(*) INTO changed FROM counted;
+
+  free := ARRAY(
+    SELECT j.job_id FROM %1$I.dl_jobs j JOIN %1$I.dl_waiting w USING (job_id)
+     WHERE j.job_id = ANY (p_children) AND j.status::text = 'queued'
+       AND (w.parents <= 0 OR w.failed_parent IS NOT NULL OR j.blocked_on IS DISTINCT FROM 'parent')
+       FOR NO KEY UPDATE OF j SKIP LOCKED);
+  changed := changed + cardinality(free);
+  WITH placed AS (
+    UPDATE %1$I.dl_jobs j SET
+           status = CASE WHEN w.failed_parent IS NOT NULL THEN 'canceled' ELSE j.status END,
+           finished_at = CASE WHEN w.failed_parent IS NOT NULL THEN now() END,
+           error = CASE WHEN w.failed_parent IS NULL THEN j.error
+                        ELSE 'canceled: its parent ' || w.failed_parent || ' has ended '
+                             || coalesce((SELECT p.status::text FROM %1$I.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
+           journaled = journaled + CASE WHEN w.failed_parent IS NOT NULL THEN 1 ELSE 0 END,
+           blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
+           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN %1$I.dl_far() ELSE w.available_at END
+      FROM %1$I.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
+    RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, w.failed_parent),
+  journal AS (
+    INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
+    SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'reason', 'its parent has not succeeded',
+                                                         'parent', failed_parent)
+      FROM placed WHERE status = 'canceled'),
+  gone AS (
+    DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
+  SELECT coalesce(array_agg(job_id) FILTER (WHERE status = 'canceled'), '{}') INTO canceled FROM placed;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- For dl_jobs_step: a step of another service, or of an operator. A job that leaves its place among those that wait does
+-- not wait any more; one that has ended may have children. One that dl_tell cancels has no row in dl_waiting by now, and
+-- its children are told there.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_stepped(p_old %1$I.dl_jobs, p_new %1$I.dl_jobs) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  was_told boolean := false;
+BEGIN
+  IF p_old.blocked_on = 'parent'
+     AND NOT EXISTS (SELECT FROM %1$I.dl_jobs WHERE job_id = p_new.job_id AND blocked_on = 'parent') THEN
+    DELETE FROM %1$I.dl_waiting WHERE job_id = p_new.job_id;
+    was_told := NOT FOUND;
+  END IF;
+  IF p_new.status NOT IN ('queued', 'running') AND p_old.status IN ('queued', 'running') AND NOT was_told
+     AND (SELECT true FROM %1$I.dl_waiting LIMIT 1) THEN
+    PERFORM %1$I.dl_resolve(ARRAY[p_new.job_id]);
+  END IF;
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Tell again of the parents of dl_freed, each once a second.
+CREATE OR REPLACE FUNCTION dl_resolve_freed() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  parents uuid[];
+BEGIN
+  WITH again AS (
+    DELETE FROM dl_freed WHERE ctid = ANY (ARRAY(
+      SELECT ctid FROM dl_freed WHERE since < clock_timestamp() - interval '1 s' AND parent_id IS NOT NULL
+       LIMIT 100 FOR UPDATE SKIP LOCKED))
+    RETURNING parent_id)
+  SELECT array_agg(DISTINCT parent_id) INTO parents FROM again;
+  IF parents IS NOT NULL THEN
+    PERFORM dl_resolve(parents);
+  END IF;
+END
+$$;
+
+
+-- Tell again of parents that have ended unseen: only a step that no trigger saw leaves such jobs (session_replication_role,
+-- DISABLE TRIGGER). Reads up to p_limit jobs that wait after p_after; returns the last one, null at the end. Called by the
+-- reaper.
+CREATE OR REPLACE FUNCTION dl_resolve_stranded(p_after uuid, p_limit int) RETURNS uuid LANGUAGE plpgsql
+SET enable_seqscan = off AS $$
+DECLARE
+  waiting uuid[] := ARRAY(SELECT job_id FROM dl_waiting WHERE job_id > p_after ORDER BY job_id LIMIT p_limit);
+BEGIN
+  PERFORM dl_resolve(ARRAY(
+    SELECT DISTINCT parent_id FROM dl_parents WHERE job_id = ANY (waiting) AND NOT is_over) || waiting);
+  RETURN waiting[p_limit];
+END
+$$;

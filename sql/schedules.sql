@@ -1,0 +1,132 @@
+-- Schedules: their reading, their changes, and the due times of which the reaper makes jobs; called by the functions of
+-- the same name in dataloader/queue/schedules.py. `now` is the database's clock; a test may give another one.
+
+-- name: clock
+-- The time of the transaction.
+SELECT coalesce(%(now)s::timestamptz, now());
+
+-- name: shown
+-- In the place of {shown}: a schedule with its last job, as people see it.
+SELECT s.name, s.origin, s.cron, s.interval_sec, s.timezone, s.catch_up, s.overlap, s.jitter_sec, s.job,
+       s.created_at, s.created_by, s.changed_at, s.changed_by, s.paused_at, s.paused_by, s.retired_at,
+       s.next_due, s.last_due, s.last_job_id, j.status::text AS last_job_status, s.skipped, s.last_skipped, s.error,
+       s.error_at, now() AS now
+  FROM dl_schedules s LEFT JOIN dl_jobs j ON j.job_id = s.last_job_id;
+
+-- name: schedules
+{shown} ORDER BY s.name;
+
+-- name: schedule
+{shown} WHERE s.name = %(name)s;
+
+-- name: lock
+-- One schedule, which nobody else changes before the commit: neither people nor a reaper.
+SELECT *, now() AS now FROM dl_schedules WHERE name = %(name)s FOR UPDATE;
+
+-- name: add
+-- No row where the name is taken. The commit wakes the reapers, here and below.
+WITH added AS (
+  INSERT INTO dl_schedules (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
+                            created_by)
+  VALUES (%(name)s, 'people', %(cron)s, %(interval_sec)s, %(timezone)s, %(catch_up)s, %(overlap)s, %(jitter_sec)s,
+          %(job)s::jsonb, %(next_due)s, %(by)s)
+  ON CONFLICT (name) DO NOTHING RETURNING name)
+SELECT pg_notify('dl_schedules', name) FROM added;
+
+-- name: change
+-- Another definition: an error that the one before had says nothing of it.
+WITH changed AS (
+  UPDATE dl_schedules
+     SET cron = %(cron)s, interval_sec = %(interval_sec)s, timezone = %(timezone)s, catch_up = %(catch_up)s,
+         overlap = %(overlap)s, jitter_sec = %(jitter_sec)s, job = %(job)s::jsonb, next_due = %(next_due)s,
+         changed_at = now(), changed_by = %(by)s, error = NULL, error_at = NULL, retry_at = NULL
+   WHERE name = %(name)s RETURNING name)
+SELECT pg_notify('dl_schedules', name) FROM changed;
+
+-- name: remove
+DELETE FROM dl_schedules WHERE name = %(name)s RETURNING name;
+
+-- name: pause
+-- A pause that stands keeps its time and its author.
+UPDATE dl_schedules SET paused_at = now(), paused_by = %(by)s WHERE name = %(name)s AND paused_at IS NULL;
+
+-- name: resume
+-- From now on: the due times of the pause get no job.
+WITH resumed AS (
+  UPDATE dl_schedules SET paused_at = NULL, paused_by = NULL, next_due = %(next_due)s, error = NULL, error_at = NULL,
+                          retry_at = NULL
+   WHERE name = %(name)s AND paused_at IS NOT NULL RETURNING name)
+SELECT pg_notify('dl_schedules', name) FROM resumed;
+
+-- name: tell
+-- What pipelines say of their schedules, at the start of a worker. What people have changed stays theirs, and a name that
+-- they have given. Where the timing is as before, what is due stays due.
+WITH told AS (
+  INSERT INTO dl_schedules AS s (name, origin, cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due,
+                                 created_by)
+  SELECT name, 'code', cron, interval_sec, timezone, catch_up, overlap, jitter_sec, job, next_due, 'code'
+    FROM json_to_recordset(%(schedules)s) AS said (
+           name text, cron text, interval_sec int, timezone text, catch_up text, overlap text, jitter_sec float8,
+           job jsonb, next_due timestamptz)
+   ORDER BY name
+  ON CONFLICT (name) DO UPDATE SET
+     next_due = CASE WHEN (s.cron, s.interval_sec, s.timezone)
+                          IS NOT DISTINCT FROM (excluded.cron, excluded.interval_sec, excluded.timezone)
+                     THEN s.next_due ELSE excluded.next_due END,
+     cron = excluded.cron, interval_sec = excluded.interval_sec, timezone = excluded.timezone,
+     catch_up = excluded.catch_up, overlap = excluded.overlap, jitter_sec = excluded.jitter_sec, job = excluded.job,
+     error = NULL, error_at = NULL, retry_at = NULL
+   WHERE s.origin = 'code' AND s.changed_at IS NULL
+     AND (s.cron, s.interval_sec, s.timezone, s.catch_up, s.overlap, s.jitter_sec, s.job) IS DISTINCT FROM
+         (excluded.cron, excluded.interval_sec, excluded.timezone, excluded.catch_up, excluded.overlap,
+          excluded.jitter_sec, excluded.job)
+  RETURNING s.name)
+SELECT pg_notify('dl_schedules', '') FROM told LIMIT 1;
+
+-- name: retire
+-- Schedules of code of these tasks: those that their pipelines name no more make no more jobs, those that they name again
+-- do. A task that this worker does not know is none of its business.
+WITH other AS (
+  UPDATE dl_schedules SET retired_at = CASE WHEN name = ANY (%(names)s::text[]) THEN NULL ELSE now() END
+   WHERE origin = 'code' AND job ->> 'task' = ANY (%(tasks)s::text[])
+     AND (retired_at IS NULL) <> (name = ANY (%(names)s::text[]))
+  RETURNING name)
+SELECT pg_notify('dl_schedules', '') FROM other LIMIT 1;
+
+-- name: lock_due
+-- The next schedule by name that is due, unless another reaper is at it. Served by ix_dl_schedules_due.
+SELECT *, coalesce(%(now)s::timestamptz, now()) AS now FROM dl_schedules
+ WHERE next_due <= coalesce(%(now)s::timestamptz, now()) AND paused_at IS NULL AND retired_at IS NULL
+   AND (retry_at IS NULL OR retry_at <= coalesce(%(now)s::timestamptz, now())) AND name > %(after)s
+ ORDER BY name LIMIT 1 FOR UPDATE SKIP LOCKED;
+
+-- name: has_ended
+-- Whether the last job of a schedule has ended, or is gone.
+SELECT NOT EXISTS (SELECT FROM dl_jobs WHERE job_id = %(job_id)s AND status IN ('queued', 'running'));
+
+-- name: made
+-- Its due times up to now have their jobs; the transaction has added them.
+UPDATE dl_schedules
+   SET next_due = %(next_due)s, last_due = coalesce(%(last_due)s, last_due),
+       last_job_id = coalesce(%(last_job_id)s, last_job_id), skipped = skipped + %(skipped)s,
+       last_skipped = coalesce(%(last_skipped)s, last_skipped), error = NULL, error_at = NULL, retry_at = NULL
+ WHERE name = %(name)s;
+
+-- name: ran
+-- A job that somebody has asked for: the next due time stays.
+UPDATE dl_schedules SET last_job_id = %(job_id)s WHERE name = %(name)s;
+
+-- name: failed
+-- Its due times stay due; the next try is some time later.
+UPDATE dl_schedules
+   SET error = %(error)s, error_at = coalesce(error_at, now()),
+       retry_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(retry_sec)s)
+ WHERE name = %(name)s;
+
+-- name: due_in
+-- In how many seconds the next schedule is due, by the database's clock; null where none is.
+SELECT extract(epoch FROM min(greatest(next_due, retry_at)) - coalesce(%(now)s::timestamptz, clock_timestamp()))::float8
+  FROM dl_schedules WHERE paused_at IS NULL AND retired_at IS NULL;
+
+-- name: listen
+LISTEN dl_schedules;

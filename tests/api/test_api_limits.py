@@ -1,0 +1,55 @@
+"""/api/v1/limits: made, shown, replaced and removed over HTTP; wrong ones change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_app import MINIMAL, TRIGGER
+from flask.testing import FlaskClient
+
+LIMITS = "/api/v1/limits"
+ORACLE = f"{LIMITS}/source%3Aoracle"
+
+
+def test_a_limit_from_its_making_to_its_end(client: FlaskClient) -> None:
+    made = client.put(ORACLE, json={"most": 3, "per_minute": 90}).get_json()
+    assert {name: made[name] for name in ("name", "most", "per_minute", "burst", "running", "waiting", "room")} == {
+        **{"name": "source:oracle", "most": 3, "per_minute": 90.0, "burst": 2, "running": 0, "waiting": 0, "room": 2},
+    }
+    assert made["changed_by"]
+    replaced = client.put(ORACLE, json={"most": 1}).get_json()
+    assert (replaced["most"], replaced["per_minute"], replaced["burst"], replaced["tokens"]) == (1, None, None, None)
+    assert client.get(LIMITS).get_json() == {"limits": [replaced]} == {"limits": [client.get(ORACLE).get_json()]}
+    assert client.delete(ORACLE).get_json() == {"name": "source:oracle"}
+    assert client.get(LIMITS).get_json() == {"limits": []}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"most": -1}, {"most": "3"}, {"per_minute": 0}, {"most": 1, "burst": 2}, {"most": 1, "running": 2}]
+)
+def test_a_wrong_limit_is_a_400_and_changes_nothing(client: FlaskClient, wrong: Any) -> None:
+    answer = client.put(ORACLE, json=wrong)
+    assert answer.status_code == 400
+    assert client.get(LIMITS).get_json() == {"limits": []}
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+@pytest.mark.parametrize("name", ["unknown", "a%00b", "n" * 101])
+def test_an_unknown_limit_is_a_404(client: FlaskClient, method: str, name: str) -> None:
+    assert client.open(f"{LIMITS}/{name}", method=method).status_code == 404
+
+
+def test_a_job_names_its_limits_and_says_which_one_is_full(client: FlaskClient) -> None:
+    client.put(ORACLE, json={"most": 0})
+    job_id = client.post(TRIGGER, json=MINIMAL | {"limits": ["other", "source:oracle"]}).get_json()["job_id"]
+    shown = client.get(f"/api/v1/jobs/{job_id}/status").get_json()
+    assert shown["limits"] == ["other", "source:oracle"]
+    assert shown["waiting_for"] == {"reason": "limit", "limit": "source:oracle", "running": 0, "most": 0}
+    assert client.post(TRIGGER, json=MINIMAL | {"limits": ["a", "a"]}).status_code == 400
+
+
+def test_metrics_and_the_page_show_a_limit(client: FlaskClient) -> None:
+    client.put(ORACLE, json={"most": 3})
+    assert 'dl_limit_most{limit="source:oracle"} 3.0' in client.get("/metrics").get_data(as_text=True)
+    assert "source:oracle" in client.get("/limits").get_data(as_text=True)

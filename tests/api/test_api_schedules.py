@@ -1,0 +1,199 @@
+"""Schedules over HTTP: made, changed, paused, run; what is refused and why."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from api_app import TRIGGER, Refused, running
+from flask.testing import FlaskClient
+from test_api_lists import asked, strict
+
+from dataloader.api.v1 import responses
+from dataloader.queue import db, schedules
+
+PATH = "/api/v1/schedules"
+NIGHTLY = {"name": "nightly", "task": "load", "cron": "0 3 * * MON-FRI", "args": {"day": "{{ date }}"}}
+
+
+def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
+    answer = client.post(PATH, json=NIGHTLY | fields)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.get_json()
+    strict(responses.Schedule, document)
+    return document
+
+
+def test_a_schedule_is_added_with_its_defaults_and_shown_with_its_next_times(client: FlaskClient) -> None:
+    document = added(client)
+    assert document["words"] == "At 03:00 on Monday through Friday, Europe/Moscow"
+    assert (document["queue"], document["lock_key"], document["origin"]) == ("etl.default", "nightly", "people")
+    assert (document["catch_up"], document["overlap"], document["jitter_sec"]) == ("last", "queue", 0)
+    assert (document["priority"], document["max_attempts"], document["error"]) == (100, None, None)
+    assert len(document["next"]) == 5
+    assert document["next"][0] == document["next_due"]
+    assert {datetime.fromisoformat(at).hour for at in document["next"]} == {0}, "03:00 in Moscow"
+    assert asked(client, f"{PATH}/nightly?next=2", responses.Schedule)["next"] == document["next"][:2]
+    (listed,) = asked(client, f"{PATH}?next=0", responses.Schedules)["schedules"]
+    assert listed == document | {"next": []}
+
+
+def test_a_schedule_takes_the_zone_of_the_settings_unless_it_names_one(dsn: str) -> None:
+    with running(dsn, timezone="Asia/Tokyo") as app:
+        assert added(app.test_client())["timezone"] == "Asia/Tokyo"
+        assert added(app.test_client(), name="other", timezone="UTC")["timezone"] == "UTC"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "words"),
+    [
+        ({"cron": "0 3 * *"}, "/cron", "should be five fields: minute, hour"),
+        ({"cron": "0 3 31 2 *"}, "/cron", "bad day-of-month"),
+        ({"timezone": "Mars"}, "/timezone", "no time zone 'Mars'; it should be a name such as Europe/Moscow"),
+        ({"interval_sec": 5}, "", "should have one of cron and interval_sec"),
+        ({"cron": None}, "", "should have one of cron and interval_sec"),
+        ({"cron": None, "interval_sec": 0}, "/interval_sec", "greater than or equal to 1"),
+        ({"args": {"a": "{{ dew }}"}}, "", "{{ dew }} is not known; known are {{ due }}"),
+        ({"lock_key": "{{ due"}, None, ""),
+        ({"priority": -1}, "/priority", "greater than or equal to 0"),
+        ({"queue": ""}, "/queue", "at least 1 character"),
+        ({"catch_up": "some"}, "/catch_up", "'none', 'last' or 'all'"),
+        ({"overlap": "stop"}, "/overlap", "'skip', 'queue' or 'cancel_old'"),
+        ({"name": "a/b"}, "/name", "should be letters of A to Z, digits"),
+        ({"name": ".."}, "/name", "should be letters of A to Z, digits"),
+        ({"colour": "red"}, "/colour", "not"),
+        ({"idempotency_key": "x"}, "/idempotency_key", "not"),
+    ],
+)
+def test_a_schedule_that_is_not_valid_is_refused_with_what_would_be_right(
+    client: FlaskClient, refused: Refused, fields: dict[str, Any], pointer: str | None, words: str
+) -> None:
+    answer = client.post(PATH, json=NIGHTLY | fields)
+    if pointer is None:
+        assert answer.status_code == 200
+        return
+    problem = refused(answer, 400, "invalid-input", pointer)
+    assert words in problem["errors"][0]["message"]
+    assert client.get(PATH).get_json() == {"schedules": []}
+
+
+def test_a_name_that_is_taken_is_a_conflict(client: FlaskClient, refused: Refused) -> None:
+    added(client)
+    assert "nightly already" in refused(client.post(PATH, json=NIGHTLY), 409, "conflict")["detail"]
+
+
+def test_a_change_leaves_what_it_does_not_name_and_a_wrong_one_changes_nothing(
+    client: FlaskClient, refused: Refused
+) -> None:
+    before = added(client, priority=5)
+    answer = client.put(f"{PATH}/nightly", json={"interval_sec": 900, "priority": None})
+    changed = answer.get_json()
+    strict(responses.Schedule, changed)
+    assert (changed["cron"], changed["words"], changed["priority"]) == (None, "Every 15 minutes", 100)
+    assert (changed["args"], changed["changed_by"]) == (before["args"], "anonymous from 127.0.0.1")
+    for body, words in (
+        ({"cron": "x"}, "five fields"),
+        ({"args": {"a": "{{ dew }}"}}, "{{ dew }} is not known"),
+        ({"name": "x"}, "not"),
+    ):
+        problem = refused(client.put(f"{PATH}/nightly", json=body), 400, "invalid-input")
+        assert words in problem["detail"] + str(problem["errors"])
+    assert client.get(f"{PATH}/nightly").get_json() == changed
+
+
+def test_a_pause_and_its_end(client: FlaskClient) -> None:
+    added(client)
+    paused = client.post(f"{PATH}/nightly/pause").get_json()
+    strict(responses.Schedule, paused)
+    assert (paused["paused_by"], paused["next"]) == ("anonymous from 127.0.0.1", [])
+    resumed = client.post(f"{PATH}/nightly/resume", json={}).get_json()
+    assert (resumed["paused_at"], len(resumed["next"])) == (None, 5)
+
+
+def test_run_now_adds_a_job_whose_page_names_schedule_and_due_time(client: FlaskClient) -> None:
+    added(client)
+    started = client.post(f"{PATH}/nightly/run").get_json()
+    strict(responses.Triggered, started)
+    job = asked(client, f"/api/v1/jobs/{started['job_id']}", responses.Job)
+    assert job["schedule"]["name"] == "nightly"
+    assert datetime.now(UTC) - datetime.fromisoformat(job["schedule"]["due"]) < timedelta(minutes=1)
+    assert (job["producer"], job["lock_key"]) == ("schedule nightly", "nightly")
+    shown = client.get(f"{PATH}/nightly").get_json()
+    assert (shown["last_job_id"], shown["last_job_status"]) == (started["job_id"], "queued")
+    page = client.get(f"/jobs/{started['job_id']}").text
+    assert "/schedules#schedule-nightly" in page
+    other = client.post(TRIGGER, json={"queue": "q", "task": "t", "lock_key": "k"}).get_json()["job_id"]
+    assert client.get(f"/api/v1/jobs/{other}").get_json()["schedule"] is None
+    assert "/schedules#schedule" not in client.get(f"/jobs/{other}").text
+
+
+def test_run_now_into_a_full_queue_is_refused(client: FlaskClient, refused: Refused) -> None:
+    added(client, queue="q")
+    client.put("/api/v1/queues/q/limit", json={"max_length": 0})
+    refused(client.post(f"{PATH}/nightly/run"), 429, "queue-full")
+
+
+def test_a_removed_schedule_is_gone_and_its_jobs_are_not(client: FlaskClient, refused: Refused) -> None:
+    added(client)
+    started = client.post(f"{PATH}/nightly/run").get_json()
+    assert client.delete(f"{PATH}/nightly").get_json() == {"name": "nightly", "removed": True}
+    refused(client.get(f"{PATH}/nightly"), 404, "not-found")
+    assert client.get(f"/api/v1/jobs/{started['job_id']}").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["nobody", "%00", "..%2f", "a%20b"])
+def test_an_unknown_name_is_404(client: FlaskClient, refused: Refused, name: str) -> None:
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/run")):
+        refused(client.open(f"{PATH}/{name}{path}", method=method), 404, "not-found")
+    refused(client.put(f"{PATH}/{name}", json={"priority": 1}), 404, "not-found")
+
+
+def test_secrets_in_the_args_of_a_schedule_are_masked_and_outlive_a_change(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    body = json.dumps(NIGHTLY | {"args": {"password": "hunter2-very-secret"}})  # the test's client would mask it
+    answer = client.post(PATH, data=body, content_type="application/json")
+    assert answer.get_json()["args"] == {"password": "***"}
+    assert "hunter2" not in client.get("/schedules").text
+    client.put(f"{PATH}/nightly", json={"priority": 1})
+    (stored,) = conn.execute("SELECT job ->> 'args' FROM dl_schedules").fetchone() or ("",)
+    assert "hunter2-very-secret" in stored
+
+
+def test_the_page_lists_schedules_with_their_times_errors_and_buttons(client: FlaskClient, conn: db.Connection) -> None:
+    assert "There is no schedule yet" in client.get("/schedules").text
+    added(client)
+    added(client, name="paused")
+    client.post("/schedules/paused/pause", headers={"HX-Request": "true"})
+    conn.execute("UPDATE dl_schedules SET next_due = now() - interval '10 min' WHERE name = 'nightly'")
+    text = " ".join(client.get("/schedules").text.split())
+    assert "At 03:00 on Monday through Friday, Europe/Moscow" in text
+    assert "overdue for 10 min" in text
+    assert "by anonymous from 127.0.0.1" in text
+    assert 'hx-post="/schedules/nightly/pause"' in text
+    assert 'hx-post="/schedules/paused/resume"' in text
+    answer = client.post("/schedules/nightly/run", headers={"HX-Request": "true"})
+    assert "added" in answer.text
+    conn.execute("UPDATE dl_schedules SET error = 'no <b> such thing', error_at = now()")
+    assert "no &lt;b&gt; such thing" in client.get("/schedules").text
+    assert client.post("/schedules/unknown/run").status_code == 404
+
+
+def test_the_form_adds_a_schedule_and_says_what_is_wrong(client: FlaskClient, conn: db.Connection) -> None:
+    form = {"name": "hourly", "task": "noop", "cron": "0 * * * *", "args": '{"a": 1}', "queue": "", "timezone": ""}
+    assert "hourly" in client.post("/schedules", data=form).text
+    assert [row["args"] for row in schedules.listed(conn)] == [{"a": 1}]
+    for wrong, words in (
+        ({"cron": "x"}, "five fields"),
+        ({"args": "[1]"}, "JSON object"),
+        ({"args": "{"}, "JSON object"),
+        ({}, "already"),
+        ({"name": "x", "interval_sec": "5"}, "one of cron and interval_sec"),
+        ({"name": "x", "cron": "", "interval_sec": "soon"}, "whole number"),
+    ):
+        answer = client.post("/schedules", data=form | wrong, headers={"HX-Request": "true"})
+        assert answer.status_code in (400, 409)
+        assert words in answer.text
+    assert len(schedules.listed(conn)) == 1

@@ -1,0 +1,190 @@
+"""`load.csv` of a large file: in parts, of which a later run reads none again, and still all or nothing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dataloader.pipelines import csv_file, csv_parts, csv_table
+from dataloader.testing import Result
+
+Rows = Callable[[str], list[Any]]
+Load = Callable[..., Result]
+Between = Callable[[Callable[[], Any]], None]
+LOAD = {"path": "f.csv", "table": "t", "key": ["id"], "batch_rows": 100}
+ROWS = 3_000
+LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
+
+
+@pytest.fixture
+def load(job: Load, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load `f.csv` into the table `t` by `id`, in parts of a few thousand bytes."""
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    return lambda args=LOAD, **how: job("load.csv", args, **how)
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Have something happen before the first run of this process, which is the one after those that are killed."""
+    here, opened, left = os.getpid(), csv_file.open_file, iter([True])
+
+    def prepare(happens: Callable[[], Any]) -> None:
+        def open_file(*args: Any) -> Any:
+            if os.getpid() == here and next(left, False):
+                happens()
+            return opened(*args)
+
+        monkeypatch.setattr(csv_file, "open_file", open_file)
+
+    return prepare
+
+
+def written(folder: Path, text: str = "", encoding: str = "utf-8") -> None:
+    """A file with quoted line ends, blank lines and letters of several bytes."""
+    records = "".join(f'{n},"Ёж\r\nи ""уж"" {n}"\r\n' + "\r\n" * (n % 7 == 0) for n in range(ROWS))
+    (folder / "f.csv").write_bytes(("id,name\r\n" + records + text).encode(encoding))
+
+
+def loaded(rows: Rows) -> list[Any]:
+    return rows("SELECT id::int, name FROM t ORDER BY 1")
+
+
+EXPECTED = [(n, f'Ёж\r\nи "уж" {n}') for n in range(ROWS)]
+
+
+def test_one_run_is_as_that_of_a_small_file(load: Load, rows: Rows, tmp_path: Path) -> None:
+    written(tmp_path)
+    result = load()
+    assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
+    assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
+    done = [progress["processed"] for progress in result.progress]
+    assert done == sorted(done)
+    assert all(progress["processed"] <= progress["total"] for progress in result.progress)
+    versions = rows("SELECT id, xmin, ctid FROM t ORDER BY id")
+    assert load().status == "succeeded"
+    assert rows("SELECT id, xmin, ctid FROM t ORDER BY id") == versions
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1251", "utf-16", "utf-16-be", "utf-32", "shift_jis"])
+@pytest.mark.parametrize("how", ["crash_at", "drain_at"])
+def test_the_next_run_goes_on_behind_the_last_part(
+    load: Load, rows: Rows, tmp_path: Path, encoding: str, how: str
+) -> None:
+    written(tmp_path, encoding=encoding)
+    result = load(LOAD | {"encoding": encoding}, **{how: 41})
+    assert (result.status, result.attempts) == ("succeeded", 1)
+    first, second = result.runs
+    assert first.checkpoint is not None
+    at = first.checkpoint["place"][2]
+    assert at > 500
+    assert second.progress[0]["processed"] == at + 100
+    assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_killed_anywhere_the_rows_are_the_files(load: Load, rows: Rows, tmp_path: Path, typed: bool) -> None:
+    written(tmp_path)
+    points = load().steps
+    assert points > 40
+    for point in [1, 2, 3, *range(4, points - 4, 11), *range(points - 4, points + 1), "end"]:
+        rows("DROP TABLE IF EXISTS t")
+        if typed:
+            rows("CREATE TABLE t (name text CHECK (name <> ''), id int PRIMARY KEY, line int, more text)")
+        result = load(crash_at=point)
+        assert (result.status, loaded(rows), rows(LEFT)) == ("succeeded", EXPECTED, [(0,)]), point
+
+
+def test_a_run_behind_the_merge_reads_nothing_and_writes_nothing(load: Load, rows: Rows, tmp_path: Path) -> None:
+    written(tmp_path)
+    result = load(crash_at="end")
+    assert [len(run.progress) for run in result.runs][1:] == [1]
+    assert result.value == {"processed": ROWS, "total": ROWS}
+
+
+@pytest.mark.parametrize("change", ["content", "time"])
+def test_a_file_that_has_changed_is_loaded_from_its_beginning(
+    load: Load, rows: Rows, tmp_path: Path, between: Between, change: str
+) -> None:
+    written(tmp_path)
+    more = [(9000, "new")] if change == "content" else []
+    between(lambda: written(tmp_path, "9000,new\r\n") if more else os.utime(tmp_path / "f.csv", (1, 1)))
+    result = load(crash_at=41)
+    assert result.progress[0]["processed"] == 100
+    assert (loaded(rows), rows(LEFT)) == ([*EXPECTED, *more], [(0,)])
+
+
+@pytest.mark.parametrize("statement", ["TRUNCATE {}", "DROP TABLE {}"])
+def test_staged_rows_that_a_crash_of_the_server_took_are_read_again(
+    load: Load, rows: Rows, tmp_path: Path, between: Between, statement: str
+) -> None:
+    def crash() -> None:
+        ((staging, kind),) = rows("SELECT relname, relpersistence::text FROM pg_class WHERE relname ~ '^dl_load_csv'")
+        assert kind == "u"
+        rows(statement.format(staging))
+
+    written(tmp_path)
+    between(crash)
+    result = load(crash_at=41)
+    assert (result.status, result.progress[0]["processed"]) == ("succeeded", 100)
+    assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
+
+
+@pytest.mark.parametrize("at", [0, 3, "merge"])
+def test_a_server_that_crashes_between_two_parts_costs_no_row(
+    load: Load, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int | str
+) -> None:
+    """It empties what is staged. The run has no session then that would be lost."""
+    written(tmp_path)
+    is_staged, merge_next = csv_table.Load.is_staged, itertools.chain([ROWS], itertools.repeat(0))
+    asked = itertools.count()
+
+    def after_a_crash(self: csv_table.Load) -> bool:
+        staged = self._fetch("SELECT count(*) FROM {staging}")[0][0]
+        if next(asked) == at or (at == "merge" and staged == ROWS and next(merge_next)):
+            self._execute("TRUNCATE {staging}")
+        return is_staged(self)
+
+    monkeypatch.setattr(csv_table.Load, "is_staged", after_a_crash)
+    result = load()
+    assert "the server has crashed, and lost what was staged" in (result.runs[0].error or "")
+    assert (result.status, loaded(rows)) == ("succeeded", EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x,\r\n", f"f.csv, line {2 * ROWS + 431}: column id: invalid input syntax"),
+        ('5,"', f"f.csv, line {2 * ROWS + 431}: unterminated quote"),
+        ("9000,\x00\r\n", "0x00"),
+    ],
+)
+def test_a_bad_record_far_in_leaves_nothing(load: Load, rows: Rows, tmp_path: Path, text: str, reason: str) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, name text); INSERT INTO t VALUES (1, 'before')")
+    written(tmp_path, text)
+    result = load(crash_at=41)
+    assert result.status == "failed"
+    assert reason in (result.error or "")
+    assert (loaded(rows), rows(LEFT)) == ([(1, "before")], [(0,)])
+
+
+def test_what_only_the_table_refuses_leaves_nothing(load: Load, rows: Rows, tmp_path: Path) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, name text UNIQUE)")
+    written(tmp_path, '9000,"Ёж\r\nи ""уж"" 1"\r\n')
+    result = load()
+    assert result.error == 'f.csv into t: duplicate key value violates unique constraint "t_name_key"'
+    assert (loaded(rows), rows(LEFT)) == ([], [(0,)])
+
+
+def test_what_ended_jobs_have_staged_goes_after_a_week(load: Load, rows: Rows, tmp_path: Path) -> None:
+    written(tmp_path)
+    old, young = (load(crash_at=41, cancel_at=1).job_id for _ in range(2))
+    rows(f"UPDATE dl_fence SET raised_at = now() - interval '8 days' WHERE job_id = '{old}'")
+    assert rows(LEFT) == [(2,)]
+    assert load().status == "succeeded"
+    assert rows(f"{LEFT} AND relname = '{csv_table.name_of(young)}'") == [(1,)]
+    assert rows(LEFT) == [(1,)]

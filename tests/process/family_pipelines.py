@@ -1,0 +1,42 @@
+"""Pipelines that add jobs, wait for others, and note in a file what they do."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dataloader.pipelines import Context, PermanentError, register
+
+
+def note(line: str) -> None:
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(line + "\n")
+
+
+@register("part")
+def part(args: dict[str, Any]) -> int:
+    """Return the double."""
+    note(f"part {args['n']}")
+    if args["n"] < 0:
+        raise PermanentError("below zero")
+    return 2 * int(args["n"])
+
+
+@register("whole")
+def whole(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Fan out, and sum up what comes back."""
+    note(f"whole {context.attempt}")
+    parts = [context.trigger("part", {"n": n}) for n in args["parts"]]
+    return {"sum": sum(context.gather(parts)), "attempt": context.attempt}
+
+
+@register("sums")
+def sums(args: dict[str, Any], context: Context) -> dict[str, Any]:
+    """Sum up what the parents have returned."""
+    return {"of": [parent.result for parent in context.parents], "states": [p.status for p in context.parents]}
+
+
+@register("triggers badly")
+def triggers_badly(args: dict[str, Any], context: Context) -> None:
+    """Name a field that no job has."""
+    context.trigger("part", nonsense=1)

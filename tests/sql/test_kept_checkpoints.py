@@ -1,0 +1,453 @@
+"""Checkpoints in the queue and in the target: kept by the claim that holds, spent by success, gone with the job."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from foreign import Foreign
+from hands import Worker, enqueue, expire, journal, row, state, value
+
+from dataloader.farm import fence
+from dataloader.farm.fence import Overtaken, Standing
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.job import Checkpoint, Finish
+from dataloader.queue.lifecycle import Ended
+
+DAY = 86_400.0
+FIRST = Checkpoint('{"at": 1}')
+SECOND = Checkpoint('{"at": 2}')
+
+
+def kept(conn: db.Connection, job_id: UUID) -> Checkpoint | None:
+    """As the next run gets it."""
+    return lifecycle.checkpoints(conn, [job_id]).get(job_id)
+
+
+def stored(conn: db.Connection) -> list[Any]:
+    return conn.execute("SELECT claim, checkpoint FROM dl_checkpoints ORDER BY claim").fetchall()
+
+
+def crash(conn: db.Connection, worker: Worker, end: str = "crash") -> None:
+    """The worker dies, and the keeper settles what it has."""
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL, heartbeat_at = now()")
+    assert lifecycle.settle(conn, worker.name, end, "killed")
+    conn.execute("UPDATE dl_jobs SET available_at = now(), blocked_on = NULL WHERE status = 'queued'")
+
+
+# In the queue
+
+
+def test_a_run_gets_what_the_one_before_has_kept(conn: db.Connection, worker: Worker) -> None:
+    job_id, other = enqueue(conn), enqueue(conn)
+    job = worker.take()
+    checkpoint = Checkpoint('{"at": 1}', claim=7, number=3, spares_attempt=True)
+    lifecycle.keep_checkpoint(conn, job, checkpoint)
+    assert lifecycle.checkpoints(conn, [job_id, other]) == {job_id: checkpoint}
+    assert stored(conn) == [(1, {"at": 1})]
+
+
+@pytest.mark.parametrize("field", ["attempt", "claimed_by"])
+def test_who_does_not_name_the_claim_keeps_nothing(conn: db.Connection, worker: Worker, field: str) -> None:
+    enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job._replace(**{field: {"attempt": 2, "claimed_by": "host:9:x"}[field]}), FIRST)
+    assert stored(conn) == []
+
+
+def test_nothing_is_kept_of_a_job_that_does_not_run(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    conn.execute("SET session_replication_role = replica")
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (job_id,))
+    conn.execute("RESET session_replication_role")
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    assert stored(conn) == []
+
+
+def test_that_of_a_later_claim_is_not_replaced(conn: db.Connection, worker: Worker) -> None:
+    """As by the statement of a run that was stopped in its midst."""
+    enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    conn.execute("UPDATE dl_checkpoints SET claim = 2")
+    lifecycle.keep_checkpoint(conn, job, SECOND)
+    assert stored(conn) == [(2, {"at": 1})]
+
+
+def test_only_a_new_one_is_of_the_new_claim(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    before = value(conn, "SELECT ctid::text FROM dl_checkpoints")
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    assert value(conn, "SELECT ctid::text FROM dl_checkpoints") == before
+    worker.finish(job, "hand_back")
+    again = worker.take()
+    lifecycle.keep_checkpoint(conn, again, FIRST)
+    assert value(conn, "SELECT ctid::text FROM dl_checkpoints") == before
+    lifecycle.keep_checkpoint(conn, again, FIRST._replace(claim=1, number=1, spares_attempt=True))
+    assert stored(conn) == [(1, {"at": 1})]
+    assert kept(conn, job_id) == Checkpoint('{"at": 1}', 1, 1, spares_attempt=True)
+    lifecycle.keep_checkpoint(conn, again, FIRST._replace(claim=1, number=2))
+    lifecycle.keep_checkpoint(conn, again, FIRST._replace(claim=2, number=2))
+    assert kept(conn, job_id) == Checkpoint('{"at": 1}', 2, 2)
+    lifecycle.keep_checkpoint(conn, again, SECOND)
+    assert stored(conn) == [(2, {"at": 2})]
+
+
+def test_each_save_has_its_time(conn: db.Connection, worker: Worker) -> None:
+    enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    conn.execute("UPDATE dl_checkpoints SET saved_at = '-infinity'")
+    lifecycle.keep_checkpoint(conn, job, SECOND)
+    assert value(conn, "SELECT saved_at > now() - interval '1 min' FROM dl_checkpoints")
+
+
+@pytest.mark.parametrize("by", ["step", "finish"])
+@pytest.mark.parametrize("verb", ["retry", "hand_back", "fail", "cancel"])
+def test_it_is_there_before_the_end_of_any_run_and_stays(
+    conn: db.Connection, worker: Worker, by: str, verb: str
+) -> None:
+    job_id = enqueue(conn)
+    conn.execute(
+        "CREATE FUNCTION looks() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " ASSERT EXISTS (SELECT FROM dl_checkpoints); RETURN NEW; END $$;"
+        " CREATE TRIGGER looks BEFORE UPDATE ON dl_jobs FOR EACH ROW WHEN (OLD.status = 'running')"
+        " EXECUTE FUNCTION looks()"
+    )
+    try:
+        _end(worker, by, Ended(worker.take(), Finish(verb, "why", 0.0), checkpoint=FIRST))
+    finally:
+        conn.execute("DROP FUNCTION looks CASCADE")
+    assert kept(conn, job_id) == FIRST
+
+
+def _end(worker: Worker, by: str, end: Ended) -> None:
+    if by == "step":
+        lifecycle.step(worker.session, ["none"], 15, 0, [end])
+    else:
+        lifecycle.finish_some(worker.conn, worker.name, [end])
+
+
+@pytest.mark.parametrize("by", ["step", "finish"])
+def test_success_spends_it_with_all_that_the_target_has(conn: db.Connection, worker: Worker, by: str) -> None:
+    job_id, other = enqueue(conn), enqueue(conn)
+    jobs = lifecycle.step(worker.session, ["q"], 15, 2, None).jobs
+    lifecycle.keep_checkpoint(conn, jobs[1], FIRST)
+    worker.finish(jobs[1])
+    _end(worker, by, Ended(jobs[0], Finish("succeed"), checkpoint=FIRST._replace(claim=1, number=9)))
+    assert (kept(conn, job_id), kept(conn, other)) == (Checkpoint(None, claim=2), FIRST)
+
+
+def test_a_job_that_came_back_meanwhile_keeps_it(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    lifecycle.keep_checkpoint(conn, worker.take(), FIRST)
+    conn.execute(lifecycle._SQL["spend_checkpoints"], {"job_ids": [job_id]})
+    assert kept(conn, job_id) == FIRST
+
+
+def test_a_run_without_one_costs_no_statement(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    with conn.transaction(force_rollback=True):
+        conn.execute("DROP TABLE dl_checkpoints")
+        lifecycle.finish_some(conn, worker.name, [])
+    worker.finish(worker.take())
+    assert (state(conn, job_id)[0], kept(conn, job_id)) == ("succeeded", None)
+
+
+@pytest.mark.parametrize("by", ["operator", "plain update"])
+@pytest.mark.parametrize("verb", ["succeed", "fail"])
+def test_a_job_that_comes_back_goes_on_unless_it_has_succeeded(
+    conn: db.Connection, worker: Worker, by: str, verb: str
+) -> None:
+    """The worker has died behind the end, before it could spend the checkpoint."""
+    saved = FIRST._replace(claim=1, number=5)
+    job_id, other = enqueue(conn), enqueue(conn)
+    for each in lifecycle.step(worker.session, ["q"], 15, 2, None).jobs:
+        lifecycle.keep_checkpoint(conn, each, saved)
+        worker.finish(each, verb)
+    if by == "operator":
+        operations.requeue(conn, [job_id], "test")
+    else:
+        conn.execute("UPDATE dl_jobs SET status = 'queued' WHERE job_id = %s", (job_id,))
+    assert kept(conn, job_id) == (Checkpoint(None, claim=2) if verb == "succeed" else saved)
+    assert kept(conn, other) == saved
+
+
+def test_another_change_of_a_job_that_has_succeeded_leaves_it(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    worker.finish(job)
+    conn.execute("UPDATE dl_jobs SET queue = 'other', status = 'failed' WHERE job_id = %s", (job_id,))
+    assert kept(conn, job_id) == FIRST
+
+
+def test_a_success_of_another_service_spends_it_too(conn: db.Connection, worker: Worker, foreign: Foreign) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    lifecycle.keep_checkpoint(conn, job, FIRST)
+    worker.finish(job, "hand_back")
+    foreign.conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
+    assert kept(conn, job_id) == FIRST
+    operations.requeue(conn, [job_id], "test")
+    assert kept(conn, job_id) == Checkpoint(None, claim=2)
+
+
+def test_an_operator_lets_a_job_begin_at_the_start(conn: db.Connection, worker: Worker) -> None:
+    """Also one of which only the target may have a checkpoint."""
+    saved, unheard, other = (enqueue(conn) for _ in range(3))
+    running, fresh = enqueue(conn), enqueue(conn)
+    jobs = lifecycle.step(worker.session, ["q"], 15, 4, None).jobs
+    for job in jobs:
+        if job.job_id != unheard:
+            lifecycle.keep_checkpoint(conn, job, FIRST._replace(claim=1, number=5))
+        if job.job_id != running:
+            worker.finish(job, "fail")
+    conn.execute("UPDATE dl_jobs SET status = 'canceled' WHERE job_id = %s", (fresh,))
+    outcomes = operations.start_over(conn, [saved, unheard, running, fresh], "test")
+    assert list(outcomes.values()) == ["done", "done", "running", "done"]
+    assert [state(conn, job_id) for job_id in (saved, unheard)] == [("queued", 0)] * 2
+    assert lifecycle.checkpoints(conn, [saved, unheard, other, running, fresh]) == {
+        saved: Checkpoint(None, claim=2),
+        unheard: Checkpoint(None, claim=2),
+        other: FIRST._replace(claim=1, number=5),
+        running: FIRST._replace(claim=1, number=5),
+    }
+    lifecycle.keep_checkpoint(conn, worker.take(), SECOND)
+    assert SECOND in lifecycle.checkpoints(conn, [saved, unheard]).values()
+
+
+@pytest.mark.parametrize("by", ["operator", "retention", "plain delete"])
+def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> None:
+    job_id, other = enqueue(conn), enqueue(conn)
+    for each in lifecycle.step(worker.session, ["q"], 15, 2, None).jobs:
+        lifecycle.keep_checkpoint(conn, each, FIRST)
+        worker.finish(each, "fail")
+    if by == "operator":
+        operations.delete(conn, [job_id], "test")
+    elif by == "retention":
+        conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '8 days' WHERE job_id = %s", (job_id,))
+        assert lifecycle.prune(conn, 7 * DAY, "-infinity", 10)[0] == 1
+    else:
+        conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+    assert conn.execute("SELECT job_id FROM dl_checkpoints").fetchall() == [(other,)]
+
+
+@pytest.mark.parametrize("what", ["delete", "put back", "crash"])
+def test_jobs_live_on_while_a_migration_has_not_made_the_table_yet(
+    conn: db.Connection, worker: Worker, what: str
+) -> None:
+    """The functions come with 0019, the table with 0033."""
+    job_id = enqueue(conn)
+    job = worker.take()
+    if what != "crash":
+        worker.finish(job)
+    with conn.transaction(force_rollback=True):
+        conn.execute("DROP TABLE dl_checkpoints")
+        if what == "crash":
+            crash(conn, worker)
+        elif what == "delete":
+            conn.execute("DELETE FROM dl_jobs")
+        else:
+            conn.execute("UPDATE dl_jobs SET status = 'queued'")
+            assert state(conn, job_id)[0] == "queued"
+        conn.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+# Attempts
+
+
+@pytest.mark.parametrize("end", ["crash", "timeout"])
+def test_a_dead_run_that_came_further_does_not_count(conn: db.Connection, worker: Worker, end: str) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    for number in range(1, 4):
+        lifecycle.keep_checkpoint(conn, worker.take(), Checkpoint(f"[{number}]", spares_attempt=True))
+        crash(conn, worker, end)
+        assert state(conn, job_id) == ("queued", 0)
+        assert row(conn, job_id)["error"] == "killed on attempt 1"
+        assert journal(conn, job_id)[-1][1]["reason"] == "killed on attempt 1"
+    worker.take()
+    crash(conn, worker, end)  # it has saved nothing
+    assert state(conn, job_id)[0] in ("lost", "failed")
+
+
+def test_nor_does_one_whose_lease_runs_out(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    lifecycle.keep_checkpoint(conn, worker.take(), FIRST._replace(spares_attempt=True))
+    expire(conn, job_id)
+    conn.execute("UPDATE dl_jobs SET claimed_pid = NULL, heartbeat_at = now()")
+    assert lifecycle.reap(conn)
+    assert state(conn, job_id) == ("queued", 0)
+
+
+@pytest.mark.parametrize("case", ["the same again", "another job's", "a pipeline that does not say so"])
+def test_a_dead_run_counts_else(conn: db.Connection, worker: Worker, case: str) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    job = worker.take()
+    saved = FIRST._replace(spares_attempt=case != "a pipeline that does not say so")
+    if case == "another job's":
+        lifecycle.keep_checkpoint(conn, job, saved)
+        conn.execute("UPDATE dl_checkpoints SET job_id = gen_random_uuid()")
+    else:
+        lifecycle.keep_checkpoint(conn, job, saved)
+        if case == "the same again":
+            worker.finish(job, "hand_back")
+            lifecycle.keep_checkpoint(conn, worker.take(), saved)
+    crash(conn, worker)
+    assert state(conn, job_id) == ("lost", 1)
+
+
+def test_a_canceled_one_is_canceled_all_the_same(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    lifecycle.keep_checkpoint(conn, worker.take(), FIRST._replace(spares_attempt=True))
+    lifecycle.request_cancel(conn, job_id)
+    crash(conn, worker)
+    assert state(conn, job_id)[0] == "canceled"
+
+
+# In the target
+
+
+@pytest.fixture
+def target(conn: db.Connection) -> db.Connection:
+    conn.execute("DROP TABLE IF EXISTS dl_fence")
+    return conn
+
+
+def commit(dsn: str, job: UUID, claim: int, text: str, number: int, owner: str = "w") -> Standing:
+    """Commit a checkpoint, and return what the transaction knew."""
+    standing = Standing(job)
+    with fence.transaction(dsn, "public", {job: claim}, owner, standing=standing):
+        standing.to_save = Checkpoint(text, number=number)
+    return standing
+
+
+def found(dsn: str, job: UUID, claim: int, owner: str = "w") -> Checkpoint:
+    standing = Standing(job)
+    with fence.transaction(dsn, "public", {job: claim}, owner, standing=standing):
+        return standing.found
+
+
+def test_the_next_transaction_finds_what_was_committed(target: db.Connection, dsn: str) -> None:
+    job, other = uuid4(), uuid4()
+    assert found(dsn, job, 1) == Checkpoint()
+    assert commit(dsn, job, 1, '{"at": 1}', 1).saved == Checkpoint('{"at": 1}', 1, 1)
+    assert commit(dsn, other, 5, '{"at": 9}', 4).found == Checkpoint()
+    assert (found(dsn, job, 1), found(dsn, job, 2)) == (Checkpoint('{"at": 1}', 1, 1),) * 2
+    commit(dsn, job, 2, '{"at": 2}', 2)
+    assert (found(dsn, job, 3), found(dsn, other, 5)) == (Checkpoint('{"at": 2}', 2, 2), Checkpoint('{"at": 9}', 5, 4))
+
+
+def test_a_transaction_that_saves_nothing_leaves_it(target: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    commit(dsn, job, 1, '{"at": 1}', 1)
+    with fence.transaction(dsn, "public", {job: 2}, "w"):
+        pass
+    assert found(dsn, job, 2) == Checkpoint('{"at": 1}', 1, 1)
+
+
+def test_it_rolls_back_with_the_data(target: db.Connection, dsn: str) -> None:
+    standing = Standing(job := uuid4())
+    with pytest.raises(ZeroDivisionError), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
+        standing.to_save = Checkpoint("{}", number=1)
+        raise ZeroDivisionError
+    assert (standing.saved, found(dsn, job, 1)) == (None, Checkpoint())
+
+
+@pytest.mark.parametrize("overtaker", [(2, "w"), (1, "other")])
+def test_a_run_that_is_overtaken_commits_none(target: db.Connection, dsn: str, overtaker: tuple[int, str]) -> None:
+    """By a newer claim; or, after the queue was set back, by another run with a number that the row then has."""
+    job = uuid4()
+    standing = Standing(job)
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing) as conn:  # noqa: PT012
+        conn.execute("SET application_name = 'in disguise'")
+        conn.execute("CREATE TABLE written ()")
+        standing.to_save = Checkpoint("{}", number=1)
+        target.execute("UPDATE dl_fence SET claim = %s, owner = %s", overtaker)
+    assert (standing.saved, value(target, "SELECT checkpoint FROM dl_fence")) == (None, None)
+    assert value(target, "SELECT to_regclass('written')") is None
+
+
+def test_a_fence_that_an_older_version_raised_lets_none_commit(target: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    standing = Standing(job)
+    with pytest.raises(Overtaken), fence.transaction(dsn, "public", {job: 1}, "w", standing=standing):  # noqa: PT012
+        standing.to_save = Checkpoint("{}", number=1)
+        target.execute("UPDATE dl_fence SET raised_at = raised_at + interval '1 s'")
+
+
+def test_only_its_jobs_row_has_it(target: db.Connection, dsn: str) -> None:
+    job, other = uuid4(), uuid4()
+    found(dsn, other, 1)
+    commit(dsn, job, 1, "{}", 1)
+    assert found(dsn, other, 1) == Checkpoint()
+
+
+def test_the_commit_of_a_stopped_process_holds_for_5_s_at_most(target: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    standing = Standing(job)
+    timeout = "current_setting('idle_in_transaction_session_timeout')"
+    target.execute("CREATE TABLE seen (setting text)")
+    with fence.transaction(dsn, "public", {job: 1}, "w", standing=standing) as conn:
+        conn.execute("CREATE TABLE deferred (id int)")
+        conn.execute(
+            "CREATE FUNCTION sees() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN INSERT INTO seen SELECT {timeout}; RETURN NULL; END $$"
+        )
+        conn.execute(
+            "CREATE CONSTRAINT TRIGGER sees AFTER INSERT ON deferred DEFERRABLE INITIALLY DEFERRED"
+            " FOR EACH ROW EXECUTE FUNCTION sees()"
+        )
+        conn.execute("INSERT INTO deferred VALUES (1)")
+        standing.to_save = Checkpoint("{}", number=1)
+    assert target.execute("SELECT setting FROM seen").fetchall() == [("5s",)]
+    target.execute("DROP FUNCTION sees CASCADE")
+
+
+def test_a_run_that_leaps_saves_by_its_new_number(target: db.Connection, dsn: str) -> None:
+    job = uuid4()
+    commit(dsn, job, 7, '{"at": 1}', 1, "before")
+    standing, tokens = Standing(job), {job: 3}
+    with fence.transaction(dsn, "public", tokens, "w", lambda job_id, height: height + 1, standing):
+        assert standing.found == Checkpoint('{"at": 1}', 7, 1)
+        standing.to_save = Checkpoint('{"at": 2}', number=2)
+    assert standing.saved == found(dsn, job, 8) == Checkpoint('{"at": 2}', 8, 2)
+
+
+def test_a_fence_of_before_is_widened(target: db.Connection, dsn: str) -> None:
+    target.execute("CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz"
+                   " NOT NULL DEFAULT now(), owner text, owned_at timestamptz)")  # fmt: skip
+    job = uuid4()
+    with fence.transaction(dsn, "public", {job: 1}, "w"):
+        pass
+    assert "checkpoint" not in _columns(target)
+    assert found(dsn, job, 1) == Checkpoint()
+    commit(dsn, job, 1, "{}", 1)
+    assert found(dsn, job, 1) == Checkpoint("{}", 1, 1)
+
+
+def _columns(target: db.Connection) -> list[str]:
+    return [name for (name,) in target.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'dl_fence'::regclass AND attnum > 0"
+    )]  # fmt: skip
+
+
+def test_a_role_that_may_not_widen_it_still_writes_without_checkpoints(
+    target: db.Connection, dsn: str, make_role: Any
+) -> None:
+    target.execute("CREATE TABLE dl_fence (job_id uuid PRIMARY KEY, claim bigint NOT NULL, raised_at timestamptz"
+                   " NOT NULL DEFAULT now(), owner text, owned_at timestamptz)")  # fmt: skip
+    target.execute("GRANT ALL ON dl_fence TO PUBLIC")
+    theirs, job = make_role(dsn), uuid4()
+    with fence.transaction(theirs, "public", {job: 1}, "w"):
+        pass
+    with (
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+        fence.transaction(theirs, "public", {job: 1}, "w", standing=Standing(job)),
+    ):
+        pytest.fail("began")

@@ -1,0 +1,571 @@
+"""Limits for the whole fleet: how many jobs of one run at once and start in a minute, whoever claims, ends or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from foreign import Foreign
+from hands import BACKOFF_SEC, Worker, expire, many, plain, quietly, row, started, state, until, value
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue.job import Finish, Job
+from dataloader.queue.lifecycle import Ended, Step
+
+Workers = Callable[[], Worker]
+RUNNING = "SELECT count(DISTINCT (lock_key, claimed_by)) FROM dl_jobs WHERE status = 'running' AND %s = ANY (limits)"
+
+
+def allow(conn: db.Connection, name: str = "l", **what: Any) -> None:
+    operations.set_limit(conn, name, "test", **what)
+
+
+def jobs(conn: db.Connection, number: int, *limits: str, **more: Any) -> list[UUID]:
+    """So many jobs of these limits, in the order in which they start."""
+    return [plain(conn, limits=list(limits or ("l",)), **more) for _ in range(number)]
+
+
+def claim(worker: Worker, most: int = 1, queue: str = "q") -> Step:
+    worker.conn.execute("SET lock_timeout = '2s'")  # what waits for a row fails, and does not hang
+    return lifecycle.step(worker.session, [queue], BACKOFF_SEC, most, None)
+
+
+def run(*workers: Worker) -> list[Job]:
+    """A job for each of these workers."""
+    return [worker.take() for worker in workers]
+
+
+def waits(conn: db.Connection, *job_ids: UUID) -> list[str | None]:
+    return [row(conn, job_id)["blocked_on"] for job_id in job_ids]
+
+
+def test_no_more_jobs_run_than_the_limit_says(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=2)
+    queued = jobs(conn, 4)
+    three = [workers() for _ in range(3)]
+    assert [job.job_id for job in run(*three[:2])] == queued[:2]
+    assert claim(three[2]).job is None
+    assert waits(conn, *queued[2:]) == ["limit:l"] * 2
+    assert value(conn, RUNNING, "l") == 2
+
+
+@pytest.mark.parametrize("verb", ["succeed", "retry", "fail", "hand_back"])
+def test_an_end_lets_the_first_one_in_and_no_more(conn: db.Connection, workers: Workers, verb: str) -> None:
+    allow(conn, most=1)
+    _, second, third = jobs(conn, 3)
+    one, two = workers(), workers()
+    job = one.take()
+    assert claim(two).job is None
+    two.notes()
+    one.finish(job, verb, delay_sec=3600.0)
+    assert two.notes().count("q") >= 1
+    assert waits(conn, second, third) == [None, "limit:l"]
+    assert two.take().job_id == second
+
+
+def test_a_claim_takes_one_job_of_a_limit_and_others_beside_it(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, most=3)
+    limited, others = jobs(conn, 3), [plain(conn) for _ in range(3)]
+    assert [job.job_id for job in claim(worker, 10).jobs] == [limited[0], *others[:3]]
+
+
+def test_a_name_without_a_limit_has_no_bound(conn: db.Connection, worker: Worker) -> None:
+    queued = jobs(conn, 3, "unknown")
+    assert [job.job_id for job in claim(worker, 10).jobs] == queued
+
+
+def test_a_full_limit_costs_the_jobs_behind_it_nothing(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, most=0)
+    with quietly(conn):
+        many(conn, 2_500, "limited-%s")
+        conn.execute("UPDATE dl_jobs SET limits = '{l}'")
+        other = plain(conn)
+    assert worker.take().job_id == other
+    assert value(conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on = 'limit:l'") == 2_500
+
+
+def test_jobs_of_one_key_pass_one_that_waits_for_a_limit(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, most=0)
+    (limited,) = jobs(conn, 1, lock_key="k")
+    other = plain(conn, lock_key="k")
+    assert worker.take().job_id == other
+    assert waits(conn, limited) == ["limit:l"]
+
+
+def test_a_parked_row_of_the_key_with_a_full_limit_does_not_start(conn: db.Connection, workers: Workers) -> None:
+    """The start looks for the first row of the key once more: an older one that was parked meanwhile."""
+    allow(conn, most=0)
+    (limited,) = jobs(conn, 1, lock_key="k", made_sec=-60)
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'key'")
+    other = plain(conn, lock_key="k")
+    assert workers().take().job_id == other
+    assert state(conn, limited)[0] == "queued"
+
+
+def test_all_limits_of_a_job_count(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, "a", most=2)
+    allow(conn, "b", most=1)
+    first, second = jobs(conn, 2, "a", "b")
+    (third,) = jobs(conn, 1, "a")
+    one, two, three = (workers() for _ in range(3))
+    assert [job.job_id for job in run(one, two)] == [first, third]
+    assert waits(conn, second) == ["limit:b"]
+    assert claim(three).job is None
+
+
+def test_a_place_goes_to_the_next_row_when_one_stops_at_another_limit(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, "a", most=1)
+    allow(conn, "b", most=1)
+    holds_a, holds_b = jobs(conn, 1, "a") + jobs(conn, 1, "b")
+    one, two, three = (workers() for _ in range(3))
+    first, second = run(one, two)
+    assert (first.job_id, second.job_id) == (holds_a, holds_b)
+    (both,) = jobs(conn, 1, "a", "b")
+    (only_a,) = jobs(conn, 1, "a")
+    assert claim(three).job is None
+    assert waits(conn, both, only_a) == ["limit:a", "limit:a"]
+    one.finish(first)
+    third = three.take()
+    assert (third.job_id, waits(conn, both)) == (only_a, ["limit:a"])
+    two.finish(second)
+    three.finish(third)
+    assert two.take().job_id == both
+
+
+def test_a_worker_that_died_frees_its_place(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    (first,) = jobs(conn, 1, max_attempts=1)
+    (second,) = jobs(conn, 1)
+    one, two = workers(), workers()
+    run(one)
+    assert claim(two).job is None
+    assert lifecycle.settle(two.conn, one.name, "killed", "test")[0].job_id == first
+    assert waits(conn, second) == [None]
+
+
+def test_a_row_whose_lease_is_over_counts_until_it_is_recovered(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    first, second = jobs(conn, 2)
+    one, two = workers(), workers()
+    run(one)
+    expire(conn, first)
+    assert claim(two).job is None
+    assert lifecycle.reap(two.conn) is not None
+    assert two.take().job_id in (first, second)
+
+
+def test_ends_of_other_services_and_deletions_free_places(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    first, second, third = jobs(conn, 3)
+    one, two = workers(), workers()
+    run(one)
+    assert claim(two).job is None
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (first,))
+    assert waits(conn, second, third) == [None, "limit:l"]
+    conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (second,))
+    assert waits(conn, third) == [None]
+
+
+@pytest.mark.parametrize(
+    "leaves", ["status = 'canceled'", "available_at = now() + interval '1 hour'", "queue = 'other'"]
+)
+def test_a_row_that_leaves_without_a_start_hands_its_place_on(
+    conn: db.Connection, workers: Workers, leaves: str
+) -> None:
+    allow(conn, most=1)
+    _, second, third = jobs(conn, 3)
+    one, two = workers(), workers()
+    (job,) = run(one)
+    assert claim(two).job is None
+    one.finish(job)
+    assert waits(conn, second, third) == [None, "limit:l"]
+    conn.execute(f"UPDATE dl_jobs SET {leaves} WHERE job_id = %s".encode(), (second,))
+    assert waits(conn, third) == [None]
+
+
+def test_a_row_parked_behind_its_key_hands_its_place_on(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=2)
+    first, second = jobs(conn, 2, lock_key="k")
+    _, fourth, fifth = jobs(conn, 1), *jobs(conn, 2)
+    one, two, three, four = (workers() for _ in range(4))
+    (job, other) = run(one, two)
+    assert claim(three).job is None
+    assert waits(conn, fourth, fifth) == ["limit:l"] * 2
+    two.finish(other)
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (second,))
+    assert three.take().job_id == fourth
+    assert job.job_id == first
+    assert claim(four).job is None
+    assert waits(conn, second, fifth)[0] in ("key", "limit:l")
+
+
+def test_every_queue_has_a_row_for_the_room(conn: db.Connection, workers: Workers) -> None:
+    """A queue that is paused, or has no worker, does not keep a place from the others."""
+    allow(conn, most=1)
+    (first,) = jobs(conn, 1)
+    (idle,) = jobs(conn, 1, queue="idle", made_sec=-60)
+    (second,) = jobs(conn, 1)
+    one, two = workers(), workers()
+    (job,) = run(one)
+    assert claim(two).job is None
+    assert claim(two, queue="idle").job is None
+    assert waits(conn, idle, second) == ["limit:l"] * 2
+    one.finish(job)
+    assert waits(conn, idle, second) == [None, None]
+    assert (job.job_id, two.take().job_id) == (first, second)
+
+
+def test_a_limit_that_is_changed_holds_at_once(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    queued = jobs(conn, 5)
+    four = [workers() for _ in range(4)]
+    run(four[0])
+    assert claim(four[1]).job is None
+    allow(conn, most=3)
+    assert waits(conn, *queued[1:]) == [None, None, "limit:l", "limit:l"]
+    run(*four[1:3])
+    assert claim(four[3]).job is None
+    assert operations.remove_limit(conn, "l", "test")
+    assert waits(conn, *queued[3:]) == [None, None]
+    assert not operations.remove_limit(conn, "l", "test")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "a limit should say"),
+        ({"most": -1}, "most should be"),
+        ({"per_minute": 0}, "per_minute should be"),
+        ({"per_minute": float("nan")}, "per_minute should be"),
+        ({"most": 1, "burst": 2}, "burst should be"),
+        ({"per_minute": 1, "burst": 0}, "burst should be"),
+    ],
+)
+def test_a_wrong_limit_is_refused_and_changes_nothing(conn: db.Connection, wrong: Any, said: str) -> None:
+    allow(conn, most=7)
+    with pytest.raises(operations.WrongLimit, match=said):
+        allow(conn, **wrong)
+    for name in ("", "n" * 101, "a\nb", "\ud800"):
+        with pytest.raises(operations.WrongLimit, match="a limit's name should"):
+            allow(conn, name, most=1)
+    assert [(found["name"], found["most"]) for found in stats.limits(conn)] == [("l", 7)]
+
+
+# --- the rate ---
+
+
+def test_as_many_jobs_start_as_there_are_tokens(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=1, burst=3)
+    queued = jobs(conn, 5)
+    assert [job.job_id for job in claim(worker, 10).jobs] == queued[:3]
+    assert claim(worker, 10).jobs == []
+    assert waits(conn, *queued[3:]) == ["time", "limit:l"]
+
+
+def test_the_first_job_that_waits_gets_the_time_of_the_next_token(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, per_minute=1)
+    first, second, third = jobs(conn, 3)
+    one, two = workers(), workers()
+    assert one.take().job_id == first
+    assert claim(two).due_in == pytest.approx(30, abs=2)  # half a token was there beside the one
+    assert waits(conn, second, third) == ["time", "limit:l"]
+    conn.execute("UPDATE dl_limits SET empty_at = empty_at - interval '31 s'")
+    conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (second,))
+    assert two.take().job_id == second
+    assert waits(conn, third) == ["time"]
+
+
+def test_a_bucket_holds_half_a_token_more_than_its_burst(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=60, burst=2)
+    (found,) = stats.limits(conn, "l")
+    assert (found["tokens"], found["room"]) == (pytest.approx(2.5, abs=0.01), 2)
+
+
+def test_a_token_is_not_given_back(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=1)
+    jobs(conn, 1)
+    worker.finish(worker.take(), "hand_back")
+    assert claim(worker).job is None
+
+
+def test_a_stranger_with_the_limits_row_stops_its_starts_alone(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=60)
+    (limited,), other = jobs(conn, 1), plain(conn)
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_limits FOR UPDATE")
+        assert worker.take().job_id == other
+        assert claim(worker).job is None
+    assert worker.take().job_id == limited
+
+
+def test_a_faster_rate_makes_the_waiting_job_due(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=0.01)
+    first, second = jobs(conn, 2)
+    assert worker.take().job_id == first
+    assert claim(worker).job is None
+    assert waits(conn, second) == ["time"]
+    allow(conn, per_minute=60_000)
+    assert worker.take().job_id == second
+
+
+def test_a_changed_rate_keeps_its_tokens(conn: db.Connection, worker: Worker) -> None:
+    allow(conn, per_minute=60, burst=10)
+    jobs(conn, 7)
+    assert len(claim(worker, 7).jobs) == 7
+    for what in ({"per_minute": 6, "burst": 10}, {"per_minute": 600, "burst": 10}, {"per_minute": 0.001, "burst": 10}):
+        allow(conn, **what)
+        assert stats.limits(conn, "l")[0]["tokens"] == pytest.approx(3.5, abs=1)
+    allow(conn, most=1)
+    assert stats.limits(conn, "l")[0]["tokens"] is None
+    allow(conn, per_minute=60, burst=4)
+    assert stats.limits(conn, "l")[0]["tokens"] == pytest.approx(4.5, abs=0.1)
+
+
+# --- several sessions ---
+
+
+def test_two_claims_never_decide_on_one_limit_at_once(conn: db.Connection, workers: Workers) -> None:
+    """The second one passes the limit over, and comes back."""
+    allow(conn, most=1)
+    first, second = jobs(conn, 1), jobs(conn, 1, queue="other")
+    one, two = workers(), workers()
+    with one.conn.transaction():
+        assert claim(one).job is not None
+        found = claim(two, queue="other")
+        assert (found.job, found.due_in) == (None, pytest.approx(0.05))
+        assert waits(conn, *second) == [None]
+    assert claim(two, queue="other").job is None
+    assert waits(conn, *first, *second) == [None, "limit:l"]
+
+
+def test_an_end_during_the_parking_finds_the_parked_rows(conn: db.Connection, workers: Workers) -> None:
+    """The claim holds the running rows, so the end comes behind its commit."""
+    allow(conn, most=1)
+    jobs(conn, 1)
+    one, two = workers(), workers()
+    (job,) = run(one)
+    (second,) = jobs(conn, 1)
+    with two.conn.transaction():
+        assert claim(two).job is None
+        assert waits(two.conn, second) == ["limit:l"]
+        with started(lambda: one.finish(job), one.pid, conn):
+            two.conn.execute("COMMIT; BEGIN")
+    until(lambda: waits(conn, second) == [None], "the second job to be ready")
+
+
+def test_nothing_is_parked_while_a_run_is_about_to_end(conn: db.Connection, workers: Workers) -> None:
+    """Its place may be free at once: the claim comes back."""
+    allow(conn, most=1)
+    jobs(conn, 1)
+    one, two = workers(), workers()
+    (job,) = run(one)
+    (second,) = jobs(conn, 1)
+    with one.conn.transaction():
+        one.finish(job)
+        found = claim(two)
+        assert (found.job, waits(conn, second)) == (None, [None])
+        assert found.due_in is not None
+    assert two.take().job_id == second
+
+
+def test_an_end_in_one_snapshot_is_made_good_by_the_reaper(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    first, second = jobs(conn, 2)
+    one, two = workers(), workers()
+    run(one)
+    assert claim(two).job is None
+    with conn.transaction():
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        conn.execute("UPDATE dl_jobs SET status = 'succeeded' WHERE job_id = %s", (first,))
+    assert waits(conn, second) == ["limit:l"]
+    lifecycle.let_in(two.conn)
+    assert two.take().job_id == second
+
+
+def test_a_locked_row_lets_the_next_one_in(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    _, second, third = jobs(conn, 3)
+    one, two = workers(), workers()
+    (job,) = run(one)
+    assert claim(two).job is None
+    with conn.transaction():
+        conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (second,))
+        one.finish(job)
+        assert two.take().job_id == third
+
+
+# --- ordered queues ---
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_head_of_an_ordered_key_waits_and_its_key_with_it(
+    conn: db.Connection, workers: Workers, merge: bool
+) -> None:
+    operations.set_order(conn, "q", "test", ordered=True, merge=merge)
+    allow(conn, most=1)
+    (holds,) = jobs(conn, 1)
+    one, two = workers(), workers()
+    (job,) = run(one)
+    head, next_one = jobs(conn, 2, lock_key="k")
+    assert claim(two).job is None
+    assert waits(conn, head, next_one) == ["limit:l", "key"]
+    one.finish(job)
+    found = claim(two)
+    assert [each.job_id for each in found.jobs] == ([head, next_one] if merge else [head])
+    assert job.job_id == holds
+    assert value(conn, RUNNING, "l") == 1
+
+
+def test_a_delivery_ends_where_the_limits_differ(conn: db.Connection, worker: Worker) -> None:
+    operations.set_order(conn, "q", "test", ordered=True, merge=True)
+    allow(conn, most=0)
+    first, second = plain(conn, lock_key="k"), plain(conn, lock_key="k")
+    jobs(conn, 1, lock_key="k")
+    assert [job.job_id for job in claim(worker).jobs] == [first, second]
+
+
+def test_a_cancelled_head_frees_its_key(conn: db.Connection, worker: Worker) -> None:
+    operations.set_order(conn, "q", "test", ordered=True)
+    allow(conn, most=0)
+    (head,) = jobs(conn, 1, lock_key="k")
+    next_one = plain(conn, lock_key="k")
+    assert claim(worker).job is None
+    assert waits(conn, head, next_one) == ["limit:l", "key"]
+    operations.cancel(conn, [head], "test")
+    assert worker.take().job_id == next_one
+
+
+# --- why a job waits ---
+
+
+def test_a_job_says_which_limit_it_waits_for(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    _, second = jobs(conn, 2)
+    run(workers())
+    shown = lifecycle.status(conn, second)
+    assert shown is not None
+    assert shown["waiting_for"] == {"reason": "limit", "limit": "l", "running": 1, "most": 1}
+    assert claim(workers()).job is None
+    assert lifecycle.reasons(conn, [second])[second]["reason"] == "limit"
+
+
+def test_the_figures_of_a_limit(conn: db.Connection, workers: Workers) -> None:
+    allow(conn, most=1)
+    allow(conn, "rate", per_minute=90.5)
+    jobs(conn, 3)
+    run(workers())
+    assert claim(workers()).job is None
+    found = {each["name"]: each for each in stats.limits(conn)}
+    assert [found["l"][name] for name in ("most", "running", "waiting", "room", "tokens")] == [1, 1, 2, 0, None]
+    assert [found["rate"][name] for name in ("per_minute", "burst", "most", "running")] == [90.5, 2, None, 0]
+
+
+def test_a_claim_without_limits_asks_for_none(conn: db.Connection, worker: Worker) -> None:
+    """Nor does its end: their functions are not called, so it works without them."""
+    plain(conn)
+    with conn.transaction():
+        for name in ("dl_ask_limits", "dl_settle_limits", "dl_let_in"):
+            conn.execute(f"ALTER FUNCTION {name} RENAME TO {name}_gone".encode())
+        row_of = "SELECT job_id FROM dl_step('{q}', false, 'w', now(), 15, 1, 0, '-infinity', "
+        assert value(conn, row_of + ", ".join(["NULL"] * 8) + ") WHERE job_id IS NOT NULL")
+        conn.execute("SELECT pg_advisory_unlock_all()")
+        raise psycopg.Rollback
+
+
+# --- a model ---
+
+
+STUCK = """
+SELECT count(*) FROM dl_jobs j
+ WHERE status = 'queued' AND left(blocked_on, 6) = 'limit:' AND cardinality(limits) <= %s
+   AND (SELECT bool_and(room > 0) FROM dl_limit_state(j.limits))
+   AND NOT EXISTS (SELECT FROM dl_jobs r
+                    WHERE r.status = 'queued' AND r.blocked_on IS NULL AND r.limits && ARRAY[substr(j.blocked_on, 7)])
+"""
+
+
+class LimitedFarm(RuleBasedStateMachine):
+    """Random claims, ends, crashes and changes of two limits: never more than a limit says, never idle with work."""
+
+    dsn: str
+    conn: db.Connection
+
+    @initialize()
+    def begin(self) -> None:
+        self.conn.execute("TRUNCATE dl_jobs, dl_job_events, dl_limits, dl_freed")
+        self.workers = [Worker(self.dsn, f"host:{number}:boot") for number in range(3)]
+        self.foreign = Foreign(self.dsn)
+        self.runs: list[tuple[Worker, Job]] = []
+        self.most: dict[str, int] = {}
+        for name in "ab":
+            self.change(name, 1)
+
+    @rule(limits=st.sampled_from([["a"], ["b"], ["a", "b"], ["b", "a"], None]), key=st.sampled_from("klmnop"))
+    def add(self, limits: list[str] | None, key: str) -> None:
+        plain(self.conn, limits=limits, lock_key=key)
+
+    @rule(number=st.integers(0, 2), most=st.integers(1, 4))
+    def claim(self, number: int, most: int) -> None:
+        worker = self.workers[number]
+        self.runs += [(worker, job) for job in claim(worker, most).jobs]
+        self.check_bounds()
+
+    def check_bounds(self) -> None:
+        for name, most in self.most.items():
+            assert value(self.conn, RUNNING, name) <= max(most, self.over.get(name, 0))
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), verb=st.sampled_from(["succeed", "hand_back", "fail"]))
+    def end(self, data: st.DataObject, verb: str) -> None:
+        worker, job = self.runs.pop(data.draw(st.integers(0, len(self.runs) - 1)))
+        lifecycle.finish_some(worker.conn, worker.session.worker, [Ended(job, Finish(verb))])
+
+    @rule(number=st.integers(0, 2))
+    def crash(self, number: int) -> None:
+        worker = self.workers[number]
+        lifecycle.settle(self.conn, worker.name, "killed", "test")
+        worker.conn.close()
+        self.runs = [run for run in self.runs if run[0] is not worker]
+        self.workers[number] = Worker(self.dsn, worker.name)
+
+    over: dict[str, int] = {}  # how many ran when a limit was lowered  # noqa: RUF012
+
+    @rule(name=st.sampled_from("ab"), most=st.integers(0, 3))
+    def change(self, name: str, most: int) -> None:
+        allow(self.conn, name, most=most)
+        self.most[name] = most
+        self.over = self.over | {name: value(self.conn, RUNNING, name)}
+
+    @invariant()
+    def never_idle_with_work(self) -> None:
+        """No job waits for a limit with room but behind a ready one; of two limits, after a round of the reaper."""
+        assert not hasattr(self, "most") or not value(self.conn, STUCK, 1)
+        lifecycle.let_in(self.conn)
+        assert not hasattr(self, "most") or not value(self.conn, STUCK, 2)
+
+    def teardown(self) -> None:
+        for session in (*getattr(self, "workers", ()), *([self.foreign] if hasattr(self, "foreign") else ())):
+            session.conn.close()
+
+
+def test_random_steps(dsn: str, conn: db.Connection) -> None:
+    LimitedFarm.dsn, LimitedFarm.conn = dsn, conn
+    run_state_machine_as_test(
+        LimitedFarm,
+        settings=settings(
+            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,383 @@
+"""Schedules in the database: which due times get jobs, by which reaper, and what people and code change."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from hands import value
+
+from dataloader.queue import db, new_schedule, operations, schedules, times
+from dataloader.queue.hooks import AROUND_ENQUEUE
+
+DAY = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
+JOBS = "SELECT * FROM dl_jobs ORDER BY created_at, idempotency_key"
+
+
+def at(hour: float, day: int = 0) -> datetime:
+    """An instant of the days from DAY on."""
+    return DAY + timedelta(days=day, hours=hour)
+
+
+def add(conn: db.Connection, name: str = "nightly", since: datetime | None = DAY, **fields: Any) -> dict[str, Any]:
+    """A schedule at 03:00 in UTC, if nothing else is said, whose due times count from `since` on."""
+    timing = {} if "interval_sec" in fields else {"cron": "0 3 * * *"}
+    new = new_schedule.checked({"name": name, "task": "load", "queue": "q", **timing, **fields}, "UTC")
+    added = schedules.add(conn, new, "me")
+    if since:
+        conn.execute("UPDATE dl_schedules SET next_due = %s WHERE name = %s", (first(new, since), name))
+    return added
+
+
+def first(new: dict[str, Any], since: datetime) -> datetime | None:
+    return times.first(times.Timing(new["cron"], new["interval_sec"], new["timezone"]), since)
+
+
+def tick(conn: db.Connection, now: datetime) -> list[schedules.Made]:
+    return list(schedules.tick(conn, now=now))
+
+
+def due(conn: db.Connection) -> list[datetime]:
+    """The due times of all jobs, as their keys say."""
+    keys = conn.execute("SELECT idempotency_key FROM dl_jobs").fetchall()
+    return sorted(found[1] for (key,) in keys if (found := times.of_key(key)))
+
+
+def jobs(conn: db.Connection) -> list[dict[str, Any]]:
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        return cursor.execute(JOBS).fetchall()
+
+
+def stored(conn: db.Connection, name: str = "nightly") -> dict[str, Any]:
+    found = schedules.schedule(conn, name)
+    assert found is not None
+    return found
+
+
+def test_a_due_time_has_one_job_however_often_reapers_look(conn: db.Connection) -> None:
+    add(conn)
+    assert tick(conn, at(2.9)) == []
+    assert tick(conn, at(3)) == [schedules.Made("nightly", 1)]
+    assert tick(conn, at(3)) == tick(conn, at(20)) == []
+    assert due(conn) == [at(3)]
+    assert stored(conn)["next_due"] == at(3, 1)
+
+
+def test_a_job_has_what_its_schedule_says_and_its_journal_and_key_name_the_schedule(conn: db.Connection) -> None:
+    args = {
+        "day": "{{ date }}",
+        "hour": "{{ hour }}",
+        "from": "{{ previous_due }}",
+        "text": "{{schedule}} of {{ year }}",
+    }
+    more = {"partition_key": "p{{ weekday }}", "priority": 7, "max_attempts": 2, "timeout_sec": 9, "lease_ttl_sec": 30}
+    add(conn, args=args, affinity_key="m{{ month }}", timezone="Europe/Moscow", since=at(-1), **more)
+    tick(conn, at(0))
+    (job,) = jobs(conn)
+    assert job["args"] == {
+        "day": "2026-03-02",
+        "hour": 3,
+        "from": "2026-03-01T03:00:00+03:00",
+        "text": "nightly of 2026",
+    }
+    assert (job["queue"], job["task"], job["lock_key"], job["affinity_key"]) == ("q", "load", "nightly", "m3")
+    assert job["partition_key"] == "p1"
+    assert (job["priority"], job["max_attempts"], job["timeout_sec"], job["lease_ttl_sec"]) == (7, 2, 9, 30)
+    assert (job["producer"], times.of_key(job["idempotency_key"])) == ("schedule nightly", ("nightly", at(0)))
+    assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events WHERE kind = 'queued'") == "schedule nightly"
+    shown = stored(conn)
+    assert (shown["last_job_id"], shown["last_job_status"], shown["last_due"]) == (job["job_id"], "queued", at(0))
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "made"),
+    [("none", []), ("last", [at(3, 2)]), ("all", [at(3), at(3, 1), at(3, 2)])],
+)
+def test_missed_due_times_go_by_catch_up(conn: db.Connection, catch_up: str, made: list[datetime]) -> None:
+    add(conn, catch_up=catch_up)
+    tick(conn, at(12, 2))
+    assert due(conn) == made
+    tick(conn, at(3, 3))
+    assert due(conn) == [*made, at(3, 3)]
+
+
+@pytest.mark.parametrize("catch_up", ["none", "last"])
+def test_a_due_time_of_the_last_minute_is_not_missed_and_stands_for_those_before(
+    conn: db.Connection, catch_up: str
+) -> None:
+    add(conn, catch_up=catch_up)
+    tick(conn, at(3, 2) + timedelta(seconds=times.GRACE_SEC - 1))
+    assert due(conn) == [at(3, 2)]
+
+
+def test_many_missed_due_times_are_made_in_bounded_steps_and_others_have_their_turn(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "AT_ONCE", 10)
+    add(conn, "each", interval_sec=60, catch_up="all")
+    add(conn, "zeroth", interval_sec=3_600)
+    assert tick(conn, at(0.4)) == [schedules.Made("each", 10)]
+    assert schedules.due_in(conn, at(0.4)) == pytest.approx(-13 * 60)
+    assert tick(conn, at(1)) == [schedules.Made("each", 10), schedules.Made("zeroth", 1)]
+    while tick(conn, at(1)):
+        pass
+    each = [job["idempotency_key"] for job in jobs(conn) if job["task"] == "load" and "each" in job["lock_key"]]
+    assert len(each) == len(set(each)) == 60
+    assert schedules.due_in(conn, at(1)) == 60
+
+
+def test_a_clock_that_goes_back_makes_nothing_twice_and_one_that_jumps_ahead_leaves_nothing_out(
+    conn: db.Connection,
+) -> None:
+    add(conn, catch_up="all")
+    for now in (at(3), at(1), at(3, 2), at(3), at(2, 2), at(4, 3)):
+        tick(conn, now)
+    assert due(conn) == [at(3), at(3, 1), at(3, 2), at(3, 3)]
+
+
+def test_what_one_reaper_has_locked_another_leaves_alone(dsn: str, conn: db.Connection) -> None:
+    add(conn)
+    add(conn, "other")
+    with db.connect(dsn, name="other", schema="public") as second, second.transaction():
+        second.execute("SELECT FROM dl_schedules WHERE name = 'nightly' FOR UPDATE")
+        assert tick(conn, at(3)) == [schedules.Made("other", 1)]
+    assert tick(conn, at(3)) == [schedules.Made("nightly", 1)]
+
+
+def test_skip_leaves_due_times_without_a_job_while_the_one_before_has_not_ended(conn: db.Connection) -> None:
+    add(conn, overlap="skip", catch_up="all")
+    tick(conn, at(3, 1))
+    assert due(conn) == [at(3)]
+    assert (stored(conn)["skipped"], stored(conn)["last_skipped"]) == (1, at(3, 1))
+    for day in (2, 3):
+        assert tick(conn, at(3, day)) == [schedules.Made("nightly", 0, 1)]
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now()")
+    tick(conn, at(3, 4))
+    assert due(conn) == [at(3), at(3, 4)]
+    assert (stored(conn)["skipped"], stored(conn)["last_skipped"]) == (3, at(3, 3))
+
+
+def test_cancel_old_asks_those_before_to_stop(conn: db.Connection) -> None:
+    add(conn, overlap="cancel_old", catch_up="all")
+    tick(conn, at(3))
+    conn.execute("UPDATE dl_jobs SET status = 'running', attempt = 1, lease_expires_at = now() + interval '1 h'")
+    tick(conn, at(3, 2))
+    found = [(job["status"], job["cancel_requested"]) for job in jobs(conn)]
+    assert found == [("running", True), ("canceled", True), ("queued", False)]
+
+
+def test_queue_adds_the_next_job_behind_the_one_before(conn: db.Connection) -> None:
+    add(conn)
+    for day in range(3):
+        tick(conn, at(3, day))
+    assert [(job["status"], job["lock_key"]) for job in jobs(conn)] == [("queued", "nightly")] * 3
+
+
+def test_jitter_delays_a_job_by_the_same_time_whoever_makes_it(conn: db.Connection) -> None:
+    for name in ("a", "b"):
+        add(conn, name, jitter_sec=600)
+    tick(conn, at(3))
+    waits = [(job["available_at"] - at(3)).total_seconds() for job in jobs(conn)]
+    assert sorted(waits) == sorted(times.delay(name, at(3), 600).total_seconds() for name in ("a", "b"))
+    assert len(set(waits)) == 2
+    assert all(0 <= wait < 600 for wait in waits)
+
+
+def test_a_bad_schedule_keeps_its_error_and_stops_no_other(conn: db.Connection) -> None:
+    add(conn, "bad")
+    add(conn, "good")
+    conn.execute("""UPDATE dl_schedules SET job = job || '{"priority": -1}' WHERE name = 'bad'""")
+    bad, good = tick(conn, at(3))
+    assert bad.error is not None
+    assert bad.error.startswith("priority: ")
+    assert good == schedules.Made("good", 1)
+    assert stored(conn, "bad")["error"] == bad.error
+    assert tick(conn, at(3)) == [], "it is tried again later, not at once"
+    assert schedules.due_in(conn, at(3)) == schedules.RETRY_SEC
+    assert stored(conn, "good")["error"] is None
+    conn.execute("UPDATE dl_schedules SET job = job - 'priority' WHERE name = 'bad'")
+    assert tick(conn, at(3) + timedelta(seconds=schedules.RETRY_SEC)) == [schedules.Made("bad", 1)]
+    assert (stored(conn, "bad")["error"], stored(conn, "bad")["error_at"]) == (None, None)
+
+
+def test_a_zone_that_is_gone_is_an_error_of_its_schedule_and_can_be_shown(conn: db.Connection) -> None:
+    add(conn)
+    conn.execute("UPDATE dl_schedules SET timezone = 'Mars/Olympus'")
+    (made,) = tick(conn, at(3))
+    assert "no time zone 'Mars/Olympus'" in (made.error or "")
+    assert "Mars/Olympus" in schedules.listed(conn)[0]["words"]
+
+
+def test_a_full_queue_takes_no_job_of_a_schedule_and_the_due_time_stays_due(conn: db.Connection) -> None:
+    add(conn)
+    operations.limit_length(conn, "q", 0, "me")
+    assert "q is full" in (tick(conn, at(3))[0].error or "")
+    operations.limit_length(conn, "q", None, "me")
+    tick(conn, at(3.5))
+    assert due(conn) == [at(3)]
+
+
+def test_a_hook_around_the_adding_sees_the_jobs_of_schedules(conn: db.Connection) -> None:
+    def refuse(job: dict[str, Any]) -> dict[str, Any]:
+        if job["lock_key"] == "no":
+            raise ValueError("not today")
+        return job | {"args": {"by": "hook"}}
+
+    AROUND_ENQUEUE.add(refuse)
+    try:
+        add(conn, "no")
+        add(conn, "yes")
+        assert [made.error for made in tick(conn, at(3))] == ["not today", None]
+    finally:
+        AROUND_ENQUEUE._functions.clear()
+    assert [job["args"] for job in jobs(conn)] == [{"by": "hook"}]
+
+
+def test_a_pause_leaves_out_its_due_times_and_stands_over_a_second_one(conn: db.Connection) -> None:
+    add(conn)
+    schedules.pause(conn, "nightly", "me")
+    paused = schedules.pause(conn, "nightly", "you")
+    assert paused is not None
+    assert (paused["paused_by"], paused["next"], paused["overdue_sec"]) == ("me", [], 0)
+    assert tick(conn, at(3, 5)) == []
+    assert schedules.due_in(conn, at(3, 5)) is None
+    resumed = schedules.resume(conn, "nightly")
+    assert resumed is not None
+    assert resumed["paused_at"] is None
+    assert resumed["next_due"] > value(conn, "SELECT now()")
+    assert due(conn) == []
+
+
+def test_a_change_and_a_pause_are_of_one_schedule(conn: db.Connection) -> None:
+    add(conn)
+    add(conn, "other")
+    schedules.change(conn, "nightly", {"priority": 3}, "UTC", "me")
+    schedules.pause(conn, "nightly", "me")
+    assert (stored(conn, "other")["priority"], stored(conn, "other")["paused_at"]) == (100, None)
+    assert [made.name for made in tick(conn, at(3))] == ["other"]
+    assert stored(conn)["next_due"] == at(3)
+
+
+def test_to_resume_what_is_not_paused_changes_nothing(conn: db.Connection) -> None:
+    add(conn)
+    before = stored(conn)["next_due"]
+    schedules.resume(conn, "nightly")
+    assert stored(conn)["next_due"] == before
+
+
+def test_run_now_adds_a_job_of_this_moment_and_leaves_the_next_due_time(conn: db.Connection) -> None:
+    add(conn, args={"due": "{{ due }}"}, jitter_sec=600)
+    schedules.pause(conn, "nightly", "me")
+    one, two = (schedules.run(conn, "nightly", "me") for _ in range(2))
+    assert one is not None
+    assert two is not None
+    assert one[0] != two[0]
+    assert (stored(conn)["last_job_id"], stored(conn)["next_due"]) == (two[0], at(3))
+    job = jobs(conn)[0]
+    assert abs(datetime.fromisoformat(job["args"]["due"]) - job["created_at"]) < timedelta(seconds=5)
+    assert job["available_at"] <= job["created_at"]
+    assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events LIMIT 1") == "me"
+    assert schedules.run(conn, "unknown", "me") is None
+
+
+def test_a_change_is_checked_as_a_whole_and_counts_from_now_on_only_where_the_timing_is_another(
+    conn: db.Connection,
+) -> None:
+    add(conn)
+    changed = schedules.change(conn, "nightly", {"args": {"a": 1}, "priority": 3}, "UTC", "me")
+    assert changed is not None
+    assert (changed["args"], changed["priority"], changed["next_due"], changed["changed_by"]) == (
+        {"a": 1},
+        3,
+        at(3),
+        "me",
+    )
+    with pytest.raises(ValueError, match=r"priority: .*greater than or equal to 0"):
+        schedules.change(conn, "nightly", {"priority": -1}, "UTC", "me")
+    changed = schedules.change(conn, "nightly", {"interval_sec": 60, "priority": None}, "UTC", "me")
+    assert changed is not None
+    assert (changed["cron"], changed["interval_sec"], changed["priority"], changed["args"]) == (None, 60, 100, {"a": 1})
+    assert timedelta(0) < changed["next_due"] - value(conn, "SELECT now()") <= timedelta(seconds=60)
+    assert schedules.change(conn, "unknown", {}, "UTC", "me") is None
+
+
+def test_a_name_is_taken_once_and_free_again_when_its_schedule_is_removed(conn: db.Connection) -> None:
+    add(conn)
+    with pytest.raises(schedules.Taken, match="nightly already"):
+        add(conn)
+    assert schedules.remove(conn, "nightly")
+    assert not schedules.remove(conn, "nightly")
+    add(conn)
+
+
+def told(task: str = "load", **words: Any) -> dict[str, Any]:
+    return new_schedule.checked({"name": task, "task": task, "cron": "0 3 * * *"} | words, "")
+
+
+def test_code_tells_its_schedules_and_another_start_changes_only_what_is_new(conn: db.Connection) -> None:
+    schedules.tell(conn, {"load": told(), "other": None}, "Europe/Moscow")
+    one = stored(conn, "load")
+    assert (one["origin"], one["timezone"], one["words"]) == (
+        "code",
+        "Europe/Moscow",
+        "At 03:00 every day, Europe/Moscow",
+    )
+    conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
+    schedules.tell(conn, {"load": told(args={"a": 1})}, "Europe/Moscow")
+    assert (stored(conn, "load")["args"], stored(conn, "load")["next_due"]) == ({"a": 1}, at(3))
+    schedules.tell(conn, {"load": told(cron="0 4 * * *")}, "Europe/Moscow")
+    assert stored(conn, "load")["next_due"] > value(conn, "SELECT now()")
+
+
+def test_what_people_have_changed_or_paused_outlives_the_next_start(conn: db.Connection) -> None:
+    schedules.tell(conn, {"load": told(), "hourly": told("hourly", cron="0 * * * *")}, "UTC")
+    schedules.change(conn, "load", {"cron": "0 5 * * *"}, "UTC", "me")
+    schedules.pause(conn, "hourly", "me")
+    schedules.tell(conn, {"load": told(), "hourly": told("hourly", cron="30 * * * *")}, "UTC")
+    assert (stored(conn, "load")["cron"], stored(conn, "load")["changed_by"]) == ("0 5 * * *", "me")
+    assert (stored(conn, "hourly")["cron"], stored(conn, "hourly")["paused_by"]) == ("30 * * * *", "me")
+
+
+def test_a_schedule_of_people_with_the_name_of_a_task_stays_theirs(conn: db.Connection) -> None:
+    add(conn, "load", args={"mine": True})
+    schedules.tell(conn, {"load": told()}, "UTC")
+    assert (stored(conn, "load")["origin"], stored(conn, "load")["args"]) == ("people", {"mine": True})
+    schedules.tell(conn, {"load": None}, "UTC")
+    assert stored(conn, "load")["retired_at"] is None
+
+
+def test_a_schedule_that_its_pipeline_names_no_more_is_retired_and_comes_back_with_its_due_times(
+    conn: db.Connection,
+) -> None:
+    schedules.tell(conn, {"load": told(), "other": told("other")}, "UTC")
+    conn.execute("UPDATE dl_schedules SET next_due = %s", (at(3),))
+    schedules.tell(conn, {"load": None}, "UTC")
+    assert stored(conn, "load")["retired_at"] is not None
+    assert stored(conn, "other")["retired_at"] is None, "this worker does not know the task"
+    assert [made.name for made in tick(conn, at(3))] == ["other"]
+    schedules.tell(conn, {"load": told()}, "UTC")
+    assert [made.name for made in tick(conn, at(3))] == ["load"]
+
+
+def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: str, conn: db.Connection) -> None:
+    with db.connect(dsn, name="reaper", schema="public") as ear:
+        schedules.listen(ear)
+
+        def heard() -> int:
+            return len(list(ear.notifies(timeout=5, stop_after=1)))
+
+        add(conn)
+        assert heard()
+        schedules.change(conn, "nightly", {"interval_sec": 5}, "UTC", "me")
+        assert heard()
+        schedules.pause(conn, "nightly", "me")
+        schedules.resume(conn, "nightly")
+        assert heard()
+        schedules.tell(conn, {"load": told()}, "UTC")
+        assert heard()
+        schedules.tell(conn, {"load": told()}, "UTC")
+        schedules.tell(conn, {"load": None}, "UTC")
+        assert heard()
+        assert not list(ear.notifies(timeout=0))

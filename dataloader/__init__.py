@@ -7,6 +7,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     room            what it holds                                    may import (besides config, log)
     queue           the queue in PostgreSQL: rows, statements        -
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.new_schedule
+                                                                     queue.webhooks queue.messages
     farm            PROCESSES of one machine                         queue pipelines
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue
     client          the HTTP API from Python, for other programs     farm.traces

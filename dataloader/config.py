@@ -50,6 +50,8 @@ CATEGORIES = {
     "fast": ["*[:-][0-3].[0-9]b*", "*[:-][1-4]b", "*[:-][1-4]b[:-]*", "*mini*", "*"],  # up to 4b, and not "-4bit"
     "default": ["*instruct*", "*llama*", "*qwen*", "*"],
 }
+# Variables that a webhook may name for its secrets: no other variable's value can be sent to a receiver.
+WEBHOOK_SECRETS = "DL_WEBHOOK_"
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -219,6 +221,14 @@ def _is_plain(url: str) -> bool:
         return False
 
 
+def _public_url(url: str) -> str:
+    if not _is_plain(url):
+        raise ValueError("should be a URL such as https://dataloader.example.com, without ? # and spaces")
+    if urlsplit(url).username is not None:
+        raise ValueError("should have no user and no password: links in alerts show it")
+    return url.rstrip("/")
+
+
 def _categories(given: Any) -> Any:
     """The table with the categories that are given in place of the default's."""
     if not isinstance(given, dict) or not set(given) <= set(CATEGORIES):
@@ -272,6 +282,7 @@ Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 Patience = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Lease = Annotated[int, Field(ge=1, le=86_400)]
+Bundle = Annotated[float, Field(ge=1, le=3_600, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Schema = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z_][A-Za-z0-9_$-]*$")]
 Dsn = Annotated[SecretStr, AfterValidator(_conninfo)]
@@ -293,6 +304,7 @@ Tokens = Annotated[
     AfterValidator(_without_twins),
 ]
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_urls)]
+PublicUrl = Annotated[str, AfterValidator(_public_url)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 Categories = Annotated[
     dict[str, Annotated[list[Pattern], Field(min_length=1)]],
@@ -386,11 +398,11 @@ class Settings(BaseSettings):
     workers_json: Workers = Field(
         default=(),
         description='Worker processes per queue, as `[{"queue": "load.cbr", "concurrency": 2}]`; entries of one queue '
-        "add up; by default one worker per core on `etl.default`. `queues` with `scheduler` in place of `queue`: each "
-        "worker serves several, see docs/operating.md. `prefetch` (1 to 1000, default 100) is the most "
-        "short jobs that a worker claims at once; it claims long ones one by one in any case, see docs/pipelines.md. "
-        "`ordered` and `merge` (true or false) make the queue so where nobody has set it; a farm that contradicts the "
-        "queue's settings does not start, see docs/ordered.md.",
+        "add up; by default one worker per core on `etl.default`, and one on DL_ALERTS_QUEUE. `queues` with "
+        "`scheduler` in place of `queue`: each worker serves several, see docs/operating.md. `prefetch` (1 to 1000, "
+        "default 100) is the most short jobs that a worker claims at once; it claims long ones one by one in any case, "
+        "see docs/pipelines.md. `ordered` and `merge` (true or false) make the queue so where nobody has set it; a "
+        "farm that contradicts the queue's settings does not start, see docs/ordered.md.",
     )
     dl_heartbeat_sec: Seconds = Field(
         default=10, description="Seconds between renewals of a lease; never more than a third of the lease."
@@ -470,6 +482,24 @@ class Settings(BaseSettings):
         default=None, ge=16, description="Memory after a job, in MB, above which the farm replaces a worker."
     )
 
+    dl_alerts_queue: QueueName = Field(
+        default="alerts",
+        description="Queue of the messages to webhooks. Some WORKERS_JSON should name it; without WORKERS_JSON a "
+        "worker of its own serves it. See docs/alerts.md.",
+    )
+    dl_alerts_bundle_sec: Bundle = Field(
+        default=60,
+        description="Seconds from the first dead job or stuck run until a message tells of it, with all that came "
+        "meanwhile.",
+    )
+    dl_alerts_paused_sec: Seconds = Field(
+        default=14_400, description="Seconds that a queue is paused until a message tells of it."
+    )
+    dl_public_url: PublicUrl | None = Field(
+        default=None,
+        description="Address at which people reach the dashboard, for links in alerts; without it there are none.",
+    )
+
     # Above 976 KB a text may be longer than what masking looks through as a whole.
     dl_result_kb: int = Field(
         default=256,
@@ -546,9 +576,12 @@ class Settings(BaseSettings):
 
     @property
     def workers(self) -> tuple[WorkerSpec, ...]:
-        """The entries of WORKERS_JSON; by default one worker per core on `etl.default`."""
+        """The entries of WORKERS_JSON; by default a worker per core on `etl.default`, and one on DL_ALERTS_QUEUE."""
         cores = len(os.sched_getaffinity(0))
-        return self.workers_json or (WorkerSpec(queue="etl.default", concurrency=cores),)
+        return self.workers_json or (
+            WorkerSpec(queue="etl.default", concurrency=cores),
+            WorkerSpec(queue=self.dl_alerts_queue),
+        )
 
     @property
     def data_dir(self) -> Path:
@@ -604,6 +637,17 @@ def load(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as e:
         raise ConfigError("\n".join(_complaint(error) for error in e.errors(include_input=False))) from None
+
+
+def webhook_secret(name: str) -> str | None:
+    """The value of a variable that a webhook names, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name without the prefix WEBHOOK_SECRETS, ConfigError when .env cannot be read.
+    """
+    if not name.startswith(WEBHOOK_SECRETS):
+        raise ValueError(f"{name} should begin with {WEBHOOK_SECRETS}")
+    in_file = {binding.key: binding.value for binding in _dotenv()}
+    return os.environ.get(name) or in_file.get(name) or None
 
 
 def misspelt() -> list[tuple[str, str]]:

@@ -133,6 +133,8 @@ CREATE TABLE dl_job_events (
   payload jsonb
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
+-- What webhooks are told of, which is little: `new_events` in alerts.sql.
+CREATE INDEX ix_dl_job_events_alerts ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck');
 
 -- What pipelines have returned. A table of its own, so that a job without a result costs nothing more.
 CREATE TABLE dl_results (
@@ -345,6 +347,39 @@ CREATE TABLE dl_lengths (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
 COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
+
+-- Receivers of alerts, and what they were told.
+CREATE TABLE dl_webhooks (
+  name text PRIMARY KEY,
+  url text NOT NULL,                                 -- with ${DL_WEBHOOK_...} in the place of what is secret
+  shape text NOT NULL,                               -- of the messages
+  signed_by text,                                    -- the name of the variable with the key; null: not signed
+  kinds text[],                                      -- of alerts; null: all
+  queues text[],                                     -- whose alerts; null: all
+  lag_sec float8 NOT NULL,                           -- the queue latency from which on a queue is late
+  added_at timestamptz NOT NULL DEFAULT now(),
+  added_by text,
+  paused_at timestamptz,                             -- since when it is told nothing
+  paused_by text,
+  CONSTRAINT dl_webhooks_chk_shape CHECK (shape IN ('json', 'alertmanager', 'slack')),
+  CONSTRAINT dl_webhooks_chk_positive CHECK (lag_sec > 0)
+);
+COMMENT ON TABLE dl_webhooks IS 'receivers of alerts; of their secrets here are the names only';
+COMMENT ON COLUMN dl_webhooks.url IS 'with ${DL_WEBHOOK_...} in the place of what is secret';
+COMMENT ON COLUMN dl_webhooks.signed_by IS 'the variable of the workers with the key that signs messages; null: they are not signed';
+COMMENT ON COLUMN dl_webhooks.kinds IS 'of alerts; null: all';
+COMMENT ON COLUMN dl_webhooks.queues IS 'whose alerts; null: all';
+CREATE TABLE dl_alerts (
+  webhook text NOT NULL REFERENCES dl_webhooks ON DELETE CASCADE,
+  kind text NOT NULL,                                -- lag, paused
+  queue text NOT NULL,
+  since timestamptz NOT NULL,
+  told_at timestamptz NOT NULL DEFAULT now(),        -- the latest message of it
+  PRIMARY KEY (webhook, kind, queue)
+);
+COMMENT ON TABLE dl_alerts IS 'conditions of which a webhook was told that they have begun, and not yet that they are over';
+CREATE TABLE dl_alerted (last_event bigint NOT NULL);
+COMMENT ON TABLE dl_alerted IS 'one row: the last of the journal that webhooks were told of';
 
 -- Which migrations were applied, and the oldest code that may use the result; number 0 is functions/.
 CREATE TABLE dl_migrations (

@@ -36,13 +36,16 @@ from dataloader.client import (
     Task,
     Unavailable,
     Unexpected,
+    Webhook,
+    Webhooks,
     Worker,
 )
 from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
-from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, schedules, stats
+from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, schedules, stats, webhooks
+from dataloader.queue.messages import Rules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -212,6 +215,27 @@ class Direct(Farm):
         except (operations.Contradiction, operations.Busy) as e:
             raise Conflict("The queue was not moved", str(e)) from None
 
+    def webhooks(self) -> Webhooks:
+        queue = self._settings.dl_alerts_queue
+        found = {"queue": queue, "is_served": self._ask(webhooks.is_served, queue)}
+        return _one(Webhooks, found | {"webhooks": self._ask(webhooks.listed)})
+
+    def put_webhook(self, name: str, url: str, **fields: Any) -> Webhook:
+        return _one(Webhook, self._ask(webhooks.put, webhooks.Wanted(name, url, **fields), self._by))
+
+    def remove_webhook(self, name: str) -> None:
+        if not self._ask(webhooks.remove, name):
+            _known_webhook(None)
+
+    def pause_webhook(self, name: str) -> Webhook:
+        return _one(Webhook, _known_webhook(self._ask(webhooks.pause, name, self._by)))
+
+    def resume_webhook(self, name: str) -> Webhook:
+        return _one(Webhook, _known_webhook(self._ask(webhooks.resume, name)))
+
+    def test_webhook(self, name: str) -> UUID:
+        return _known_webhook(self._ask(webhooks.send_test, name, Rules.of(self._settings)))
+
     def _set(self, queue: str, change: Callable[..., dict[str, Any]], *what: Any) -> Queue:
         known = self._ask(operations.known, queue)
         return _one(Queue, self._ask(change, queue, *what) | known)
@@ -316,6 +340,12 @@ def _scheduled(row: Any) -> Schedule:
 def _known(found: T | None) -> T:
     if found is None:
         raise NotFound("there is no schedule with this name", status=404)
+    return found
+
+
+def _known_webhook(found: T | None) -> T:
+    if found is None:
+        raise NotFound("there is no webhook of this name", status=404)
     return found
 
 

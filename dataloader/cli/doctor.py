@@ -1,13 +1,15 @@
 """`doctor`: the reasons why a job does not run or runs badly, or a schedule makes none, each with what helps.
 
-`diagnose` and `diagnose_schedule` are pure: from facts to findings.
+`doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule` and
+`of_farm` are pure: from facts to findings.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,8 +21,9 @@ from dataloader.cli import journal, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
-from dataloader.client import Event, Job, Queue, Schedule, Worker
-from dataloader.queue import stats, waiting
+from dataloader.client import Database, Event, Forbidden, Job, NotFound, Overview, Queue, Schedule, Webhooks, Worker
+from dataloader.client.farm import Farm
+from dataloader.queue import alerts, stats, waiting
 from dataloader.queue.schedules import OVERDUE_SEC
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
@@ -57,10 +60,13 @@ def commands() -> None:
 
 
 @commands.command()
-@click.argument("what", metavar="JOB_ID|SCHEDULE")
+@click.argument("what", metavar="[JOB_ID|SCHEDULE]", required=False)
 @reaching
-def doctor(reached: Reached, what: str) -> None:
-    """Say why a job waits or fails, or why a schedule makes no jobs, and what helps."""
+def doctor(reached: Reached, what: str | None) -> None:
+    """Say why a job waits or fails, or why a schedule makes no jobs; without either, what is wrong with the farm."""
+    if what is None:
+        _tell(reached, list(_of_whole(reached.farm)), {})
+        return
     try:
         job_id = UUID(what)
     except ValueError:
@@ -72,12 +78,38 @@ def doctor(reached: Reached, what: str) -> None:
     _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status}, title)
 
 
-def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text) -> None:
+def of_farm(
+    overview: Overview, workers: Sequence[Worker], database: Database, receivers: Webhooks | None
+) -> Iterator[Finding]:
+    """What is wrong with the farm, the grave faults first; `receivers` None: nobody may see them."""
+    queues = [asdict(queue) for queue in overview.queues]
+    for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], database.document or None):
+        yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else _command(alert))
+    if receivers and receivers.webhooks and not receivers.is_served:
+        text = f"No worker serves the queue {receivers.queue}, so webhooks are told nothing: name it in WORKERS_JSON."
+        yield Finding(text, ("webhook", "list"))
+
+
+def _command(alert: alerts.Alert) -> tuple[str, ...]:
+    """Where to look at an alert of a queue."""
+    return ("jobs", "-q", alert.queue or "", "--status", alert.status) if alert.status else ("queues",)
+
+
+def _of_whole(farm: Farm) -> Iterator[Finding]:
+    receivers = None
+    with suppress(Forbidden, NotFound):  # a token that may only read; an older service
+        receivers = farm.webhooks()
+    found = list(of_farm(farm.overview(), farm.workers(), farm.database(), receivers))
+    yield from found or [Finding("Nothing is wrong with the farm.")]
+
+
+def _tell(reached: Reached, findings: Sequence[Finding], of: Mapping[str, object], title: Text | None = None) -> None:
     if reached.as_json:
         listed = [{"text": f.text, "command": reached.command(*f.command) if f.command else None} for f in findings]
         reached.print_json({**of, "findings": listed})
         return
-    screen.show(title)
+    if title is not None:
+        screen.show(title)
     for finding in findings:
         click.echo(f"- {screen.plain(finding.text)}")
         if finding.command:

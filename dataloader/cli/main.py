@@ -7,7 +7,8 @@ modules beside it the other commands:
     operate   requeue, run-now, delete, pause, resume, limit, queue
     schedules schedule: jobs by the clock
     farm      queues, ps, tasks, top (drawn by `top`), completion
-    doctor    doctor: why a job does not run, or runs badly; why a schedule makes none
+    webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
+    doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _MODULES = {
         "operate": "requeue run-now delete pause resume limit queue",
         "schedules": "schedule",
         "farm": "queues ps tasks top completion",
+        "webhooks": "webhook",
     }.items()
     for name in names.split()
 }

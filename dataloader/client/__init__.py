@@ -50,6 +50,8 @@ from dataloader.client.results import (
     Schedule,
     Started,
     Task,
+    Webhook,
+    Webhooks,
     Worker,
     read,
     read_all,
@@ -82,6 +84,8 @@ __all__ = [
     "Unavailable",
     "Unexpected",
     "WaitTimeout",
+    "Webhook",
+    "Webhooks",
     "Worker",
 ]
 
@@ -271,6 +275,24 @@ class Client(Farm):
         document = self._call("POST", _queue(queue, "move"), {"to": to}).document
         return int(document["moved"]), bool(document["is_done"])
 
+    def webhooks(self) -> Webhooks:
+        return read(Webhooks, self._call("GET", "/webhooks").document)
+
+    def put_webhook(self, name: str, url: str, **fields: Any) -> Webhook:
+        return read(Webhook, self._call("PUT", _webhook(name), {"url": url, **_json(fields)}).document)
+
+    def remove_webhook(self, name: str) -> None:
+        self._once("DELETE", _webhook(name))
+
+    def pause_webhook(self, name: str) -> Webhook:
+        return read(Webhook, self._call("POST", _webhook(name, "/pause")).document)
+
+    def resume_webhook(self, name: str) -> Webhook:
+        return read(Webhook, self._call("POST", _webhook(name, "/resume")).document)
+
+    def test_webhook(self, name: str) -> UUID:
+        return UUID(self._once("POST", _webhook(name, "/test")).document["job_id"])
+
     def _once(self, method: str, path: str, body: Any = None) -> Answer:
         """A request that must not be sent twice."""
         given = {} if body is None and method == "POST" else body
@@ -341,6 +363,10 @@ def _queue(queue: str, verb: str = "") -> str:
     if queue in (".", "..") or is_ambiguous:  # proxies remove these names from a path
         return f"/queues/-{rest}?name={quote(queue, safe='')}"
     return f"/queues/{quote(queue, safe='')}{rest}"
+
+
+def _webhook(name: str, verb: str = "") -> str:
+    return f"/webhooks/{quote(name, safe='')}{verb}"
 
 
 def _traced(trace: str | None) -> dict[str, str] | None:

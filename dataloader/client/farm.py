@@ -17,7 +17,21 @@ from typing import Any, Self, TypeVar
 from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed, NotFound
-from dataloader.client.results import Database, Event, Job, Key, Limit, Overview, Queue, Schedule, Started, Task, Worker
+from dataloader.client.results import (
+    Database,
+    Event,
+    Job,
+    Key,
+    Limit,
+    Overview,
+    Queue,
+    Schedule,
+    Started,
+    Task,
+    Webhook,
+    Webhooks,
+    Worker,
+)
 from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
 from dataloader.farm import traces
 
@@ -355,6 +369,34 @@ class Farm(ABC):
 
     @abstractmethod
     def _move_some(self, queue: str, to: str) -> tuple[int, bool]: ...
+
+    @abstractmethod
+    def webhooks(self) -> Webhooks:
+        """The receivers of alerts, and whether a worker serves the queue of their messages."""
+
+    @abstractmethod
+    def put_webhook(self, name: str, url: str, **fields: Any) -> Webhook:
+        """Add a receiver of alerts, or change the one of this name.
+
+        `fields` are `shape`, `signed_by`, `kinds`, `queues` and `lag_sec` (docs/alerts.md); the default counts for one
+        that is left out.
+        """
+
+    @abstractmethod
+    def remove_webhook(self, name: str) -> None:
+        """Remove a receiver of alerts; NotFound where there is none of this name."""
+
+    @abstractmethod
+    def pause_webhook(self, name: str) -> Webhook:
+        """Send a receiver nothing more; NotFound where there is none of this name."""
+
+    @abstractmethod
+    def resume_webhook(self, name: str) -> Webhook:
+        """Send a receiver messages again; NotFound where there is none of this name."""
+
+    @abstractmethod
+    def test_webhook(self, name: str) -> UUID:
+        """Send a receiver a test message; the id of the job that sends it. NotFound where there is no such receiver."""
 
 
 def _some(steps: Iterator[int]) -> int:

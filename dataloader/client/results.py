@@ -278,6 +278,34 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    """A receiver of alerts; `kinds` and `queues` None: all; `signed_by` names the variable with its key."""
+
+    name: str
+    url: str = ""
+    shape: str = "json"
+    signed_by: str | None = None
+    kinds: tuple[str, ...] | None = None
+    queues: tuple[str, ...] | None = None
+    lag_sec: float = 0.0
+    added_at: datetime | None = None
+    added_by: str | None = None
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Webhooks:
+    """The receivers of alerts; `is_served` is False while no worker serves `queue`, which has their messages."""
+
+    queue: str
+    is_served: bool
+    webhooks: tuple[Webhook, ...] = ()
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Database:
     """The queue's database: dead and live rows of dl_jobs, and the holder of its vacuum, if there is one.
 

@@ -2,7 +2,8 @@
 
 The reaper returns jobs whose lease has run out (their machine is gone), wakes due rows of queues without a worker, and
 deletes jobs that ended DL_RETENTION_DAYS ago. It makes the jobs of schedules when they are due, between its rounds too.
-It aggregates the journal, counts the queues, and names the sessions that hold back vacuum.
+It aggregates the journal, counts the queues, adds the messages to webhooks, and names the sessions that hold back
+vacuum.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import db, hooks, lifecycle, migrations, schedules, stats
+from dataloader.queue import db, hooks, lifecycle, migrations, schedules, stats, webhooks
+from dataloader.queue.messages import Rules
 
 WAKE_BATCH = 1_000
 STRANDED_BATCH = 200  # keys of parked rows that one round looks at
@@ -156,6 +158,7 @@ class _Reaper:
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
         self._schedules.make(conn)
         watch(conn, self._log, memory, period_sec)
+        tell(conn, self._log, Rules.of(self._settings))
         if (days := self._settings.dl_retention_days) is not None:
             until = started + PRUNE_SHARE * period_sec
             prune(conn, self._log, days * DAY_SEC, until, self._signals, lambda seconds: self._pause(conn, seconds))
@@ -269,6 +272,20 @@ def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory
         log.warning("reaper.watch.failed", error=str(e).strip())
         return
     _report_vacuum(vacuum, log, memory)
+
+
+def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:
+    """Add a job for each message that is due to a webhook.
+
+    For people only: after a failure the rounds go on.
+    """
+    try:
+        if told := webhooks.tell(conn, rules):
+            log.info("reaper.alerts.told", count=told)
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        log.warning("reaper.alerts.failed", error=str(e).strip())
 
 
 def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:

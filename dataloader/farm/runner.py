@@ -237,10 +237,12 @@ class Runner:
             _drop=self._drop_resource,
             _note=self._note,
             _family=self._family,
+            _queue_session=self._beside,
         )
 
     def _beside(self) -> db.Connection:
-        return db.connect(self._dsn, name="dl-family", schema=self._settings.pg_schema_queue, answer_within=30)
+        schema, within = self._settings.pg_schema_queue, self._settings.pg_connect_timeout
+        return db.connect(self._dsn, name="dl-pipeline", schema=schema, connect_timeout=within, answer_within=30)
 
     @contextmanager
     def _transaction(self, dsn: str | None, delivery: Delivery, lease: Lease) -> Iterator[psycopg.Connection[Any]]:

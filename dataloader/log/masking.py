@@ -18,6 +18,8 @@ from urllib.parse import quote, quote_plus, unquote
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+from dataloader.config import WEBHOOK_SECRETS
+
 MASK = "***"
 TEXT_LIMIT = 1_000_000  # characters; a longer text is cut in its middle to this length, then masked
 DEPTH_LIMIT = 100  # levels; a value nested deeper is masked unseen
@@ -220,7 +222,8 @@ def _remember() -> None:
 def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
-        if is_secret(name, value) and len(value) >= SHORTEST_FOUND and not is_path:
+        is_named = is_secret(name, value) or name.startswith(WEBHOOK_SECRETS)
+        if is_named and len(value) >= SHORTEST_FOUND and not is_path:
             yield value
 
 

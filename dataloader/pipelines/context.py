@@ -87,6 +87,10 @@ class Relatives(Protocol):
         """See Context.parents."""
 
 
+def _no_queue() -> AbstractContextManager[psycopg.Connection[Any]]:
+    raise RuntimeError("this run has no database of a queue")
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """A pipeline's view of its job, and its requests to the farm."""
@@ -110,6 +114,7 @@ class Context:
     _family: Relatives | None = None
     _checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
     _save: Callable[[dict[str, Any]], None] = lambda checkpoint: None
+    _queue_session: Callable[[], AbstractContextManager[psycopg.Connection[Any]]] = _no_queue
 
     @property
     def checkpoint(self) -> dict[str, Any] | None:
@@ -195,6 +200,10 @@ class Context:
         """Report progress and check, as a `yield` does. The worker writes progress at most once a second."""
         self._report(document)
         self.check()
+
+    def queue_session(self) -> AbstractContextManager[psycopg.Connection[Any]]:
+        """A session of its own on the queue's database, for the built-in pipelines that read the farm's own tables."""
+        return self._queue_session()
 
     def transaction(self, dsn: str | None = None) -> AbstractContextManager[psycopg.Connection[Any]]:
         """A transaction in the target database (DL_TARGET_DSN, or `dsn`), on a connection of its own.

@@ -30,7 +30,7 @@ from dataloader.farm.process import now
 from dataloader.farm.runner import Runner
 from dataloader.farm.slots import SharedSlots, Slot
 from dataloader.pipelines import hooks
-from dataloader.queue import new_job
+from dataloader.queue import db, new_job
 from dataloader.queue.fields import ATTEMPTS
 from dataloader.queue.hooks import AROUND_ENQUEUE, Hook
 from dataloader.queue.job import (
@@ -420,6 +420,10 @@ class _Runner(Runner):
         except BaseException as e:
             self.raised = e
             raise
+
+    def _beside(self) -> db.Connection:
+        self._dsn = self._where(None)
+        return super()._beside()
 
     def _where(self, dsn: str | None) -> str:
         try:

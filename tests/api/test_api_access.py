@@ -71,6 +71,7 @@ def test_each_call_needs_one_of_its_scopes(
 READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozenset({"operate"})
 ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
 SCHEDULES = "/api/v1/schedules"
+WEBHOOK = "/api/v1/webhooks/<webhook>"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("GET", path): frozenset() for path in ("/health", "/info", "/status", "/ready", "/login", "/docs")},
@@ -89,6 +90,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", SCHEDULES): OPERATES,
     **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
     **{("POST", f"{SCHEDULES}/<name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
+    ("GET", "/webhooks"): OPERATES,
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
     ("GET", f"{QUEUE}/keys"): READ,
@@ -110,6 +112,9 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("pause", "resume", "run-all", "requeue-dead", "delete-dead")},
     **{("POST", f"{QUEUE}/{verb}"): OPERATES for verb in ("kill-retries", "move")},
+    ("GET", "/api/v1/webhooks"): OPERATES,
+    **{(method, WEBHOOK): OPERATES for method in ("PUT", "DELETE")},
+    **{("POST", f"{WEBHOOK}/{verb}"): OPERATES for verb in ("pause", "resume", "test")},
     ("PUT", QUEUE.replace("anything", "queue")): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("GET", "/api/v1/limits"): READ,
@@ -121,7 +126,8 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/queues/<anything:queue>/order"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
-VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "limit": "source", "name": "app.css", "filename": "start.js"}
+VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
+VALUES |= {"limit": "l", "webhook": "ops"}
 
 
 def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUEUE, TARGET, OPERATE, RIGHTS, STATS = "queue.sql", "target.sql", "operate.sql", "rights.sql", "stats.sql"
+ALERTS = "alerts.sql"
 JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
 ORDERED = "migrations/0023_ordered.sql"
 SCHEDULES = "schedules.sql"
@@ -2163,5 +2164,78 @@ MUTANTS: list[Mutant] = [
         "-- name: due_in\n",
         ("a paused one", "paused_at IS NULL AND "),
         ("a failed one at once", "greatest(next_due, retry_at)", "next_due"),
+    ),
+    *_in(
+        ALERTS,
+        "-- name: begin_here\n",
+        ("from the begin", "(SELECT coalesce(max(event_id), 0) FROM dl_job_events)", "last_event"),
+        ("at each webhook", "WHERE NOT EXISTS (SELECT FROM dl_webhooks)", "WHERE true"),
+    ),
+    *_in(
+        ALERTS,
+        "-- name: pause\n",
+        ("the time of a webhook", "coalesce(paused_at, now())", "now()"),
+        ("the author for a webhook", "coalesce(paused_by, %(by)s)", "%(by)s"),
+        ("every webhook", "WHERE name = %(name)s", "WHERE true"),
+    ),
+    *_in(ALERTS, "-- name: resume\n", ("every webhook", "WHERE name = %(name)s", "WHERE true")),
+    *_in(ALERTS, "-- name: remove\n", ("every webhook", "WHERE name = %(name)s", "WHERE true")),
+    *_in(
+        ALERTS,
+        "-- name: is_served\n",
+        ("another queue", "queue = %(queue)s", "true"),
+        ("a silent worker", " AND seen_at > now() - interval '30 s'"),
+        ("a dead worker", " AND state <> 'dead'"),
+    ),
+    *_in(
+        ALERTS,
+        "-- name: is_firing\n",
+        ("of another webhook", "webhook = %(webhook)s", "true"),
+        ("of another kind", " AND kind = %(kind)s"),
+        ("of another queue", " AND queue = %(queue)s"),
+        ("an earlier one", " AND since = %(since)s"),
+    ),
+    *_in(
+        ALERTS,
+        "-- name: position\n",
+        ("two reapers", " FOR UPDATE SKIP LOCKED"),
+        ("waits for the other", " SKIP LOCKED"),
+    ),
+    *_in(
+        ALERTS,
+        "-- name: new_events\n",
+        ("again", "event_id > %(after)s AND ", ""),
+        ("every step", "AND kind IN ('failed', 'lost', 'stuck')", "AND kind IN ('failed', 'lost', 'stuck', 'queued')"),
+        ("no lost jobs", "'lost', ", ""),
+        ("in any order", " ORDER BY event_id LIMIT %(limit)s", " ORDER BY event_id DESC LIMIT %(limit)s"),
+        ("without a bound", " LIMIT %(limit)s"),
+        (
+            "what is young",
+            "SELECT min(event_id) FROM near WHERE is_young",
+            "SELECT min(event_id) FROM near WHERE false",
+        ),
+        (
+            "a clock ahead is young",
+            "abs(extract(epoch FROM clock_timestamp() - ts)) < %(settle_sec)s",
+            "extract(epoch FROM clock_timestamp() - ts) < %(settle_sec)s",
+        ),
+        ("at once", ">= %(bundle_sec)s", ">= 0 * %(bundle_sec)s"),
+        ("by its last", "FROM near ORDER BY event_id LIMIT 1)", "FROM near ORDER BY event_id DESC LIMIT 1)"),
+    ),
+    *_in(ALERTS, "-- name: begin_anew\n", ("at each round", "WHERE dl_journal_begins_anew(last_event)", "WHERE true")),
+    *_in(
+        ALERTS,
+        "-- name: queues\n",
+        ("an old count", " OR counted_at > now() - interval '10 min'", " OR true"),
+        ("no pauses", " OR paused_at IS NOT NULL"),
+        ("only queues with jobs", "FULL JOIN", "LEFT JOIN"),
+    ),
+    *_in(ALERTS, "-- name: note_firing\n", ("for ever", "told_at = now()", "told_at = dl_alerts.told_at")),
+    *_in(
+        ALERTS,
+        "-- name: note_resolved\n",
+        ("for every webhook", "webhook = %(webhook)s AND ", ""),
+        ("of every kind", " AND kind = %(kind)s"),
+        ("of every queue", " AND queue = %(queue)s"),
     ),
 ]

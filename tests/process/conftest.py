@@ -38,6 +38,7 @@ FARMS = {
     "test_results_of_farms",
     "test_schedules_of_farms",
     "test_checkpoints_of_farms",
+    "test_alerts_of_farms",
     "test_workers_of_several_queues",
     "test_worker_hooks",
     "test_llm_of_farms",

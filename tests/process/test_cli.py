@@ -221,6 +221,8 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "tasks": ("tasks",),
     "top": ("top", "--once"),
     "doctor": ("doctor", "JOB"),
+    "doctor of the farm": ("doctor",),
+    "webhooks": ("webhook", "list"),
     "status": ("status", "JOB"),
     "jobs as JSON": ("jobs", "--json"),
     "job as JSON": ("job", "JOB", "--json"),

@@ -443,6 +443,9 @@ NEW_TABLES = (
     "dl_schedules",
     "dl_limits",
     "dl_checkpoints",
+    "dl_webhooks",
+    "dl_alerts",
+    "dl_alerted",
 )
 
 

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
-from dataloader.client import Event, Job, Queue, Schedule, Worker
+from dataloader.client import Database, Event, Job, Overview, Queue, Schedule, Webhook, Webhooks, Worker
 from dataloader.queue.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -527,3 +527,24 @@ def test_following_a_quiet_queue_begins_at_the_end_of_the_journal(
 
 def interrupted(seconds: float) -> None:
     raise KeyboardInterrupt
+
+
+def test_doctor_says_what_is_wrong_with_the_farm() -> None:
+    """The words are those of the dashboard's alerts; each has a command that shows more."""
+    total = Queue(None)
+    ill = Queue("q", length=3, dead=2, workers=1, max_length=3)
+    sick = Worker("h:1:b", host="h", queue="q", state="busy", is_live=False)
+    receivers = Webhooks("alerts", False, (Webhook("ops"),))
+    found = list(doctor.of_farm(Overview(NOW, total, (ill,)), [sick], Database(), receivers))
+    assert [(finding.text.partition(".")[0], finding.command) for finding in found] == [
+        ("1 worker has not been heard of (h)", ("ps",)),
+        ("Queue q is full: 3 jobs", ("queues",)),
+        ("2 jobs are dead in queue q", ("jobs", "-q", "q", "--status", "dead")),
+        (
+            "No worker serves the queue alerts, so webhooks are told nothing: name it in WORKERS_JSON",
+            ("webhook", "list"),
+        ),
+    ]
+    well = Overview(NOW, total, (Queue("q", workers=1),))
+    for receivers in (Webhooks("alerts", False), Webhooks("alerts", True, (Webhook("ops"),)), None):
+        assert list(doctor.of_farm(well, [], Database(), receivers)) == []

@@ -31,7 +31,7 @@ def test_the_contracts_defaults() -> None:
     assert settings.dl_stall_sec == 900
     assert (settings.log_path, settings.log_file_name, settings.log_rotation) == (None, "dataloader.log", "10 MB")
     assert (settings.dl_max_jobs, settings.dl_max_rss_mb, settings.dl_retention_days) == (None, None, None)
-    assert [spec.queue for spec in settings.workers] == ["etl.default"]
+    assert [spec.queue for spec in settings.workers] == ["etl.default", "alerts"]
     assert settings.queue_dsn is None
 
 
@@ -158,6 +158,10 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MLX_API_URL", "http://h/?key=s3cret", "MLX_API_URL: should be URLs such as"),
         ("MLX_API_URL", "http://u:12/s3cret@h", "MLX_API_URL: should be URLs such as"),
         ("MLX_API_URL", "http://h/ s3cret", "MLX_API_URL: should be URLs such as"),
+        ("DL_PUBLIC_URL", "farm.example.com", "DL_PUBLIC_URL: should be a URL such as https://dataloader"),
+        ("DL_PUBLIC_URL", "https://u:s3cret@h/", "DL_PUBLIC_URL: should have no user and no password"),
+        ("DL_ALERTS_BUNDLE_SEC", "0", "DL_ALERTS_BUNDLE_SEC: Input should be greater than or equal to 1"),
+        ("DL_ALERTS_PAUSED_SEC", "0", "DL_ALERTS_PAUSED_SEC: Input should be"),
         ("MLX_API_URL", "file:///s3cret", "MLX_API_URL: should be URLs such as"),
         ("DL_LLM_CATEGORIES", "s3cret", "DL_LLM_CATEGORIES: should be JSON such as"),
         ("DL_LLM_CATEGORIES", '{"s3cret": ["*"]}', "DL_LLM_CATEGORIES: should be an object with names among reasoning"),
@@ -301,3 +305,19 @@ def test_a_category_that_is_given_replaces_the_defaults_and_the_others_stay(monk
     table = load().dl_llm_categories
     assert table == config.CATEGORIES | {"coding": ["starcoder*"]}
     assert '"coding": ["starcoder*"]' in check.shown(load())["DL_LLM_CATEGORIES"]
+
+
+def test_the_secrets_of_webhooks_come_from_the_environment_or_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(".env").write_text("DL_WEBHOOK_A=of the file\nDL_WEBHOOK_B=too\nDL_WEBHOOK_EMPTY=\n")
+    monkeypatch.setenv("DL_WEBHOOK_A", "of the environment")
+    names = ("DL_WEBHOOK_A", "DL_WEBHOOK_B", "DL_WEBHOOK_EMPTY", "DL_WEBHOOK_NONE")
+    assert [config.webhook_secret(name) for name in names] == ["of the environment", "too", None, None]
+    with pytest.raises(ValueError, match="PG_PASSWORD should begin with DL_WEBHOOK_"):
+        config.webhook_secret("PG_PASSWORD")
+
+
+def test_a_farm_without_a_wish_serves_the_queue_of_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_ALERTS_QUEUE", "calls")
+    assert [spec.served for spec in load().workers] == [("etl.default",), ("calls",)]
+    monkeypatch.setenv("WORKERS_JSON", '[{"queue":"a"}]')
+    assert [spec.served for spec in load().workers] == [("a",)]

@@ -11,9 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from dataloader.api import dashboard
-from dataloader.api.dashboard import actions, alerts, formats
+from dataloader.api.dashboard import actions, formats
 from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.web.problems import Problem
+from dataloader.queue import alerts
 from dataloader.queue.job import FINAL
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]

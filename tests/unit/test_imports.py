@@ -19,11 +19,15 @@ PROCESSES = {"worker", "keeper", "reaper", "supervisor"}
 
 
 def rule() -> dict[str, set[str]]:
-    """The table in the docstring: each room with the rooms that it may import."""
-    allowed = {}
+    """The table in the docstring: each room with the rooms that it may import; a long row goes on in the next line."""
+    allowed: dict[str, set[str]] = {}
+    room = ""
     for line in (dataloader.__doc__ or "").splitlines():
         if row := re.match(r"    (\w+) +\S.*?  +(\S.*)$", line):
-            allowed[row[1]] = set() if row[2] == "-" else set(row[2].split())
+            room, rooms = row.groups()
+            allowed[room] = set() if rooms == "-" else set(rooms.split())
+        elif row := re.match(r" {60,}(\S.*)$", line):
+            allowed[room] |= set(row[1].split())
     del allowed["room"]
     return allowed
 

@@ -4,36 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from markupsafe import Markup, escape
 
-NOTHING = "–"
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+from dataloader.queue.words import NOTHING as NOTHING
+from dataloader.queue.words import count as count
+from dataloader.queue.words import duration as duration
+from dataloader.queue.words import percent as percent
+
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
-
-
-def duration(seconds: float | timedelta | None) -> str:
-    """The two largest units: `2 h 5 min`, `12 s`, `80 ms`."""
-    if seconds is None:
-        return NOTHING
-    left = seconds.total_seconds() if isinstance(seconds, timedelta) else float(seconds)
-    if left < 0:
-        return "0 s"
-    if left < 1:
-        return f"{round(left * 1_000)} ms" if left else "0 s"
-    if left < 10:
-        return f"{left:.1f}".removesuffix(".0") + " s"
-    whole, parts = round(left), []
-    for name, size in _UNITS:
-        if count := whole // size:
-            parts.append(f"{count} {name}")
-            whole -= count * size
-        elif parts:
-            break  # not `2 d 5 s`
-    return " ".join(parts[:2])
 
 
 def size(octets: float | None) -> str:
@@ -47,23 +29,9 @@ def size(octets: float | None) -> str:
     return f"{text} {_SIZES[unit]}"
 
 
-def count(number: int | None, is_exact: bool = True, counted_at: datetime | None = None) -> str:
-    """`1,234,567`; `1,000+` for a lower bound, `~1,234,567` for an earlier count."""
-    if number is None:
-        return NOTHING
-    return f"{number:,}" if is_exact else f"~{number:,}" if counted_at else f"{number:,}+"
-
-
 def number(value: float | None) -> str:
     """A number as short as it can be without a loss: `3`, `0.5`, `1795411234.123456`."""
     return NOTHING if value is None else repr(value).removesuffix(".0")
-
-
-def percent(share: float | None) -> str:
-    """A share of 1 as `37 %`; below one percent with a decimal."""
-    if share is None:
-        return NOTHING
-    return f"{share * 100:.1f} %" if 0 < share < 0.01 else f"{share * 100:.0f} %"
 
 
 def pretty(value: Any) -> str:

@@ -16,16 +16,19 @@ from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, request, url_for
 
-from dataloader.api.dashboard import actions, alerts, formats
+from dataloader.api.dashboard import actions, formats
 from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.dashboard.render import failed, named_queue, show
+from dataloader.api.web import auth
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import db, operations, parents, stats, waiting
+from dataloader.queue import alerts, db, operations, parents, stats, waiting
 from dataloader.queue import keys as of_keys
 from dataloader.queue import schedules as of_schedules
+from dataloader.queue import webhooks as receivers
 from dataloader.queue.cursor import WrongCursor
+from dataloader.queue.messages import KINDS
 
 blueprint = Blueprint("dashboard", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -118,6 +121,16 @@ def limits() -> Response:
     """The limits of the fleet."""
     with session() as conn:
         return show("limits.html", limits=stats.limits(conn), counted=stats.COUNTED)
+
+
+@blueprint.get("/webhooks")
+@auth.require("operate")
+def webhooks() -> Response:
+    """Who is told of dead jobs, stuck runs, late and paused queues."""
+    queue = current_app.extensions["settings"].dl_alerts_queue
+    with session() as conn:
+        found, is_served = receivers.listed(conn), receivers.is_served(conn, queue)
+    return show("webhooks.html", webhooks=found, queue=queue, is_served=is_served, kinds=KINDS)
 
 
 def _alive_first(workers: Rows) -> Rows:

@@ -32,6 +32,7 @@ TAGS = {
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
     "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
+    "alerts": "Who is told of dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
 }
@@ -59,6 +60,7 @@ _PATH: dict[str, Node] = {
         "description": "of a limit, percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": LIMIT_NAME, "pattern": _STORABLE},
     },
+    "webhook": {"schema": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"}},
 }
 _RETRY = {
     "Retry-After": {"description": "seconds", "required": True, "schema": {"type": "integer", "minimum": 0}},

@@ -19,9 +19,11 @@ from dataloader.api.web.endpoint import QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.queue import webhooks
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
+from dataloader.queue.messages import KINDS
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
 from dataloader.queue.parents import Parents, fault
@@ -34,6 +36,7 @@ BATCH_JOBS = 10_000
 BATCH_LIMIT = 16 * 1024 * 1024  # bytes
 BATCH_DEPTH = DEPTH_LIMIT + 2  # so each job may be nested as deep as a trigger's body
 BULK_JOBS = 1_000
+QUEUES_OF_WEBHOOK = 1_000
 KEY_LIMIT = 255
 WAIT_LIMIT = 30  # seconds that one request may wait for a job to change
 _NUMBER = re.compile(r"-?\d{1,19}", re.ASCII)
@@ -250,6 +253,29 @@ class QueueOrder(Body):
         default=None, ge=1, le=1_000, description="the most keys in one call of a pipeline; null: as the pipeline says"
     )
     on_dead: Literal["continue", "hold"] = Field(default="continue", description="hold: a dead job stops its key")
+
+
+class NewWebhook(Body):
+    """The body of PUT /api/v1/webhooks/{webhook}."""
+
+    url: str = Field(
+        max_length=webhooks.URL_LIMIT,
+        pattern=r"^https?://[!-~]+$",
+        description="where messages go; `${DL_WEBHOOK_...}`, a variable of the workers, stands for what is secret",
+    )
+    shape: Literal[webhooks.SHAPES] = Field(default="json", description="of the messages")  # type: ignore[valid-type]
+    signed_by: Annotated[str, Field(pattern="^DL_WEBHOOK_[A-Z0-9_]{1,64}$")] | None = Field(
+        default=None, description="the variable of the workers with the key that signs messages; null: none does"
+    )
+    kinds: Annotated[list[Literal[KINDS]], Field(min_length=1, max_length=len(KINDS))] | None = Field(  # type: ignore[valid-type]
+        default=None, description="of alerts; null: all"
+    )
+    queues: Annotated[list[Text], Field(min_length=1, max_length=QUEUES_OF_WEBHOOK)] | None = Field(
+        default=None, description="whose alerts; null: all"
+    )
+    lag_sec: float = Field(
+        default=webhooks.LAG_SEC, gt=0, le=1e9, description="from which queue latency on a queue is late"
+    )
 
 
 def hooked(document: dict[str, Any], key: str | None) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from dataloader.queue.job import Status as JobState
+from dataloader.queue.messages import KINDS
 from dataloader.queue.waiting import REASONS
+from dataloader.queue.webhooks import SHAPES
 
 JobStatus: TypeAlias = Literal[tuple(map(str, JobState))]  # type: ignore[valid-type]
 Count = Annotated[int, Field(ge=0)]
@@ -452,6 +454,43 @@ class LimitRemoved(BaseModel):
     """The limit that is no more."""
 
     name: str
+
+
+class Webhook(BaseModel):
+    """A receiver of alerts. Its secrets are the workers'; here are the names of their variables."""
+
+    name: str
+    url: str = Field(description="with `${DL_WEBHOOK_...}` in the place of what is secret")
+    shape: str = Field(description=", ".join(SHAPES))
+    signed_by: str | None = Field(description="the variable with the key; null: its messages are not signed")
+    kinds: list[str] | None = Field(description=f"some of {', '.join(KINDS)}; null: all")
+    queues: list[str] | None = Field(description="whose alerts; null: all")
+    lag_sec: float = Field(description="from which queue latency on a queue is late")
+    added_at: datetime
+    added_by: str | None
+    paused_at: datetime | None = Field(description="since when it is told nothing; null: it is not paused")
+    paused_by: str | None
+
+
+class Webhooks(BaseModel):
+    """The receivers of alerts."""
+
+    queue: str = Field(description="of the jobs that send messages (DL_ALERTS_QUEUE)")
+    is_served: bool = Field(description="whether a live worker of some host serves that queue")
+    webhooks: list[Webhook]
+
+
+class RemovedWebhook(BaseModel):
+    """The receiver that is gone."""
+
+    name: str
+
+
+class Tested(BaseModel):
+    """The job that sends the test message."""
+
+    name: str
+    job_id: UUID
 
 
 class Transaction(BaseModel):

@@ -1,13 +1,18 @@
-"""The alerts of the overview: faults of the farm, in words. Pure functions of the figures in `stats`."""
+"""PURE: what is wrong with a farm, by the figures of `stats`: for pages, `dataloader doctor` and webhooks.
+
+`of_farm` says it in words for people who look now. `conditions` says of which faults webhooks are told that they have
+begun and that they are over, by the same decisions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
-from dataloader.api.dashboard.formats import count, duration, percent
 from dataloader.queue import stats, waiting
+from dataloader.queue.words import count, duration, percent
 
 Row = Mapping[str, Any]
 LAG_SEC = 300.0  # the wait of a due job that raises an alert
@@ -24,6 +29,36 @@ class Alert:
     queue: str | None = None
     status: str | None = None
     is_grave: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A fault of a queue that lasts: its kind, since when, and a sentence."""
+
+    kind: str
+    queue: str
+    since: datetime
+    text: str
+
+
+def is_late(queue: Row, lag_sec: float) -> bool:
+    """Whether a queue that is not paused has a due job that has waited for more than so many seconds."""
+    return not queue["paused_at"] and (queue["lag_sec"] or 0) > lag_sec
+
+
+def conditions(queue: Row, lag_sec: float, paused_sec: float, now: datetime) -> Iterator[Condition]:
+    """The faults of a queue that last at this instant, by the seconds from which on they count.
+
+    A new kind of such faults begins here; its name also stands in webhooks.KINDS.
+    """
+    name, waits = queue["queue"], queue["lag_sec"] or 0.0
+    if is_late(queue, lag_sec):
+        text = f"The oldest due job of queue {name} has waited {duration(waits)}."
+        yield Condition("lag", name, now - timedelta(seconds=waits), text)
+    if queue["paused_at"] and now - queue["paused_at"] >= timedelta(seconds=paused_sec):
+        by = f" by {queue['paused_by']}" if queue["paused_by"] else ""
+        text = f"Queue {name} has been paused for {duration(now - queue['paused_at'])}{by}."
+        yield Condition("paused", name, queue["paused_at"], text)
 
 
 def of_farm(overview: Row, workers: Sequence[Row], postgres: Row | None) -> list[Alert]:
@@ -46,7 +81,7 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
     elif queue["stopped"]:
         advice = "A SIGSTOP or a debugger stopped their processes: kill -CONT resumes them, kill -KILL replaces them."
         yield Alert(_stopped(queue), advice, name, is_grave=queue["stopped"] == queue["workers"])
-    elif queue["lag_sec"] > LAG_SEC:
+    elif is_late(queue, LAG_SEC):
         advice = "Its jobs wait for a busy key, or its workers are too few."
         text = f"The oldest due job of queue {name} has waited {duration(queue['lag_sec'])}."
         yield Alert(text, advice, name, is_grave=False)

@@ -1,0 +1,143 @@
+"""`webhook`: the receivers of alerts (docs/alerts.md)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from dataloader.cli import screen
+from dataloader.cli.connection import Reached, reaching
+from dataloader.client import Webhook, Webhooks
+from dataloader.client.farm import given
+from dataloader.queue.messages import KINDS
+from dataloader.queue.webhooks import SHAPES
+
+
+@click.group()
+def commands() -> None:
+    """Alerts."""
+
+
+@commands.group()
+def webhook() -> None:
+    """Who is told of dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
+
+
+@webhook.command()
+@click.argument("name")
+@click.argument("address", metavar="URL")
+@click.option("--shape", type=click.Choice(SHAPES), default="json", show_default=True, help="of the messages")
+@click.option("--signed-by", metavar="VARIABLE", help="the workers' variable with the key, as DL_WEBHOOK_KEY")
+@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="of alerts; default: all")
+@click.option("--queue", "queues", multiple=True, help="whose alerts; default: of all queues")
+@click.option("--lag-sec", type=click.FloatRange(0, min_open=True), help="from which latency on a queue is late")
+@reaching
+def add(
+    reached: Reached, name: str, address: str, kinds: tuple[str, ...], queues: tuple[str, ...], **more: Any
+) -> None:
+    """Add a receiver, or change the one of this name. In the URL ${DL_WEBHOOK_...} stands for what is secret."""
+    lists = {"kinds": list(kinds) or None, "queues": list(queues) or None}
+    found = reached.farm.put_webhook(name, address, **given(**lists, **more))
+    _tell(reached, found, f"{name} is told of {_what(found)}. To try it: {reached.command('webhook', 'test', name)}")
+    _warn(reached, reached.farm.webhooks())
+
+
+@webhook.command(name="list")
+@reaching
+def list_webhooks(reached: Reached) -> None:
+    """List the receivers of alerts."""
+    found = reached.farm.webhooks()
+    if reached.as_json:
+        reached.print_json(found.document)
+        return
+    screen.show(_table(found))
+    _warn(reached, found)
+
+
+@webhook.command(name="test")
+@click.argument("name")
+@reaching
+def send_test(reached: Reached, name: str) -> None:
+    """Send a test message to a receiver, also to a paused one."""
+    job_id = reached.farm.test_webhook(name)
+    if reached.as_json:
+        reached.print_json({"name": name, "job_id": job_id})
+    else:
+        click.echo(f"the message is job {job_id}. Has it arrived?\n    {reached.command('wait', job_id)}")
+    _warn(reached, reached.farm.webhooks())
+
+
+@webhook.command()
+@click.argument("name")
+@reaching
+def remove(reached: Reached, name: str) -> None:
+    """Remove a receiver; messages that wait for it are not sent any more."""
+    reached.farm.remove_webhook(name)
+    if reached.as_json:
+        reached.print_json({"name": name})
+    else:
+        click.echo(f"{screen.plain(name)} is removed")
+
+
+@webhook.command()
+@click.argument("name")
+@reaching
+def pause(reached: Reached, name: str) -> None:
+    """Send a receiver nothing more; what happens meanwhile is not told later."""
+    _tell(reached, reached.farm.pause_webhook(name), f"{screen.plain(name)} is told nothing")
+
+
+@webhook.command()
+@click.argument("name")
+@reaching
+def resume(reached: Reached, name: str) -> None:
+    """Send messages to a paused receiver again, also to one that was paused by its own answer 410."""
+    _tell(reached, reached.farm.resume_webhook(name), f"{screen.plain(name)} is told of alerts again")
+
+
+def _tell(reached: Reached, found: Webhook, words: str) -> None:
+    if reached.as_json:
+        reached.print_json(found.document)
+    else:
+        click.echo(words)
+
+
+def _warn(reached: Reached, found: Webhooks) -> None:
+    if not found.is_served:
+        queue = screen.plain(found.queue)
+        text = f'no worker serves the queue {queue}: messages wait. Add {{"queue": "{queue}"}} to WORKERS_JSON'
+        click.echo(f"dataloader: {text}", err=True)
+
+
+def _what(found: Webhook) -> str:
+    kinds = ", ".join(found.kinds or KINDS)
+    return f"{kinds} of {', '.join(map(screen.plain, found.queues)) if found.queues else 'all queues'}"
+
+
+def _table(found: Webhooks) -> Any:
+    titles = ("name", "shape", "url", "told of", "late after", "signed by", "")
+    now = datetime.now(UTC)
+    return screen.table(
+        titles,
+        (
+            (
+                each.name,
+                each.shape,
+                screen.short(each.url, 80),
+                _what(each),
+                screen.duration(each.lag_sec),
+                each.signed_by or "",
+                _paused(each, now),
+            )
+            for each in found.webhooks
+        ),
+        loose=titles[2:4],
+    )
+
+
+def _paused(webhook: Webhook, now: datetime) -> str:
+    if webhook.paused_at is None:
+        return ""
+    return f"paused {screen.ago(webhook.paused_at, now)} by {screen.short(webhook.paused_by, 60)}"

@@ -1,0 +1,229 @@
+"""PURE: the messages that webhooks get: which are due, and their documents, whatever shape they are sent in.
+
+A message tells of events (dead jobs, stuck runs: many in one message), or that a condition of a queue has begun
+(`firing`) or is over (`resolved`). docs/alerts.md describes the document; `version` changes when a field does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from dataloader.config import Settings
+from dataloader.queue.alerts import Condition, conditions
+from dataloader.queue.words import count, duration
+
+VERSION = 1
+TASK = "alert.webhook"
+# What the journal's kinds of rows are told as. Kinds of conditions are those of alerts.conditions.
+OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck"}
+KINDS = ("dead", "stuck", "lag", "paused")
+SEVERITIES = {"dead": "critical", "stuck": "warning", "lag": "warning", "paused": "warning", "test": "info"}
+SHOWN = 20  # jobs, and pairs of queue and task, that a message names
+OVER = 0.5  # of the bound: below that a queue is late no more, so that it does not begin and end all the time
+REPEATED_SEC = 600.0  # after which an Alertmanager is told again: it forgets
+Row = Mapping[str, Any]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the farm tells webhooks of alerts: times in seconds, the messages' own queue, and where links lead."""
+
+    bundle_sec: float
+    paused_sec: float
+    queue: str
+    environment: str
+    public_url: str | None
+
+    @classmethod
+    def of(cls, settings: Settings) -> Rules:
+        """The rules that these settings make."""
+        return cls(
+            settings.dl_alerts_bundle_sec,
+            settings.dl_alerts_paused_sec,
+            settings.dl_alerts_queue,
+            settings.environment,
+            settings.dl_public_url,
+        )
+
+
+class Firing(NamedTuple):
+    """A condition that a webhook was told of, since when it lasts, and when the webhook was told last."""
+
+    kind: str
+    queue: str
+    since: datetime
+    told_at: datetime
+
+
+def due(
+    webhook: Row, events: Iterable[Row], queues: Sequence[Row], told: Collection[Firing], rules: Rules, now: datetime
+) -> Iterator[Message]:
+    """The messages for this webhook: of new `events`, and of what has begun or ended since it was `told`."""
+    if webhook["paused_at"] is None:
+        yield from _of_events(webhook, events, rules, now)
+        yield from _of_conditions(webhook, queues, {(each.kind, each.queue): each for each in told}, rules, now)
+
+
+def test(name: str, rules: Rules, now: datetime) -> Message:
+    """A message that says nothing but that messages arrive."""
+    text = "This is a test: messages of dataloader arrive here."
+    return _message(name, "test", "event", text, now, now, rules, url=rules.public_url)
+
+
+# --- events ---
+
+
+def _of_events(webhook: Row, events: Iterable[Row], rules: Rules, now: datetime) -> Iterator[Message]:
+    wanted = [row for row in events if row["task"] != TASK and _wants(webhook, OF_JOURNAL[row["kind"]], row["queue"])]
+    for kind in ("dead", "stuck"):
+        if rows := [row for row in wanted if OF_JOURNAL[row["kind"]] == kind]:
+            yield _of_rows(webhook["name"], kind, rows, rules, now)
+
+
+def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datetime) -> Message:
+    groups = Counter((row["queue"], row["task"]) for row in rows)
+    queues = {queue for queue, _ in groups}
+    return _message(
+        name,
+        kind,
+        "event",
+        _sentence(kind, len(rows), queues),
+        min(row["ts"] for row in rows),
+        now,
+        rules,
+        mark=[rows[0]["event_id"], rows[-1]["event_id"]],
+        queue=queues.pop() if len(queues) == 1 else None,
+        url=f"{rules.public_url}/jobs?status=dead" if rules.public_url and kind == "dead" else rules.public_url,
+        count=len(rows),
+        groups=[{"queue": q, "task": task, "count": number} for (q, task), number in groups.most_common(SHOWN)],
+        jobs=[_job(row, rules) for row in rows[:SHOWN]],
+    )
+
+
+def _sentence(kind: str, number: int, queues: Collection[str]) -> str:
+    where = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
+    if kind == "dead":
+        return f"1 job is dead {where}." if number == 1 else f"{count(number)} jobs are dead {where}."
+    return f"1 run is stuck {where}." if number == 1 else f"{count(number)} runs are stuck {where}."
+
+
+def _job(row: Row, rules: Rules) -> dict[str, Any]:
+    silence = row["silent_sec"]
+    error = f"no report for {duration(silence)}" if silence is not None else row["error"].partition("\n")[0]
+    return {
+        "job_id": str(row["job_id"]),
+        "queue": row["queue"],
+        "task": row["task"],
+        "what": row["kind"],
+        "at": _text(row["ts"]),
+        "error": error,
+        "url": f"{rules.public_url}/jobs/{row['job_id']}" if rules.public_url else None,
+    }
+
+
+# --- conditions ---
+
+
+def _of_conditions(
+    webhook: Row, queues: Sequence[Row], told: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
+) -> Iterator[Message]:
+    present = {(each.kind, each.queue): each for row in queues for each in _present(webhook, row, told, rules, now)}
+    for place, condition in present.items():
+        known = told.get(place)
+        if known is None:
+            yield _of_condition(webhook["name"], "firing", condition, rules, now)
+        elif webhook["shape"] == "alertmanager" and (now - known.told_at).total_seconds() >= REPEATED_SEC:
+            again = Condition(condition.kind, condition.queue, known.since, condition.text)
+            yield _of_condition(webhook["name"], "firing", again, rules, now)
+    unknown = {row["queue"] for row in queues if row["lag_sec"] is None}
+    for (kind, queue), known in told.items():
+        if (kind, queue) not in present and not (kind == "lag" and queue in unknown):
+            over = Condition(kind, queue, known.since, _OVER[kind].format(queue=queue))
+            yield _of_condition(webhook["name"], "resolved", over, rules, now)
+
+
+_OVER = {"lag": "Queue {queue} is late no more.", "paused": "Queue {queue} is paused no more."}
+
+
+def _present(
+    webhook: Row, queue: Row, told: Mapping[tuple[str, str], Firing], rules: Rules, now: datetime
+) -> Iterator[Condition]:
+    if queue["queue"] == rules.queue:
+        return  # its messages could not be sent
+    lag_sec = webhook["lag_sec"] * (OVER if ("lag", queue["queue"]) in told else 1.0)
+    for each in conditions(queue, lag_sec, rules.paused_sec, now):
+        if _wants(webhook, each.kind, each.queue):
+            yield each
+
+
+def _of_condition(name: str, state: str, condition: Condition, rules: Rules, now: datetime) -> Message:
+    return _message(
+        name,
+        condition.kind,
+        state,
+        condition.text,
+        condition.since,
+        now,
+        rules,
+        mark=[condition.queue, _text(now)],
+        queue=condition.queue,
+        url=_queue_url(rules.public_url, condition.queue) if rules.public_url else None,
+    )
+
+
+# --- both ---
+
+
+def _wants(webhook: Row, kind: str, queue: str) -> bool:
+    return (webhook["kinds"] is None or kind in webhook["kinds"]) and (
+        webhook["queues"] is None or queue in webhook["queues"]
+    )
+
+
+def _message(
+    name: str,
+    kind: str,
+    state: str,
+    text: str,
+    since: datetime,
+    now: datetime,
+    rules: Rules,
+    mark: Sequence[object] = (),
+    **more: Any,
+) -> Message:
+    """The document; `mark` tells it from other messages of this kind and begin, for its id."""
+    identity = json.dumps([name, kind, state, _text(since), *mark, *([_text(now)] if kind == "test" else [])])
+    return {
+        "version": VERSION,
+        "id": f"alert_{sha256(identity.encode()).hexdigest()[:32]}",
+        "kind": kind,
+        "state": state,
+        "severity": SEVERITIES[kind],
+        "text": text,
+        "environment": rules.environment,
+        "since": _text(since),
+        "at": _text(now),
+        "queue": None,
+        "url": None,
+        "count": None,
+        "groups": [],
+        "jobs": [],
+    } | more
+
+
+def _text(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _queue_url(public_url: str, queue: str) -> str:
+    if queue in (".", ".."):  # a browser takes them out of a path
+        return f"{public_url}/queues/-?name={queue}"
+    return f"{public_url}/queues/{quote(queue, safe='')}"

@@ -1,0 +1,245 @@
+"""Webhooks: the receivers of alerts, and the reaper's round that adds a job for each message that is due.
+
+A webhook is a row of `dl_webhooks`, as a dict. Its secrets stand in the environment of the workers; the row has the
+names of their variables. `messages` decides what is due. Every function may raise psycopg.Error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader import log
+from dataloader.config import WEBHOOK_SECRETS
+from dataloader.queue import db, enqueue, messages
+from dataloader.queue.db import Conn
+from dataloader.queue.messages import KINDS, TASK, Firing, Message, Rules
+
+SHAPES = ("json", "alertmanager", "slack")
+LAG_SEC = 300.0  # from which on a queue is late, where its webhook does not say
+ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
+TAKEN = 10_000  # events of one round; the next one goes on with the rest
+SETTLE_SEC = 10.0  # from its begin until a transaction's rows should be visible
+URL_LIMIT = 2_000  # characters
+PLACE = re.compile(r"\$\{(\w+)\}", re.ASCII)  # of a secret in a URL
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_VARIABLE = re.compile(rf"{WEBHOOK_SECRETS}[A-Z0-9_]{{1,64}}", re.ASCII)
+
+_SQL = db.statements("alerts.sql")
+_SQL = {name: text.replace("{shown}", _SQL["shown"].rstrip(";")) for name, text in _SQL.items()}
+Row = dict[str, Any]
+
+
+class WrongWebhook(ValueError):
+    """A field of a webhook is wrong; `field` names it, the text says what would be right."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(f"{field} {text}")
+        self.field = field
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a webhook should be. `url` has ${DL_WEBHOOK_...} in the place of secrets; `signed_by` is the name of the
+    variable with the key.
+
+    `kinds` and `queues` None: all. `lag_sec`: from which queue latency on, in seconds, a queue is late.
+    """
+
+    name: str
+    url: str
+    shape: str = "json"
+    signed_by: str | None = None
+    kinds: Sequence[str] | None = None
+    queues: Sequence[str] | None = None
+    lag_sec: float = LAG_SEC
+
+
+def listed(conn: Conn) -> list[Row]:
+    """All webhooks, by name."""
+    return _rows(conn, "listed")
+
+
+def find(conn: Conn, name: str) -> Row | None:
+    """The webhook of this name, or None."""
+    return _one(conn, "find", name)
+
+
+def put(conn: Conn, wanted: Wanted, by: str) -> Row:
+    """Add a webhook, or change the one of this name; returns it. Raises WrongWebhook, having changed nothing.
+
+    The first webhook is told of what happens from now on. `by` is the name and address of the asker.
+    """
+    check(wanted)
+    lists = {
+        name: list(given) if (given := getattr(wanted, name)) is not None else None for name in ("kinds", "queues")
+    }
+    fields = {name: getattr(wanted, name) for name in ("name", "url", "shape", "signed_by", "lag_sec")}
+    with conn.transaction():
+        conn.execute(_SQL["begin_here"])
+        return _rows(conn, "put", **fields | lists, by=by)[0]
+
+
+def remove(conn: Conn, name: str) -> bool:
+    """Remove the webhook of this name; False where there is none. Messages that wait for it are not sent any more."""
+    return _one(conn, "remove", name) is not None
+
+
+def pause(conn: Conn, name: str, by: str) -> Row | None:
+    """Tell a webhook nothing, until `resume`; returns it, or None. What happens meanwhile is not told later."""
+    return _one(conn, "pause", name, by=by)
+
+
+def resume(conn: Conn, name: str) -> Row | None:
+    """End the pause of a webhook; returns it, or None."""
+    return _one(conn, "resume", name)
+
+
+def send_test(conn: Conn, name: str, rules: Rules) -> UUID | None:
+    """Add the job of a test message, also for a paused webhook; its id, or None where there is no such webhook."""
+    if find(conn, name) is None:
+        return None
+    return _add(conn, name, messages.test(name, rules, datetime.now(UTC)), rules)
+
+
+def is_served(conn: Conn, queue: str) -> bool:
+    """Whether a live worker of some host serves this queue."""
+    return bool(_rows(conn, "is_served", queue=queue)[0]["exists"])
+
+
+def is_firing(conn: Conn, name: str, message: Message) -> bool:
+    """Whether the condition of a message still lasts, as far as the webhook was told."""
+    given = {field: message[field] for field in ("kind", "queue", "since")}
+    return bool(_rows(conn, "is_firing", webhook=name, **given)[0]["exists"])
+
+
+def tell(conn: Conn, rules: Rules) -> int:
+    """Called by the reaper in each round: add a job for each message that is due; returns their number.
+
+    Any number of reapers may call it; one at a time does the work, and no message comes twice. Raises rather than wait
+    for a lock.
+    """
+    if not (found := listed(conn)):
+        return 0
+    with conn.transaction():
+        conn.execute(_SQL["briefly"])
+        if (row := conn.execute(_SQL["position"]).fetchone()) is None:
+            return 0
+        events, now = _new_events(conn, row[0], rules.bundle_sec), row[1]
+        queues, told = _rows(conn, "queues"), _told(conn)
+        sent = [(each["name"], message) for each in found
+                for message in messages.due(each, events, queues, told[each["name"]], rules, now)]  # fmt: skip
+        for name, message in sent:
+            _add(conn, name, log.masked(message), rules)
+            _note(conn, name, message)
+    return len(sent)
+
+
+def check(wanted: Wanted) -> None:
+    """PURE: raise WrongWebhook for the first field that is wrong."""
+    if not _NAME.fullmatch(wanted.name):
+        raise WrongWebhook("name", "should be 1 to 64 letters, digits, dots, hyphens and underscores, as ops-chat")
+    if wanted.shape not in SHAPES:
+        raise WrongWebhook("shape", f"should be one of {', '.join(SHAPES)}")
+    _check_url(wanted.url, wanted.shape)
+    if wanted.signed_by is not None and not _VARIABLE.fullmatch(wanted.signed_by):
+        text = f"should be the name of an environment variable of the workers, as {WEBHOOK_SECRETS}KEY, not the key"
+        raise WrongWebhook("signed_by", text)
+    if wanted.kinds is not None and (not wanted.kinds or not set(wanted.kinds) <= set(KINDS)):
+        raise WrongWebhook("kinds", f"should be some of {', '.join(KINDS)}; leave it out for all")
+    if wanted.queues is not None and not all(wanted.queues or [""]):
+        raise WrongWebhook("queues", "should name one queue or more; leave it out for all")
+    if not 0 < wanted.lag_sec <= 10**9:
+        raise WrongWebhook("lag_sec", "should be a number of seconds above 0")
+
+
+def _check_url(url: str, shape: str) -> None:
+    """The texts show nothing of the URL: it may hold a secret in a wrong place."""
+    if len(url) > URL_LIMIT or not url.isascii() or not url.isprintable() or " " in url:
+        raise WrongWebhook("url", f"should be at most {URL_LIMIT} printable ASCII characters without spaces")
+    if any(not _VARIABLE.fullmatch(name) for name in PLACE.findall(url)):
+        raise WrongWebhook("url", f"should name only variables that begin with {WEBHOOK_SECRETS}")
+    if not _is_address(url):
+        raise WrongWebhook("url", "should be a URL such as https://ops.example.com/alerts, without #")
+    if _holds_a_secret(url):
+        text = f"seems to hold a secret: have ${{{WEBHOOK_SECRETS}...}} in its place, a variable of the workers"
+        raise WrongWebhook("url", text)
+    if shape == "slack" and not PLACE.search(url):
+        example = f"https://hooks.slack.com/services/${{{WEBHOOK_SECRETS}SLACK}}"
+        raise WrongWebhook("url", f"should have a variable in the place of its secret end, as {example}")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and parts.port != 0 and not parts.fragment
+    except ValueError:  # of the port, or of brackets
+        return False
+    return is_right and bool(re.fullmatch(r"[A-Za-z0-9._:-]+", parts.hostname or ""))
+
+
+def _holds_a_secret(url: str) -> bool:
+    """Whether there is a login without a variable for its password, or what masking takes for a secret."""
+    parts = urlsplit(url)
+    login, _, place = parts.netloc.rpartition("@")
+    if login and not re.fullmatch(rf"[A-Za-z0-9._-]+:{PLACE.pattern}", login, re.ASCII):
+        return True
+    bare = PLACE.sub("", parts._replace(netloc=place).geturl())
+    return log.masked(bare) != bare
+
+
+def _new_events(conn: Conn, after: int, bundle_sec: float) -> list[Row]:
+    """What webhooks have not been told of yet, once it is time to; the position moves behind it."""
+    settle_sec = min(SETTLE_SEC, bundle_sec)
+    rows = _rows(conn, "new_events", after=after, bundle_sec=bundle_sec, settle_sec=settle_sec, limit=TAKEN)
+    if rows:
+        conn.execute(_SQL["go_on_behind"], {"last_event": rows[-1]["event_id"]})
+    else:
+        conn.execute(_SQL["begin_anew"])
+    return rows
+
+
+def _told(conn: Conn) -> dict[str, list[Firing]]:
+    found: dict[str, list[Firing]] = defaultdict(list)
+    for row in _rows(conn, "firing"):
+        found[row.pop("webhook")].append(Firing(**row))
+    return found
+
+
+def _add(conn: Conn, name: str, message: Message, rules: Rules) -> UUID:
+    """The message's job; the message's id is its idempotency key."""
+    job = enqueue.NewJob(
+        rules.queue,
+        TASK,
+        f"webhook {name}",
+        {"webhook": name, "message": message},
+        idempotency_key=message["id"],
+        max_attempts=ATTEMPTS,
+        producer="alerts",
+    )
+    return enqueue.enqueue(conn, job)[0]
+
+
+def _note(conn: Conn, name: str, message: Message) -> None:
+    """Keep that the webhook was told that a condition has begun, or is over."""
+    if message["state"] in ("firing", "resolved"):
+        given = {field: message[field] for field in ("kind", "queue", "since")}
+        conn.execute(_SQL[f"note_{message['state']}"], given | {"webhook": name})
+
+
+def _one(conn: Conn, statement: str, name: str, **parameters: Any) -> Row | None:
+    """The row of this webhook; None, without a question, for a name that none can have."""
+    return next(iter(_rows(conn, statement, name=name, **parameters)), None) if _NAME.fullmatch(name) else None
+
+
+def _rows(conn: Conn, statement: str, /, **parameters: Any) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[statement], parameters).fetchall()

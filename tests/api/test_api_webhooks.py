@@ -1,0 +1,117 @@
+"""The receivers of alerts over HTTP and on the dashboard: added, changed, tried, paused, removed; without secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import pytest
+from api_app import Refused, running
+from flask.testing import FlaskClient
+
+from dataloader.api.v1 import responses
+from dataloader.queue import db, stats
+
+WEBHOOKS = "/api/v1/webhooks"
+OPS = f"{WEBHOOKS}/ops"
+URL = "https://ops.example.com/${DL_WEBHOOK_END}"
+CANARY = "canary-5f2c"
+
+
+@pytest.fixture
+def client(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlaskClient]:
+    """Of a service whose environment has the secrets too, as on a machine with all programs."""
+    monkeypatch.setenv("DL_WEBHOOK_END", CANARY)
+    with running(dsn, dl_public_url="https://farm.example.com/", environment="prod") as app:
+        yield app.test_client()
+
+
+def test_a_receiver_is_added_and_changed_and_removed(client: FlaskClient) -> None:
+    added = client.put(OPS, json={"url": URL, "shape": "slack", "kinds": ["dead"], "queues": ["q"], "lag_sec": 60})
+    assert added.status_code == 200
+    responses.Webhook.model_validate(added.get_json())
+    listed = client.get(WEBHOOKS).get_json()
+    responses.Webhooks.model_validate(listed)
+    assert (listed["queue"], listed["is_served"]) == ("alerts", False)
+    (found,) = listed["webhooks"]
+    assert {name: found[name] for name in ("name", "url", "shape", "kinds", "queues", "lag_sec", "added_by")} == {
+        "name": "ops", "url": URL, "shape": "slack", "kinds": ["dead"], "queues": ["q"], "lag_sec": 60,
+        "added_by": "anonymous from 127.0.0.1",
+    }  # fmt: skip
+    changed = client.put(OPS, json={"url": URL, "signed_by": "DL_WEBHOOK_KEY"}).get_json()
+    assert (changed["shape"], changed["kinds"], changed["signed_by"]) == ("json", None, "DL_WEBHOOK_KEY")
+    assert client.delete(OPS).get_json() == {"name": "ops"}
+    assert client.get(WEBHOOKS).get_json()["webhooks"] == []
+
+
+def test_a_receiver_is_paused_and_resumed(client: FlaskClient) -> None:
+    client.put(OPS, json={"url": URL})
+    paused = client.post(f"{OPS}/pause").get_json()
+    assert paused["paused_by"] == "anonymous from 127.0.0.1"
+    assert client.put(OPS, json={"url": URL}).get_json()["paused_at"] == paused["paused_at"]
+    assert client.post(f"{OPS}/resume").get_json()["paused_at"] is None
+
+
+def test_a_receiver_is_tried_by_a_job(client: FlaskClient, conn: db.Connection) -> None:
+    client.put(OPS, json={"url": URL})
+    answer = client.post(f"{OPS}/test").get_json()
+    again = client.post(f"{OPS}/test").get_json()
+    assert answer["job_id"] != again["job_id"]
+    job = client.get(f"/api/v1/jobs/{answer['job_id']}").get_json()
+    assert (job["queue"], job["task"], job["lock_key"]) == ("alerts", "alert.webhook", "webhook ops")
+    message = job["args"]["message"]
+    assert (message["kind"], message["environment"], message["url"]) == ("test", "prod", "https://farm.example.com")
+    worker = {"worker": "h:1:b", "pid": 1, "queue": "alerts", "queues": ["alerts"], "state": "idle", "jobs": 0}
+    shown = worker | dict.fromkeys(("job_id", "memory_bytes", "cpu_percent", "started_at", "silent_sec"))
+    stats.show_workers(conn, "farm", "h", [shown])
+    assert client.get(WEBHOOKS).get_json()["is_served"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/test")]
+)
+def test_an_unknown_receiver_is_404(client: FlaskClient, refused: Refused, method: str, path: str) -> None:
+    for name in ("ops", "%00", "a%20b", "x" * 500):
+        answer = client.open(f"{WEBHOOKS}/{name}{path}", method=method)
+        assert "no webhook" in refused(answer, 404, "not-found")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "pointer"),
+    [
+        ("a%20b", {"url": URL}, ""), ("x" * 65, {"url": URL}, ""),
+        ("ops", {}, "/url"), ("ops", {"url": "ops"}, "/url"), ("ops", {"url": f"https://u:{CANARY}@a/"}, "/url"),
+        ("ops", {"url": "https://a/${PG_PASSWORD}"}, "/url"), ("ops", {"url": URL, "shape": "teams"}, "/shape"),
+        ("ops", {"url": "https://a/b", "shape": "slack"}, "/url"), ("ops", {"url": URL, "kinds": []}, "/kinds"),
+        ("ops", {"url": URL, "kinds": ["fire"]}, "/kinds/0"), ("ops", {"url": URL, "queues": [""]}, "/queues/0"),
+        ("ops", {"url": URL, "lag_sec": 0}, "/lag_sec"), ("ops", {"url": URL, "signed_by": CANARY}, "/signed_by"),
+        ("ops", {"url": URL, "secret": CANARY}, "/secret"),
+    ],
+)  # fmt: skip
+def test_a_wrong_receiver_is_refused_and_changes_nothing(
+    client: FlaskClient, refused: Refused, name: str, body: Any, pointer: str
+) -> None:
+    problem = refused(client.put(f"{WEBHOOKS}/{name}", json=body), 400, "invalid-input", pointer)
+    assert CANARY not in json.dumps(problem)
+    assert client.get(WEBHOOKS).get_json()["webhooks"] == []
+
+
+def test_no_page_and_no_answer_has_a_secret(client: FlaskClient) -> None:
+    client.put(OPS, json={"url": "https://user:${DL_WEBHOOK_END}@ops.example.com/?token=${DL_WEBHOOK_END}"})
+    for path in (WEBHOOKS, "/webhooks"):
+        assert CANARY not in client.get(path).text
+
+
+def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskClient) -> None:
+    assert "dataloader webhook add NAME URL" in client.get("/webhooks").text
+    client.put(OPS, json={"url": URL, "queues": ["<b>q</b>"]})
+    client.put(f"{WEBHOOKS}/chat", json={"url": URL, "shape": "slack"})
+    client.post(f"{WEBHOOKS}/chat/pause")
+    page = client.get("/webhooks").text
+    assert "No worker serves the queue alerts." in page
+    assert "<b>q</b>" not in page
+    assert "<b>q</b>" in unescape(page)
+    assert "by anonymous from 127.0.0.1" in page
+    assert f">{URL}</td>" in page

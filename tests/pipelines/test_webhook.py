@@ -1,0 +1,391 @@
+"""The promises of `alert.webhook`, against a receiver that speaks HTTP over real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from receiver import KEY, Receiver, is_signed
+
+from dataloader.pipelines import PermanentError, Retry
+from dataloader.pipelines.webhook import delivery
+from dataloader.queue import db, messages, webhooks
+from dataloader.queue.messages import Rules
+from dataloader.queue.webhooks import Wanted
+from dataloader.testing import Result
+
+RULES = Rules(60.0, 3_600.0, "alerts", "prod <1>", "https://farm.example.com")
+NOW = datetime(2026, 1, 31, 6, 30, tzinfo=UTC)
+CANARY = "canary-5f2c"
+Send = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> pytest.MonkeyPatch:
+    """No .env; a proxy of the environment, which nothing may use."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("DL_WEBHOOK_KEY", KEY)
+    return monkeypatch
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def send(job: Callable[..., Result], conn: db.Connection, receiver: Receiver) -> Send:
+    """Send a message to a webhook with these fields; one attempt."""
+
+    def send(message: dict[str, Any] | None = None, max_attempts: int = 1, **fields: Any) -> Result:
+        webhooks.put(conn, Wanted("ops", **({"url": f"{receiver.url}/a"} | fields)), "test")
+        args = {"webhook": "ops", "message": message or messages.test("ops", RULES, NOW)}
+        return job("alert.webhook", args, max_attempts=max_attempts)
+
+    return send
+
+
+def dead(number: int = 2, error: str = "no") -> dict[str, Any]:
+    rows = [
+        {"event_id": n, "kind": "failed", "ts": NOW, "job_id": n, "queue": "q<&>", "task": f"t{n % 2}", "error": error,
+         "silent_sec": None} for n in range(1, number + 1)
+    ]  # fmt: skip
+    webhook = {"name": "ops", "paused_at": None, "kinds": None, "queues": None, "lag_sec": 1.0, "shape": "json"}
+    (message,) = messages.due(webhook, rows, [], [], RULES, NOW + timedelta(minutes=1))
+    return json.loads(json.dumps(message))
+
+
+def condition(state: str) -> dict[str, Any]:
+    webhook = {"name": "ops", "paused_at": None, "kinds": None, "queues": None, "lag_sec": 60.0, "shape": "json"}
+    told = [messages.Firing("lag", "q", NOW, NOW)] if state == "resolved" else []
+    queue = {"queue": "q", "lag_sec": 0.0 if told else 720.0, "paused_at": None, "paused_by": None}
+    (message,) = messages.due(webhook, [], [queue], told, RULES, NOW + timedelta(minutes=12))
+    return message
+
+
+# --- what arrives ---
+
+
+def test_a_message_arrives_signed(send: Send, receiver: Receiver) -> None:
+    message = dead()
+    result = send(message, signed_by="DL_WEBHOOK_KEY")
+    assert (result.status, result.result) == ("succeeded", {"sent": True, "status": 204})
+    (got,) = receiver.got
+    assert got.path == "/a"
+    assert got.document == message
+    assert got.headers["content-type"] == "application/json"
+    assert got.headers["webhook-id"] == message["id"]
+    assert abs(int(got.headers["webhook-timestamp"]) - time.time()) < 30
+    assert is_signed(got)
+    assert not is_signed(got._replace(body=got.body + b" "))
+    assert not is_signed(got, "whsec_" + "A" * 32)
+
+
+def test_the_example_of_the_specification(environment: pytest.MonkeyPatch) -> None:
+    """Of the library at github.com/standard-webhooks/standard-webhooks."""
+    body = b'{"test": 2432232314}'
+    headers = delivery.signed("DL_WEBHOOK_KEY", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, body)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_without_a_key_there_is_no_signature(send: Send, receiver: Receiver) -> None:
+    assert send().status == "succeeded"
+    assert "webhook-signature" not in receiver.got[0].headers
+    assert receiver.got[0].headers["webhook-id"].startswith("alert_")
+
+
+def test_a_second_attempt_has_the_same_id_and_its_own_time(send: Send, receiver: Receiver) -> None:
+    receiver.answers = [(500, {}), (204, {})]
+    result = send(max_attempts=2, signed_by="DL_WEBHOOK_KEY")
+    assert (result.status, result.attempts) == ("succeeded", 2)
+    first, second = receiver.got
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert is_signed(first)
+    assert is_signed(second)
+
+
+def test_secrets_of_the_address_come_from_the_environment(
+    send: Send, receiver: Receiver, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("DL_WEBHOOK_PATH", f"T0/B0/{CANARY} ä")
+    environment.setenv("DL_WEBHOOK_PASSWORD", f"{CANARY}@/:")
+    environment.setenv("DL_WEBHOOK_QUERY", f"{CANARY}&b=/")
+    url = receiver.url.replace("http://", "http://user:${DL_WEBHOOK_PASSWORD}@")
+    assert send(url=url + "/s/${DL_WEBHOOK_PATH}?a=${DL_WEBHOOK_QUERY}").status == "succeeded"
+    (got,) = receiver.got
+    assert got.path == f"/s/T0/B0/{CANARY}%20%C3%A4?a={CANARY}%26b%3D%2F"
+    assert got.headers["authorization"] == "Basic dXNlcjpjYW5hcnktNWYyY0AvOg=="
+
+
+def test_secrets_may_stand_in_the_file_of_settings(send: Send, receiver: Receiver, tmp_path: Any) -> None:
+    (tmp_path / ".env").write_text(f"DL_WEBHOOK_OF_FILE={CANARY}\n")
+    assert send(url=receiver.url + "/${DL_WEBHOOK_OF_FILE}").status == "succeeded"
+    assert receiver.got[0].path == f"/{CANARY}"
+
+
+# --- the shapes ---
+
+
+def test_alertmanagers_shape_of_dead_jobs(send: Send, receiver: Receiver) -> None:
+    send(dead(3), shape="alertmanager")
+    alerts = receiver.got[0].document
+    assert [(alert["labels"]["task"], alert["annotations"]["summary"]) for alert in alerts] == [
+        ("t1", "2 jobs are dead in queue q<&>."),
+        ("t0", "1 job is dead in queue q<&>."),
+    ]
+    assert alerts[0] == {
+        "labels": {"alertname": "DataloaderDeadJobs", "severity": "critical", "environment": "prod <1>",
+                   "queue": "q<&>", "task": "t1"},
+        "annotations": {"summary": "2 jobs are dead in queue q<&>.", "description": "1 failed: no\n3 failed: no"},
+        "startsAt": "2026-01-31T06:30:00Z",
+        "endsAt": "2026-01-31T07:31:00Z",
+        "generatorURL": "https://farm.example.com/jobs?status=dead",
+    }  # fmt: skip
+
+
+def test_alertmanagers_shape_of_a_condition_that_begins_and_ends(send: Send, receiver: Receiver) -> None:
+    for state in ("firing", "resolved"):
+        message = condition(state) | {"state": "event" if state == "firing" else state}
+        send(message, shape="alertmanager")
+    (begun,), (over,) = (got.document for got in receiver.got)
+    assert begun["labels"] == over["labels"] == {
+        "alertname": "DataloaderQueueLate", "severity": "warning", "environment": "prod <1>", "queue": "q",
+    }  # fmt: skip
+    assert begun["annotations"]["summary"] == "The oldest due job of queue q has waited 12 min."
+    assert begun["startsAt"] == over["startsAt"] == "2026-01-31T06:30:00Z"
+    assert over["endsAt"] == "2026-01-31T06:42:00Z"
+    assert begun["endsAt"] > over["endsAt"]
+
+
+def test_slacks_shape(send: Send, receiver: Receiver, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("DL_WEBHOOK_SLACK", "T0/B0/x")
+    url = receiver.url + "/services/${DL_WEBHOOK_SLACK}"
+    send(dead(15, error="<!channel> & <https://evil|x>"), shape="slack", url=url)
+    document = receiver.got[0].document
+    assert document["text"] == "15 jobs are dead in queue q&lt;&amp;&gt;."
+    head, lines = (block["text"]["text"] for block in document["blocks"])
+    assert head == (
+        ":red_circle: *prod &lt;1&gt;*: <https://farm.example.com/jobs?status=dead|"
+        "15 jobs are dead in queue q&lt;&amp;&gt;.>"
+    )
+    assert "• <https://farm.example.com/jobs/1|t1 1> failed: &lt;!channel&gt; &amp; &lt;https://evil|x&gt;" in lines
+    assert lines.endswith("\nand 5 more")
+    assert all(len(block["text"]["text"]) <= 3_000 for block in document["blocks"])
+
+
+def test_slack_is_told_that_it_is_over(send: Send, receiver: Receiver, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("DL_WEBHOOK_SLACK", "x")
+    send(condition("resolved"), shape="slack", url=receiver.url + "/${DL_WEBHOOK_SLACK}")
+    assert receiver.got[0].document["blocks"][0]["text"]["text"].startswith(":white_check_mark: ")
+
+
+# --- what the receiver answers ---
+
+
+@pytest.mark.parametrize("status", [200, 202, 204])
+def test_a_2xx_is_done(send: Send, receiver: Receiver, status: int) -> None:
+    receiver.answers = [(status, {})]
+    assert send().result == {"sent": True, "status": status}
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_what_may_pass_is_tried_again_after_growing_pauses(send: Send, receiver: Receiver, status: int) -> None:
+    receiver.answers = [(status, {})] * 4
+    result = send(max_attempts=4)
+    assert (result.status, result.attempts, result.error) == ("failed", 4, f"127.0.0.1 answered {status}")
+    pauses = [run.exception.in_sec for run in result.runs if isinstance(run.exception, Retry)]
+    assert 2.5 <= pauses[0] <= 5
+    assert 20 <= pauses[3] <= 40
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_receiver_says_when_it_is_to_be_asked_again(send: Send, receiver: Receiver, status: int) -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=300), usegmt=True)
+    answers = [{"Retry-After": "17"}, {"Retry-After": later}, {"Retry-After": "9999999"}, {"Retry-After": "soon"}]
+    receiver.answers = [(status, headers) for headers in answers]
+    result = send(max_attempts=4)
+    pauses = [run.exception.in_sec for run in result.runs if isinstance(run.exception, Retry)]
+    assert pauses[0] == 17
+    assert 290 <= pauses[1] <= 301
+    assert pauses[2] == 86_400
+    assert pauses[3] <= 40
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_another_4xx_is_for_good(send: Send, receiver: Receiver, status: int) -> None:
+    receiver.answers = [(status, {})]
+    result = send(max_attempts=5)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert isinstance(result.exception, PermanentError)
+    assert f"127.0.0.1 answered {status}" in str(result.error)
+
+
+def test_a_receiver_that_is_gone_pauses_its_webhook(send: Send, receiver: Receiver, conn: db.Connection) -> None:
+    receiver.answers = [(410, {})]
+    result = send(max_attempts=5)
+    assert (result.status, result.attempts) == ("failed", 1)
+    found = webhooks.find(conn, "ops")
+    assert found is not None
+    assert found["paused_by"] == "its receiver, which answered 410 Gone"
+    assert send(dead()).result == {"sent": False, "why": "the webhook is paused"}
+    assert len(receiver.got) == 1
+    assert send().status == "succeeded", "a test is sent all the same"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(send: Send, receiver: Receiver, status: int) -> None:
+    other = Receiver()
+    receiver.answers = [(status, {"Location": f"{other.url}/?{CANARY}"})]
+    result = send(max_attempts=5)
+    other.close()
+    assert (result.status, result.attempts, other.got) == ("failed", 1, [])
+    assert "redirects are not followed" in str(result.error)
+    assert CANARY not in str(result.error)
+
+
+def test_a_silent_receiver_is_tried_again(send: Send, environment: pytest.MonkeyPatch) -> None:
+    environment.setattr(delivery, "POST_SEC", 0.2)
+    silent = Receiver(silent=True)
+    result = send(url=silent.url)
+    silent.close()
+    assert isinstance(result.exception, Retry)
+    assert str(result.error).startswith("127.0.0.1 was silent for 0.2 s")
+
+
+def test_a_receiver_that_breaks_off_or_is_down_is_tried_again(send: Send, receiver: Receiver) -> None:
+    receiver.answers = [(0, {})]
+    broke = send()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        down = send(url=f"http://127.0.0.1:{probe.getsockname()[1]}/{'x' * 30}")
+    unknown = send(url="http://no-such-host.invalid/")
+    for result in (broke, down, unknown):
+        assert isinstance(result.exception, Retry), result.error
+        assert "xxxx" not in str(result.error)
+
+
+def test_a_receiver_without_a_valid_certificate_gets_nothing(
+    send: Send, environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And with one that this machine trusts it does, but by no other name."""
+    command = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -addext subjectAltName=DNS:localhost"
+    key, certificate = (str(tmp_path / name) for name in ("key.pem", "cert.pem"))
+    subprocess.run(["openssl", *command.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    receiver = Receiver(certificate=(certificate, key))
+    port = receiver.url.rpartition(":")[2]
+    results = [send(url=f"https://localhost:{port}/")]
+    environment.setattr(delivery, "_certificates", lambda: ssl.create_default_context(cafile=certificate))
+    results += [send(url=f"https://{host}:{port}/") for host in ("127.0.0.1", "localhost")]
+    receiver.close()
+    assert [result.status for result in results] == ["failed", "failed", "succeeded"]
+    assert str(results[0].error).startswith("the certificate of localhost is not valid for this machine")
+    assert isinstance(results[0].exception, Retry), "it may be renewed"
+    assert len(receiver.got) == 1
+
+
+# --- what is not sent ---
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["169.254.169.254", "169.254.0.1", "fe80::1", "fe80::1%eth0", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
+     "2002:a9fe:a9fe::1", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "::", "224.0.0.1", "ff02::1"],
+)  # fmt: skip
+def test_forbidden_addresses(address: str) -> None:
+    assert delivery.is_forbidden(address)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.7", "fd12::1", "8.8.8.8", "2600::1"])
+def test_private_addresses_are_allowed_for_alertmanagers_live_there(address: str) -> None:
+    assert not delivery.is_forbidden(address)
+
+
+def test_nothing_is_sent_to_a_metadata_service(send: Send) -> None:
+    result = send(url="http://169.254.169.254/latest/meta-data/", max_attempts=5)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert "nothing is sent there" in str(result.error)
+
+
+def test_a_name_is_looked_up_once_and_its_forbidden_addresses_are_passed_over(
+    send: Send, receiver: Receiver, environment: pytest.MonkeyPatch
+) -> None:
+    """A name server that tells another address at the second question reaches nothing."""
+    port = int(receiver.url.rpartition(":")[2])
+    asked: list[str] = []
+
+    def look_up(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        found = [("169.254.169.254", port), ("127.0.0.1", port)] if len(asked) == 1 else [("169.254.169.254", port)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in found]
+
+    environment.setattr(delivery, "getaddrinfo", look_up)
+    assert send(url=f"http://ops.example.com:{port}/").status == "succeeded"
+    assert asked == ["ops.example.com"]
+    assert receiver.got[0].headers["host"] == f"ops.example.com:{port}"
+
+
+def test_a_condition_that_is_over_by_now_is_not_sent(send: Send, receiver: Receiver, conn: db.Connection) -> None:
+    message = condition("firing")
+    assert send(message).result == {"sent": False, "why": "it is over by now"}
+    conn.execute(
+        "INSERT INTO dl_alerts (webhook, kind, queue, since) VALUES ('ops', 'lag', 'q', %s)", (message["since"],)
+    )
+    assert send(message).result == {"sent": True, "status": 204}
+    assert len(receiver.got) == 1
+
+
+def test_a_message_to_a_removed_webhook_ends_well(job: Callable[..., Result]) -> None:
+    result = job("alert.webhook", {"webhook": "gone", "message": dead()})
+    assert result.result == {"sent": False, "why": "the webhook has been removed"}
+
+
+def test_a_variable_that_is_missing_may_be_set_on_another_machine(send: Send) -> None:
+    for fields in ({"url": "http://127.0.0.1/${DL_WEBHOOK_NONE}"}, {"signed_by": "DL_WEBHOOK_NONE"}):
+        result = send(**fields)
+        assert isinstance(result.exception, Retry)
+        assert "the variable DL_WEBHOOK_NONE is not set" in str(result.error)
+        assert socket.gethostname() in str(result.error)
+
+
+@pytest.mark.parametrize(
+    "key", [CANARY, f"whsec_{CANARY}", "whsec_c2hvcnQ=", "whsec_", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]
+)
+def test_a_key_of_another_form_is_refused_and_not_shown(
+    send: Send, receiver: Receiver, environment: pytest.MonkeyPatch, key: str
+) -> None:
+    environment.setenv("DL_WEBHOOK_KEY", key)
+    result = send(signed_by="DL_WEBHOOK_KEY", max_attempts=5)
+    assert (result.status, result.attempts, receiver.got) == ("failed", 1, [])
+    assert "the variable DL_WEBHOOK_KEY should hold whsec_" in str(result.error)
+    assert key.removeprefix("whsec_") not in str(result.error) or key == "whsec_"
+
+
+def test_an_error_shows_no_more_of_the_address_than_its_host(
+    send: Send, receiver: Receiver, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("DL_WEBHOOK_PATH", CANARY)
+    url = receiver.url + "/${DL_WEBHOOK_PATH}"
+    for answer in ((500, {}), (404, {}), (302, {"Location": f"/{CANARY}"}), (0, {})):
+        receiver.answers = [answer]
+        result = send(url=url)
+        assert result.status == "failed"
+        assert CANARY not in str(result)
+
+
+@pytest.mark.parametrize(
+    "args", [{}, {"webhook": "ops"}, {"webhook": "ops", "message": "x"}, {"webhook": 7, "message": {}}]
+)
+def test_wrong_arguments_end_the_job_at_once(job: Callable[..., Result], args: Any) -> None:
+    assert isinstance(job("alert.webhook", args).exception, PermanentError)

@@ -1,0 +1,499 @@
+"""What webhooks are told: each thing once, whoever reaps and however often, and nothing without a webhook."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+import structlog
+from hands import Worker, enqueue, plain, quietly, started, value
+from structlog.testing import capture_logs
+
+from dataloader.farm import reaper
+from dataloader.queue import db, lifecycle, operations, stats, webhooks
+from dataloader.queue.messages import TASK, Rules
+from dataloader.queue.webhooks import Wanted
+
+RULES = Rules(60.0, 3_600.0, "alerts", "test", "https://farm.example.com")
+URL = "https://ops.example.com/alerts"
+CANARY = "canary-5f2c"
+
+
+def add(conn: db.Connection, name: str = "ops", **more: Any) -> None:
+    webhooks.put(conn, Wanted(name, more.pop("url", URL), **more), "test")
+
+
+def die(conn: db.Connection, number: int = 1, queue: str = "q", error: str = "no", age_sec: float = 70) -> list[UUID]:
+    """Jobs that have ended badly so many seconds ago."""
+    with quietly(conn):
+        found = [plain(conn, queue=queue, status="failed", attempt=5, error=error) for _ in range(number)]
+    conn.cursor().executemany(
+        "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
+        " VALUES (%s, %s, 'failed', now() - make_interval(secs => %s), %s)",
+        [(job_id, queue, age_sec, json.dumps({"error": error})) for job_id in found],
+    )
+    return found
+
+
+def messages(conn: psycopg.Connection[Any], webhook: str = "ops") -> list[dict[str, Any]]:
+    """The messages for this webhook so far, the oldest first."""
+    rows = conn.execute(
+        "SELECT args -> 'message' FROM dl_jobs WHERE task = %s AND args ->> 'webhook' = %s ORDER BY created_at",
+        (TASK, webhook),
+    )
+    return [row[0] for row in rows.fetchall()]
+
+
+def noted(conn: db.Connection, queue: str, lag_sec: float) -> None:
+    """The reaper has counted that the oldest due job of this queue has waited for so long."""
+    conn.execute(
+        "INSERT INTO dl_lengths (queue, length, scheduled, retries, dead, lag_sec) VALUES (%s, 1, 0, 0, 0, %s)"
+        " ON CONFLICT (queue) DO UPDATE SET lag_sec = excluded.lag_sec, counted_at = now()",
+        (queue, lag_sec),
+    )
+
+
+def test_a_job_that_dies_is_told_once(conn: db.Connection) -> None:
+    add(conn)
+    (job_id,) = die(conn, error="no\nTraceback ...")
+    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.tell(conn, RULES) == 0
+    (message,) = messages(conn)
+    assert (message["kind"], message["state"], message["severity"]) == ("dead", "event", "critical")
+    assert (message["text"], message["count"], message["queue"]) == ("1 job is dead in queue q.", 1, "q")
+    assert message["environment"] == "test"
+    (told,) = message["jobs"]
+    assert (told["job_id"], told["task"], told["what"], told["error"]) == (str(job_id), "t", "failed", "no")
+    assert told["url"] == f"https://farm.example.com/jobs/{job_id}"
+    (row,) = conn.execute(
+        "SELECT queue, max_attempts, idempotency_key FROM dl_jobs WHERE task = %s", (TASK,)
+    ).fetchall()
+    assert row == ("alerts", webhooks.ATTEMPTS, message["id"])
+
+
+def test_a_run_that_ends_a_job_is_told_of_as_it_stands_in_the_journal(conn: db.Connection, worker: Worker) -> None:
+    """Both ends of dead jobs, by the functions that write them."""
+    add(conn)
+    failed = enqueue(conn, max_attempts=1)
+    worker.finish(worker.take(), "fail", error="ValueError: no")
+    lost = enqueue(conn, max_attempts=1)
+    job = worker.take()
+    lifecycle.settle(conn, job.claimed_by, "crash", "worker killed by signal 9", running=[lost])
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
+    webhooks.tell(conn, RULES)
+    (message,) = messages(conn)
+    assert [(each["job_id"], each["what"], each["error"]) for each in message["jobs"]] == [
+        (str(failed), "failed", "ValueError: no"),
+        (str(lost), "lost", "worker killed by signal 9 on attempt 1"),
+    ]
+
+
+def test_a_thousand_dead_jobs_are_one_message_with_a_count_and_twenty_of_them(conn: db.Connection) -> None:
+    add(conn)
+    jobs = die(conn, 600, "a") + die(conn, 400, "b")
+    assert webhooks.tell(conn, RULES) == 1
+    (message,) = messages(conn)
+    assert (message["text"], message["count"]) == ("1,000 jobs are dead in 2 queues.", 1_000)
+    assert message["groups"] == [{"queue": "a", "task": "t", "count": 600}, {"queue": "b", "task": "t", "count": 400}]
+    assert [job["job_id"] for job in message["jobs"]] == [str(job_id) for job_id in jobs[:20]]
+    assert webhooks.tell(conn, RULES) == 0
+
+
+def test_more_than_a_round_takes_comes_in_the_next(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "TAKEN", 6)
+    add(conn)
+    die(conn, 10)
+    assert [webhooks.tell(conn, RULES) for _ in range(3)] == [1, 1, 0]
+    assert [message["count"] for message in messages(conn)] == [6, 4]
+
+
+def test_the_first_waits_for_those_that_come_in_its_minute(conn: db.Connection) -> None:
+    add(conn)
+    die(conn, 1, age_sec=50)
+    die(conn, 1, age_sec=30)
+    assert webhooks.tell(conn, RULES) == 0
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '15 s' WHERE kind = 'failed'")
+    assert webhooks.tell(conn, RULES) == 1
+    assert messages(conn)[0]["count"] == 2
+
+
+def test_what_is_young_is_told_with_the_next_for_an_older_number_may_not_be_visible_yet(
+    conn: db.Connection, dsn: str
+) -> None:
+    add(conn)
+    die(conn, 1)
+    with psycopg.connect(dsn) as other:
+        other.execute(
+            "INSERT INTO dl_job_events (job_id, queue, kind, payload) VALUES (gen_random_uuid(), 'slow', 'lost', '{}')"
+        )
+        die(conn, 1, age_sec=5)
+        assert webhooks.tell(conn, RULES) == 1
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
+    assert webhooks.tell(conn, RULES) == 1
+    assert [message["count"] for message in messages(conn)] == [1, 2]
+    assert [job["queue"] for job in messages(conn)[1]["jobs"]] == ["slow", "q"]
+
+
+def test_rows_of_a_clock_that_was_ahead_are_told(conn: db.Connection) -> None:
+    add(conn)
+    die(conn, 1, age_sec=-3_600)
+    assert webhooks.tell(conn, RULES) == 1
+
+
+def test_a_dead_message_is_no_alert(conn: db.Connection) -> None:
+    add(conn)
+    (job_id,) = die(conn)
+    conn.execute("UPDATE dl_jobs SET task = %s, args = '{}' WHERE job_id = %s", (TASK, job_id))
+    assert webhooks.tell(conn, RULES) == 0
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1, "and the position has moved on"
+    assert messages(conn)[0]["count"] == 1
+
+
+def test_the_first_webhook_is_not_told_of_the_past_and_a_second_not_again(conn: db.Connection) -> None:
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 0
+    add(conn)
+    assert webhooks.tell(conn, RULES) == 0
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1
+    add(conn, "late")
+    assert webhooks.tell(conn, RULES) == 0
+    assert messages(conn, "late") == []
+
+
+def test_a_second_webhook_keeps_the_first_from_nothing(conn: db.Connection) -> None:
+    add(conn)
+    die(conn)
+    add(conn, "late")
+    assert webhooks.tell(conn, RULES) == 2
+
+
+def test_each_webhook_is_told_what_it_asks_for(conn: db.Connection) -> None:
+    add(conn, "all")
+    add(conn, "stuck", kinds=["stuck"])
+    add(conn, "b", queues=["b"])
+    add(conn, "none", kinds=["paused"], queues=["b"])
+    die(conn, 2, "a")
+    die(conn, 1, "b")
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, ts, payload)"
+        " VALUES (gen_random_uuid(), 'a', 'stuck', now() - interval '2 min', '{\"silent_sec\": 75.0}')"
+    )
+    webhooks.tell(conn, RULES)
+    told = {name: [(m["kind"], m["count"]) for m in messages(conn, name)] for name in ("all", "stuck", "b", "none")}
+    assert told == {"all": [("dead", 3), ("stuck", 1)], "stuck": [("stuck", 1)], "b": [("dead", 1)], "none": []}
+    (stuck,) = messages(conn, "stuck")
+    assert (stuck["text"], stuck["jobs"][0]["error"]) == ("1 run is stuck in queue a.", "no report for 1 min 15 s")
+
+
+def test_a_paused_webhook_is_told_nothing_not_even_later(conn: db.Connection) -> None:
+    add(conn)
+    webhooks.pause(conn, "ops", "test")
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 0
+    webhooks.resume(conn, "ops")
+    assert webhooks.tell(conn, RULES) == 0
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1
+
+
+def test_a_late_queue_is_told_when_it_begins_and_when_it_is_over(conn: db.Connection) -> None:
+    add(conn, lag_sec=300)
+    noted(conn, "q", 299)
+    assert webhooks.tell(conn, RULES) == 0
+    noted(conn, "q", 720)
+    assert webhooks.tell(conn, RULES) == 1
+    for lag_sec in (720, 900, 200, 151):  # it wavers around its bound
+        noted(conn, "q", lag_sec)
+        assert webhooks.tell(conn, RULES) == 0
+    noted(conn, "q", 149)
+    assert webhooks.tell(conn, RULES) == 1
+    begun, over = messages(conn)
+    assert (begun["kind"], begun["state"], begun["queue"]) == ("lag", "firing", "q")
+    assert begun["text"] == "The oldest due job of queue q has waited 12 min."
+    assert begun["url"] == "https://farm.example.com/queues/q"
+    assert (over["kind"], over["state"], over["since"]) == ("lag", "resolved", begun["since"])
+    assert value(conn, "SELECT count(*) FROM dl_alerts") == 0
+
+
+def test_a_queue_that_nobody_has_counted_lately_is_neither_late_nor_over(conn: db.Connection) -> None:
+    add(conn)
+    noted(conn, "q", 720)
+    conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min'")
+    assert webhooks.tell(conn, RULES) == 0
+    noted(conn, "q", 720)
+    assert webhooks.tell(conn, RULES) == 1
+    conn.execute("UPDATE dl_lengths SET counted_at = now() - interval '11 min', lag_sec = 1")
+    assert webhooks.tell(conn, RULES) == 0
+    conn.execute("DELETE FROM dl_lengths")  # it has no job any more
+    assert webhooks.tell(conn, RULES) == 1
+
+
+def test_a_paused_queue_is_told_after_a_while_and_is_not_late_meanwhile(conn: db.Connection) -> None:
+    add(conn)
+    operations.pause(conn, "q", "token ops from 10.0.0.7")
+    noted(conn, "q", 7_000)
+    assert webhooks.tell(conn, RULES) == 0
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
+    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.tell(conn, RULES) == 0
+    operations.resume(conn, "q", "test")
+    noted(conn, "q", 0)
+    assert webhooks.tell(conn, RULES) == 1
+    begun, over = messages(conn)
+    assert begun["text"] == "Queue q has been paused for 1 h 1 min by token ops from 10.0.0.7."
+    assert over["text"] == "Queue q is paused no more."
+
+
+def test_the_queue_of_the_messages_makes_none_of_its_own_conditions(conn: db.Connection) -> None:
+    add(conn)
+    noted(conn, "alerts", 7_000)
+    operations.pause(conn, "alerts", "test")
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '1 day'")
+    assert webhooks.tell(conn, RULES) == 0
+
+
+def test_an_alertmanager_is_told_again_for_it_forgets_and_others_are_not(conn: db.Connection) -> None:
+    add(conn, "json")
+    add(conn, "am", shape="alertmanager")
+    noted(conn, "q", 720)
+    assert webhooks.tell(conn, RULES) == 2
+    conn.execute("UPDATE dl_alerts SET told_at = now() - interval '11 min'")
+    noted(conn, "q", 1_380)
+    assert webhooks.tell(conn, RULES) == 1
+    assert webhooks.tell(conn, RULES) == 0
+    first, again = messages(conn, "am")
+    assert (first["since"], first["state"]) == (again["since"], again["state"])
+    assert first["id"] != again["id"]
+
+
+def test_three_reapers_at_once_make_one_message(conn: db.Connection, dsn: str) -> None:
+    add(conn)
+    noted(conn, "q", 720)
+    for _ in range(5):
+        die(conn, 3)
+        barrier = Barrier(3)
+
+        def reap(barrier: Barrier = barrier) -> int:
+            with db.connect(dsn, name="reaper", schema="public") as own:
+                barrier.wait(10)
+                return webhooks.tell(own, RULES)
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(lambda _: reap(), range(3)))
+    told = messages(conn)
+    assert sum(message["count"] or 0 for message in told) == 15
+    assert len({job["job_id"] for message in told for job in message["jobs"]}) == 15
+    assert [message["kind"] for message in told].count("lag") == 1
+
+
+def test_a_reaper_that_dies_in_its_round_has_told_nothing_and_the_next_one_tells_all(
+    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(conn)
+    die(conn)
+    noted(conn, "q", 720)
+    with db.connect(dsn, name="reaper", schema="public") as dying, monkeypatch.context() as patch:
+
+        def die_here(*_: object) -> None:
+            conn.execute("SELECT pg_terminate_backend(%s)", (dying.info.backend_pid,))
+            dying.execute("SELECT 1")
+
+        patch.setattr(webhooks, "_note", die_here)
+        with pytest.raises(psycopg.OperationalError):
+            webhooks.tell(dying, RULES)
+    assert messages(conn) == []
+    assert webhooks.tell(conn, RULES) == 2
+    assert [message["kind"] for message in messages(conn)] == ["dead", "lag"]
+
+
+def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: db.Connection, dsn: str) -> None:
+    add(conn)
+    die(conn)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT FROM dl_alerted FOR UPDATE")
+        with started(lambda: webhooks.tell(conn, RULES), None, other) as round_:
+            assert round_.result(20) == 0
+    assert webhooks.tell(conn, RULES) == 1
+
+
+def test_the_reapers_round_goes_on_where_nothing_can_be_told(conn: db.Connection, dsn: str) -> None:
+    add(conn)
+    die(conn)
+    log = structlog.get_logger("reaper")
+    with psycopg.connect(dsn) as other:
+        other.execute("LOCK TABLE dl_alerts IN ACCESS EXCLUSIVE MODE")
+        with capture_logs() as lines:
+            reaper.tell(conn, log, RULES)
+        assert [line["event"] for line in lines] == ["reaper.alerts.failed"]
+    with capture_logs() as lines:
+        reaper.tell(conn, log, RULES)
+    assert [(line["event"], line["count"]) for line in lines] == [("reaper.alerts.told", 1)]
+
+
+def test_a_journal_that_begins_anew_is_followed(conn: db.Connection) -> None:
+    add(conn)
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1
+    conn.execute("UPDATE dl_alerted SET last_event = 1000000")
+    assert webhooks.tell(conn, RULES) == 0
+    die(conn)
+    assert webhooks.tell(conn, RULES) == 1
+
+
+def test_secrets_in_errors_do_not_reach_the_message(conn: db.Connection) -> None:
+    add(conn)
+    die(conn, error=f"cannot reach https://user:{CANARY}@db/ with password={CANARY}")
+    webhooks.tell(conn, RULES)
+    (message,) = messages(conn)
+    assert CANARY not in json.dumps(message)
+    assert "password=***" in message["jobs"][0]["error"]
+
+
+def test_what_is_new_is_found_by_its_index(conn: db.Connection) -> None:
+    """The journal has a thousand times as many rows as it has dead jobs."""
+    conn.execute(
+        "INSERT INTO dl_job_events (job_id, queue, kind, ts) SELECT gen_random_uuid(), 'q', 'done', now()"
+        "  FROM generate_series(1, 20000)"
+    )
+    conn.execute("ANALYZE dl_job_events")
+    given = {"after": 0, "bundle_sec": 60.0, "settle_sec": 10.0, "limit": 10_000}
+    with psycopg.ClientCursor(conn) as cursor:
+        plan = "\n".join(row[0] for row in cursor.execute("EXPLAIN " + webhooks._SQL["new_events"], given).fetchall())
+    assert "ix_dl_job_events_alerts" in plan
+    assert "Seq Scan on dl_job_events" not in plan
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("name", ""), ("name", "a b"), ("name", "a/b"), ("name", "x" * 65),
+        ("shape", "teams"), ("kinds", ["fire"]), ("kinds", []), ("queues", []), ("queues", [""]),
+        ("lag_sec", 0), ("lag_sec", float("nan")), ("lag_sec", float("inf")),
+        ("signed_by", "whsec_c2VjcmV0"), ("signed_by", "PG_PASSWORD"), ("signed_by", "DL_WEBHOOK_"),
+        ("url", "ops.example.com"), ("url", "ftp://a/"), ("url", "file:///etc/passwd"), ("url", "http://"),
+        ("url", "http://a:0/"), ("url", "http://a:99999/"), ("url", "http://a/#b"), ("url", "http://a/ b"),
+        ("url", "http://a/\n"), ("url", "http://ä/"), ("url", "http://[::1/"), ("url", "http://${DL_WEBHOOK_HOST}/"),
+        ("url", "https://user:canary-5f2c@a/"), ("url", "https://canary-5f2c@a/"), ("url", "https://a/?token=canary-5f2c"),
+        ("url", "https://a/${PG_PASSWORD}"), ("url", "https://a/${DL_TOKEN}"), ("url", "https://${DL_WEBHOOK_U}:x@a/"),
+        ("url", "http://a/" + "x" * 2_000),
+    ],
+)  # fmt: skip
+def test_a_wrong_webhook_is_refused_and_changes_nothing(conn: db.Connection, field: str, wrong: Any) -> None:
+    given: dict[str, Any] = {"name": "ops", "url": URL, field: wrong}
+    with pytest.raises(webhooks.WrongWebhook, match=rf"^{field} should|^{field} seems") as refusal:
+        webhooks.put(conn, Wanted(**given), "test")
+    assert refusal.value.field == field
+    assert CANARY not in str(refusal.value)
+    assert webhooks.listed(conn) == []
+
+
+def test_the_address_of_slack_has_its_secret_in_a_variable(conn: db.Connection) -> None:
+    with pytest.raises(webhooks.WrongWebhook, match="in the place of its secret end"):
+        add(conn, url="https://hooks.slack.com/services/T0/B0/canary-5f2c", shape="slack")
+    add(conn, url="https://hooks.slack.com/services/${DL_WEBHOOK_SLACK}", shape="slack")
+
+
+def test_a_webhook_is_changed_as_a_whole_but_for_its_pause(conn: db.Connection) -> None:
+    add(conn, kinds=["dead"], queues=["a"], signed_by="DL_WEBHOOK_KEY", lag_sec=5)
+    webhooks.pause(conn, "ops", "first")
+    webhooks.pause(conn, "ops", "second")
+    add(conn, url="http://user:${DL_WEBHOOK_PASSWORD}@am:9093/api/v2/alerts?a=${DL_WEBHOOK_A}", shape="alertmanager")
+    (found,) = webhooks.listed(conn)
+    assert found["url"] == "http://user:${DL_WEBHOOK_PASSWORD}@am:9093/api/v2/alerts?a=${DL_WEBHOOK_A}"
+    assert (found["kinds"], found["queues"], found["signed_by"], found["lag_sec"]) == (None, None, None, 300)
+    assert (found["paused_by"], found["added_by"]) == ("first", "test")
+
+
+def test_a_webhook_that_is_removed_leaves_nothing(conn: db.Connection) -> None:
+    add(conn)
+    noted(conn, "q", 720)
+    webhooks.tell(conn, RULES)
+    assert webhooks.remove(conn, "ops")
+    assert not webhooks.remove(conn, "ops")
+    assert value(conn, "SELECT count(*) FROM dl_alerts") == 0
+    assert webhooks.pause(conn, "ops", "test") is None
+    assert webhooks.resume(conn, "ops") is None
+    assert webhooks.send_test(conn, "ops", RULES) is None
+
+
+def test_whether_the_messages_have_a_worker(conn: db.Connection) -> None:
+    assert not webhooks.is_served(conn, "alerts")
+    worker = {"worker": "h:1:b", "pid": 1, "queue": "q", "queues": ["q", "alerts"], "state": "idle", "silent_sec": None}
+    shown = worker | dict.fromkeys(("job_id", "memory_bytes", "cpu_percent", "started_at")) | {"jobs": 0}
+    stats.show_workers(conn, "farm", "h", [shown])
+    assert webhooks.is_served(conn, "alerts")
+    assert not webhooks.is_served(conn, "other")
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '31 s'")
+    assert not webhooks.is_served(conn, "alerts")
+    conn.execute("UPDATE dl_workers SET seen_at = now(), state = 'dead'")
+    assert not webhooks.is_served(conn, "alerts")
+
+
+def test_a_change_is_for_one_webhook(conn: db.Connection) -> None:
+    for name in ("a", "b", "c"):
+        add(conn, name)
+    webhooks.pause(conn, "a", "test")
+    webhooks.pause(conn, "b", "test")
+    webhooks.resume(conn, "b")
+    webhooks.remove(conn, "c")
+    assert [(each["name"], each["paused_at"] is None) for each in webhooks.listed(conn)] == [("a", False), ("b", True)]
+
+
+def test_a_pause_of_a_webhook_keeps_its_time_and_author(conn: db.Connection) -> None:
+    add(conn)
+    first = webhooks.pause(conn, "ops", "first")
+    assert first is not None
+    assert webhooks.pause(conn, "ops", "second") == first
+
+
+def test_a_queue_without_jobs_may_be_paused_for_long(conn: db.Connection) -> None:
+    add(conn)
+    operations.pause(conn, "empty", "test")
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
+    assert webhooks.tell(conn, RULES) == 1
+    assert messages(conn)[0]["queue"] == "empty"
+
+
+def test_each_condition_ends_by_itself(conn: db.Connection) -> None:
+    for name in ("a", "b"):
+        add(conn, name)
+    webhooks.pause(conn, "b", "test")
+    for queue in ("x", "y"):
+        noted(conn, queue, 720)
+    operations.pause(conn, "y2", "test")
+    noted(conn, "y2", 0)
+    conn.execute("UPDATE dl_queues SET paused_at = now() - interval '61 min'")
+    assert webhooks.tell(conn, RULES) == 3
+    webhooks.resume(conn, "b")
+    assert webhooks.tell(conn, RULES) == 3
+    webhooks.pause(conn, "b", "test")
+    noted(conn, "x", 1)
+    assert webhooks.tell(conn, RULES) == 1
+    firing = (
+        "SELECT string_agg(webhook || ' ' || kind || ' ' || queue, ', ' ORDER BY webhook, kind, queue) FROM dl_alerts"
+    )
+    assert value(conn, firing) == "a lag y, a paused y2, b lag x, b lag y, b paused y2"
+    operations.resume(conn, "y2", "test")
+    noted(conn, "y2", 720)
+    assert webhooks.tell(conn, RULES) == 2
+    assert value(conn, firing) == "a lag y, a lag y2, b lag x, b lag y, b paused y2"
+
+
+@pytest.mark.parametrize(
+    "other", [{"name": "b"}, {"kind": "paused"}, {"queue": "r"}, {"since": "2026-01-31T06:30:01Z"}]
+)
+def test_whether_a_condition_lasts(conn: db.Connection, other: dict[str, str]) -> None:
+    add(conn, "a")
+    add(conn, "b")
+    since = "2026-01-31T06:30:00Z"
+    conn.execute("INSERT INTO dl_alerts (webhook, kind, queue, since) VALUES ('a', 'lag', 'q', %s)", (since,))
+    message = {"kind": "lag", "queue": "q", "since": since}
+    assert webhooks.is_firing(conn, "a", message)
+    assert not webhooks.is_firing(conn, other.pop("name", "a"), message | other)

@@ -154,4 +154,5 @@ def test_load_csv_killed_ten_times_reads_on(
     assert farm.rows(f"SELECT count(*) FROM loaded WHERE text = %s || {expected}", TEXT.replace('""', '"')) == [(keys,)]
     assert farm.rows("SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv'") == [(0,)]
     assert read <= size * most_times
-    assert farm.story(job).count("picked") == KILLS + 1
+    # A run that finds the target ahead of the queue copies the checkpoint, and is handed back.
+    assert KILLS < farm.story(job).count("picked") <= 2 * KILLS + 1

@@ -443,12 +443,12 @@ SLOW_CLAIM = """
 ALTER FUNCTION dl_take_keys RENAME TO dl_take_keys_itself;
 CREATE FUNCTION dl_take_keys(
   p_queue text, p_ordered boolean, p_most int, p_priority int, p_from timestamptz, p_past int, p_passed int[],
-  p_looks boolean, p_prefer json, p_turn int,
+  p_looks boolean, p_turn int, p_prefer json,
   OUT mine int[], OUT lock_keys text[], OUT others int[], OUT odd uuid[], OUT rows int, OUT more boolean,
-  OUT priority int, OUT since timestamptz) LANGUAGE plpgsql AS $$
+  OUT priority int, OUT since timestamptz, OUT room jsonb, OUT granted uuid[]) LANGUAGE plpgsql AS $$
 DECLARE
   took record := dl_take_keys_itself(
-    p_queue, p_ordered, p_most, p_priority, p_from, p_past, p_passed, p_looks, p_prefer, p_turn);
+    p_queue, p_ordered, p_most, p_priority, p_from, p_past, p_passed, p_looks, p_turn, p_prefer);
 BEGIN
   mine := took.mine; others := took.others; odd := took.odd; rows := took.rows; more := took.more;
   PERFORM pg_advisory_xact_lock_shared(8, 8);

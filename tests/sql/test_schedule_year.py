@@ -23,7 +23,7 @@ CASES = [
     ("Europe/Moscow", "real", "none"),
 ]
 MINUTE = timedelta(minutes=1)
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def fixed_times(zone: ZoneInfo) -> Iterator[datetime]:

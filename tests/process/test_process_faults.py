@@ -216,7 +216,7 @@ def test_i15_an_unknown_task_waits_for_a_farm_that_knows_it(farm: Farm) -> None:
     old = farm.ready(workers=1, dl_pipelines="host_pipelines")
     job = farm.enqueue("recorded")
     until(lambda: farm.story(job) == ["queued", "picked", "requeue"], "the error")
-    assert farm.job(job)["error"].startswith("no pipeline 'recorded' is registered here; known: diary, ")
+    assert farm.job(job)["error"].startswith("no pipeline 'recorded' is registered here; known: alert.webhook, diary, ")
     assert old.stop() == 0
     farm.ready(workers=1)
     farm.rows("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s RETURNING 1", job)  # not in 30 s

@@ -29,7 +29,7 @@ def paths(scene: Scene) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(8))
 def test_each_page_is_for_everybody(visitor: Visitor, scene: Scene, number: int) -> None:
     """axe-core finds nothing grave, by day, by night and on a phone, where no page is wider than its window."""
     page = visitor.go(paths(scene)[number])
@@ -46,6 +46,7 @@ def test_whatever_jobs_hold_is_text(lend: Any, visit: Callable[[str], Visitor]) 
     """Markup in everything that a producer, a pipeline or a worker can name is shown as it is; secrets are not."""
     with lend() as dsn, served(dsn) as address, visit(address) as visitor:
         scene = Scene(dsn, address, MARK)
+        scene.conn.execute("INSERT INTO dl_limits (name, most, changed_by) VALUES (%s, 3, %s)", (MARK, MARK))
         for path in [
             *paths(scene),
             "/jobs?" + "&".join(f"{name}={quote(MARK)}" for name in ("queue", "task", "since")),

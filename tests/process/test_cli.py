@@ -183,31 +183,31 @@ def test_what_is_asked_can_be_read_by_people(ask: Ask) -> None:
 def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
     """The same over HTTP and on the database."""
     options = ("--cron", "0 3 * * MON-FRI", "--timezone", "UTC", "--queue", "q", "--args", '{"sleep1": 0.01}')
-    shown = ask("schedule", "add", "nightly", "noop", *options).stdout
-    assert "At 03:00 on Monday through Friday, UTC" in shown
+    added = ask("schedule", "add", "at-three", "noop", *options)
+    assert "At 03:00 on Monday through Friday, UTC" in added.stdout, added.output
     try:
-        assert "nightly" in ask("schedule", "list").stdout
-        taken = ask("schedule", "add", "nightly", "noop", *options)
-        assert (taken.exit_code, "nightly already" in taken.stderr) == (1, True)
+        assert "at-three" in ask("schedule", "list").stdout
+        taken = ask("schedule", "add", "at-three", "noop", *options)
+        assert (taken.exit_code, "at-three already" in taken.stderr) == (1, True)
         for wrong, words in ((("--cron", "x"), "five fields"), (("--args", '{"a": "{{ dew }}"}'), "is not known")):
-            refused = ask("schedule", "set", "nightly", *wrong)
+            refused = ask("schedule", "set", "at-three", *wrong)
             assert (refused.exit_code, words in refused.stderr) == (1, True), refused.output
-        changed = answer(ask("schedule", "set", "nightly", "--every", "15min", "--priority", 7, "--json"))
+        changed = answer(ask("schedule", "set", "at-three", "--every", "15min", "--priority", 7, "--json"))
         assert (changed["words"], changed["priority"], changed["args"]) == ("Every 15 minutes", 7, {"sleep1": 0.01})
-        job_id = answer(ask("schedule", "run", "nightly"))["job_id"]
+        job_id = answer(ask("schedule", "run", "at-three"))["job_id"]
         assert ask("wait", job_id).exit_code == 0
-        assert "nightly, due " in ask("job", job_id).stdout
-        assert "paused" in ask("schedule", "pause", "nightly").stdout
-        told = ask("doctor", "nightly").stdout
+        assert "at-three, due " in ask("job", job_id).stdout
+        assert "paused" in ask("schedule", "pause", "at-three").stdout
+        told = ask("doctor", "at-three").stdout
         assert "It is paused by" in told
-        assert "dataloader schedule resume nightly" in told
-        assert len(answer(ask("schedule", "resume", "nightly", "--json"))["next"]) == 5
-        assert len(answer(ask("schedule", "show", "nightly", "--next", 7, "--json"))["next"]) == 7
-        assert "should be a span" in ask("schedule", "set", "nightly", "--every", "soon").stderr
+        assert "dataloader schedule resume at-three" in told
+        assert len(answer(ask("schedule", "resume", "at-three", "--json"))["next"]) == 5
+        assert len(answer(ask("schedule", "show", "at-three", "--next", 7, "--json"))["next"]) == 7
+        assert "should be a span" in ask("schedule", "set", "at-three", "--every", "soon").stderr
     finally:
-        removed = ask("schedule", "remove", "nightly")
+        removed = ask("schedule", "remove", "at-three")
     assert "is removed" in removed.stdout
-    gone = ask("schedule", "show", "nightly")
+    gone = ask("schedule", "show", "at-three")
     assert (gone.exit_code, "no schedule with this name" in gone.stderr) == (1, True)
 
 

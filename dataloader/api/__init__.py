@@ -45,22 +45,8 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    for module in (
-        health,
-        contract,
-        jobs,
-        queues,
-        schedules,
-        limits,
-        webhooks,
-        farm,
-        openapi,
-        metrics,
-        login,
-        render,
-        pages,
-        actions,
-    ):
+    v1 = (contract, jobs, queues, schedules, limits, webhooks, farm, openapi)
+    for module in (health, *v1, metrics, login, render, pages, actions):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)

@@ -53,6 +53,8 @@ T = TypeVar("T")
 
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
+NO_SCHEDULE = "there is no schedule with this name"
+NO_WEBHOOK = "there is no webhook of this name"
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
     "requeue": operations.requeue,
@@ -176,7 +178,7 @@ class Direct(Farm):
         return _scheduled(self._ask(schedules.change, name, words, self._settings.people_zone, self._by))
 
     def remove_schedule(self, name: str) -> None:
-        _known(self._ask(schedules.remove, name))
+        _known(self._ask(schedules.remove, name), NO_SCHEDULE)
 
     def pause_schedule(self, name: str) -> Schedule:
         return _scheduled(self._ask(schedules.pause, name, self._by))
@@ -186,7 +188,7 @@ class Direct(Farm):
 
     def run_schedule(self, name: str) -> Started:
         lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
-        job_id, status = _known(self._ask(schedules.run, name, self._by, lease_ttl_sec))
+        job_id, status = _known(self._ask(schedules.run, name, self._by, lease_ttl_sec), NO_SCHEDULE)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
 
     def limits(self) -> list[Limit]:
@@ -225,16 +227,16 @@ class Direct(Farm):
 
     def remove_webhook(self, name: str) -> None:
         if not self._ask(webhooks.remove, name):
-            _known_webhook(None)
+            _known(None, NO_WEBHOOK)
 
     def pause_webhook(self, name: str) -> Webhook:
-        return _one(Webhook, _known_webhook(self._ask(webhooks.pause, name, self._by)))
+        return _one(Webhook, _known(self._ask(webhooks.pause, name, self._by), NO_WEBHOOK))
 
     def resume_webhook(self, name: str) -> Webhook:
-        return _one(Webhook, _known_webhook(self._ask(webhooks.resume, name)))
+        return _one(Webhook, _known(self._ask(webhooks.resume, name), NO_WEBHOOK))
 
     def test_webhook(self, name: str) -> UUID:
-        return _known_webhook(self._ask(webhooks.send_test, name, Rules.of(self._settings)))
+        return _known(self._ask(webhooks.send_test, name, Rules.of(self._settings)), NO_WEBHOOK)
 
     def _set(self, queue: str, change: Callable[..., dict[str, Any]], *what: Any) -> Queue:
         known = self._ask(operations.known, queue)
@@ -334,18 +336,13 @@ def _one(kind: type[T], row: Any) -> T:
 
 
 def _scheduled(row: Any) -> Schedule:
-    return _one(Schedule, _known(row))
+    return _one(Schedule, _known(row, NO_SCHEDULE))
 
 
-def _known(found: T | None) -> T:
+def _known(found: T | None, otherwise: str) -> T:
+    """What was found; raises NotFound, which says `otherwise`, for nothing."""
     if found is None:
-        raise NotFound("there is no schedule with this name", status=404)
-    return found
-
-
-def _known_webhook(found: T | None) -> T:
-    if found is None:
-        raise NotFound("there is no webhook of this name", status=404)
+        raise NotFound(otherwise, status=404)
     return found
 
 

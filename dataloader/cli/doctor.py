@@ -81,7 +81,7 @@ def doctor(reached: Reached, what: str | None) -> None:
 def of_farm(
     overview: Overview, workers: Sequence[Worker], database: Database, receivers: Webhooks | None
 ) -> Iterator[Finding]:
-    """What is wrong with the farm, the grave faults first; `receivers` None: nobody may see them."""
+    """The faults of the farm, the grave ones first; `receivers` None: the asker may not see the webhooks."""
     queues = [asdict(queue) for queue in overview.queues]
     for alert in alerts.of_farm({"queues": queues}, [asdict(each) for each in workers], database.document or None):
         yield Finding(f"{alert.text} {alert.advice}".strip(), ("ps",) if alert.queue is None else _command(alert))

@@ -22,7 +22,7 @@ def commands() -> None:
 
 @commands.group()
 def webhook() -> None:
-    """Who is told of dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
+    """The receivers of alerts for dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
 
 
 @webhook.command()

@@ -144,7 +144,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a limit allows on all hosts together: `most` jobs at once, `per_minute` starts, `burst` of them at once.
+    """A limit of the fleet, on all hosts together: `most` jobs at once, `per_minute` starts, `burst` of them at once.
 
     None: any number. `running` jobs of it run, `waiting` ones were found without room (counted up to 1,000), `tokens`
     may start now by the rate, `room` now in all (counted up to 100).

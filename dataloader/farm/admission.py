@@ -117,7 +117,10 @@ class Admission:
         return [task for task, needs in self._needs.items() if not self._has_room(task, needs, book)]
 
     def passed(self, left_out: LeftOut | None, without: Collection[str]) -> None:
-        """What the claim has passed over, for these tasks had no room; after a while room gathers for it."""
+        """The worker tells what its claim has passed over, for these tasks had no room.
+
+        For a job that was passed over for long enough the host lets room gather.
+        """
         self._patience.passed(left_out)
         self._left_out = frozenset(without if left_out else ())
         if self._patience.over:  # as of now: at the next claim another worker may have begun that job

@@ -14,6 +14,15 @@ CREATE OR REPLACE FUNCTION dl_far() RETURNS timestamptz LANGUAGE sql IMMUTABLE A
 $$;
 
 
+-- What a parent of this status means for its child: 'go' lets the child go, 'cancel' cancels it; null: the child waits on.
+-- A status that is null is that of a parent that was deleted.
+CREATE OR REPLACE FUNCTION dl_after(p_status dl_status, p_on_failure text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN p_status = 'succeeded' THEN 'go'
+              WHEN p_status IN ('queued', 'running') THEN NULL
+              ELSE CASE p_on_failure WHEN 'run' THEN 'go' WHEN 'cancel' THEN 'cancel' END END
+$$;
+
+
 -- Let jobs wait for their parents, in the transaction that has added the jobs: one value of each array for each parent
 -- of a job, in the order in which the job names them; p_on_failure is the same for all rows of a job. Of jobs that were not
 -- added in this transaction, by this role or by a farm, nothing is changed. Returns the parents that are not known: then the caller
@@ -56,8 +65,7 @@ BEGIN
   WITH linked AS (
     INSERT INTO %1$I.dl_parents (job_id, parent_id, place, is_over)
     SELECT p_job_id, parent_id, min(nth),
-           (SELECT status = 'succeeded' OR status NOT IN ('queued', 'running') AND p_on_failure = 'run'
-              FROM %1$I.dl_jobs WHERE job_id = parent_id)
+           (SELECT %1$I.dl_after(status, p_on_failure) IS NOT DISTINCT FROM 'go' FROM %1$I.dl_jobs WHERE job_id = parent_id)
       FROM unnest(p_parent_ids) WITH ORDINALITY AS parent (parent_id, nth) GROUP BY parent_id
     ON CONFLICT (job_id, parent_id) DO NOTHING
     RETURNING is_over)
@@ -133,8 +141,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = o
   SELECT w.job_id, e.parent_id
     FROM %1$I.dl_parents e JOIN %1$I.dl_waiting w USING (job_id) LEFT JOIN %1$I.dl_jobs p ON p.job_id = e.parent_id
    WHERE e.parent_id = ANY (p_ended)
-     AND (NOT e.is_over AND (p.status = 'succeeded'
-                             OR w.on_failure <> 'hold' AND (p.status IS NULL OR p.status NOT IN ('queued', 'running')))
+     AND (NOT e.is_over AND %1$I.dl_after(p.status, w.on_failure) IS NOT NULL
           OR (w.parents <= 0 OR w.failed_parent IS NOT NULL)
              AND EXISTS (SELECT FROM %1$I.dl_jobs j WHERE j.job_id = w.job_id AND j.status::text = 'queued'))
   UNION ALL
@@ -187,18 +194,16 @@ DECLARE
 BEGIN
   WITH over AS (
     UPDATE %1$I.dl_parents e SET is_over = true
-      FROM (SELECT l.job_id, l.parent_id, p.status = 'succeeded' OR w.on_failure = 'run' AS lets_go
+      FROM (SELECT l.job_id, l.parent_id, %1$I.dl_after(p.status, w.on_failure) AS word
               FROM %1$I.dl_parents l JOIN %1$I.dl_waiting w USING (job_id)
               LEFT JOIN %1$I.dl_jobs p ON p.job_id = l.parent_id
-             WHERE l.job_id = ANY (p_children) AND l.parent_id = ANY (p_ended) AND NOT l.is_over
-               AND (p.status = 'succeeded'
-                    OR w.on_failure <> 'hold' AND (p.status IS NULL OR p.status NOT IN ('queued', 'running')))) now_over
-     WHERE e.job_id = now_over.job_id AND e.parent_id = now_over.parent_id
-    RETURNING e.job_id, e.parent_id, coalesce(lets_go, false) AS lets_go),
+             WHERE l.job_id = ANY (p_children) AND l.parent_id = ANY (p_ended) AND NOT l.is_over) now_over
+     WHERE e.job_id = now_over.job_id AND e.parent_id = now_over.parent_id AND word IS NOT NULL
+    RETURNING e.job_id, e.parent_id, word),
   counted AS (
     UPDATE %1$I.dl_waiting w SET parents = parents - number, failed_parent = coalesce(w.failed_parent, failed)
-      FROM (SELECT job_id, count(*) FILTER (WHERE lets_go) AS number,
-                   (array_agg(parent_id) FILTER (WHERE NOT lets_go))[1] AS failed FROM over GROUP BY job_id) told
+      FROM (SELECT job_id, count(*) FILTER (WHERE word = 'go') AS number,
+                   (array_agg(parent_id) FILTER (WHERE word = 'cancel'))[1] AS failed FROM over GROUP BY job_id) told
      WHERE w.job_id = told.job_id RETURNING w.job_id)
   SELECT count(*) INTO changed FROM counted;
 

@@ -38,6 +38,7 @@ FIRST = {
     "dl_unpark": "park ordered notify rights order",
     "dl_unpark_freed": "park parents",
     **dict.fromkeys(("dl_depend", "dl_link", "dl_gather", "dl_linked", "dl_concerned", "dl_resolve"), "parents rights"),
+    "dl_after": "parents",
     **dict.fromkeys(("dl_tell", "dl_stepped", "dl_resolve_freed", "dl_resolve_stranded"), "parents parents_model"),
     "dl_unpark_stranded": "park",
     "dl_set_aside": "claim park step ordered",

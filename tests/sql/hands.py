@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import Finish, Job, Status
@@ -199,6 +199,17 @@ def age(conn: psycopg.Connection[Any], job_id: UUID, column: str, sec: float) ->
 def expire(conn: psycopg.Connection[Any], job_id: UUID) -> None:
     """Let a running job's lease run out."""
     age(conn, job_id, "lease_expires_at", 100_000)
+
+
+def remove(conn: db.Connection, job_id: UUID, by: str) -> None:
+    """Delete a job that has ended: `by` an operator, by retention or by a plain delete."""
+    if by == "operator":
+        operations.delete(conn, [job_id], "test")
+    elif by == "retention":
+        age(conn, job_id, "finished_at", 8 * 86_400)
+        assert lifecycle.prune(conn, 7 * 86_400.0, "-infinity", 10)[0] == 1
+    else:
+        conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
 
 
 def row(conn: psycopg.Connection[Any], job_id: UUID) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, journal, row, state, value
+from hands import Worker, enqueue, expire, journal, remove, row, state, value
 
 from dataloader.farm import fence
 from dataloader.farm.fence import Overtaken, Standing
@@ -228,13 +228,7 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
     for each in lifecycle.step(worker.session, ["q"], 15, 2, None).jobs:
         lifecycle.keep_checkpoint(conn, each, FIRST)
         worker.finish(each, "fail")
-    if by == "operator":
-        operations.delete(conn, [job_id], "test")
-    elif by == "retention":
-        conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '8 days' WHERE job_id = %s", (job_id,))
-        assert lifecycle.prune(conn, 7 * DAY, "-infinity", 10)[0] == 1
-    else:
-        conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+    remove(conn, job_id, by)
     assert conn.execute("SELECT job_id FROM dl_checkpoints").fetchall() == [(other,)]
 
 

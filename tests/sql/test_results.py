@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from foreign import Foreign
-from hands import Worker, enqueue, expire, plain, row, state, value
+from hands import Worker, enqueue, expire, plain, remove, row, state, value
 
 from dataloader.queue import db, lifecycle, operations, stats
 from dataloader.queue.job import Finish, Job
@@ -213,13 +213,7 @@ def test_it_goes_with_its_job(conn: db.Connection, worker: Worker, by: str) -> N
     job_id, other = enqueue(conn), enqueue(conn)
     for _ in range(2):
         worker.finish(worker.take(), result="1")
-    if by == "operator":
-        operations.delete(conn, [job_id], "test")
-    elif by == "retention":
-        conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '8 days' WHERE job_id = %s", (job_id,))
-        assert lifecycle.prune(conn, 7 * DAY, "-infinity", 10)[0] == 1
-    else:
-        conn.execute("DELETE FROM dl_jobs WHERE job_id = %s", (job_id,))
+    remove(conn, job_id, by)
     assert conn.execute("SELECT job_id FROM dl_results").fetchall() == [(other,)]
 
 

@@ -126,7 +126,7 @@ def limits() -> Response:
 @blueprint.get("/webhooks")
 @auth.require("operate")
 def webhooks() -> Response:
-    """Who is told of dead jobs, stuck runs, late and paused queues."""
+    """The webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues."""
     queue = current_app.extensions["settings"].dl_alerts_queue
     with session() as conn:
         found, is_served = receivers.listed(conn), receivers.is_served(conn, queue)

@@ -32,7 +32,7 @@ TAGS = {
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
     "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
-    "alerts": "Who is told of dead jobs, stuck runs, late and paused queues.",
+    "alerts": "Webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
     "service": "This process, for probes and monitoring.",
 }

@@ -430,7 +430,7 @@ class Removed(BaseModel):
 
 
 class Limit(BaseModel):
-    """What a limit allows on all hosts together, and how it stands."""
+    """A limit of the fleet: its bounds on all hosts together, and how many of its jobs run and wait."""
 
     name: str
     most: Count | None = Field(description="jobs that may run at once; null: any number")

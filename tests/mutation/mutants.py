@@ -152,7 +152,11 @@ IN_ENQUEUE_ONE = [
 MUTANTS: list[Mutant] = [
     *_statement(
         "enqueue",
-        ("no turn in a fair queue", "(SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL)", "NULL"),
+        (
+            "no turn in a fair queue",
+            "(SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL)",
+            "NULL",
+        ),
         ("not counted as journaled", "THEN 'time' END, 2,", "THEN 'time' END, 0,"),
         ("all of a transaction at one time", "clock_timestamp()", "now()"),
         ("starts future jobs", "CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END", "NULL"),

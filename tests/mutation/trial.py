@@ -103,7 +103,7 @@ FIRST = {
     "request_cancel": "cancel guards locked_rows",
     "cancellations": "guards",
     "dl_end_session": "guards reap",
-    "dl_wake": "wake",
+    "dl_wake": "wake fair",
     "keep": "reap lease",
     "tell_stuck": "guards",
     "dl_affinity": "tasks",

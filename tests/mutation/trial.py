@@ -29,7 +29,7 @@ TESTS = [
     *("affinity", "limits", "order", "idempotency", "enqueue_many", "foreign_journal", "schemas", "rights"),
     *("operate", "move", "stats", "retention", "tasks", "schedules", "target", "results", "kept_checkpoints"),
     *(
-        "turns",
+        "fair",
         "several_queues",
         "guards",
         "transitions",

@@ -161,8 +161,8 @@ def test_the_shares_are_those_of_the_field(conn: db.Connection, worker: Worker, 
 
 def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Worker) -> None:
     share_out(conn, "producer")
-    assert row(conn, enqueue(conn, priority=9))["share"] == ""
-    assert row(conn, plain(conn, priority=9))["share"] == ""
+    assert row(conn, enqueue(conn, priority=900))["share"] == ""
+    assert row(conn, plain(conn, priority=900))["share"] == ""
     add_all(conn, {}, {}, {}, {"producer": "p"})
     assert "p" in order(worker, 2, "producer")
 

@@ -212,6 +212,13 @@ def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Conne
     assert order(worker, 6).count("small") >= 3
 
 
+def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
+    parent = enqueue(conn, priority=1)
+    soon = enqueue(conn, depends_on=[parent], deadline=after(5))
+    none = enqueue(conn)
+    assert order(worker, 3, "job_id") == [parent, soon, none]
+
+
 @pytest.mark.parametrize("delay_sec", [0.0, 60.0])
 def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worker, delay_sec: float) -> None:
     share_out(conn)

@@ -236,6 +236,39 @@ def _categories(given: Any) -> Any:
     return CATEGORIES | given
 
 
+class Command(BaseModel):
+    """One entry of DL_COMMANDS: a program that jobs of `run.command` may start, and its limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    argv: list[Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(min_length=1)
+    env: tuple[str, ...] = ()
+    folder: Annotated[Path, AfterValidator(_absolute)] | None = None
+    timeout_sec: float | None = Field(default=None, gt=0, le=31_536_000, allow_inf_nan=False)
+    memory_mb: int | None = Field(default=None, ge=1, le=2**30)
+    output_kb: int = Field(default=256, ge=0, le=2**20)
+
+    @field_validator("argv")
+    @classmethod
+    def _is_one_program(cls, argv: list[str]) -> list[str]:
+        if not os.path.isabs(argv[0]):
+            raise ValueError("should begin with the program's whole path, such as /usr/bin/dbt")
+        return argv
+
+    @field_validator("env")
+    @classmethod
+    def _hands_out_nothing_of_ours(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        ours = {field.upper() for field in Settings.model_fields}
+        if wrong := [name for name in names if name.upper().startswith("DL_") or name.upper() in ours]:
+            raise ValueError(f"should name no variable of the farm itself: {', '.join(wrong)}")
+        return names
+
+
+def _command(given: Any) -> Any:
+    """An entry of DL_COMMANDS; a list alone is its argv."""
+    return {"argv": given} if isinstance(given, list) else given
+
+
 def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
     said = {(spec.served, json.dumps(spec.scheduler or "lag", sort_keys=True)) for spec in workers}
     if len(said) > len({served for served, _ in said}):
@@ -311,6 +344,12 @@ Categories = Annotated[
     NoDecode,
     BeforeValidator(_categories),
     _json('{"coding": ["qwen2.5-coder*", "*"]}'),
+]
+CommandName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Commands = Annotated[
+    dict[CommandName, Annotated[Command, BeforeValidator(_command)]],
+    NoDecode,
+    _json('{"dbt": ["/opt/dbt/bin/dbt", "run"]}'),
 ]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
@@ -524,6 +563,11 @@ class Settings(BaseSettings):
     )
     dl_data_dir: Folder | None = Field(
         default=None, description="The only folder that file loaders read from; by default `data` in DL_HOME."
+    )
+    dl_commands: Commands = Field(
+        default={},
+        description='Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by '
+        "default none. An object in place of the list has `argv`, and limits; see docs/loaders.md.",
     )
     dl_pg_bin: Folder | None = Field(
         default=None, description="Folder of the embedded PostgreSQL's programs; by default the newest found."

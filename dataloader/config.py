@@ -52,6 +52,9 @@ CATEGORIES = {
 }
 # Variables that a webhook may name for its secrets: no other variable's value can be sent to a receiver.
 WEBHOOK_SECRETS = "DL_WEBHOOK_"
+# Variables that hold the DSNs of databases that `load.postgres` may read, by the name that a job gives.
+SOURCES = "DL_SOURCE_"
+SOURCE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -690,6 +693,26 @@ def webhook_secret(name: str) -> str | None:
     """
     if not name.startswith(WEBHOOK_SECRETS):
         raise ValueError(f"{name} should begin with {WEBHOOK_SECRETS}")
+    return _variable(name)
+
+
+def source_dsn(name: str) -> str | None:
+    """The DSN of a source of `load.postgres`, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when the variable holds no DSN or .env cannot
+    be read.
+    """
+    if not re.fullmatch(SOURCE_NAME, name):
+        raise ValueError(f"{name} should be lower-case letters, digits and _")
+    variable = SOURCES + name.upper()
+    try:
+        dsn = _variable(variable)
+        return dsn and _conninfo(SecretStr(dsn)).get_secret_value()
+    except ValueError as e:
+        raise ConfigError(f"{variable} {e}") from None
+
+
+def _variable(name: str) -> str | None:
     in_file = {binding.key: binding.value for binding in _dotenv()}
     return os.environ.get(name) or in_file.get(name) or None
 

@@ -29,7 +29,7 @@ def load_csv(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any] 
     wanted = validated(Arguments, args)
     with open_file(context.data_dir, wanted) as stream:
         source = Source(wanted, stream)
-        columns = source.columns()
+        columns = dict.fromkeys(source.columns(), "text")
         load = csv_parts.load_in_parts if source.size > csv_parts.PART_BYTES else _load_at_once
         try:
             yield from load(context, wanted, source, columns)
@@ -37,11 +37,11 @@ def load_csv(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any] 
             if not is_permanent(e):
                 raise
             # Not `from e`: its DETAIL quotes rows.
-            raise PermanentError(f"{wanted.path} into {wanted.table}: {reason_of(e, wanted, columns)}") from None
+            raise PermanentError(f"{wanted.path} into {wanted.table}: {reason_of(e, wanted.table, columns)}") from None
 
 
 def _load_at_once(
-    context: Context, wanted: Arguments, source: Source, columns: list[str]
+    context: Context, wanted: Arguments, source: Source, columns: dict[str, str]
 ) -> Iterator[dict[str, Any] | None]:
     total = yield from source.count()
     with context.transaction() as conn:

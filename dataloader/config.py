@@ -214,6 +214,13 @@ def _urls(given: Any) -> Any:
     return urls
 
 
+def _hosts(given: Any) -> Any:
+    names = _names(given.lower()) if isinstance(given, str) else given
+    if not all(re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", name) for name in names):
+        raise ValueError("should be hosts such as files.example.com, separated by commas, without scheme and port")
+    return tuple(names)
+
+
 def _is_plain(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -340,6 +347,7 @@ Tokens = Annotated[
     AfterValidator(_without_twins),
 ]
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_urls)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 PublicUrl = Annotated[str, AfterValidator(_public_url)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 Categories = Annotated[
@@ -571,6 +579,14 @@ class Settings(BaseSettings):
         default={},
         description='Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by '
         "default none. An object in place of the list has `argv`, and limits; see docs/loaders.md.",
+    )
+    dl_http_private_hosts: Hosts = Field(
+        default=(),
+        description="Hosts of private networks, or of this machine, from which `load.http` may fetch files, separated "
+        "by commas; by default it fetches from public addresses alone.",
+    )
+    dl_http_max_mb: int = Field(
+        default=10_240, ge=1, le=2**30, description="Largest file that `load.http` fetches, in MB (1,048,576 bytes)."
     )
     dl_pg_bin: Folder | None = Field(
         default=None, description="Folder of the embedded PostgreSQL's programs; by default the newest found."

@@ -1,7 +1,7 @@
-"""A large load in parts: each is committed with its checkpoint, and a later run goes on behind it.
+"""A load of CSV records: by one transaction, or in parts, each committed with its checkpoint.
 
-The parts go into a staging table of the job, which lasts until its end. The target changes in the last transaction
-alone, as it does for a small file.
+A run after another one goes on behind the last part. The parts go into a staging table of the job, which lasts until
+its end. The target changes in the last transaction alone, as it does for a load by one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psycopg
 
 from dataloader.pipelines import Context, PermanentError, Progress
 from dataloader.pipelines.csv_source import Place
-from dataloader.pipelines.csv_table import Load, Source, Wanted, is_permanent, name_of
+from dataloader.pipelines.csv_table import Load, Source, Wanted, is_permanent, name_of, reason_of
 
 PART_BYTES = 8 * 2**20  # a run that is killed reads as much once more, at most, and one batch
 
@@ -82,10 +82,46 @@ class Parts:
         return Load(conn, self._wanted, self._columns, name_of(self._context.job_id))
 
 
-def load_in_parts(
+def load(
+    context: Context,
+    wanted: Wanted,
+    source: Source,
+    columns: Mapping[str, str],
+    total: int | None = None,
+    in_parts: bool = False,
+) -> Iterator[Progress | None]:
+    """Make the table's rows equal to the source's of the same keys; `columns` have the types that a new table gets.
+
+    `total` is the number of its records, where somebody knows. Raises PermanentError for what the table refuses, and
+    psycopg.Error for what another attempt may heal.
+    """
+    how = _in_parts(context, wanted, source, columns) if in_parts else _at_once(context, wanted, source, columns, total)
+    try:
+        yield from how
+    except psycopg.Error as e:
+        if not is_permanent(e):
+            raise
+        # Not `from e`: its DETAIL quotes rows.
+        reason = reason_of(e, wanted.table, columns)
+        raise PermanentError(f"{wanted.origin} into {wanted.table}: {reason}") from None
+
+
+def _at_once(
+    context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str], total: int | None
+) -> Iterator[Progress | None]:
+    with context.transaction() as conn:
+        load = Load(conn, wanted, columns)
+        yield from load.find_table()
+        yield from load.stage(source, total)
+        yield from load.merge()
+        count = source.place().records
+        yield Progress(count, count)
+
+
+def _in_parts(
     context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str]
 ) -> Iterator[Progress | None]:
-    """Load a source in parts; raises PermanentError and psycopg.Error. An error for good drops what is staged."""
+    """An error for good drops what is staged."""
     parts = Parts(context, wanted, source, columns)
     try:
         yield from parts.run()

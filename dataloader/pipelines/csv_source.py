@@ -92,19 +92,25 @@ class Arguments(BaseModel):
 
 def open_file(folder: Path, wanted: Arguments) -> io.TextIOWrapper:
     """Open the file for reading as text; raises PermanentError unless it is a regular file below `folder`."""
+    descriptor = opened(folder, wanted.path)
+    return open(descriptor, encoding=wanted.encoding, errors=_mark_undecodable.__name__, newline="")
+
+
+def opened(folder: Path, path: str) -> int:
+    """The file, open for reading; raises PermanentError unless it is a regular file below `folder`."""
     root = os.path.realpath(folder)
-    real = os.path.realpath(os.path.join(root, wanted.path))
+    real = os.path.realpath(os.path.join(root, path))
     if not Path(real).is_relative_to(root):
-        raise PermanentError(f"path: {wanted.path} should be a file below the data folder")
+        raise PermanentError(f"path: {path} should be a file below the data folder")
     try:
         # NONBLOCK: opening a FIFO would wait for its writer. NOFOLLOW: links are resolved above.
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
-        raise _unopenable(e, wanted.path) from None
+        raise _unopenable(e, path) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise PermanentError(f"path: {wanted.path} should be a regular file")
-    return open(descriptor, encoding=wanted.encoding, errors=_mark_undecodable.__name__, newline="")
+        raise PermanentError(f"path: {path} should be a regular file")
+    return descriptor
 
 
 def _unopenable(error: OSError, path: str) -> Exception:

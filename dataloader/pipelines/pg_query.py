@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-import psycopg
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from dataloader.config import SOURCE_NAME
-from dataloader.pipelines import Context, PermanentError, Progress, csv_parts, register, validated
+from dataloader.pipelines import Context, Progress, csv_parts, register, validated
 from dataloader.pipelines.csv_source import identifier, table, unique
-from dataloader.pipelines.csv_table import Load, is_permanent, reason_of
 from dataloader.pipelines.pg_source import Query
 
 
@@ -51,24 +49,4 @@ def load_postgres(args: dict[str, Any], context: Context) -> Iterator[Progress |
     """
     wanted = validated(Arguments, args)
     with Query(wanted.source, wanted.query, wanted.key if wanted.resume else (), context) as source:
-        load = csv_parts.load_in_parts if wanted.resume else _load_at_once
-        try:
-            yield from load(context, wanted, source, source.columns)
-        except psycopg.Error as e:
-            if not is_permanent(e):
-                raise
-            # Not `from e`: its DETAIL quotes rows.
-            reason = reason_of(e, wanted.table, source.columns)
-            raise PermanentError(f"{wanted.origin} into {wanted.table}: {reason}") from None
-
-
-def _load_at_once(
-    context: Context, wanted: Arguments, source: Query, columns: dict[str, str]
-) -> Iterator[Progress | None]:
-    with context.transaction() as conn:
-        load = Load(conn, wanted, columns)
-        yield from load.find_table()
-        yield from load.stage(source, None)
-        yield from load.merge()
-        count = source.place().records
-        yield Progress(count, count)
+        yield from csv_parts.load(context, wanted, source, source.columns, in_parts=wanted.resume)

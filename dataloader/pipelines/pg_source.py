@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 import select
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,7 +22,8 @@ from psycopg.pq.abc import PGresult
 
 from dataloader import config
 from dataloader.pipelines import Context, PermanentError
-from dataloader.pipelines.csv_source import LONGEST_RECORD, Place, identifier, unique
+from dataloader.pipelines.csv_rows import Rows
+from dataloader.pipelines.csv_source import Place, identifier, unique
 from dataloader.pipelines.csv_table import is_permanent, reason_of
 
 _CONNECT_SEC = 10
@@ -53,7 +53,7 @@ class Unavailable(Exception):
     """The source gave no complete answer to this attempt."""
 
 
-class Query:
+class Query(Rows):
     """The rows of one query as CSV records, numbered from 1; a context manager, for its session."""
 
     def __init__(self, source: str, query: str, ordered_by: Sequence[str], context: Context) -> None:
@@ -62,10 +62,8 @@ class Query:
         Raises PermanentError for a query that the source does not take, Unavailable without the source.
         """
         self._source, self._query, self._key, self._check = source, query, list(ordered_by), context.check
-        self.bytes_read = 0
-        self._count = 0
+        super().__init__(f"source {source}")
         self._last: str | None = None  # the latest record
-        self._breaks: deque[tuple[int, int]] = deque()  # the records of several lines since the latest `place`
         self._conn = self._connected(f"dl-load:{context.job_id}")
         try:
             self._ask(lambda: self._pg.send_query(_BEGIN))
@@ -104,40 +102,21 @@ class Query:
         mark, _, self._count = begin or Place(None)
         self._ask(lambda: self._pg.send_query(self._copy(mark)))
         for data in self._rows():
-            self._count += 1
-            self.bytes_read += len(data)
-            if len(data) > LONGEST_RECORD:
-                raise self.error(self._count, f"longer than {LONGEST_RECORD} bytes")
-            self._last = text = data[:-1].decode()
-            if lines := text.count("\n"):
-                self._breaks.append((self._count, lines))
-            yield self._count, text
+            self._last = data[:-1].decode()
+            yield self._counted(self._last, len(data))
 
     def place(self) -> Place:
-        """Behind the latest row. Of the rows before it `located` knows nothing any more."""
-        self._breaks.clear()
+        """Behind the latest row, with the values of its key where the rows are in its order."""
+        place = super().place()
         if self._last is None or not self._key:
-            return Place(None, self._count, self._count)
+            return place
         found = dict(zip(self.columns, _FIELD.finditer(self._last), strict=False))
         mark = [found[name][2] if found[name][1] is None else found[name][1].replace('""', '"') for name in self._key]
-        return Place(mark, self._count, self._count)
+        return place._replace(mark=mark)
 
     def unchanged(self) -> bool:
         """One query sees one state of its database."""
         return True
-
-    def located(self, begin: Place, reported: int) -> tuple[int, int]:
-        """The number of the row at this line of the COPY that began there; line 1 replaces the header."""
-        number = begin.records + reported - 1
-        for row, lines in self._breaks:
-            if row >= number:
-                break
-            number = max(row, number - lines)
-        return number, 0
-
-    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
-        """The error of a row."""
-        return PermanentError(f"source {self._source}, row {line}: {reason}")
 
     # --- the session ---
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,16 @@ from dataloader import config
 from dataloader.farm.runner import Runner
 from dataloader.pipelines import command
 from dataloader.pipelines.command.output import LONGEST_LINE, TAIL, Output
-from dataloader.testing import Result
+from dataloader.testing import Result, run
 
 Allow = Callable[..., None]
 Job = Callable[..., Result]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Run a job as a worker does; these jobs have no target."""
+    return partial(run, data_dir=tmp_path)
 
 
 @pytest.fixture

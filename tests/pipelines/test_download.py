@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from dataloader import config
 from dataloader.pipelines import download, outbound
 from dataloader.pipelines.download import request
 from dataloader.pipelines.download.part import Part
-from dataloader.testing import Result
+from dataloader.testing import Result, run
 
 Load = Callable[..., Result]
 CANARY = "canary-31d"
@@ -117,6 +118,12 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.Monke
     monkeypatch.setenv("DL_HTTP_PRIVATE_HOSTS", "127.0.0.1, localhost")
     monkeypatch.setattr(download, "SAVED_BYTES", 1)
     return monkeypatch
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Load:
+    """Run a job as a worker does; these jobs have no target."""
+    return partial(run, data_dir=tmp_path)
 
 
 @pytest.fixture

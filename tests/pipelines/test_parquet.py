@@ -127,6 +127,7 @@ def test_the_next_run_goes_on_behind_the_last_part(
     assert (rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == (EXPECTED, [(0,)])
 
 
+@pytest.mark.slow
 def test_killed_anywhere_the_rows_are_the_files(
     load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_next_run_goes_on_behind_the_last_part(
     assert (loaded(rows), rows(LEFT)) == (orders, [(0,)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_killed_anywhere_the_rows_are_the_querys(
     load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool

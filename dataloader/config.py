@@ -52,6 +52,9 @@ CATEGORIES = {
 }
 # Variables that a webhook may name for its secrets: no other variable's value can be sent to a receiver.
 WEBHOOK_SECRETS = "DL_WEBHOOK_"
+# Variables that hold the DSNs of databases that `load.postgres` may read, by the name that a job gives.
+SOURCES = "DL_SOURCE_"
+SOURCE_NAME = r"^[a-z][a-z0-9_]{0,62}$"
 AUTOMATIC_PREFETCH = 100  # the most jobs that a worker claims at once, where WORKERS_JSON does not say
 
 
@@ -211,6 +214,13 @@ def _urls(given: Any) -> Any:
     return urls
 
 
+def _hosts(given: Any) -> Any:
+    names = _names(given.lower()) if isinstance(given, str) else given
+    if not all(re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", name) for name in names):
+        raise ValueError("should be hosts such as files.example.com, separated by commas, without scheme and port")
+    return tuple(names)
+
+
 def _is_plain(url: str) -> bool:
     try:
         parts = urlsplit(url)
@@ -234,6 +244,39 @@ def _categories(given: Any) -> Any:
     if not isinstance(given, dict) or not set(given) <= set(CATEGORIES):
         raise ValueError(f"should be an object with names among {', '.join(CATEGORIES)}")
     return CATEGORIES | given
+
+
+class Command(BaseModel):
+    """One entry of DL_COMMANDS: a program that jobs of `run.command` may start, and its limits."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    argv: list[Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(min_length=1)
+    env: tuple[str, ...] = ()
+    folder: Annotated[Path, AfterValidator(_absolute)] | None = None
+    timeout_sec: float | None = Field(default=None, gt=0, le=31_536_000, allow_inf_nan=False)
+    memory_mb: int | None = Field(default=None, ge=1, le=2**30)
+    output_kb: int = Field(default=256, ge=0, le=2**20)
+
+    @field_validator("argv")
+    @classmethod
+    def _is_one_program(cls, argv: list[str]) -> list[str]:
+        if not os.path.isabs(argv[0]):
+            raise ValueError("should begin with the program's whole path, such as /usr/bin/dbt")
+        return argv
+
+    @field_validator("env")
+    @classmethod
+    def _hands_out_nothing_of_ours(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        ours = {field.upper() for field in Settings.model_fields}
+        if wrong := [name for name in names if name.upper().startswith("DL_") or name.upper() in ours]:
+            raise ValueError(f"should name no variable of the farm itself: {', '.join(wrong)}")
+        return names
+
+
+def _command(given: Any) -> Any:
+    """An entry of DL_COMMANDS; a list alone is its argv."""
+    return {"argv": given} if isinstance(given, list) else given
 
 
 def _of_one_scheduler(workers: tuple[WorkerSpec, ...]) -> tuple[WorkerSpec, ...]:
@@ -304,6 +347,7 @@ Tokens = Annotated[
     AfterValidator(_without_twins),
 ]
 Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_urls)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 PublicUrl = Annotated[str, AfterValidator(_public_url)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 Categories = Annotated[
@@ -311,6 +355,12 @@ Categories = Annotated[
     NoDecode,
     BeforeValidator(_categories),
     _json('{"coding": ["qwen2.5-coder*", "*"]}'),
+]
+CommandName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Commands = Annotated[
+    dict[CommandName, Annotated[Command, BeforeValidator(_command)]],
+    NoDecode,
+    _json('{"dbt": ["/opt/dbt/bin/dbt", "run"]}'),
 ]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
@@ -525,6 +575,19 @@ class Settings(BaseSettings):
     dl_data_dir: Folder | None = Field(
         default=None, description="The only folder that file loaders read from; by default `data` in DL_HOME."
     )
+    dl_commands: Commands = Field(
+        default={},
+        description='Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by '
+        "default none. An object in place of the list has `argv`, and limits; see docs/loaders.md.",
+    )
+    dl_http_private_hosts: Hosts = Field(
+        default=(),
+        description="Hosts of private networks, or of this machine, from which `load.http` may fetch files, separated "
+        "by commas; by default it fetches from public addresses alone.",
+    )
+    dl_http_max_mb: int = Field(
+        default=10_240, ge=1, le=2**30, description="Largest file that `load.http` fetches, in MB (1,048,576 bytes)."
+    )
     dl_pg_bin: Folder | None = Field(
         default=None, description="Folder of the embedded PostgreSQL's programs; by default the newest found."
     )
@@ -646,6 +709,26 @@ def webhook_secret(name: str) -> str | None:
     """
     if not name.startswith(WEBHOOK_SECRETS):
         raise ValueError(f"{name} should begin with {WEBHOOK_SECRETS}")
+    return _variable(name)
+
+
+def source_dsn(name: str) -> str | None:
+    """The DSN of a source of `load.postgres`, from the environment or else .env; None where it is not set.
+
+    Raises ValueError for a name that is not like SOURCE_NAME, ConfigError when the variable holds no DSN or .env cannot
+    be read.
+    """
+    if not re.fullmatch(SOURCE_NAME, name):
+        raise ValueError(f"{name} should be lower-case letters, digits and _")
+    variable = SOURCES + name.upper()
+    try:
+        dsn = _variable(variable)
+        return dsn and _conninfo(SecretStr(dsn)).get_secret_value()
+    except ValueError as e:
+        raise ConfigError(f"{variable} {e}") from None
+
+
+def _variable(name: str) -> str | None:
     in_file = {binding.key: binding.value for binding in _dotenv()}
     return os.environ.get(name) or in_file.get(name) or None
 

@@ -127,6 +127,7 @@ class Supervisor:
         self._numbers: dict[Queues, int] = {}
         self._workers: dict[int, Child] = {}  # by pid
         self._backoffs: dict[Queues, Backoff] = defaultdict(Backoff)
+        self._orphans: set[int] = set()  # killed, and not buried yet
         self._keeper: int | None = None
         self._keeper_backoff = Backoff()
         self._keeper_started = 0.0
@@ -199,6 +200,9 @@ class Supervisor:
             elif pid in self._workers:
                 self._workers[pid].slot.died_of(exit_status, usage)
                 self._worker_died(pid, exit_status)
+            elif pid in self._orphans:
+                self._orphans.discard(pid)
+                self._kill_orphans()
 
     def _worker_died(self, pid: int, exit_status: int) -> None:
         child = self._workers.pop(pid)
@@ -218,8 +222,14 @@ class Supervisor:
     def _end_what_is_left(self, pid: int) -> None:
         """Kill the processes that a dead worker's job has started; those outside its group are our children by now."""
         kill_group(pid)
-        for orphan in set(children(os.getpid())) - self._workers.keys() - {self._keeper, pid}:
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """Kill our unknown children; theirs become ours when they end, so this happens again at each burial."""
+        found = set(children(os.getpid())) - self._workers.keys() - {self._keeper}
+        for orphan in found:
             os.kill(orphan, signal.SIGKILL)
+        self._orphans |= found
 
     def _keeper_died(self, exit_status: int) -> None:
         self._keeper = None

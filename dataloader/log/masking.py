@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus, unquote
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
-from dataloader.config import WEBHOOK_SECRETS
+from dataloader.config import SOURCES, WEBHOOK_SECRETS
 
 MASK = "***"
 TEXT_LIMIT = 1_000_000  # characters; a longer text is cut in its middle to this length, then masked
@@ -222,7 +222,7 @@ def _remember() -> None:
 def _of_environment() -> Iterator[str]:
     for name, value in os.environ.items():
         is_path = value.startswith("/")  # CREDENTIALS_DIRECTORY, TOKEN_FILE
-        is_named = is_secret(name, value) or name.startswith(WEBHOOK_SECRETS)
+        is_named = is_secret(name, value) or name.startswith((WEBHOOK_SECRETS, SOURCES))
         if is_named and len(value) >= SHORTEST_FOUND and not is_path:
             yield value
 

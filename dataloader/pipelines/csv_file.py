@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
-
-from dataloader.pipelines import Context, PermanentError, csv_parts, register, validated
+from dataloader.pipelines import Context, csv_parts, register, validated
 from dataloader.pipelines.csv_source import Arguments, Source, open_file
-from dataloader.pipelines.csv_table import Load, is_permanent, reason_of
 
 
 @register("load.csv", spares_attempts=True)
@@ -29,24 +26,7 @@ def load_csv(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any] 
     wanted = validated(Arguments, args)
     with open_file(context.data_dir, wanted) as stream:
         source = Source(wanted, stream)
-        columns = source.columns()
-        load = csv_parts.load_in_parts if source.size > csv_parts.PART_BYTES else _load_at_once
-        try:
-            yield from load(context, wanted, source, columns)
-        except psycopg.Error as e:
-            if not is_permanent(e):
-                raise
-            # Not `from e`: its DETAIL quotes rows.
-            raise PermanentError(f"{wanted.path} into {wanted.table}: {reason_of(e, wanted, columns)}") from None
-
-
-def _load_at_once(
-    context: Context, wanted: Arguments, source: Source, columns: list[str]
-) -> Iterator[dict[str, Any] | None]:
-    total = yield from source.count()
-    with context.transaction() as conn:
-        load = Load(conn, wanted, columns)
-        yield from load.find_table()
-        yield from load.stage(source, total)
-        yield from load.merge()
-        yield {"processed": total, "total": total}
+        columns = dict.fromkeys(source.columns(), "text")
+        is_large = source.size > csv_parts.PART_BYTES
+        total = None if is_large else (yield from source.count())
+        yield from csv_parts.load(context, wanted, source, columns, total, in_parts=is_large)

@@ -1,35 +1,35 @@
-"""A large file of `load.csv`, in parts: each is committed with its checkpoint, and a later run goes on behind it.
+"""A load of CSV records: by one transaction, or in parts, each committed with its checkpoint.
 
-The parts go into a staging table of the job, which lasts until its end. The target changes in the last transaction
-alone, as it does for a small file.
+A run after another one goes on behind the last part. The parts go into a staging table of the job, which lasts until
+its end. The target changes in the last transaction alone, as it does for a load by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import psycopg
 
 from dataloader.pipelines import Context, PermanentError, Progress
-from dataloader.pipelines.csv_source import Arguments, Place, Source
-from dataloader.pipelines.csv_table import Load, is_permanent, name_of
+from dataloader.pipelines.csv_source import Place
+from dataloader.pipelines.csv_table import Load, Source, Wanted, is_permanent, name_of, reason_of
 
 PART_BYTES = 8 * 2**20  # a run that is killed reads as much once more, at most, and one batch
 
 
 class Parts:
-    """The load of one file: staged in parts, then merged."""
+    """The load of one source: staged in parts, then merged."""
 
-    def __init__(self, context: Context, wanted: Arguments, source: Source, columns: list[str]) -> None:
+    def __init__(self, context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str]) -> None:
         self._context, self._wanted, self._source, self._columns = context, wanted, source, columns
         self._file = source.identity()
 
     def run(self) -> Iterator[Progress | None]:
-        """Load the file; the parts that runs before this one have committed are not read again."""
+        """Load the source; the parts that runs before this one have committed are not read again."""
         saved = self._context.checkpoint or {}
         if saved.get("file") != self._file:
-            saved = {}  # there is none, or another file is there by now: nothing of the former is in the target
+            saved = {}  # there is none, or another source is there by now: nothing of the former is in the target
         if (merged := saved.get("merged")) is None:
             merged = yield from self._load(Place(*saved["place"]) if saved else None)
         yield Progress(merged, merged)
@@ -60,13 +60,13 @@ class Parts:
                 raise RuntimeError("the server has crashed, and lost what was staged: the next run begins anew")
             while not is_last and source.bytes_read < end:
                 is_last = load.copy(source, records) < self._wanted.batch_rows
-                yield self._progress()
+                yield Progress(source.place().records, source.expected)
             load.require_unchanged(source)
             self._context.save({"file": self._file, "place": list(source.place())})
         return is_last
 
     def _merge(self) -> Generator[None, None, int]:
-        """Merge what is staged into the target; returns the number of the file's records."""
+        """Merge what is staged into the target; returns the number of the source's records."""
         with self._context.transaction() as conn:
             load = self._staged(conn)
             count = self._source.place().records
@@ -81,14 +81,47 @@ class Parts:
     def _staged(self, conn: psycopg.Connection[Any]) -> Load:
         return Load(conn, self._wanted, self._columns, name_of(self._context.job_id))
 
-    def _progress(self) -> Progress:
-        """The records so far, and how many there will be if the others are as long."""
-        records, source = self._source.place().records, self._source
-        return Progress(records, max(records, records * source.size // max(1, source.bytes_read)))
+
+def load(
+    context: Context,
+    wanted: Wanted,
+    source: Source,
+    columns: Mapping[str, str],
+    total: int | None = None,
+    in_parts: bool = False,
+) -> Iterator[Progress | None]:
+    """Make the table's rows equal to the source's of the same keys; `columns` have the types that a new table gets.
+
+    `total` is the number of its records, where somebody knows. Raises PermanentError for what the table refuses, and
+    psycopg.Error for what another attempt may heal.
+    """
+    how = _in_parts(context, wanted, source, columns) if in_parts else _at_once(context, wanted, source, columns, total)
+    try:
+        yield from how
+    except psycopg.Error as e:
+        if not is_permanent(e):
+            raise
+        # Not `from e`: its DETAIL quotes rows.
+        reason = reason_of(e, wanted.table, columns)
+        raise PermanentError(f"{wanted.origin} into {wanted.table}: {reason}") from None
 
 
-def load_in_parts(context: Context, wanted: Arguments, source: Source, columns: list[str]) -> Iterator[Progress | None]:
-    """Load a large file; raises PermanentError and psycopg.Error. An error for good drops what is staged."""
+def _at_once(
+    context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str], total: int | None
+) -> Iterator[Progress | None]:
+    with context.transaction() as conn:
+        load = Load(conn, wanted, columns)
+        yield from load.find_table()
+        yield from load.stage(source, total)
+        yield from load.merge()
+        count = source.place().records
+        yield Progress(count, count)
+
+
+def _in_parts(
+    context: Context, wanted: Wanted, source: Source, columns: Mapping[str, str]
+) -> Iterator[Progress | None]:
+    """An error for good drops what is staged."""
     parts = Parts(context, wanted, source, columns)
     try:
         yield from parts.run()

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -53,7 +53,7 @@ def identifier(name: str) -> str:
     return name
 
 
-def _table(name: str) -> str:
+def table(name: str) -> str:
     parts = name.split(".")
     if len(parts) > 2 or not all(part and "\0" not in part and len(part.encode()) <= 63 for part in parts):
         raise ValueError("should be name or schema.name, each of 1 to 63 bytes")
@@ -74,30 +74,43 @@ class Arguments(BaseModel):
     """The `args` of `load.csv`; docs/pipelines.md explains each."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+    names_columns: ClassVar[str] = "header"
+    hint: ClassVar[str] = "; is the delimiter right?"
 
     path: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")
-    table: Annotated[str, AfterValidator(_table)]
+    table: Annotated[str, AfterValidator(table)]
     key: Annotated[list[Annotated[str, AfterValidator(identifier)]], Field(min_length=1), AfterValidator(unique)]
     delimiter: Annotated[str, AfterValidator(_delimiter)] = ","
     encoding: Annotated[str, AfterValidator(_encoding)] = "utf-8"
     batch_rows: int = Field(default=5_000, ge=1, le=1_000_000)
 
+    @property
+    def origin(self) -> str:
+        """Where the records come from, for people."""
+        return self.path
+
 
 def open_file(folder: Path, wanted: Arguments) -> io.TextIOWrapper:
     """Open the file for reading as text; raises PermanentError unless it is a regular file below `folder`."""
+    descriptor = opened(folder, wanted.path)
+    return open(descriptor, encoding=wanted.encoding, errors=_mark_undecodable.__name__, newline="")
+
+
+def opened(folder: Path, path: str) -> int:
+    """The file, open for reading; raises PermanentError unless it is a regular file below `folder`."""
     root = os.path.realpath(folder)
-    real = os.path.realpath(os.path.join(root, wanted.path))
+    real = os.path.realpath(os.path.join(root, path))
     if not Path(real).is_relative_to(root):
-        raise PermanentError(f"path: {wanted.path} should be a file below the data folder")
+        raise PermanentError(f"path: {path} should be a file below the data folder")
     try:
         # NONBLOCK: opening a FIFO would wait for its writer. NOFOLLOW: links are resolved above.
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
-        raise _unopenable(e, wanted.path) from None
+        raise _unopenable(e, path) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise PermanentError(f"path: {wanted.path} should be a regular file")
-    return open(descriptor, encoding=wanted.encoding, errors=_mark_undecodable.__name__, newline="")
+        raise PermanentError(f"path: {path} should be a regular file")
+    return descriptor
 
 
 def _unopenable(error: OSError, path: str) -> Exception:
@@ -123,9 +136,12 @@ codecs.register_error(_mark_undecodable.__name__, _mark_undecodable)
 
 
 class Place(NamedTuple):
-    """Where a record begins: the mark of the text stream (its `tell`), and how many lines and records are before it."""
+    """Where a record begins: a mark of its source, and how many lines and records are before it.
 
-    mark: int = 0
+    The mark of a file is that of its text stream (its `tell`).
+    """
+
+    mark: Any = 0
     line: int = 0
     records: int = 0
 
@@ -178,6 +194,11 @@ class Source:
     def size(self) -> int:
         """Bytes of the file when it was opened."""
         return self._version[0]
+
+    @property
+    def expected(self) -> int:
+        """How many records there will be, if the others are as long as those that were read."""
+        return max(self._count, self._count * self.size // max(1, self.bytes_read))
 
     @property
     def bytes_read(self) -> int:

@@ -1,23 +1,24 @@
-"""The table of `load.csv`: created or checked, staged by COPY, merged by key, in the caller's transaction.
+"""The table of a load by CSV records: created or checked, staged by COPY, merged by key, in the caller's transaction.
 
-A small file is staged in a temporary table, a large one in a table that other transactions of its job find again.
+A load by one transaction is staged in a temporary table, one by several in a table that the other transactions of its
+job find again. The records come from a file (`csv_source`) or from a query in another database (`pg_source`).
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, LiteralString
+from typing import Any, LiteralString, Protocol
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from dataloader.pipelines import PermanentError
-from dataloader.pipelines.csv_source import Arguments, Place, Source
+from dataloader.pipelines import PermanentError, Progress
+from dataloader.pipelines.csv_source import Place
 
 _STAGING = "dl_load_csv"  # no digits: the first number after this name in an error's context is the line
 _MERGED_AT_ONCE = 100_000  # lines of the file in one statement, between two safe points
@@ -85,6 +86,60 @@ DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values}
 """
 
 
+class Wanted(Protocol):
+    """What a load is told: into which table, by which key, and how its people call things."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def key(self) -> list[str]: ...
+    @property
+    def batch_rows(self) -> int: ...
+    @property
+    def delimiter(self) -> str: ...
+    @property
+    def names_columns(self) -> str:
+        """The word for what names the columns, such as "header"."""
+
+    @property
+    def hint(self) -> str:
+        """What may be wrong where a column is missing there."""
+
+    @property
+    def origin(self) -> str:
+        """Where the records come from."""
+
+
+class Source(Protocol):
+    """CSV records in their order, with their numbers."""
+
+    def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
+        """The records from there on, by default all: the number by which people know each, and its text."""
+
+    def place(self) -> Place:
+        """Where the next record begins."""
+
+    def identity(self) -> list[Any]:
+        """What tells these records from others, as JSON: a run goes on only behind the same ones."""
+
+    def unchanged(self) -> bool:
+        """False when the records may be others than when they were opened."""
+
+    def error(self, line: int, reason: str, extra_lines: int = 0) -> PermanentError:
+        """The error of the record of this number."""
+
+    def located(self, begin: Place, reported: int) -> tuple[int, int]:
+        """The number of the record at this line of the COPY that began there, and the number of its further lines."""
+
+    @property
+    def bytes_read(self) -> int:
+        """How far reading has come, in bytes."""
+
+    @property
+    def expected(self) -> int | None:
+        """How many records there may be; None: nobody knows."""
+
+
 def name_of(job_id: UUID) -> str:
     """The name of a job's staging table: with letters for its id, see _STAGING."""
     return f"{_STAGING}_{job_id.hex.translate(str.maketrans('0123456789abcdef', 'abcdefghijklmnop'))}"
@@ -94,38 +149,41 @@ class Load:
     """One load, in the caller's transaction."""
 
     def __init__(
-        self, conn: psycopg.Connection[Any], wanted: Arguments, columns: list[str], lasting: str | None = None
+        self, conn: psycopg.Connection[Any], wanted: Wanted, columns: Mapping[str, str], lasting: str | None = None
     ) -> None:
-        """`lasting` names the staging table of a load by several transactions; None: it is a temporary one."""
+        """`columns` have the types that a new table gets.
+
+        `lasting` names the staging table of a load by several transactions; None: it is a temporary one.
+        """
         if missing := [name for name in wanted.key if name not in columns]:
-            raise PermanentError(f"key: {_listed(missing)} should be in the header; is the delimiter right?")
-        self._wanted, self._columns = wanted, columns
+            raise PermanentError(f"key: {_listed(missing)} should be in the {wanted.names_columns}{wanted.hint}")
+        self._wanted, self._columns = wanted, list(columns)
         self._cursor = conn.cursor(row_factory=tuple_row)
         schema, table = self._qualified()
-        self._parts = self._names(schema, table)
+        self._parts = self._names(schema, table) | {"typed": _typed(columns)}
         if lasting is not None:
             self._parts["staging"] = staging = sql.Identifier(self._schema(), lasting)
             self._parts["staging_name"] = sql.Literal(staging.as_string())
             self._parts["line"] = sql.Identifier(_unlike("dl_line", columns))
 
     def find_table(self) -> Iterator[None]:
-        """Create the table when there is none; raises PermanentError when it does not fit the file."""
+        """Create the table when there is none; raises PermanentError when it does not fit the records."""
         if not self._kind():
             yield from self._lock()
         if not self._kind():
             self._execute(_CREATE)
         self._check_fit()
 
-    def stage(self, source: Source, total: int) -> Iterator[dict[str, Any]]:
-        """Copy the file into a temporary table, in batches."""
+    def stage(self, source: Source, total: int | None) -> Iterator[Progress]:
+        """Copy the source, of so many records where somebody knows, into a temporary table, in batches."""
         existing = self._check_fit()
         self._parts["line"] = sql.Identifier(_unlike("line", existing))
         self._execute(_STAGING_TABLE)
         self._narrow(existing)
-        records, size = source.records(), self._wanted.batch_rows
-        for done in range(0, total, size):
-            self.copy(source, records)
-            yield {"processed": min(done + size, total), "total": total}
+        records, copied = source.records(), self._wanted.batch_rows
+        while copied == self._wanted.batch_rows:
+            if copied := self.copy(source, records):
+                yield Progress(source.place().records, total)
         self.require_unchanged(source)
 
     def make_staging(self) -> None:
@@ -165,7 +223,7 @@ class Load:
     def require_unchanged(self, source: Source) -> None:
         """Raise RuntimeError when a program has written to the file meanwhile."""
         if not source.unchanged():
-            raise RuntimeError(f"a program wrote to {self._wanted.path} during the load")
+            raise RuntimeError(f"a program wrote to {self._wanted.origin} during the load")
 
     def merge(self) -> Iterator[None]:
         """Insert the new rows and update those that differ; the last record of each key counts."""
@@ -205,7 +263,6 @@ class Load:
             "key": _joined("{}", key),
             "earlier_key": _joined("earlier.{}", key),
             "last_key": _joined("last.{}", key),
-            "typed": _joined("{} text", columns),
             "assignments": _joined("{0} = excluded.{0}", values),
             "old_values": _joined("old.{}", values),
             "new_values": _joined("excluded.{}", values),
@@ -235,19 +292,20 @@ class Load:
             time.sleep(_LOCK_PAUSE)
 
     def _check_fit(self) -> list[str]:
-        """The columns of the target; raises PermanentError when it does not fit the file."""
+        """The columns of the target; raises PermanentError when it does not fit the records."""
         table, key = self._wanted.table, self._wanted.key
         if self._kind() not in ("r", "p"):
             raise PermanentError(f"table: {table} should be a table")
         existing = [name for (name,) in self._fetch(_COLUMNS)]
         if missing := [name for name in self._columns if name not in existing]:
-            raise PermanentError(f"table: {table} should have the header's columns, but lacks {_listed(missing)}")
+            theirs = self._wanted.names_columns
+            raise PermanentError(f"table: {table} should have the {theirs}'s columns, but lacks {_listed(missing)}")
         if not any(set(names) == set(key) for (names,) in self._fetch(_UNIQUE_KEYS)):
             raise PermanentError(f"key: {table} should have a unique index on exactly {_listed(key)}")
         return existing
 
     def _narrow(self, existing: list[str]) -> None:
-        """Leave the staging table the file's columns, and refuse nulls in the key."""
+        """Leave the staging table the records' columns, and refuse nulls in the key."""
         changes = [_formatted("DROP COLUMN {} CASCADE", name) for name in set(existing) - set(self._columns)]
         changes += [_formatted("ALTER COLUMN {} SET NOT NULL", name) for name in self._wanted.key]
         self._parts["changes"] = sql.SQL(", ").join(changes)
@@ -269,11 +327,11 @@ class Load:
             copy.write("".join(chunk).encode())
 
     def _located(self, error: psycopg.Error, source: Source, begin: Place) -> Exception:
-        """The error to raise for an error of COPY: it names file, line and column, and quotes no value."""
+        """The error to raise for an error of COPY: it names source, line and column, and quotes no value."""
         found = re.search(rf"{_STAGING}\D*(\d+)(?:, \S+ (.+?)(?:: |$))?", error.diag.context or "")
         if not found or not is_permanent(error):
             return error
-        reason = reason_of(error, self._wanted, self._columns)
+        reason = reason_of(error, self._wanted.table, self._columns)
         if found[2] and f'"{found[2]}"' not in reason:
             reason = f"column {found[2]}: {reason}"
         line, more = source.located(begin, int(found[1]))
@@ -281,12 +339,13 @@ class Load:
 
 
 def is_permanent(error: psycopg.Error) -> bool:
+    """Whether the next attempt would fail in the same way."""
     return (error.sqlstate or "").startswith(_PERMANENT) and error.sqlstate not in _RACES
 
 
-def reason_of(error: psycopg.Error, wanted: Arguments, columns: list[str]) -> str:
+def reason_of(error: psycopg.Error, table: str, columns: Collection[str]) -> str:
     """PostgreSQL's message without the values in it, which may be secrets."""
-    words = re.sub(rf"{_STAGING}(_[a-p]+)?", lambda _: wanted.table, error.diag.message_primary or str(error.sqlstate))
+    words = re.sub(rf"{_STAGING}(_[a-p]+)?", lambda _: table, error.diag.message_primary or str(error.sqlstate))
     if error.sqlstate and error.sqlstate.startswith("22"):
         words = re.sub('["«„](.*)["»“]', lambda m: m[0] if m[1] in columns else '"..."', words, flags=re.DOTALL)
     return words
@@ -297,6 +356,11 @@ def _unlike(name: str, names: Iterable[str]) -> str:
     while name in names:
         name += "_"
     return name
+
+
+def _typed(columns: Mapping[str, str]) -> sql.Composed:
+    """The columns of a new table; the types are our own words, see `pg_source`."""
+    return sql.SQL(", ").join(_formatted("{} ", name) + sql.SQL(kind) for name, kind in columns.items())
 
 
 def _joined(template: LiteralString, names: Iterable[str]) -> sql.Composed:

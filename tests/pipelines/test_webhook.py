@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from receiver import KEY, Receiver, is_signed
 
-from dataloader.pipelines import PermanentError, Retry
+from dataloader.pipelines import PermanentError, Retry, outbound
 from dataloader.pipelines.webhook import delivery
 from dataloader.queue import db, messages, webhooks
 from dataloader.queue.messages import Rules
@@ -286,7 +286,7 @@ def test_a_receiver_without_a_valid_certificate_gets_nothing(
     receiver = Receiver(certificate=(certificate, key))
     port = receiver.url.rpartition(":")[2]
     results = [send(url=f"https://localhost:{port}/")]
-    environment.setattr(delivery, "_certificates", lambda: ssl.create_default_context(cafile=certificate))
+    environment.setattr(outbound, "_certificates", lambda: ssl.create_default_context(cafile=certificate))
     results += [send(url=f"https://{host}:{port}/") for host in ("127.0.0.1", "localhost")]
     receiver.close()
     assert [result.status for result in results] == ["failed", "failed", "succeeded"]
@@ -304,12 +304,12 @@ def test_a_receiver_without_a_valid_certificate_gets_nothing(
      "2002:a9fe:a9fe::1", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "::", "224.0.0.1", "ff02::1"],
 )  # fmt: skip
 def test_forbidden_addresses(address: str) -> None:
-    assert delivery.is_forbidden(address)
+    assert outbound.is_forbidden(address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "10.1.2.3", "192.168.0.7", "fd12::1", "8.8.8.8", "2600::1"])
 def test_private_addresses_are_allowed_for_alertmanagers_live_there(address: str) -> None:
-    assert not delivery.is_forbidden(address)
+    assert not outbound.is_forbidden(address)
 
 
 def test_nothing_is_sent_to_a_metadata_service(send: Send) -> None:
@@ -330,7 +330,7 @@ def test_a_name_is_looked_up_once_and_its_forbidden_addresses_are_passed_over(
         found = [("169.254.169.254", port), ("127.0.0.1", port)] if len(asked) == 1 else [("169.254.169.254", port)]
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in found]
 
-    environment.setattr(delivery, "getaddrinfo", look_up)
+    environment.setattr(outbound, "getaddrinfo", look_up)
     assert send(url=f"http://ops.example.com:{port}/").status == "succeeded"
     assert asked == ["ops.example.com"]
     assert receiver.got[0].headers["host"] == f"ops.example.com:{port}"

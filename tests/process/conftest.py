@@ -44,6 +44,7 @@ FARMS = {
     "test_llm_of_farms",
     "test_example_llm",
     "test_limits_of_farms",
+    "test_commands_of_farms",
 }
 
 

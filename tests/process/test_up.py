@@ -194,7 +194,8 @@ def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> N
         assert "reaper.started" in start
         assert start.count("everybody on this machine may trigger") == 1
         assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\+09:00 \[info", start, re.MULTILINE)
-        assert "load.cbr.rates, load.csv, mine, noop" in banner
+        assert "load.cbr.rates, load.csv, load.http, " in banner
+        assert "load.postgres, mine, noop, run.command" in banner
         assert "Asia/Tokyo" in banner
         job_id = farm.trigger(task="mine", args={})
         until(lambda: farm.status(job_id) == "succeeded")

@@ -504,9 +504,11 @@ def test_j4_the_environments_secrets_are_known(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("BANK_API_KEY", "a-canary-of-a-key")
     monkeypatch.setenv("TOKEN_STYLE", "short")
     monkeypatch.setenv("DL_WEBHOOK_PATH", "a-canary-of-a-path")
+    monkeypatch.setenv("DL_SOURCE_CRM", "postgresql://reader:a-canary-of-a-source@h/d")
     masking.learn_configured(settings(pg_password=SecretStr("abc")))
-    structlog.get_logger("x").info("a-canary-of-a-key a-canary-of-a-path short abc")
-    assert lines()[0]["event"] == f"{log.MASK} {log.MASK} short abc", "too short to look for: abc is everywhere"
+    structlog.get_logger("x").info("a-canary-of-a-key a-canary-of-a-path a-canary-of-a-source short abc")
+    masked = f"{log.MASK} {log.MASK} {log.MASK} short abc"
+    assert lines()[0]["event"] == masked, "too short to look for: abc is everywhere"
 
 
 def test_j4_a_jobs_secret_arguments_are_known_until_the_next_job() -> None:

@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from dataloader.pipelines import Context, PermanentError, Retry, register, retries, validated
+from dataloader.pipelines.outbound import Refused, Unreachable
 from dataloader.pipelines.webhook import delivery, shapes
-from dataloader.pipelines.webhook.delivery import Answer, Refused, Unreachable
+from dataloader.pipelines.webhook.delivery import Answer
 from dataloader.queue import messages, webhooks
 
 TIMEOUT_SEC = 30.0  # of a run

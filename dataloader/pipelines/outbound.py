@@ -1,0 +1,111 @@
+"""Connections to addresses that a job names, which may lead anywhere.
+
+A name is looked up once: the connection goes to the address that was looked at. No proxy of the environment is asked,
+and no redirect is followed here. No error text shows more of an address than its host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from socket import SOCK_STREAM, gaierror, getaddrinfo, socket
+from typing import Any
+
+# Services of clouds that give a machine's credentials to whoever asks, beside those at link-local addresses.
+METADATA = frozenset(map(ip_address, ("fd00:ec2::254", "100.100.100.200", "192.0.0.192")))
+_NAT64 = ip_network("64:ff9b::/96")
+
+
+class Refused(Exception):
+    """This cannot be sent or asked for, however often it is tried."""
+
+
+class Unreachable(Exception):
+    """There was no answer this time."""
+
+
+def connection(
+    is_tls: bool, host: str, port: int, until: float, is_refused: Callable[[str], bool]
+) -> http.client.HTTPConnection:
+    """A connection to the first address of the host that lets itself be reached, and is none of the refused ones.
+
+    `until` is a monotonic instant, for the connection and each later wait on it. Raises Refused where all addresses are
+    refused, Unreachable where there is none, OSError as a socket does.
+    """
+    made = http.client.HTTPConnection(host, port)
+    made.sock = _socket(host, port, until, is_refused)
+    if is_tls:
+        made.sock = _certificates().wrap_socket(made.sock, server_hostname=host)
+    made.sock.settimeout(max(0.1, until - time.monotonic()))
+    return made
+
+
+def _socket(host: str, port: int, until: float, is_refused: Callable[[str], bool]) -> socket:
+    try:
+        places = getaddrinfo(host, port, type=SOCK_STREAM)
+    except (gaierror, UnicodeError):
+        raise Unreachable(f"there is no address for {host}") from None
+    allowed = [place for place in places if not is_refused(str(place[4][0]))]
+    if not allowed:
+        raise Refused(f"{host} has {_kind(str(places[0][4][0]))}: nothing is sent there")
+    for family, kind, protocol, _, place in allowed:
+        made = socket(family, kind, protocol)
+        try:
+            made.settimeout(max(0.1, until - time.monotonic()))
+            made.connect(place)
+        except OSError as e:
+            made.close()
+            error: OSError = e
+        else:
+            return made
+    raise error
+
+
+def _kind(text: str) -> str:
+    if is_forbidden(text):
+        return "a link-local address, or that of a metadata service"
+    return "an address of this machine or of a private network"
+
+
+def is_forbidden(text: str) -> bool:
+    """PURE: whether nothing may be sent to this IP address: link-local, multicast, unspecified, or cloud metadata."""
+    found: Any = ip_address(text.partition("%")[0])
+    return any(
+        each.is_link_local or each.is_multicast or each.is_unspecified or each in METADATA for each in _meant(found)
+    )
+
+
+def is_internal(text: str) -> bool:
+    """PURE: whether this IP address is forbidden, or of this machine, or of a private network."""
+    found: Any = ip_address(text.partition("%")[0])
+    return is_forbidden(text) or not all(each.is_global for each in _meant(found))
+
+
+def _meant(given: IPv4Address | IPv6Address) -> list[IPv4Address | IPv6Address]:
+    """The address, and the IPv4 address that is within it."""
+    if isinstance(given, IPv4Address):
+        return [given]
+    within = (
+        given.ipv4_mapped or given.sixtofour or (IPv4Address(int(given) & 0xFFFF_FFFF) if given in _NAT64 else None)
+    )
+    return [given, within] if within else [given]
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def seconds(text: str | None) -> float | None:
+    """PURE but for the clock: the seconds of a Retry-After, which is a number or a date; None: there are none."""
+    if not text:
+        return None
+    with suppress(ValueError, OverflowError, TypeError):
+        return max(0.0, float(text) if text.isdigit() else parsedate_to_datetime(text).timestamp() - time.time())
+    return None

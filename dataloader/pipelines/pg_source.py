@@ -1,0 +1,230 @@
+"""The source of `load.postgres`: the rows of a query in another database, as CSV records.
+
+The rows stream from `COPY (query) TO STDOUT` in a transaction that may only read. Each wait for the source is a safe
+point. No error shows the source's DSN: the operator gives it a name (DL_SOURCE_...).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import select
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.postgres import types
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
+
+from dataloader import config
+from dataloader.pipelines import Context, PermanentError
+from dataloader.pipelines.csv_rows import Rows
+from dataloader.pipelines.csv_source import Place, identifier, unique
+from dataloader.pipelines.csv_table import is_permanent, reason_of
+
+_CONNECT_SEC = 10
+_CANCEL_SEC = 2.0
+_SLICE_MS = 200  # between two safe points while the source is silent
+_FIELD = re.compile(r'(?:"((?:[^"]++|"")*+)"|([^,]*+))(?:,|\Z)')  # of a record; the csv module takes no long ones
+# A dead link is noticed within some 15 s; a DSN may say otherwise.
+_LINK = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 15_000}
+# What a text of the source means must not depend on its role's settings.
+_BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_SETTINGS = b"SET LOCAL datestyle = 'ISO'; SET LOCAL intervalstyle = 'postgres'; SET LOCAL bytea_output = 'hex'"
+_READ_ONLY = "25006"
+# The types that a new table takes over; another one, such as an enum, is text there.
+_TYPES = {
+    *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "varchar", "uuid", "json", "jsonb"),
+    *("bytea", "date", "time", "timetz", "timestamp", "timestamptz", "interval", "inet", "cidr"),
+}
+# What may be shown of libpq's words, which also name the host, the user and the database.
+_TROUBLES = (
+    *("password authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"),
+    *("could not translate host name", "Connection refused", "timeout expired", "too many clients", "SSL"),
+    *("starting up", "shutting down", "server closed the connection unexpectedly", "Permission denied"),
+)
+
+
+class Unavailable(Exception):
+    """The source gave no complete answer to this attempt."""
+
+
+class Query(Rows):
+    """The rows of one query as CSV records, numbered from 1; a context manager, for its session."""
+
+    def __init__(self, source: str, query: str, ordered_by: Sequence[str], context: Context) -> None:
+        """`source` is the operator's name of the database; rows `ordered_by` a key may begin behind one of them.
+
+        Raises PermanentError for a query that the source does not take, Unavailable without the source.
+        """
+        self._source, self._query, self._key, self._check = source, query, list(ordered_by), context.check
+        super().__init__(f"source {source}")
+        self._last: str | None = None  # the latest record
+        self._conn = self._connected(f"dl-load:{context.job_id}")
+        try:
+            self._ask(lambda: self._pg.send_query(_BEGIN))
+            self._ask(lambda: self._pg.send_query(_SETTINGS))
+            self.columns = self._described()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session, and the query if it goes on."""
+        if self._pg.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+            with suppress(psycopg.Error):
+                self._conn.cancel_safe(timeout=_CANCEL_SEC)
+        self._conn.close()
+
+    # --- as csv_table.Source has it ---
+
+    @property
+    def expected(self) -> None:
+        """Nobody knows how many rows a query has."""
+        return
+
+    def identity(self) -> list[Any]:
+        """What tells this query's rows from others: the source, the query and the columns."""
+        return [self._source, hashlib.sha256(self._query.encode()).hexdigest(), self.columns]
+
+    def records(self, begin: Place | None = None) -> Iterator[tuple[int, str]]:
+        """The rows behind that place, by default all."""
+        mark, _, self._count = begin or Place(None)
+        self._ask(lambda: self._pg.send_query(self._copy(mark)))
+        for data in self._rows():
+            self._last = data[:-1].decode()
+            yield self._counted(self._last, len(data))
+
+    def place(self) -> Place:
+        """Behind the latest row, with the values of its key where the rows are in its order."""
+        place = super().place()
+        if self._last is None or not self._key:
+            return place
+        found = dict(zip(self.columns, _FIELD.finditer(self._last), strict=False))
+        mark = [found[name][2] if found[name][1] is None else found[name][1].replace('""', '"') for name in self._key]
+        return place._replace(mark=mark)
+
+    def unchanged(self) -> bool:
+        """One query sees one state of its database."""
+        return True
+
+    # --- the session ---
+
+    @property
+    def _pg(self) -> psycopg.pq.abc.PGconn:
+        return self._conn.pgconn
+
+    def _connected(self, name: str) -> psycopg.Connection[Any]:
+        dsn = config.source_dsn(self._source)
+        if dsn is None:
+            variable = config.SOURCES + self._source.upper()
+            raise Unavailable(f"the variable {variable} is not set in the environment of this worker")
+        given = _LINK | {"connect_timeout": _CONNECT_SEC} | conninfo_to_dict(dsn)
+        given |= {"application_name": name, "client_encoding": "utf8"}
+        try:
+            return psycopg.connect(make_conninfo("", **given), autocommit=True, prepare_threshold=None)
+        except psycopg.Error as e:
+            why = next((trouble for trouble in _TROUBLES if trouble in str(e)), "there is no connection")
+            raise Unavailable(f"source {self._source} cannot be reached: {why}") from None
+
+    def _described(self) -> dict[str, str]:
+        """The columns with their types. Prepared alone, the query is whole: it cannot end the COPY around it."""
+        self._ask(lambda: self._pg.send_prepare(b"", self._query.encode()))
+        found = self._ask(lambda: self._pg.send_describe_prepared(b""))
+        try:
+            names = unique([identifier((found.fname(n) or b"").decode()) for n in range(found.nfields)])
+        except ValueError as e:
+            raise PermanentError(f"query: the names of its columns: {e}") from None
+        if not names or found.nparams:
+            raise PermanentError("query: should be one SELECT, VALUES or TABLE, without parameters")
+        return {name: _type(found.ftype(n)) for n, name in enumerate(names)}
+
+    def _copy(self, mark: list[str] | None) -> bytes:
+        """The statement that copies the rows, in the order of the key where there is one, behind a key's values."""
+        query = self._query.encode() + b"\n"  # behind the line, for the query may end with a comment
+        if self._key:
+            key = sql.SQL(", ").join(sql.SQL("dl_rows.{}").format(sql.Identifier(name)) for name in self._key)
+            behind = sql.SQL("") if mark is None else self._behind(key, mark)
+            order = sql.SQL(") AS dl_rows {} ORDER BY {}").format(behind, key).as_bytes(self._conn)
+            query = b"SELECT * FROM (" + query + order
+        return b"COPY (" + query + b") TO STDOUT (FORMAT csv, ENCODING 'UTF8')"
+
+    def _behind(self, key: sql.Composed, mark: list[str]) -> sql.Composed:
+        # A null is in no order with a value, and comes last: it has to reach the target, which refuses it.
+        nulls = sql.SQL(" OR ").join(sql.SQL("dl_rows.{} IS NULL").format(sql.Identifier(name)) for name in self._key)
+        return sql.SQL("WHERE ({}) > ({}) OR {}").format(key, sql.SQL(", ").join(map(sql.Literal, mark)), nulls)
+
+    def _rows(self) -> Iterator[bytes]:
+        """The messages of the COPY, of which each is a row."""
+        try:
+            while True:
+                size, data = self._pg.get_copy_data(1)
+                if size > 0:
+                    yield bytes(data)
+                elif size == 0:
+                    self._wait()
+                else:
+                    self._answer()
+                    return
+        except psycopg.Error as e:
+            raise self._failed(e) from None
+
+    def _ask(self, send: Callable[[], None]) -> PGresult:
+        try:
+            send()
+            return self._answer()
+        except psycopg.Error as e:
+            raise self._failed(e) from None
+
+    def _answer(self) -> PGresult:
+        """The last result of what was sent, or that of a COPY, which begins; raises psycopg.Error."""
+        last: PGresult | None = None
+        while True:
+            while self._pg.flush():
+                self._wait(select.POLLIN | select.POLLOUT)
+            while self._pg.is_busy():
+                self._wait()
+            if (found := self._pg.get_result()) is None:
+                break
+            last = found
+            if found.status == ExecStatus.FATAL_ERROR:
+                raise errors.error_from_result(found, "utf-8")
+            if found.status == ExecStatus.COPY_OUT:
+                break
+        assert last is not None  # noqa: S101  each statement has a result
+        return last
+
+    def _wait(self, events: int = select.POLLIN) -> None:
+        """Wait until the server has said something; a safe point where that takes longer."""
+        poll = select.poll()
+        poll.register(self._pg.socket, events)
+        while not poll.poll(_SLICE_MS):
+            self._check()
+        self._pg.consume_input()
+
+    def _failed(self, error: psycopg.Error) -> Exception:
+        """The error to raise for one of the source; it quotes no value."""
+        if error.sqlstate is None:
+            return Unavailable(f"source {self._source}: the connection was lost")
+        words = reason_of(error, "", ())
+        if is_permanent(error) or error.sqlstate == _READ_ONLY:
+            return PermanentError(f"source {self._source}: {words}")
+        return Unavailable(f"source {self._source}: {words}")
+
+
+def _type(oid: int) -> str:
+    """The type of a new table's column for one of the source."""
+    info = types.get(oid)
+    if info is None or info.name not in _TYPES:
+        return "text"
+    return f"{info.regtype}[]" if oid == info.array_oid else info.regtype

@@ -1,0 +1,256 @@
+"""`load.parquet`: files of pyarrow into tables. Where pyarrow is missing, only what the farm then says is tried."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from dataloader.pipelines import csv_parts
+from dataloader.testing import Result
+
+Rows = Callable[[str], list[Any]]
+Load = Callable[..., Result]
+LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
+ROWS = 3_000
+TEXTS = [None, "", 'Ёж,"\n\r\n', "\\.", "\\N"]
+EXPECTED = [(n, TEXTS[n % 5]) for n in range(ROWS)]
+
+
+@pytest.fixture
+def arrow() -> Any:
+    return pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def written(arrow: Any, tmp_path: Path) -> Callable[..., None]:
+    """Write these columns, or an `id` and a `name`, to `f.parquet` in row groups of some 700 rows."""
+    from pyarrow import parquet
+
+    def written(**columns: Any) -> None:
+        given = columns or {"id": [n for n, _ in EXPECTED], "name": [name for _, name in EXPECTED]}
+        parquet.write_table(arrow.table(given), tmp_path / "f.parquet", row_group_size=700)
+
+    return written
+
+
+@pytest.fixture
+def load(job: Load, arrow: Any) -> Load:
+    """Load `f.parquet` into the table `t` by `id`; one attempt."""
+
+    def load(how: dict[str, Any] | None = None, **args: Any) -> Result:
+        wanted = {"path": "f.parquet", "table": "t", "key": ["id"], "batch_rows": 100} | args
+        return job("load.parquet", wanted, **({"max_attempts": 1} | (how or {})))
+
+    return load
+
+
+@pytest.mark.parametrize("part_bytes", [1, 2**23])
+def test_the_rows_arrive_and_a_second_load_changes_none(
+    load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", part_bytes)
+    written()
+    result = load()
+    assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
+    assert (rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == (EXPECTED, [(0,)])
+    versions = rows("SELECT id, xmin, ctid FROM t ORDER BY id")
+    assert load().status == "succeeded"
+    assert rows("SELECT id, xmin, ctid FROM t ORDER BY id") == versions
+
+
+def test_each_type_arrives_as_itself(load: Load, arrow: Any, written: Callable[..., None], rows: Rows) -> None:
+    moscow = datetime(2026, 3, 29, 1, 30, 0, 123456, timezone(timedelta(hours=3)))
+    naive, some = datetime(2026, 1, 31, 12), uuid4()  # noqa: DTZ001
+    values = {
+        "id": (arrow.int64(), 2**62, "bigint", 2**62),
+        "a": (arrow.int8(), -1, "smallint", -1),
+        "b": (arrow.uint64(), 2**64 - 1, "numeric", Decimal(2**64 - 1)),
+        "c": (arrow.float64(), 0.1, "double precision", 0.1),
+        "d": (arrow.float16(), 0.5, "real", 0.5),
+        "e": (arrow.decimal128(20, 4), Decimal("12345.6700"), "numeric", Decimal("12345.6700")),
+        "f": (arrow.bool_(), False, "boolean", False),
+        "g": (arrow.date32(), date(1900, 1, 31), "date", date(1900, 1, 31)),
+        "h": (arrow.timestamp("us", "Europe/Moscow"), moscow, "timestamp with time zone", moscow.astimezone(UTC)),
+        "i": (arrow.timestamp("ms"), naive, "timestamp without time zone", naive),
+        "j": (arrow.time64("us"), time(1, 2, 3), "time without time zone", time(1, 2, 3)),
+        "k": (arrow.binary(), b'\x00\xff"', "bytea", b'\x00\xff"'),
+        "l": (arrow.list_(arrow.string()), ['x"', None], "jsonb", ['x"', None]),
+        "m": (arrow.struct([("n", arrow.int32())]), {"n": 5}, "jsonb", {"n": 5}),
+        "n": (arrow.dictionary(arrow.int8(), arrow.string()), "Ёж", "text", "Ёж"),
+        "o": (arrow.large_string(), "x", "text", "x"),
+        "p": (arrow.null(), None, "text", None),
+        "q": (arrow.duration("ms"), timedelta(1, 2), "interval", timedelta(1, 2)),
+        "r": (arrow.uuid(), some.bytes, "uuid", some),
+    }
+    written(**{name: arrow.array([value], kind) for name, (kind, value, _, _) in values.items()})
+    result = load()
+    assert result.status == "succeeded", result.error
+    kinds = rows(
+        "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = 't'::regclass AND attnum > 0 ORDER BY attnum"
+    )
+    assert kinds == [(name, kind) for name, (_, _, kind, _) in values.items()]
+    assert rows("SELECT * FROM t") == [tuple(value for _, _, _, value in values.values())]
+
+
+def test_a_single_column_with_nulls(load: Load, written: Callable[..., None], rows: Rows) -> None:
+    written(id=["a", ""])
+    assert load().status == "succeeded"
+    written(id=["b", None])
+    assert "f.parquet, row 2: " in str(load().error)
+    assert rows("SELECT id FROM t ORDER BY id") == [("",), ("a",)]
+
+
+@pytest.mark.parametrize("how", ["crash_at", "drain_at"])
+def test_the_next_run_goes_on_behind_the_last_part(
+    load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    written()
+    result = load({how: 41})
+    assert (result.status, result.attempts) == ("succeeded", 1)
+    first, second = result.runs
+    assert first.checkpoint is not None
+    number = first.checkpoint["place"][2]
+    assert number > 700
+    assert second.progress[0]["processed"] == number + 100
+    assert (rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == (EXPECTED, [(0,)])
+
+
+@pytest.mark.slow
+def test_killed_anywhere_the_rows_are_the_files(
+    load: Load, written: Callable[..., None], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    written()
+    points = load().steps
+    for point in [1, *range(2, points - 2, 17), *range(points - 2, points + 1), "end"]:
+        rows("DROP TABLE t")
+        result = load({"crash_at": point, "max_attempts": 3})
+        assert (result.status, rows("SELECT * FROM t ORDER BY id"), rows(LEFT)) == ("succeeded", EXPECTED, [(0,)]), (
+            point
+        )
+
+
+def test_a_value_that_the_table_refuses_is_named_by_its_row(
+    load: Load, written: Callable[..., None], rows: Rows
+) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, name int)")
+    written(
+        id=list(range(1, 301)), name=["1\n\n" if n == 255 else "secret" if n == 257 else "7" for n in range(1, 301)]
+    )
+    error = 'f.parquet, row 257: column name: invalid input syntax for type integer: "..."'
+    assert (load().error, rows("SELECT * FROM t")) == (error, [])
+
+
+@pytest.mark.parametrize("damage", ["text", "short", "middle"])
+def test_a_damaged_file_leaves_nothing(
+    load: Load, written: Callable[..., None], rows: Rows, tmp_path: Path, damage: str
+) -> None:
+    written()
+    file = tmp_path / "f.parquet"
+    whole = file.read_bytes()
+    middle = bytes([whole[100] ^ 255]) * 300
+    file.write_bytes({"text": b"id,name\n", "short": whole[:-10], "middle": whole[:100] + middle + whole[400:]}[damage])
+    result = load({"max_attempts": 3})
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert result.error == "f.parquet: is no Parquet file, or is damaged"
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+def test_a_file_that_changes_meanwhile_is_loaded_again(
+    load: Load, written: Callable[..., None], rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written()
+    opened, left = csv_parts.load, iter([True])
+
+    def changing(*args: Any, **given: Any) -> Any:
+        if next(left, False):
+            os.utime(tmp_path / "f.parquet", (1, 1))
+        return opened(*args, **given)
+
+    monkeypatch.setattr(csv_parts, "load", changing)
+    result = load({"max_attempts": 2})
+    assert "a program wrote to f.parquet during the load" in str(result.runs[0].error)
+    assert (result.status, rows("SELECT * FROM t ORDER BY id")) == ("succeeded", EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("columns", "args", "error"),
+    [
+        ({"other": [1]}, {}, "key: id should be in the file"),
+        ({"id": [1], "": [2]}, {}, "f.parquet: the names of its columns: should be a name of 1 to 63 bytes"),
+        ({"id": [1]}, {"path": "none.parquet"}, "path: none.parquet: there is no such file below the data folder"),
+        ({"id": [1]}, {"path": "../f.parquet"}, "path: ../f.parquet should be a file below the data folder"),
+        ({"id": [1]}, {"encoding": "utf-8"}, "encoding: there is no such argument; there are path, table, key"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(
+    load: Load, written: Callable[..., None], columns: dict[str, Any], args: dict[str, Any], error: str
+) -> None:
+    written(**columns)
+    result = load({"max_attempts": 3}, **args)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert error in (result.error or "")
+
+
+def test_without_pyarrow_the_job_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "from dataloader import pipelines; pipelines.load(())\n"
+        "try: pipelines.resolve('load.parquet')\n"
+        "except pipelines.UnknownTask as e: print(e)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == (
+        "the pipeline 'load.parquet' is not installed here: it needs pyarrow: pip install 'dataloader-farm[parquet]'\n"
+    )
+
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+import pyarrow
+from pyarrow import parquet
+from dataloader.testing import run
+
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+load = lambda path: run("load.parquet", {"path": path, "table": "t", "key": ["id"]}, dsn=sys.argv[1], max_attempts=1)
+parquet.write_table(pyarrow.table({"id": [0], "x": ["x"]}), "warm")
+load("warm")
+before = peak()
+result = load("f")
+print(json.dumps([result.status, peak() - before]))
+"""
+WRITE = """
+import os, pyarrow
+from pyarrow import parquet
+
+schema = pyarrow.schema({"id": pyarrow.int64(), "x": pyarrow.string()})
+with parquet.ParquetWriter("f", schema, compression="none", use_dictionary=False) as writer:
+    for group in range(2):
+        ids = range(group * 100_000, (group + 1) * 100_000)
+        rows = pyarrow.table({"id": ids, "x": [os.urandom(512).hex() for _ in ids]}, schema)
+        writer.write_table(rows, row_group_size=100_000)
+"""
+
+
+@pytest.mark.slow
+def test_200_mb_take_bounded_memory(dsn: str, arrow: Any, rows: Rows, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", WRITE], cwd=tmp_path, check=True)
+    assert (tmp_path / "f").stat().st_size > 200_000_000
+    command = [sys.executable, "-c", MEASURE, dsn]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    status, grown_mb = json.loads(done.stdout.splitlines()[-1])
+    assert (status, rows("SELECT count(*) FROM t")) == ("succeeded", [(200_000,)])
+    assert grown_mb < 60

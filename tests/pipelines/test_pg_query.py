@@ -1,0 +1,314 @@
+"""`load.postgres`: the rows of a query in another database, against real databases."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dataloader import config
+from dataloader.pipelines import csv_parts, pg_source
+from dataloader.testing import Result
+
+Rows = Callable[[str], list[Any]]
+Load = Callable[..., Result]
+CANARY = "canary-7c1"
+LEFT = r"SELECT count(*) FROM pg_class WHERE relname ~ '^dl_load_csv' AND relkind = 'r'"
+ROWS = 3_000
+
+
+@pytest.fixture
+def source(dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The test's database under the name `crm`; its schema `crm` has the tables of the source."""
+    monkeypatch.chdir(tmp_path)  # no .env
+    found = make_conninfo(dsn, options="-c search_path=crm", password=CANARY)
+    monkeypatch.setenv("DL_SOURCE_CRM", found)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("CREATE SCHEMA crm")
+    return found
+
+
+@pytest.fixture
+def load(job: Load, source: str) -> Load:
+    """Load a query's rows into the table `t` by `id`; one attempt."""
+
+    def load(query: str = "SELECT * FROM orders", how: dict[str, Any] | None = None, **args: Any) -> Result:
+        wanted = {"source": "crm", "query": query, "table": "t", "key": ["id"], "batch_rows": 100} | args
+        return job("load.postgres", wanted, **({"max_attempts": 1} | (how or {})))
+
+    return load
+
+
+@pytest.fixture
+def orders(source: str, rows: Rows) -> list[Any]:
+    """A table of the source with texts that CSV has to quote, and its rows."""
+    rows("CREATE TABLE crm.orders (id int PRIMARY KEY, name text, price numeric(10, 2), at timestamptz, tags text[])")
+    rows(
+        "INSERT INTO crm.orders SELECT n, CASE n % 5 WHEN 0 THEN NULL WHEN 1 THEN '' WHEN 2 THEN E'Ёж,\"\\n\\r\\n' || n"
+        " WHEN 3 THEN E'\\\\.' ELSE E'\\\\N' END, n / 7.0, '2026-03-29 01:30+01'::timestamptz + n * interval '1 hour',"
+        f" ARRAY['a', NULL, n::text] FROM generate_series(1, {ROWS}) n ORDER BY n"
+    )
+    return rows("SELECT * FROM crm.orders ORDER BY id")
+
+
+def loaded(rows: Rows) -> list[Any]:
+    return rows("SELECT * FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_rows_arrive_as_they_are_and_a_second_load_changes_none(
+    load: Load, orders: list[Any], rows: Rows, resume: bool
+) -> None:
+    result = load(resume=resume)
+    assert (result.status, result.value) == ("succeeded", {"processed": ROWS, "total": ROWS})
+    assert (loaded(rows), rows(LEFT)) == (orders, [(0,)])
+    versions = rows("SELECT id, xmin, ctid FROM t ORDER BY id")
+    assert load(resume=resume).status == "succeeded"
+    assert rows("SELECT id, xmin, ctid FROM t ORDER BY id") == versions
+    rows("UPDATE crm.orders SET name = 'new' WHERE id = 7; DELETE FROM crm.orders WHERE id = 8")
+    assert load(resume=resume).status == "succeeded"
+    changed = rows(f"SELECT id, name FROM t WHERE xmin <> '{versions[0][1]}' ORDER BY id")
+    assert (changed, len(loaded(rows))) == ([(7, "new")], ROWS)
+
+
+def test_a_new_table_has_the_types_of_the_source(load: Load, rows: Rows) -> None:
+    query = (
+        "SELECT 1 AS id, 2::int8 AS a, 'x'::varchar(3) AS b, 'y'::char(3) AS c, now() AS d, '{1}'::int[] AS e,"
+        " 'f'::regclass::text AS f, '{}'::jsonb AS g, B'101' AS h, '1 day'::interval AS i, '{x}'::char(1)[] AS j"
+    )
+    assert load(query.replace("'f'::regclass::text", "'f'::text")).status == "succeeded"
+    kinds = "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0"
+    assert [kind for (kind,) in rows(f"{kinds} ORDER BY attnum")] == [
+        *("integer", "bigint", "character varying", "text", "timestamp with time zone", "integer[]"),
+        *("text", "jsonb", "text", "interval", "text"),
+    ]
+
+
+def test_an_existing_tables_types_decide(load: Load, rows: Rows) -> None:
+    rows("CREATE TABLE t (id text PRIMARY KEY, day date, more int DEFAULT 5)")
+    assert load("VALUES (1, '2026-01-31')", key=["column1"]).error.startswith(
+        "table: t should have the query's columns"
+    )
+    assert load("SELECT 1 AS id, timestamp '2026-01-31 12:00' AS day").status == "succeeded"
+    assert rows("SELECT id, day::text, more FROM t") == [("1", "2026-01-31", 5)]
+
+
+def test_the_last_of_equal_keys_counts(load: Load, rows: Rows) -> None:
+    assert load("SELECT n % 3 AS id, n FROM generate_series(1, 250) n ORDER BY n").status == "succeeded"
+    assert rows("SELECT * FROM t ORDER BY id") == [(0, 249), (1, 250), (2, 248)]
+
+
+@pytest.mark.parametrize("how", ["crash_at", "drain_at"])
+def test_the_next_run_goes_on_behind_the_last_part(
+    load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    result = load(resume=True, how={how: 41})
+    assert (result.status, result.attempts) == ("succeeded", 1)
+    first, second = result.runs
+    assert first.checkpoint is not None
+    mark, _, number = first.checkpoint["place"]
+    assert number > 500
+    assert mark == [str(number)]
+    assert second.progress[0]["processed"] == number + 100
+    assert (loaded(rows), rows(LEFT)) == (orders, [(0,)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [False, True])
+def test_killed_anywhere_the_rows_are_the_querys(
+    load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    points = load(resume=resume).steps
+    for point in [1, 2, *range(3, points - 2, 13), *range(points - 2, points + 1), "end"]:
+        rows("DROP TABLE t")
+        result = load(resume=resume, how={"crash_at": point, "max_attempts": 3})
+        assert (result.status, loaded(rows), rows(LEFT)) == ("succeeded", orders, [(0,)]), point
+
+
+def test_a_key_of_several_texts_is_gone_on_behind(load: Load, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    rows("CREATE TABLE crm.keys (a text, b text, c text)")
+    rows(
+        "INSERT INTO crm.keys SELECT E'\"\\\\,''' || n % 7, E'\\n' || n, repeat('x', 200000)"
+        " FROM generate_series(1, 20) n"
+    )
+    given = {"query": 'SELECT c AS "C", b, a FROM keys -- all', "key": ["a", "b"], "batch_rows": 3, "resume": True}
+    result = load(**given, how={"crash_at": 8})
+    assert (result.status, len(result.runs)) == ("succeeded", 2)
+    assert result.runs[1].progress[0]["processed"] > 3
+    assert rows("SELECT a, b FROM t ORDER BY a, b") == rows("SELECT a, b FROM crm.keys ORDER BY a, b")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_null_in_the_key_is_refused_also_behind_a_checkpoint(
+    load: Load, orders: list[Any], rows: Rows, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    monkeypatch.setattr(csv_parts, "PART_BYTES", 1)
+    query = "SELECT id, name FROM orders UNION ALL SELECT NULL, 'x'"
+    result = load(query, resume=resume, how={"crash_at": 21, "max_attempts": 2})
+    assert result.status == "failed"
+    assert f"source crm, row {ROWS + 1}: " in (result.error or "")
+    assert rows(LEFT) == [(0,)]
+
+
+def test_a_value_that_the_table_refuses_is_named_by_its_row(load: Load, orders: list[Any], rows: Rows) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, name int)")
+    for bad in (3, 102, 103, 104, 257):
+        query = f"SELECT id, CASE id WHEN {bad} THEN 'secret' || name END AS name FROM orders ORDER BY id"
+        multi = query.replace("END AS", f"WHEN {bad} - 2 THEN E' 1\\n\\n\\n' END AS")
+        for asked in (query, multi):
+            error = f'source crm, row {bad}: column name: invalid input syntax for type integer: "..."'
+            if bad % 5:
+                assert load(asked).error == error
+    assert loaded(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("SELECT 1 AS id; SELECT 2", "source crm: cannot insert multiple commands into a prepared statement"),
+        ("SELECT 1 AS id) TO PROGRAM 'touch /tmp/x' --", "source crm: syntax error"),
+        ("SELECT 1 AS id /*", "source crm: unterminated /* comment"),
+        ("INSERT INTO orders VALUES (-1) RETURNING id", "source crm: "),
+        ("SELECT nextval('number') AS id", "source crm: cannot execute nextval() in a read-only transaction"),
+        ("DELETE FROM orders", "query: should be one SELECT, VALUES or TABLE, without parameters"),
+        ("COMMIT", "query: should be one SELECT, VALUES or TABLE, without parameters"),
+        ("SELECT $1::int AS id", "query: should be one SELECT, VALUES or TABLE, without parameters"),
+        ("SELECT 1 AS id, 2 AS id", "query: the names of its columns: should name each column once"),
+        ("SELECT 1 AS other", "key: id should be in the query"),
+        ("SELECT * FROM nowhere", "source crm: relation"),
+        (
+            "SELECT id, (name || 'secret')::int AS n FROM orders",
+            'source crm: invalid input syntax for type integer: "..."',
+        ),
+        ("SELECT 1 / (id - id) AS id FROM orders", "source crm: division by zero"),
+    ],
+)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_query_that_the_source_refuses_changes_nothing(
+    load: Load, orders: list[Any], rows: Rows, query: str, error: str, resume: bool
+) -> None:
+    rows("CREATE TABLE t (id int PRIMARY KEY, n int); INSERT INTO t VALUES (5); CREATE SEQUENCE crm.number")
+    result = load(query, resume=resume, how={"max_attempts": 3})
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert error in (result.error or "")
+    assert "secret" not in (result.error or "")
+    assert (loaded(rows), rows(LEFT), rows("SELECT * FROM crm.orders ORDER BY id")) == ([(5, None)], [(0,)], orders)
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ({"source": "CRM"}, "source: String should match pattern"),
+        ({"source": "../x"}, "source: String should match pattern"),
+        ({"dsn": "postgresql://h/d"}, "dsn: there is no such argument; there are source, query, table, key"),
+        ({"table": "dl_jobs"}, "table: should not be a table of the queue itself"),
+        ({"key": []}, "key: List should have at least 1 item"),
+        ({"resume": "yes"}, "resume: Input should be a valid boolean"),
+        ({"query": ""}, "query: String should have at least 1 character"),
+    ],
+)
+def test_a_wrong_argument_is_named(load: Load, args: dict[str, Any], error: str) -> None:
+    result = load(how={"max_attempts": 3}, **args)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert error in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"port": "1"}, "source crm cannot be reached: Connection refused"),
+        ({"dbname": "no_such_database"}, "source crm cannot be reached: does not exist"),
+    ],
+)
+def test_a_source_that_cannot_be_reached_shows_nothing_of_its_dsn(
+    load: Load, source: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], error: str
+) -> None:
+    given = conninfo_to_dict(source) | change
+    if "port" in change:
+        given["host"] = "127.0.0.1"
+    monkeypatch.setenv("DL_SOURCE_CRM", make_conninfo("", **given))
+    result = load(how={"max_attempts": 2})
+    assert result.attempts == 2, "it is tried again"
+    assert error in (result.error or "")
+    assert not [part for part in (CANARY, str(given["dbname"]), str(given["user"])) if part in (result.error or "")]
+
+
+def test_a_source_without_a_dsn_names_the_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "the variable DL_SOURCE_ERP is not set in the environment of this worker" in str(load(source="erp").error)
+    monkeypatch.setenv("DL_SOURCE_ERP", f"no dsn {CANARY}")
+    error = load(source="erp").error or ""
+    assert "DL_SOURCE_ERP should be postgresql://" in error
+    assert CANARY not in error
+
+
+def test_a_source_is_read_from_the_file_too(source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DL_SOURCE_CRM")
+    assert config.source_dsn("crm") is None
+    (tmp_path / ".env").write_text('DL_SOURCE_CRM="host=h dbname=d"\n')
+    assert config.source_dsn("crm") == "host=h dbname=d"
+    with pytest.raises(ValueError, match="should be lower-case letters"):
+        config.source_dsn("PG_PASSWORD=")
+
+
+def test_a_lost_connection_is_tried_again(load: Load, orders: list[Any], rows: Rows, dsn: str) -> None:
+    query = "SELECT pg_terminate_backend(pg_backend_pid()) AS no, id FROM orders"
+    result = load(query, how={"max_attempts": 2})
+    assert result.attempts == 2
+    assert "Unavailable: source crm: " in (result.error or "")
+    assert rows("SELECT to_regclass('t')") == [(None,)]
+
+
+def test_a_silent_source_does_not_hold_up_a_stop(load: Load, rows: Rows) -> None:
+    """The query has given no row yet; it ends with the run."""
+    result = load("SELECT 1 AS id, pg_sleep(600)", how={"cancel_at": 2})
+    assert result.status == "canceled"
+    alive = "SELECT count(*) FROM pg_stat_activity WHERE application_name ~ '^dl-load:' AND state = 'active'"
+    assert rows(f"{alive} AND datname = current_database()") == [(0,)]
+
+
+def test_rows_that_come_slowly_are_not_waited_for_without_safe_points(load: Load, rows: Rows) -> None:
+    query = "SELECT n AS id, pg_sleep(0.3)::text AS x FROM generate_series(1, 3) n"
+    result = load(query)
+    assert result.status == "succeeded"
+    assert result.steps > 4
+
+
+MEASURE = """
+import json, resource, sys
+from dataloader.testing import run
+
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+query = "SELECT n AS id, repeat(md5(n::text), %d) AS x FROM generate_series(1, %d) n"
+args = {"source": "crm", "table": "t", "key": ["id"], "resume": sys.argv[2] == "True"}
+assert run("load.postgres", args | {"query": query % (1, 1_000)}, dsn=sys.argv[1], max_attempts=1).status == "succeeded"
+before = peak()
+result = run("load.postgres", args | {"query": query % (32, 200_000)}, dsn=sys.argv[1], max_attempts=1)
+print(json.dumps([result.status, peak() - before]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [False, True])
+def test_200_mb_take_bounded_memory(dsn: str, source: str, rows: Rows, resume: bool) -> None:
+    command = [sys.executable, "-c", MEASURE, dsn, str(resume)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    status, grown_mb = json.loads(done.stdout.splitlines()[-1])
+    assert status == "succeeded"
+    assert rows("SELECT count(*) FROM t") == [(200_000,)]
+    assert grown_mb < 30
+
+
+def test_the_types_of_new_tables_are_our_own_words() -> None:
+    assert all(
+        pg_source._type(oid).replace("[]", "").replace(" ", "").isalpha() for oid in (16, 23, 1184, 1009, 600, 5)
+    )

@@ -11,7 +11,7 @@ from flask import Flask, Response, abort, request
 from dataloader import config, log
 from dataloader.api.dashboard import actions, login, pages, render
 from dataloader.api.server import audit, health, metrics
-from dataloader.api.v1 import contract, farm, jobs, limits, openapi, queues, schedules
+from dataloader.api.v1 import backfills, contract, farm, jobs, limits, openapi, queues, schedules
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
 from dataloader.api.web.long_poll import LongPolls, Versions
@@ -51,6 +51,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
         jobs,
         queues,
         schedules,
+        backfills,
         limits,
         farm,
         openapi,

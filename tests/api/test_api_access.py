@@ -91,6 +91,8 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
     **{("POST", f"{SCHEDULES}/<name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
     **{("GET", path): READ for path in (BACKFILLS, f"{BACKFILLS}/<backfill>", f"{BACKFILLS}/<backfill>/partitions")},
+    **{("GET", path): READ for path in ("/backfills", "/backfills/<name>")},
+    ("POST", "/backfills/<name>/<any('pause', 'resume', 'cancel', 'retry'):verb>"): OPERATES,
     ("POST", f"{BACKFILLS}/dry-run"): READ,
     ("POST", BACKFILLS): OPERATES,
     **{(method, f"{BACKFILLS}/<backfill>"): OPERATES for method in ("PUT", "DELETE")},

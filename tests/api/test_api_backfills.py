@@ -134,3 +134,36 @@ def test_an_unknown_backfill_is_not_found(
     for name in ("nothing", "%00"):
         answer = client.open(f"{PATH}/{name}{path}", method=method, json=body)
         assert refused(answer, 404, "not-found")["detail"] == "there is no backfill with this name"
+
+
+def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    added(client, max_running=3)
+    page = client.get("/backfills/rates").text
+    assert page.count('class="cell missing" title="2019-01-0') == 5
+    backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
+    failed = backfills.of_ledger(conn, "rates", 1, 1)[0]["job_id"]
+    client.application.extensions["backfills"].clear()
+    page = client.get("/backfills/rates").text
+    assert f'<a class="cell failed" href="/jobs/{failed}" title="2019-01-02: failed"' in page
+    assert page.count('class="cell queued" href=') == 4
+    assert "at most" in page.lower()
+    assert 'href="/backfills/rates"' in client.get("/backfills").text
+    for path in ("/backfills/nothing", "/backfills/%00", "/backfills/rates?after=x"):
+        assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("retry", "1 job is queued again"), ("pause", "is paused"), ("cancel", "is canceled"), ("resume", "goes on")],
+)
+def test_the_buttons_of_the_page(client: FlaskClient, conn: db.Connection, verb: str, words: str) -> None:
+    added(client)
+    backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE partition_key = '2019-01-02'")
+    answer = client.post(f"/backfills/rates/{verb}", headers={"HX-Request": "true"})
+    assert answer.status_code == 200, answer.text
+    assert words in answer.text
+    assert client.post(f"/backfills/nothing/{verb}", headers={"HX-Request": "true"}).status_code == 404

@@ -40,7 +40,7 @@ DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
-BACKFILL_PAUSE = 1  # times that after each bunch of a backfill
+BACKFILL_PAUSE = 0.5  # times that after each bunch of a backfill
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
 
 

@@ -24,10 +24,11 @@ def add(conn: db.Connection, name: str = "b", **fields: Any) -> dict[str, Any]:
 
 def tick(conn: db.Connection) -> list[backfills.Made]:
     """All that is to be done."""
-    made = []
+    made: list[backfills.Made] = []
     while found := backfills.tick(conn):
         made.append(found)
         assert found.error is None, found
+        assert len(made) < 100, "it comes to no end"
     return made
 
 
@@ -267,6 +268,7 @@ def test_a_full_queue_stops_a_backfill_until_there_is_room(conn: db.Connection) 
     due_in = backfills.due_in(conn)
     assert due_in is not None
     assert 0 < due_in <= backfills.RETRY_SEC
+    assert backfills.tick(conn) is None, "it rests"
     operations.limit_length(conn, "q", None, "me")
     conn.execute("UPDATE dl_backfills SET next_at = now() WHERE next_at IS NOT NULL")
     assert [made.jobs for made in tick(conn)] == [5]

@@ -15,8 +15,10 @@ SELECT name, task, queue, span, job, code_version, skip_done, max_running, total
 {shown} WHERE name = %(name)s;
 
 -- name: status_of
--- In the place of {status_of}: what became of a partition, of the ledger's p and the jobs' j. `missing`: there is no job.
-CASE WHEN p.is_skipped THEN 'skipped' ELSE coalesce(j.status::text, p.last_status, 'missing') END;
+-- In the place of {status_of}: what became of a partition, of the ledger's p and the jobs' j. `missing`: there is no job,
+-- also where it was deleted before its end.
+CASE WHEN p.is_skipped THEN 'skipped' WHEN j.status IS NOT NULL THEN j.status::text
+     WHEN p.last_status IN ('succeeded', 'failed', 'lost', 'canceled') THEN p.last_status ELSE 'missing' END;
 
 -- name: counts
 -- How many partitions there are of each status; how many have ended in the last so many seconds, and since when they run.

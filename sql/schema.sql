@@ -348,7 +348,7 @@ CREATE TABLE dl_partitions (
   job_id uuid,                                       -- null: not made yet
   fingerprint uuid,                                  -- of task, code version and args of its job
   is_skipped boolean NOT NULL DEFAULT false,         -- job_id is another backfill's, which has done the same
-  last_status text,                                  -- of a job that had ended before it was deleted
+  last_status text,                                  -- of a job that was deleted
   PRIMARY KEY (backfill, place)
 ) WITH (fillfactor = 70);
 CREATE UNIQUE INDEX ix_dl_partitions_partition ON dl_partitions (backfill, partition);
@@ -357,7 +357,7 @@ CREATE INDEX ix_dl_partitions_fingerprint ON dl_partitions (fingerprint) WHERE f
 COMMENT ON TABLE dl_partitions IS 'the ledger of backfills: each partition, and the job that does it';
 COMMENT ON COLUMN dl_partitions.fingerprint IS 'the hash of task, code version and args of its job; null: not made yet';
 COMMENT ON COLUMN dl_partitions.is_skipped IS 'job_id is the job of another backfill that has done the same';
-COMMENT ON COLUMN dl_partitions.last_status IS 'how its job had ended when it was deleted; null: it is there, or had not ended';
+COMMENT ON COLUMN dl_partitions.last_status IS 'the status of its job when that was deleted; null: it is there';
 
 -- Sums of the journal, by dl_roll.
 CREATE TABLE dl_totals (

@@ -226,5 +226,5 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('%I.dl_checkpoints', current_schema()),
   format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
   format('%I.dl_partitions', current_schema()),
-  format('UPDATE %I.dl_partitions p SET last_status = gone.status::text FROM gone'
-         ' WHERE p.job_id = gone.job_id AND gone.status NOT IN (''queued'', ''running'')', current_schema())); END $bound$;
+  format('UPDATE %I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id',
+         current_schema())); END $bound$;

@@ -46,4 +46,4 @@ CREATE INDEX ix_dl_partitions_fingerprint ON dl_partitions (fingerprint) WHERE f
 COMMENT ON TABLE dl_partitions IS 'the ledger of backfills: each partition, and the job that does it';
 COMMENT ON COLUMN dl_partitions.fingerprint IS 'the hash of task, code version and args of its job; null: not made yet';
 COMMENT ON COLUMN dl_partitions.is_skipped IS 'job_id is the job of another backfill that has done the same';
-COMMENT ON COLUMN dl_partitions.last_status IS 'how its job had ended when it was deleted; null: it is there, or had not ended';
+COMMENT ON COLUMN dl_partitions.last_status IS 'the status of its job when that was deleted; null: it is there';

@@ -129,7 +129,14 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/queues/<anything:queue>/order"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
-VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js", "backfill": "b"}
+VALUES = {
+    "job_id": JOB.rpartition("/")[2],
+    "queue": "q",
+    "name": "app.css",
+    "filename": "start.js",
+    "backfill": "b",
+    "limit": "l",
+}
 
 
 def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:

@@ -47,7 +47,8 @@ _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """`text`; raises PydanticCustomError where it holds a control character."""
     if _CONTROL.search(text):
         raise PydanticCustomError("control_character", "Input should hold no control characters")
     return text
@@ -88,7 +89,7 @@ def _distinct(names: list[str] | None) -> list[str] | None:
     return names
 
 
-LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(_printable)]
+LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(printable)]
 _TYPES: dict[str, Any] = {
     "text": str,
     "int": int,
@@ -98,7 +99,7 @@ _TYPES: dict[str, Any] = {
     "text[]": list[LimitName],
 }
 _CHECKS = {
-    "queue": AfterValidator(_printable),
+    "queue": AfterValidator(printable),
     "available_at": BeforeValidator(instant),
     "limits": AfterValidator(_distinct),
 }

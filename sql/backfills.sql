@@ -91,13 +91,26 @@ SELECT p.place, p.job_id FROM dl_partitions p JOIN dl_jobs j USING (job_id)
  WHERE p.backfill = %(name)s AND p.place > %(after)s AND NOT p.is_skipped AND j.status IN ('failed', 'lost')
  ORDER BY p.place LIMIT %(limit)s;
 
+-- name: by_index
+-- For this transaction: tables that grow fast are not analysed yet, and a plan for a few rows would read each row of them.
+SET LOCAL enable_seqscan = off;
+
 -- name: lock_due
 -- The backfill that has waited longest for its next bunch, unless another reaper is at it. Served by ix_dl_backfills_next.
 SELECT * FROM dl_backfills WHERE next_at <= clock_timestamp() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
 
+-- name: has_company
+-- Whether a job that does not count for this limit runs, or has ended in the last second: somebody claims beside the
+-- backfill. Served by ix_dl_jobs_running and ix_dl_jobs_finished.
+SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND %(limit)s <> ALL (coalesce(limits, '{}')))
+    OR EXISTS (SELECT FROM dl_jobs
+                WHERE finished_at > now() - interval '1 s' AND %(limit)s <> ALL (coalesce(limits, '{}')));
+
 -- name: unmade
--- The next partitions that have no jobs yet.
-SELECT place, partition FROM dl_partitions WHERE backfill = %(name)s AND place > %(made)s ORDER BY place LIMIT %(limit)s;
+-- The next partitions that have no jobs yet. Both ends are named, here and in the statements of a bunch below: with one, or
+-- with none, the first bunches of a ledger that nobody has analysed would each read the whole of it.
+SELECT place, partition FROM dl_partitions
+ WHERE backfill = %(name)s AND place > %(made)s AND place <= %(upto)s ORDER BY place;
 
 -- name: of_task
 -- The limits of a job whose producer names none.
@@ -114,21 +127,26 @@ SELECT p.fingerprint, p.job_id FROM dl_partitions p LEFT JOIN dl_jobs j USING (j
 UPDATE dl_partitions p SET job_id = made.job_id, fingerprint = made.fingerprint, is_skipped = made.is_skipped
   FROM unnest(%(places)s::int[], %(job_ids)s::uuid[], %(fingerprints)s::uuid[], %(are_skipped)s::boolean[])
        AS made (place, job_id, fingerprint, is_skipped)
- WHERE p.backfill = %(name)s AND p.place = made.place;
+ WHERE p.backfill = %(name)s AND p.place > %(made)s AND p.place <= %(upto)s AND p.place = made.place;
 
 -- name: made
--- Up to this place all have jobs; where that is not all, others have their turn before the next bunch.
-UPDATE dl_backfills SET made = %(upto)s, next_at = CASE WHEN %(upto)s < total THEN clock_timestamp() END,
-                        error = NULL, error_at = NULL
+-- Up to this place all have jobs; where that is not all, the next bunch comes `rest` times the time that this transaction
+-- took later, whichever reaper makes it: claims are to go on as fast as before. Meanwhile others have their turn.
+UPDATE dl_backfills SET made = %(upto)s, error = NULL, error_at = NULL,
+                        next_at = CASE WHEN %(upto)s < total
+                                       THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END
  WHERE name = %(name)s;
 
 -- name: jobs_behind
 -- Jobs of its own behind a place, for a cancellation.
 SELECT place, CASE WHEN NOT is_skipped THEN job_id END AS job_id FROM dl_partitions
- WHERE backfill = %(name)s AND place > %(canceled)s ORDER BY place LIMIT %(limit)s;
+ WHERE backfill = %(name)s AND place > %(canceled)s AND place <= %(upto)s;
 
 -- name: canceled
-UPDATE dl_backfills SET canceled = %(upto)s, next_at = CASE WHEN %(upto)s < total THEN clock_timestamp() END
+-- The next bunch comes later, as in `made`.
+UPDATE dl_backfills SET canceled = %(upto)s,
+                        next_at = CASE WHEN %(upto)s < total
+                                       THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END
  WHERE name = %(name)s;
 
 -- name: failed

@@ -41,7 +41,6 @@ DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
-BACKFILL_PAUSE = 0.5  # times that after each bunch of a backfill
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
 
 
@@ -189,10 +188,8 @@ class Schedules:
         is_told = bool(list(conn.notifies(timeout=0)))
         if not is_told and now() < self.due_at:
             return
-        pause = LOOK_SEC  # while another reaper is at it, or no job can be made
-        if self._has_hooks():
-            pause = 0.0 if self._make(conn) else pause
-            pause = min(pause, self._backfill(conn))
+        made = self._make(conn) + self._backfill(conn) if self._has_hooks() else 0
+        pause = 0.0 if made else LOOK_SEC  # another reaper is at it, or no job can be made
         left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
         self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
@@ -208,17 +205,16 @@ class Schedules:
                 self._log.info("reaper.schedule.made", schedule=each.name, jobs=each.jobs, skipped=each.skipped)
         return len(made)
 
-    def _backfill(self, conn: db.Connection) -> float:
-        """One bunch of a backfill; returns for how many seconds to rest then: claims are to go on as fast as before."""
-        started = now()
+    def _backfill(self, conn: db.Connection) -> int:
+        """One bunch of the backfill that has waited longest; returns of how many backfills."""
         if (made := backfills.tick(conn, self._settings.dl_default_lease_ttl_sec)) is None:
-            return LOOK_SEC
+            return 0
         if made.error:
             self._log.warning("reaper.backfill.failed", backfill=made.name, error=made.error)
         else:
             facts = {"jobs": made.jobs, "skipped": made.skipped, "canceled": made.canceled}
             self._log.info("reaper.backfill.made", backfill=made.name, **facts)
-        return BACKFILL_PAUSE * (now() - started)
+        return 1
 
     def _has_hooks(self) -> bool:
         """Whether the functions around the adding of jobs could be imported; without them no job is made."""

@@ -19,12 +19,14 @@ from psycopg.rows import dict_row
 from dataloader.log import masked
 from dataloader.queue import db, lifecycle, operations, partitions
 from dataloader.queue.db import Conn
-from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
+from dataloader.queue.enqueue import enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
 
 CHANNEL = "dl_backfills"
-AT_ONCE = 500  # partitions of one transaction
+AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
+REST = 4.0  # times that after it, while jobs of others run: until the next one of the same backfill
+RETRIED_AT_ONCE = 500
 RETRY_SEC = 10.0  # from a failure, such as a full queue, to the next try
 LATELY_SEC = 600.0  # over which the pace is measured
 LISTED = 100  # backfills of one list
@@ -156,11 +158,11 @@ def set_most(conn: Conn, name: str, max_running: int | None, by: str) -> Row | N
 
 
 def retry(conn: Conn, name: str, by: str, after: int = 0) -> operations.Changed:
-    """Requeue up to AT_ONCE dead jobs of a backfill behind the place `after`; `next` is the place to go on behind."""
-    rows = conn.execute(_SQL["dead"], {"name": name, "after": after, "limit": AT_ONCE}).fetchall()
+    """Requeue up to RETRIED_AT_ONCE dead jobs of a backfill behind the place `after`; `next` is where to go on."""
+    rows = conn.execute(_SQL["dead"], {"name": name, "after": after, "limit": RETRIED_AT_ONCE}).fetchall()
     outcomes = operations.requeue(conn, [job_id for _, job_id in rows], by) if rows else {}
     changed = sum(outcome == operations.DONE for outcome in outcomes.values())
-    return operations.Changed(changed, str(rows[-1][0]) if len(rows) == AT_ONCE else None)
+    return operations.Changed(changed, str(rows[-1][0]) if len(rows) == RETRIED_AT_ONCE else None)
 
 
 def remove(conn: Conn, name: str, by: str) -> str | None:
@@ -191,6 +193,7 @@ def tick(conn: Conn, lease_ttl_sec: int = 60) -> Made | None:
             present = next(iter(_rows(conn, "lock_due")), None)
             if present is None:
                 return None
+            conn.execute(_SQL["by_index"])
             return _cancel_some(conn, present) if present["canceled_at"] else _make_some(conn, present, lease_ttl_sec)
     except Exception as e:  # also what users' hooks raise
         if present is None or conn.closed or db.is_passing(e):
@@ -216,45 +219,54 @@ def _make_some(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     from dataloader.queue import new_backfill
 
     name = present["name"]
-    wanted = _rows(conn, "unmade", name=name, made=present["made"], limit=AT_ONCE)
+    bunch = {"name": name, "made": present["made"], "upto": min(present["made"] + AT_ONCE, present["total"])}
+    wanted = _rows(conn, "unmade", **bunch)
     of_task = _one_value(conn, "of_task", task=present["task"]) or ()
     jobs = [new_backfill.job_of(present, row["partition"], row["place"], of_task, lease_ttl_sec) for row in wanted]
     fingerprints = [new_backfill.fingerprint(present, job["args"]) for job in jobs]
     done = _done(conn, fingerprints) if present["skip_done"] else {}
     new = [job for job, work in zip(jobs, fingerprints, strict=True) if work not in done]
-    added = iter(_add(conn, new, f"backfill {name}"))
+    added = iter(_add(conn, new))
     job_ids = [done.get(work) or next(added) for work in fingerprints]
     places = [row["place"] for row in wanted]
     skipped = [work in done for work in fingerprints]
     ledger = {"places": places, "job_ids": job_ids, "fingerprints": fingerprints, "are_skipped": skipped}
-    conn.execute(_SQL["note"], {"name": name} | ledger)
-    conn.execute(_SQL["made"], {"name": name, "upto": places[-1] if places else present["total"]})
+    conn.execute(_SQL["note"], bunch | ledger)
+    conn.execute(_SQL["made"], bunch | {"rest": _rest(conn, name)})
     return Made(name, len(new), sum(skipped))
 
 
-def _add(conn: Conn, documents: Sequence[Row], by: str) -> list[UUID]:
+def _add(conn: Conn, documents: Sequence[Row]) -> list[UUID]:
+    """Add these jobs. The journal names their producer; a signature would write each of its rows a second time."""
     from dataloader.queue import new_job
 
     if not documents:
         return []
     columns = new_job.all_checked(documents)
     require_room_for(conn, columns)
-    return [job_id for job_id, _ in enqueue_columns(conn, columns, asker=Asker(by, sees_all=True))]
+    return [job_id for job_id, _ in enqueue_columns(conn, columns)]
 
 
 def _cancel_some(conn: Conn, present: Row) -> Made:
     """Cancel the next jobs; behind the last one the limit is again what it was, for jobs that people requeue."""
     name = present["name"]
-    rows = _rows(conn, "jobs_behind", name=name, canceled=present["canceled"], limit=AT_ONCE)
+    upto = min(present["canceled"] + AT_ONCE, present["total"])
+    rows = _rows(conn, "jobs_behind", name=name, canceled=present["canceled"], upto=upto)
     job_ids = [row["job_id"] for row in rows if row["job_id"]]
     by = f"{present['canceled_by']}, with the backfill {name}"
     if job_ids:
         lifecycle.request_cancels(conn, job_ids, False, by)
-    upto = rows[-1]["place"] if rows else present["total"]
-    conn.execute(_SQL["canceled"], {"name": name, "upto": upto})
+    conn.execute(_SQL["canceled"], {"name": name, "upto": upto, "rest": _rest(conn, name)})
     if upto == present["total"]:
         _allow(conn, name, present["max_running"], by)
     return Made(name, canceled=len(job_ids))
+
+
+def _rest(conn: Conn, name: str) -> float:
+    """For how many times as long as a bunch takes nothing of this backfill is made: 0 where nobody else claims jobs."""
+    from dataloader.queue.new_backfill import limit_of
+
+    return REST if _one_value(conn, "has_company", limit=limit_of(name)) else 0.0
 
 
 def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:

@@ -72,16 +72,16 @@ def of_range(since: str, until: str, step: str) -> list[str]:
 def _texts(begin: int | datetime, last: int | datetime, step: Step) -> Iterator[str]:
     is_day = isinstance(begin, datetime) and not step.has_time and begin.hour == begin.minute == 0
     for count in range(MOST + 1):
-        if count == MOST:
-            raise ValueError(
-                f"a backfill should have at most {MOST:,} partitions: choose a longer step, or two backfills"
-            )
         try:
             at = step.from_(begin, count)
         except ValueError:  # the year 9999 was the last
             return
         if at > last:  # type: ignore[operator]
             return
+        if count == MOST:
+            raise ValueError(
+                f"a backfill should have at most {MOST:,} partitions: choose a longer step, or two backfills"
+            )
         yield _text(at, is_day)
 
 

@@ -2293,6 +2293,37 @@ MUTANTS: list[Mutant] = [
     ),
     *_in(
         BACKFILLS,
+        "-- name: has_company\n",
+        ("its own runs", "status = 'running' AND %(limit)s <> ALL (coalesce(limits, '{}'))", "status = 'running'"),
+        ("what ended long ago", "finished_at > now() - interval '1 s'", "finished_at IS NOT NULL"),
+        ("no runs", "status = 'running'", "false"),
+        ("nothing that has ended", "finished_at > now() - interval '1 s'", "false"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: made\n",
+        (
+            "bunches of a backfill without rest",
+            "%(rest)s * (clock_timestamp() - now())",
+            "make_interval(secs => 0 * %(rest)s)",
+        ),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: canceled\n",
+        (
+            "bunches of a cancellation without rest",
+            "%(rest)s * (clock_timestamp() - now())",
+            "make_interval(secs => 0 * %(rest)s)",
+        ),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: note\n",
+        ("whatever backfill", "p.backfill = %(name)s AND ", ""),
+    ),
+    *_in(
+        BACKFILLS,
         "-- name: done\n",
         ("whatever became of it", "= 'succeeded'", "IS NOT NULL"),
     ),

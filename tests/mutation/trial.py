@@ -134,9 +134,11 @@ FIRST = {
     "dl_journal_begins_anew": "stats",
     "pause": "operate schedules webhooks backfills",
     "resume": "operate schedules webhooks backfills",
-    **dict.fromkeys(("has_ended", "made", "tell", "retire", "change", "due_in"), "schedules"),
-    **dict.fromkeys(("lock_due", "add", "failed"), "schedules backfills"),
-    **dict.fromkeys(("status_of", "cancel", "is_open", "done", "jobs_behind"), "backfills"),
+    **dict.fromkeys(("has_ended", "tell", "retire", "change", "due_in"), "schedules"),
+    **dict.fromkeys(("lock_due", "add", "failed", "made"), "schedules backfills"),
+    **dict.fromkeys(
+        ("status_of", "cancel", "is_open", "done", "jobs_behind", "note", "canceled", "has_company"), "backfills"
+    ),
     "begin_here": "webhooks",
     "remove": "webhooks",
     "is_served": "webhooks",

@@ -6,10 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hands import Worker, value
+from hands import Worker, enqueue, value
 
 from dataloader.queue import backfills, db, new_backfill, operations, stats
 from dataloader.queue.hooks import AROUND_ENQUEUE
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next bunch comes at once."""
+    monkeypatch.setattr(backfills, "REST", 0.0)
+
 
 JOBS = "SELECT partition_key, job_id, status::text, args FROM dl_jobs ORDER BY partition_key"
 
@@ -65,7 +72,7 @@ def test_each_partition_gets_one_job_with_its_args_its_key_and_its_limit(conn: d
     assert [(row[0], row[3]["day"]) for row in conn.execute(JOBS)] == [(day, day) for day in days]
     (job,) = stats.jobs(conn, stats.Wanted(queue="q"), 1).jobs
     assert (job["priority"], job["limits"], job["producer"]) == (200, ["backfill:b"], "backfill b")
-    assert value(conn, "SELECT payload ->> 'by' FROM dl_job_events LIMIT 1") == "backfill b"
+    assert value(conn, "SELECT payload ->> 'producer' FROM dl_job_events LIMIT 1") == "backfill b"
     assert value(conn, "SELECT most FROM dl_limits WHERE name = 'backfill:b'") == 3
     assert counts(conn) == {"queued": 5}
     assert stored(conn)["state"] == "running"
@@ -85,14 +92,13 @@ def test_the_jobs_come_in_bunches_in_turn_with_those_of_others_and_a_killed_bunc
     monkeypatch.setattr(backfills, "AT_ONCE", 2)
     add(conn)
     add(conn, "c", partitions=["x", "y", "z"])
-    monkeypatch.setitem(backfills._SQL, "made", "SELECT 1 / 0")
-    failed = backfills.tick(conn)
+    with monkeypatch.context() as killed:
+        killed.setitem(backfills._SQL, "made", "SELECT 1 / 0")
+        failed = backfills.tick(conn)
     assert failed is not None
     assert (failed.name, failed.error) == ("b", "division by zero")
     assert value(conn, "SELECT count(*) FROM dl_jobs") == value(conn, "SELECT count(job_id) FROM dl_partitions") == 0
     assert stored(conn)["error"] == "division by zero"
-    monkeypatch.undo()
-    monkeypatch.setattr(backfills, "AT_ONCE", 2)
     conn.execute("UPDATE dl_backfills SET next_at = now() WHERE name = 'b'")
     assert [(made.name, made.jobs) for made in tick(conn)] == [("c", 2), ("b", 2), ("c", 1), ("b", 2), ("b", 1)]
     assert stored(conn)["error"] is None
@@ -105,6 +111,46 @@ def test_two_reapers_do_not_make_the_same_bunch(conn: db.Connection, dsn: str) -
         other.execute("SELECT FROM dl_backfills FOR UPDATE")
         assert backfills.tick(conn) is None
     assert len(tick(conn)) == 1
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_beside_jobs_of_others_a_bunch_is_followed_by_a_rest_whichever_reaper_makes_the_next(
+    conn: db.Connection, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch, has_ended: bool
+) -> None:
+    enqueue(conn, lock_key="of somebody else")
+    worker = workers()
+    job = worker.take()
+    if has_ended:
+        worker.finish(job)
+    monkeypatch.setattr(backfills, "AT_ONCE", 2)
+    monkeypatch.setattr(backfills, "REST", 1e5)
+    add(conn)
+    for change in (lambda: None, lambda: backfills.cancel(conn, "b", "me")):
+        change()
+        assert backfills.tick(conn)
+        assert backfills.tick(conn) is None
+        due_in = backfills.due_in(conn)
+        assert due_in is not None
+        assert due_in > 1
+    add(conn, "c")
+    assert [made.name for made in tick(conn)] == ["c"], "others have their turn"
+
+
+def test_beside_its_own_runs_and_what_ended_long_ago_a_backfill_is_made_without_a_rest(
+    conn: db.Connection, workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfills, "AT_ONCE", 2)
+    monkeypatch.setattr(backfills, "REST", 1e5)
+    job_id = enqueue(conn)
+    conn.execute(
+        "UPDATE dl_jobs SET status = 'succeeded', finished_at = now() - interval '1 h' WHERE job_id = %s", (job_id,)
+    )
+    add(conn)
+    backfills.tick(conn)
+    worker = workers()
+    worker.finish(worker.take())
+    worker.take()
+    assert [made.jobs for made in tick(conn)] == [2, 1]
 
 
 def test_a_change_wakes_the_reapers(conn: db.Connection, dsn: str) -> None:
@@ -183,7 +229,7 @@ def test_retry_requeues_the_dead_jobs_alone_step_by_step(conn: db.Connection, mo
     end(conn, "failed", "2019-01-01", "2019-01-03")
     end(conn, "lost", "2019-01-04")
     end(conn, "succeeded", "2019-01-05")
-    monkeypatch.setattr(backfills, "AT_ONCE", 2)
+    monkeypatch.setattr(backfills, "RETRIED_AT_ONCE", 2)
     assert backfills.retry(conn, "b", "me") == (2, "3")
     assert backfills.retry(conn, "b", "me", 3) == (1, None)
     assert counts(conn) == {"queued": 4, "succeeded": 1}

@@ -55,6 +55,10 @@ def test_a_range_that_is_none_is_refused_with_what_would_be_right(
         partitions.of_range(since, until, step)
 
 
+def test_a_range_may_have_as_many_partitions_as_a_backfill_may() -> None:
+    assert len(partitions.of_range("1", str(partitions.MOST), "1")) == partitions.MOST
+
+
 def test_the_job_of_a_partition_may_name_its_parts_its_end_and_its_place() -> None:
     span = {"since": "2019-01", "until": "2019-12", "step": "month"}
     found = partitions.facts("2019-02-01", 2, "b", "load", span)

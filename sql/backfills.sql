@@ -4,7 +4,8 @@
 -- name: shown
 -- In the place of {shown}: a backfill as people see it, without its counts.
 SELECT name, task, queue, span, job, code_version, skip_done, max_running, total, made, canceled, created_at, created_by,
-       paused_at, paused_by, canceled_at, canceled_by, error, error_at, now() AS now
+       paused_at, paused_by, canceled_at, canceled_by, error, error_at,
+       greatest(extract(epoch FROM now() - next_at), 0)::float8 AS overdue_sec, now() AS now
   FROM dl_backfills;
 
 -- name: backfills

@@ -313,12 +313,13 @@ def _of_query(query: str, on: str) -> list[str]:
     try:
         with db.connect(dsn, name="dl-cli", schema=settings.pg_schema_queue, statement_timeout=_QUERY_SEC) as conn:
             conn.read_only = True
-            with conn.transaction():
-                cursor = conn.cursor(binary=True)  # so PostgreSQL takes one statement alone
-                rows = cursor.execute(query.encode()).fetchmany(MOST + 1)
+            with conn.transaction(), conn.pipeline():  # in which PostgreSQL takes one statement alone
+                rows = conn.execute(query.encode()).fetchmany(MOST + 1)
     except psycopg.Error as e:
         words = " ".join(str(e).split())
-        raise click.BadParameter(f"the query cannot be read from the {on}: {words}", param_hint="--query") from None
+        raise click.BadParameter(
+            f"should be one SELECT that the {on} can read: {words}", param_hint="--query"
+        ) from None
     return _some((str(row[0]) for row in rows if row[0] is not None), "--query")
 
 

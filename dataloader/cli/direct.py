@@ -68,6 +68,7 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 NO_SCHEDULE = "there is no schedule with this name"
+NO_BACKFILL = "there is no backfill with this name"
 NO_WEBHOOK = "there is no webhook of this name"
 LEDGER_PAGE = 1_000
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
@@ -237,15 +238,15 @@ class Direct(Farm):
         return _backfilled(self._now(backfills.cancel, name))
 
     def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
-        _of_backfill(self._ask(backfills.known, name))
+        _known(self._ask(backfills.known, name), NO_BACKFILL)
         changed, following = self._ask(backfills.retry, name, self._by, after)
         return changed, None if following is None else int(following)
 
     def remove_backfill(self, name: str) -> None:
-        _of_backfill(self._now(backfills.remove, name))
+        _known(self._now(backfills.remove, name), NO_BACKFILL)
 
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
-        _of_backfill(self._ask(backfills.known, name))
+        _known(self._ask(backfills.known, name), NO_BACKFILL)
         rows = self._ask(backfills.of_ledger, name, after, LEDGER_PAGE, status)
         return [_one(Partition, row) for row in rows], rows[-1]["place"] if len(rows) == LEDGER_PAGE else None
 
@@ -420,13 +421,7 @@ def _new_backfill(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _backfilled(row: Any) -> Backfill:
-    return _one(Backfill, _of_backfill(row))
-
-
-def _of_backfill(found: T | None) -> T:
-    if found is None:
-        raise NotFound("there is no backfill with this name", status=404)
-    return found
+    return _one(Backfill, _known(row, NO_BACKFILL))
 
 
 def _user() -> str:

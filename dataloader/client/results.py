@@ -337,6 +337,7 @@ class Backfill:
     canceled_by: str | None = None
     error: str | None = None
     error_at: datetime | None = None
+    overdue_sec: float = 0.0
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -468,6 +468,7 @@ class Backfill(BaseModel):
     canceled_by: str | None
     error: str | None = Field(description="why its next jobs cannot be made; the reaper tries again")
     error_at: datetime | None
+    overdue_sec: float = Field(ge=0, description="for how long its next jobs have waited for a reaper")
 
 
 class Backfills(BaseModel):

@@ -12,7 +12,7 @@ from dataloader.pipelines import Context, register
 @register("fills")
 def fills(args: dict[str, Any], context: Context) -> Iterator[dict[str, Any]]:
     """In one transaction, behind the fence: a killed run leaves nothing."""
-    time.sleep(0.1)
+    time.sleep(args.get("sec", 0.1))
     yield {"day": args["day"]}
     with context.transaction() as conn:
         conn.execute("DELETE FROM filled WHERE partition = %s", (args["day"],))

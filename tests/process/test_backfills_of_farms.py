@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from random import Random
 
 import psutil
+import pytest
 from farming import Farm, Program, until
 
 from dataloader.queue import backfills, new_backfill
 
-PARTITIONS = 60
 MOST = 3
+SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 ENDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
 # How many runs were under way behind each of their steps, by the journal.
 UNDER_WAY = """
@@ -22,47 +24,78 @@ SELECT max(runs) FROM (
      WHERE kind IN ('picked', 'done', 'failed', 'canceled', 'lost', 'requeue') AND NOT payload ? 'backoffs'
        AND 'backfill:b' = ANY (limits)) steps) n
 """
-TARGET = "CREATE TABLE filled (partition text NOT NULL, by_job uuid NOT NULL)"
+TARGET = """
+CREATE TABLE filled (partition text NOT NULL, by_job uuid NOT NULL);
+CREATE INDEX ix_filled ON filled (partition);
+"""
+KILLED = (
+    "worker",
+    "reaper",
+    "worker",
+    "supervisor",
+    "worker",
+    "worker",
+    "reaper",
+    "worker",
+)  # in turn, again and again
 
 
-def kill_one(programs: list[Program], random: Random) -> None:
-    """A worker of any of the farms."""
-    if workers := [worker for program in programs for worker in program.workers()]:
-        try:
-            random.choice(workers).send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            return
+class Fire:
+    """Two farms and two reapers, of which something is killed now and then; what does not come back is started anew."""
+
+    def __init__(self, farm: Farm) -> None:
+        self._farm = farm
+        self._random = Random(1)
+        self._programs = [self._start() for _ in range(2)]
+        self._reapers = [farm.start("reaper") for _ in range(2)]
+        self.kills = 0
+
+    def kill(self) -> None:
+        """The next of KILLED by SIGKILL."""
+        what = KILLED[self.kills % len(KILLED)]
+        self.kills += 1
+        {"worker": self._kill_worker, "reaper": self._kill_reaper, "supervisor": self._kill_supervisor}[what]()
+
+    def _start(self) -> Program:
+        return self._farm.start(workers=2, dl_pipelines="backfill_pipelines")
+
+    def _kill_worker(self) -> None:
+        workers = [worker for program in self._programs for worker in program.workers()]
+        with suppress(psutil.NoSuchProcess, IndexError):
+            self._random.choice(workers).send_signal(signal.SIGKILL)
+
+    def _kill_reaper(self) -> None:
+        self._reapers.pop(0).signal(signal.SIGKILL)
+        self._reapers.append(self._farm.start("reaper"))
+
+    def _kill_supervisor(self) -> None:
+        self._programs.pop(0).signal(signal.SIGKILL)
+        self._programs.append(self._start())
 
 
-def test_each_partition_is_once_in_the_target_and_three_run_at_most_under_kills(farm: Farm) -> None:
-    """Workers are killed all the while, and the reapers in the midst of the creation."""
+@pytest.mark.parametrize(("partitions", "kills"), [(60, 8), pytest.param(1_500, 40, marks=SLOW)])
+def test_each_partition_is_once_in_the_target_and_three_run_at_most_under_kills(
+    farm: Farm, partitions: int, kills: int
+) -> None:
     farm.conn.execute(TARGET)
-    programs = [farm.ready(workers=2, dl_pipelines="backfill_pipelines") for _ in range(2)]
-    reapers = [farm.start("reaper") for _ in range(2)]
-    fields = {"name": "b", "task": "fills", "queue": "q", "since": "2019-01-01", "until": "2019-03-01", "step": "day"}
-    args = {"day": "{{ date }}"}
-    backfills.add(
-        farm.conn, new_backfill.checked(fields | {"args": args, "max_running": MOST, "max_attempts": 100}), "t"
-    )
-    until(lambda: farm.rows("SELECT FROM dl_jobs LIMIT 1"), "the first job")
-    reapers[0].signal(signal.SIGKILL)
-    random, kills = Random(1), 0
+    fire = Fire(farm)
+    span = {"since": "1", "until": str(partitions), "step": "1"}
+    fields = {"name": "b", "task": "fills", "queue": "q", "args": {"day": "{{ partition }}"}, "max_attempts": 100}
+    backfills.add(farm.conn, new_backfill.checked(fields | span | {"max_running": MOST}), "t")
 
     def all_ended() -> bool:
-        nonlocal kills
         ended = farm.rows(ENDED)[0][0]
-        if ended >= (kills + 1) * PARTITIONS / 9 and kills < 8:
-            kill_one(programs, random)
-            kills += 1
-        return bool(ended == PARTITIONS)
+        if ended >= (fire.kills + 1) * partitions / (kills + 1) and fire.kills < kills:
+            fire.kill()
+        return bool(ended == partitions)
 
-    until(all_ended, "all partitions to be done", 120)
-    assert kills == 8
+    until(all_ended, "all partitions to be done", 2 * partitions)
+    assert fire.kills == kills
     assert farm.rows(UNDER_WAY) == [(MOST,)]
-    assert farm.rows("SELECT count(*), count(DISTINCT partition) FROM filled") == [(PARTITIONS, PARTITIONS)]
+    assert farm.rows("SELECT count(*), count(DISTINCT partition) FROM filled") == [(partitions, partitions)]
     shown = backfills.backfill(farm.conn, "b")
     assert shown
-    assert (shown["state"], shown["counts"]["succeeded"]) == ("done", PARTITIONS)
+    assert (shown["state"], shown["counts"]["succeeded"]) == ("done", partitions)
 
 
 def test_a_killed_creation_is_completed_with_a_job_for_each_partition(farm: Farm) -> None:

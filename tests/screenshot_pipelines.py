@@ -56,6 +56,14 @@ def shop_orders(args: dict[str, Any]) -> Iterator[Progress]:
     yield from _load(60_000, 1_500, step=args["state"])
 
 
+@register("load.rates")
+def load_rates(args: dict[str, Any]) -> Iterator[Progress]:
+    """The rates of a day: there are none for some days, and those from October on take their time."""
+    yield from _load(*(300, 40_000) if args["month"] < 10 else (3_000, 20))
+    if args["day"] * args["month"] % 29 == 4:
+        raise PermanentError(f"404 of rates.example: no rates of {args['date']}")
+
+
 @register("report.daily")
 def report_daily(args: dict[str, Any]) -> Iterator[Progress]:
     """A short job, which fails now and then."""

@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent / "process"))
 from farming import Farm, until
 
 from dataloader import embedded
-from dataloader.queue import migrations, operations
+from dataloader.queue import backfills, migrations, new_backfill, new_schedule, operations, schedules, webhooks
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "screenshots"
@@ -40,6 +40,15 @@ INSERT INTO dl_pace (at, queue, processed, failed)
 SELECT to_timestamp(floor(extract(epoch FROM now()) / 10) * 10 - n * 10), 'load.orders',
        greatest(0, (14 + 9 * sin(n / 14.0) + 5 * random())::int), (random() * random() * 1.4)::int
   FROM generate_series(6, 185) n ON CONFLICT DO NOTHING
+"""
+
+
+# Somebody has deleted the jobs of some days before their end.
+DELETED = "DELETE FROM dl_jobs WHERE task = 'load.rates' AND partition_key BETWEEN '2026-11-02' AND '2026-11-08'"
+FILLED = """
+SELECT FROM dl_jobs WHERE task = 'load.rates'
+HAVING count(*) FILTER (WHERE partition_key < '2026-10' AND finished_at IS NULL) = 0
+   AND count(*) FILTER (WHERE status = 'running') = 3
 """
 
 
@@ -58,7 +67,7 @@ class Show:
             "cwd": farm.folder,
         }
         farm.start("reaper", **how)
-        for queue, workers in (("load.orders", 4), ("load.customers", 2), ("report.daily", 1)):
+        for queue, workers in (("load.orders", 4), ("load.customers", 2), ("report.daily", 1), ("load.rates", 3)):
             farm.start("workers", workers=workers, queue=queue, dl_heartbeat_sec=1, **how)
         operations.set_order(farm.conn, "shop.orders", "token anna from 10.0.4.17", ordered=True)
         farm.start("workers", workers=2, queue="shop.orders", dl_heartbeat_sec=1, **how)
@@ -76,14 +85,31 @@ class Show:
             self.job("load.customers", "customers/all", rows=4_000_000, region="all", available_at=_in(hours=hour + 1))
         for region in ("north", "east", "west"):
             self.job("load.customers", f"customers/{region}", rows=4_000_000, region=region)
-        self.job("report.monthly", number=1)
+        self.report = self.job("report.monthly", number=1, depends_on=[self.running, self.waiting])
+        self._plans()
         operations.pause(farm.conn, "report.monthly", "token anna from 10.0.4.17")
 
     def job(self, task: str, key: str = "", attempts: int = 4, **args: Any) -> UUID:
         """Add a job to the queue of its task's name."""
-        more = {"available_at": args.pop("available_at", None), "max_attempts": attempts, "producer": "airflow"}
+        more = {name: args.pop(name, None) for name in ("available_at", "depends_on")}
+        more |= {"max_attempts": attempts, "producer": "airflow"}
         args = {"source": f"s3://lake/{task}/", "api_key": "canary"} | args
         return self.farm.enqueue(task, task, key, args=args, partition_key="2026-11", **more)
+
+    def _plans(self) -> None:
+        """Schedules, a limit, a webhook, and a backfill with partitions of every status."""
+        conn, by = self.farm.conn, "token anna from 10.0.4.17"
+        for name, cron in (("report.daily", "0 3 * * MON-FRI"), ("report.monthly", "0 6 1 * *")):
+            fields = {"name": name, "task": name, "queue": name, "cron": cron, "args": {"day": "{{ date }}"}}
+            schedules.add(conn, new_schedule.checked(fields, "Europe/Berlin"), by)
+        operations.set_limit(conn, "source:oracle", by, most=3, per_minute=60)
+        webhooks.put(conn, webhooks.Wanted("ops", "https://ops.example/alerts", kinds=("dead", "lag")), by)
+        fields = {"name": "rates-2026", "task": "load.rates", "queue": "load.rates", "max_running": 3}
+        fields |= {"since": "2026-01-01", "until": "2026-11-20", "step": "day", "priority": "{{ place }}"}
+        fields |= {"args": {"date": "{{ date }}", "day": "{{ day }}", "month": "{{ month }}"}}
+        backfills.add(conn, new_backfill.checked(fields), by)
+        until(lambda: self.farm.rows("SELECT FROM dl_backfills WHERE made = total"), "the jobs of the backfill", 120)
+        conn.execute(DELETED)
 
     def _orders(self) -> None:
         """Messages about orders: one waits for its retry behind a dead message, two orders run, the others wait."""
@@ -100,6 +126,7 @@ class Show:
     def settle(self) -> None:
         """Wait until some reports have failed and the dashboard shows the workers."""
         until(lambda: self.farm.rows("SELECT FROM dl_jobs WHERE queue = 'report.daily' AND attempt > 0 AND error > ''"))
+        until(lambda: self.farm.rows(FILLED), "the backfill's days before October", 120)
         time.sleep(12)  # the reaper has aggregated the throughput of these seconds
 
     def _dead(self) -> UUID:
@@ -126,6 +153,11 @@ def take(browser: Browser, show: Show, names: Collection[str]) -> None:
         ("jobs", "/jobs?queue=load.orders", {}),
         ("queue", "/queues/report.daily", {}),
         ("queue-ordered", "/queues/shop.orders", {}),
+        ("backfill", "/backfills/rates-2026", {}),
+        ("schedules", "/schedules", {}),
+        ("limits", "/limits", {}),
+        ("webhooks", "/webhooks", {}),
+        ("family", f"/jobs/{show.report}", {}),
         ("key", "/key?queue=shop.orders&lock_key=order-1042", {}),
     ]
     for name, path, how in shots:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from dataloader import log
 from dataloader.cli.screen import as_json
 from dataloader.client import (
+    Backfill,
     Conflict,
     Database,
     Event,
@@ -28,6 +29,7 @@ from dataloader.client import (
     Limit,
     NotFound,
     Overview,
+    Partition,
     Queue,
     QueueFull,
     Refused,
@@ -41,10 +43,22 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.client.farm import PAGE, Farm
-from dataloader.client.results import Result, read
+from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
-from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, schedules, stats, webhooks
+from dataloader.queue import (
+    backfills,
+    db,
+    enqueue,
+    hooks,
+    keys,
+    lifecycle,
+    migrations,
+    operations,
+    schedules,
+    stats,
+    webhooks,
+)
 from dataloader.queue.messages import Rules
 
 P = ParamSpec("P")
@@ -54,7 +68,9 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 NO_SCHEDULE = "there is no schedule with this name"
+NO_BACKFILL = "there is no backfill with this name"
 NO_WEBHOOK = "there is no webhook of this name"
+LEDGER_PAGE = 1_000
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
     "requeue": operations.requeue,
@@ -190,6 +206,55 @@ class Direct(Farm):
         lease_ttl_sec = self._settings.dl_default_lease_ttl_sec
         job_id, status = _known(self._ask(schedules.run, name, self._by, lease_ttl_sec), NO_SCHEDULE)
         return Started(job_id, status, {"job_id": str(job_id), "status": status})
+
+    def backfills(self) -> list[Backfill]:
+        return [_one(Backfill, row) for row in self._ask(backfills.listed)]
+
+    def backfill(self, name: str) -> Backfill:
+        return _backfilled(self._ask(backfills.backfill, name))
+
+    def add_backfill(self, name: str, task: str, **words: Any) -> Backfill:
+        new = _new_backfill({"name": name, "task": task, **words})
+        try:
+            return _backfilled(self._ask(backfills.add, new, self._by))
+        except backfills.Taken as e:
+            raise Conflict("The backfill was not added", str(e)) from None
+
+    def try_backfill(self, name: str, task: str, **words: Any) -> Document:
+        new = _new_backfill({"name": name, "task": task, **words})
+        found: Document = as_document(self._ask(backfills.preview, new))
+        return found
+
+    def set_backfill(self, name: str, max_running: int | None) -> Backfill:
+        return _backfilled(self._ask(backfills.set_most, name, max_running, self._by))
+
+    def pause_backfill(self, name: str) -> Backfill:
+        return _backfilled(self._now(backfills.pause, name))
+
+    def resume_backfill(self, name: str) -> Backfill:
+        return _backfilled(self._now(backfills.resume, name))
+
+    def cancel_backfill(self, name: str) -> Backfill:
+        return _backfilled(self._now(backfills.cancel, name))
+
+    def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
+        _known(self._ask(backfills.known, name), NO_BACKFILL)
+        changed, following = self._ask(backfills.retry, name, self._by, after)
+        return changed, None if following is None else int(following)
+
+    def remove_backfill(self, name: str) -> None:
+        _known(self._now(backfills.remove, name), NO_BACKFILL)
+
+    def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
+        _known(self._ask(backfills.known, name), NO_BACKFILL)
+        rows = self._ask(backfills.of_ledger, name, after, LEDGER_PAGE, status)
+        return [_one(Partition, row) for row in rows], rows[-1]["place"] if len(rows) == LEDGER_PAGE else None
+
+    def _now(self, change: Callable[[db.Connection, str, str], T], name: str) -> T:
+        try:
+            return self._ask(change, name, self._by)
+        except backfills.NotNow as e:
+            raise Conflict("The backfill was not changed", str(e)) from None
 
     def limits(self) -> list[Limit]:
         return [_one(Limit, row) for row in self._ask(stats.limits)]
@@ -344,6 +409,19 @@ def _known(found: T | None, otherwise: str) -> T:
     if found is None:
         raise NotFound(otherwise, status=404)
     return found
+
+
+def _new_backfill(fields: dict[str, Any]) -> dict[str, Any]:
+    from dataloader.queue import new_backfill  # pydantic takes its time
+
+    try:
+        return new_backfill.checked(fields)
+    except ValueError as e:
+        raise Refused("The request is not valid", str(e)) from None
+
+
+def _backfilled(row: Any) -> Backfill:
+    return _one(Backfill, _known(row, NO_BACKFILL))
 
 
 def _user() -> str:

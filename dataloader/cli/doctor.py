@@ -1,13 +1,13 @@
-"""`doctor`: the reasons why a job does not run or runs badly, or a schedule makes none, each with what helps.
+"""`doctor`: the reasons why a job, a schedule or a backfill does not go on as it should, each with what helps.
 
-`doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule` and
-`of_farm` are pure: from facts to findings.
+`doctor` without an argument: what is wrong with the farm, as on the dashboard. `diagnose`, `diagnose_schedule`,
+`diagnose_backfill`, `of_farm` and `of_backfills` are pure: from facts to findings.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -21,7 +21,19 @@ from dataloader.cli import journal, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
-from dataloader.client import Database, Event, Forbidden, Job, NotFound, Overview, Queue, Schedule, Webhooks, Worker
+from dataloader.client import (
+    Backfill,
+    Database,
+    Event,
+    Forbidden,
+    Job,
+    NotFound,
+    Overview,
+    Queue,
+    Schedule,
+    Webhooks,
+    Worker,
+)
 from dataloader.client.farm import Farm
 from dataloader.queue import alerts, stats, waiting
 from dataloader.queue.schedules import OVERDUE_SEC
@@ -60,22 +72,35 @@ def commands() -> None:
 
 
 @commands.command()
-@click.argument("what", metavar="[JOB_ID|SCHEDULE]", required=False)
+@click.argument("what", metavar="[JOB_ID|SCHEDULE|BACKFILL]", required=False)
 @reaching
 def doctor(reached: Reached, what: str | None) -> None:
-    """Say why a job waits or fails, or why a schedule makes no jobs; without either, what is wrong with the farm."""
+    """Say why a job, a schedule or a backfill does not go on; without one of them, what is wrong with the farm."""
     if what is None:
         _tell(reached, list(_of_whole(reached.farm)), {})
         return
     try:
         job_id = UUID(what)
     except ValueError:
-        found = reached.farm.schedule(what)
-        _tell(reached, list(diagnose_schedule(found)), {"schedule": found.name}, Text(f"schedule {found.name}"))
+        _named(reached, what)
         return
     case = _case(reached, job_id)
     title = Text.assemble(f"job {job_id} (", screen.short(case.job.task), "): ", screen.status(case.job.status))
     _tell(reached, list(diagnose(case)), {"job_id": job_id, "status": case.job.status}, title)
+
+
+def _named(reached: Reached, name: str) -> None:
+    """Tell of the schedule of this name, else of the backfill."""
+    try:
+        findings, kind = list(diagnose_schedule(reached.farm.schedule(name))), "schedule"
+    except NotFound:
+        try:
+            found = reached.farm.backfill(name)
+        except NotFound:
+            raise NotFound(_UNKNOWN, status=404) from None
+        overview, workers = reached.farm.overview(), reached.farm.workers()
+        findings, kind = list(diagnose_backfill(found, overview.queues, _serving(workers))), "backfill"
+    _tell(reached, findings, {kind: name}, Text(f"{kind} {name}"))
 
 
 def of_farm(
@@ -100,6 +125,8 @@ def _of_whole(farm: Farm) -> Iterator[Finding]:
     with suppress(Forbidden, NotFound):  # a token that may only read; an older service
         receivers = farm.webhooks()
     found = list(of_farm(farm.overview(), farm.workers(), farm.database(), receivers))
+    with suppress(NotFound):  # an older service
+        found += of_backfills(farm.backfills())
     yield from found or [Finding("Nothing is wrong with the farm.")]
 
 
@@ -147,6 +174,63 @@ def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
         yield Finding(f"Its last job is {found.last_job_status}.", last)
 
 
+def of_backfills(found: Sequence[Backfill]) -> Iterator[Finding]:
+    """The backfills whose next jobs are not made."""
+    for each in found:
+        if each.error or each.overdue_sec > OVERDUE_SEC:
+            yield Finding(f"The jobs of backfill {each.name} are not made.", ("doctor", each.name))
+
+
+def diagnose_backfill(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
+    """Why a backfill does not go on, or that it does; `serving` are the queues that have workers."""
+    reasons = [*_not_made(found), *_not_run(found, queues, serving)]
+    if found.state in ("making", "running", "done") and not reasons:
+        done = "is done" if found.state == "done" else "goes on"
+        yield Finding(f"It {done}: {found.ended:,} of {found.total:,} partitions.", ("backfill", "show", found.name))
+    yield from reasons
+    if dead := {status: found.counts.get(status, 0) for status in ("failed", "lost") if found.counts.get(status)}:
+        listed = " and ".join(f"{count:,} {status}" for status, count in dead.items())
+        text = f"Of its partitions {listed}. To see which, and their jobs:"
+        yield Finding(text, ("backfill", "partitions", found.name, "--status", next(iter(dead))))
+        yield Finding("When what was wrong is put right:", ("backfill", "retry", found.name))
+    if found.state == "done" and (missing := found.counts.get("missing")):
+        text = f"{missing:,} of its partitions have no job: somebody has deleted it before its end."
+        yield Finding(text, ("backfill", "partitions", found.name, "--status", "missing"))
+
+
+def _not_made(found: Backfill) -> Iterator[Finding]:
+    """Why no more jobs of it are made."""
+    if found.state == "canceled":
+        yield Finding(f"It is canceled by {found.canceled_by}, so none of its jobs starts any more.")
+    elif found.state == "paused":
+        yield Finding(
+            f"It is paused by {found.paused_by}, so none of its jobs starts.", ("backfill", "resume", found.name)
+        )
+    elif found.error:
+        text = f"Its next jobs cannot be made: {screen.short(found.error, 300)}. The reaper tries again every 10 s."
+        yield Finding(text, ("backfill", "show", found.name))
+    elif found.overdue_sec > OVERDUE_SEC:
+        late = screen.duration(found.overdue_sec)
+        text = f"Its next jobs have waited for a reaper for {late}: none runs (start one: `dataloader reaper`)"
+        yield Finding(f"{text}, or its log says why it makes none.")
+
+
+def _not_run(found: Backfill, queues: Sequence[Queue], serving: Collection[str]) -> Iterator[Finding]:
+    """Why its queued jobs do not start."""
+    if found.state not in ("making", "running") or not found.counts.get("queued"):
+        return
+    queue = next((each for each in queues if each.queue == found.queue), None)
+    if found.queue not in serving:
+        others = f" There are workers for: {', '.join(sorted(serving))}." if serving else " No worker is alive at all."
+        yield Finding(f"No worker serves its queue {found.queue}.{others}", ("ps",))
+    if queue and queue.paused_at:
+        yield Finding(f"Its queue {found.queue} is paused.", ("resume", found.queue))
+    if found.max_running and found.counts.get("running", 0) >= found.max_running:
+        text = f"As many of its jobs run as may: {found.max_running:,}. To let more run:"
+        yield Finding(text, ("backfill", "set", found.name, "--max-running", str(2 * found.max_running)))
+
+
+_UNKNOWN = "there is no schedule and no backfill with this name, and it is no job_id"
 _RETIRED = (
     "Its pipeline names it no more, so it makes no jobs. When it should not come back, remove it; else name it again:"
     " @register(..., schedule=...)"
@@ -162,13 +246,18 @@ def _case(reached: Reached, job_id: UUID) -> Case:
         journal.attempts(events),
         events,
         next((queue for queue in overview.queues if queue.queue == job.queue), None),
-        sorted({queue for worker in workers if worker.is_live for queue in worker.served}),
+        _serving(workers),
         [each for each in workers if job.queue in each.served and not each.is_live and each.state not in _GONE],
         [each for each in workers if job.queue in each.served and each.is_live],
         next((worker for worker in workers if worker.job_id == job_id), None),
         stats.slows_claims(dict(database.document), overview.total.lag_sec) if database.held_by else None,
         overview.at,
     )
+
+
+def _serving(workers: Sequence[Worker]) -> list[str]:
+    """The queues that have live workers."""
+    return sorted({queue for worker in workers if worker.is_live for queue in worker.served})
 
 
 def _waiting(case: Case) -> Iterator[Finding]:

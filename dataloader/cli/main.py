@@ -6,6 +6,7 @@ modules beside it the other commands:
     jobs      trigger, wait, status, result, cancel, jobs, job, events
     operate   requeue, run-now, delete, pause, resume, limit, queue
     schedules schedule: jobs by the clock
+    backfills backfill: jobs of one task for many partitions
     farm      queues, ps, tasks, top (drawn by `top`), completion
     webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
     doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
@@ -42,6 +43,7 @@ _MODULES = {
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
         "schedules": "schedule",
+        "backfills": "backfill",
         "farm": "queues ps tasks top completion",
         "webhooks": "webhook",
     }.items()

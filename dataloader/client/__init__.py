@@ -39,12 +39,15 @@ from dataloader.client.errors import (
 )
 from dataloader.client.farm import BATCH, PAGE, Farm, given, new_key
 from dataloader.client.results import (
+    Backfill,
     Database,
+    Document,
     Event,
     Job,
     Key,
     Limit,
     Overview,
+    Partition,
     Queue,
     Result,
     Schedule,
@@ -61,6 +64,7 @@ from dataloader.client.watch import Watch
 from dataloader.farm import traces
 
 __all__ = [
+    "Backfill",
     "Client",
     "ClientError",
     "Conflict",
@@ -74,6 +78,7 @@ __all__ = [
     "Limit",
     "NotFound",
     "Overview",
+    "Partition",
     "Queue",
     "QueueFull",
     "Refused",
@@ -237,6 +242,43 @@ class Client(Farm):
     def run_schedule(self, name: str) -> Started:
         return read(Started, self._once("POST", f"{_schedule(name)}/run").document)
 
+    def backfills(self) -> list[Backfill]:
+        return read_all(Backfill, self._call("GET", "/backfills").document, "backfills")
+
+    def backfill(self, name: str) -> Backfill:
+        return read(Backfill, self._call("GET", _backfill(name)).document)
+
+    def add_backfill(self, name: str, task: str, **words: Any) -> Backfill:
+        return read(Backfill, self._once("POST", "/backfills", {"name": name, "task": task, **words}).document)
+
+    def try_backfill(self, name: str, task: str, **words: Any) -> Document:
+        found: Document = self._call("POST", "/backfills/dry-run", {"name": name, "task": task, **words}).document
+        return found
+
+    def set_backfill(self, name: str, max_running: int | None) -> Backfill:
+        return read(Backfill, self._call("PUT", _backfill(name), {"max_running": max_running}).document)
+
+    def pause_backfill(self, name: str) -> Backfill:
+        return read(Backfill, self._call("POST", f"{_backfill(name)}/pause").document)
+
+    def resume_backfill(self, name: str) -> Backfill:
+        return read(Backfill, self._call("POST", f"{_backfill(name)}/resume").document)
+
+    def cancel_backfill(self, name: str) -> Backfill:
+        return read(Backfill, self._call("POST", f"{_backfill(name)}/cancel").document)
+
+    def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
+        document = self._once("POST", f"{_backfill(name)}/retry", {"after": after}).document
+        return int(document["changed"]), document["next"]
+
+    def remove_backfill(self, name: str) -> None:
+        self._once("DELETE", _backfill(name))
+
+    def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
+        query = {"after": after, "status": status}
+        document = self._call("GET", f"{_backfill(name)}/partitions", query=query).document
+        return read_all(Partition, document, "partitions"), document["next"]
+
     def limits(self) -> list[Limit]:
         return read_all(Limit, self._call("GET", "/limits").document, "limits")
 
@@ -359,6 +401,10 @@ def _of(job_id: UUID | str) -> str:
 
 def _schedule(name: str) -> str:
     return f"/schedules/{quote(name, safe='')}"
+
+
+def _backfill(name: str) -> str:
+    return f"/backfills/{quote(name, safe='')}"
 
 
 def _limit(name: str) -> str:

@@ -42,7 +42,9 @@ class ClientError(Exception):
         super().__init__(title)
 
     def __str__(self) -> str:
-        where = [f"  {fault.pointer}: {fault.message}" for fault in self.faults if fault.pointer]
+        # A fault of the document as a whole has no pointer; where it is the only thing to say, the detail says it.
+        told = [fault for fault in self.faults if fault.pointer or fault.message not in self.detail]
+        where = ["  " + ": ".join(filter(None, (fault.pointer, fault.message))) for fault in told]
         return "\n".join([": ".join(filter(None, (self.title, self.detail))), *where])
 
 

@@ -18,12 +18,15 @@ from uuid import UUID, uuid4
 
 from dataloader.client.errors import JobFailed, NotFound
 from dataloader.client.results import (
+    Backfill,
     Database,
+    Document,
     Event,
     Job,
     Key,
     Limit,
     Overview,
+    Partition,
     Queue,
     Schedule,
     Started,
@@ -287,6 +290,72 @@ class Farm(ABC):
     @abstractmethod
     def run_schedule(self, name: str) -> Started:
         """Add a job of a schedule now; now is its due time."""
+
+    @abstractmethod
+    def backfills(self) -> list[Backfill]:
+        """The newest backfills, up to 100."""
+
+    @abstractmethod
+    def backfill(self, name: str) -> Backfill:
+        """The backfill of this name; raises NotFound where there is none, as all that take a name."""
+
+    @abstractmethod
+    def add_backfill(self, name: str, task: str, **words: Any) -> Backfill:
+        """Add a backfill of a task: `since`, `until` and `step`, or `partitions`; the other words of docs/backfills.md.
+
+        Its jobs are made behind the answer. Raises Conflict where the name is taken, Refused for words that are not
+        valid.
+        """
+
+    @abstractmethod
+    def try_backfill(self, name: str, task: str, **words: Any) -> Document:
+        """What `add_backfill` would do, having changed nothing: `total`, `skipped`, and `samples` of its jobs."""
+
+    @abstractmethod
+    def set_backfill(self, name: str, max_running: int | None) -> Backfill:
+        """Let so many jobs of a backfill run at once, from now on; None: any number."""
+
+    @abstractmethod
+    def pause_backfill(self, name: str) -> Backfill:
+        """Make and start no jobs of a backfill; those that run go on. Raises Conflict for a canceled one."""
+
+    @abstractmethod
+    def resume_backfill(self, name: str) -> Backfill:
+        """End a backfill's pause. Raises Conflict for a canceled one."""
+
+    @abstractmethod
+    def cancel_backfill(self, name: str) -> Backfill:
+        """Start no more jobs of a backfill; those that have not ended are cancelled behind the answer."""
+
+    def retry_backfill(self, name: str) -> int:
+        """Queue the dead jobs of a backfill again, with a fresh budget of attempts; returns how many."""
+        total, after = 0, 0
+        while True:
+            changed, following = self._retry_some(name, after)
+            total += changed
+            if following is None:
+                return total
+            after = following
+
+    @abstractmethod
+    def _retry_some(self, name: str, after: int) -> tuple[int, int | None]: ...
+
+    @abstractmethod
+    def remove_backfill(self, name: str) -> None:
+        """Remove a backfill with its ledger; its jobs stay. Raises Conflict while jobs of it are still to come."""
+
+    def partitions(self, name: str, *, status: str | None = None) -> Iterator[Partition]:
+        """The partitions of a backfill, in their order; pages are fetched as they are taken.
+
+        `status` is that of a job, `missing` (there is no job) or `skipped` (another backfill has done it).
+        """
+        after: int | None = 0
+        while after is not None:
+            found, after = self._partitions(name, after, status)
+            yield from found
+
+    @abstractmethod
+    def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]: ...
 
     @abstractmethod
     def limits(self) -> list[Limit]:

@@ -310,6 +310,59 @@ class Webhooks:
 
 
 @dataclass(frozen=True, slots=True)
+class Backfill:
+    """A backfill: the jobs of one task for `total` partitions, of which the reaper has come to `made`.
+
+    `state` is making, running, paused, canceled or done; `counts` has the partitions by the status of their jobs. The
+    other fields of the answer stand in `document`.
+    """
+
+    name: str
+    task: str = ""
+    queue: str = ""
+    state: str = ""
+    since: str | None = None
+    until: str | None = None
+    step: str | None = None
+    total: int = 0
+    made: int = 0
+    counts: Document = field(default_factory=dict)
+    eta_sec: float | None = None
+    max_running: int | None = None
+    skip_done: bool = False
+    code_version: str = ""
+    args: Any = None
+    lock_key: str = ""
+    created_at: datetime | None = None
+    created_by: str | None = None
+    paused_at: datetime | None = None
+    paused_by: str | None = None
+    canceled_at: datetime | None = None
+    canceled_by: str | None = None
+    error: str | None = None
+    error_at: datetime | None = None
+    overdue_sec: float = 0.0
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def ended(self) -> int:
+        """How many partitions need no more work: their jobs have ended, or they are skipped."""
+        return sum(self.counts.get(status, 0) for status in (*FINAL, "skipped"))
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition of a backfill: its place from 1 on, its status, and the job that does it."""
+
+    partition: str
+    place: int = 0
+    status: str = ""
+    job_id: UUID | None = None
+    finished_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Database:
     """The queue's database: dead and live rows of dl_jobs, and the holder of its vacuum, if there is one.
 

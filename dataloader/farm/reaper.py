@@ -1,9 +1,9 @@
-"""PROCESS: the reaper recovers lost jobs, wakes due ones, makes those of schedules. Any number may run, none leads.
+"""PROCESS: the reaper recovers lost jobs, wakes due ones, makes those of schedules and backfills.
 
-The reaper returns jobs whose lease has run out (their machine is gone), wakes due rows of queues without a worker, and
-deletes jobs that ended DL_RETENTION_DAYS ago. It makes the jobs of schedules when they are due, between its rounds too.
-It aggregates the journal, counts the queues, adds the messages to webhooks, and names the sessions that hold back
-vacuum.
+Any number may run, none leads. The reaper returns jobs whose lease has run out (their machine is gone), wakes due
+rows of queues without a worker, and deletes jobs that ended DL_RETENTION_DAYS ago. It makes the jobs of schedules
+when they are due, and those of backfills, between its rounds too. It aggregates the journal, counts the queues, adds
+the messages to webhooks, and names the sessions that hold back vacuum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import db, hooks, lifecycle, migrations, schedules, stats, webhooks
+from dataloader.queue import backfills, db, hooks, lifecycle, migrations, schedules, stats, webhooks
 from dataloader.queue.messages import Rules
 
 WAKE_BATCH = 1_000
@@ -40,7 +40,7 @@ HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is n
 DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
-LOOK_SEC = 1.0  # at schedules that could not be made in time, or that another reaper has locked
+LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
 
 
@@ -165,9 +165,10 @@ class _Reaper:
 
 
 class Schedules:
-    """The reaper's part in schedules: it makes the jobs of those that are due, at the instants when they are.
+    """The reaper's part in schedules and backfills: it makes their jobs.
 
-    A change of a schedule wakes the reaper by a notification. Raises psycopg.Error when the session is lost.
+    Those of schedules come at the instants when they are due, those of backfills in bunches with pauses between. A
+    change wakes the reaper by a notification. Raises psycopg.Error when the session is lost.
     """
 
     def __init__(self, settings: Settings, log: structlog.stdlib.BoundLogger) -> None:
@@ -179,21 +180,18 @@ class Schedules:
     def listen(self, conn: db.Connection) -> None:
         """To be called with each new session, before `make`."""
         schedules.listen(conn)
+        backfills.listen(conn)
         self.due_at = -math.inf
 
     def make(self, conn: db.Connection) -> None:
-        """Make the jobs of the schedules that are due; without one, and without a change of one, this costs nothing."""
+        """Make the jobs that are due; without one, and without a change, this costs nothing."""
         is_told = bool(list(conn.notifies(timeout=0)))
         if not is_told and now() < self.due_at:
             return
-        made = self._make(conn) if self._has_hooks() else 0
-        left = schedules.due_in(conn)
-        if left is None:
-            self.due_at = math.inf
-        elif left <= 0 and not made:  # another reaper is at it, or no job can be made
-            self.due_at = now() + LOOK_SEC
-        else:
-            self.due_at = now() + left
+        made = self._make(conn) + self._backfill(conn) if self._has_hooks() else 0
+        pause = 0.0 if made else LOOK_SEC  # another reaper is at it, or no job can be made
+        left = [seconds for due_in in (schedules.due_in, backfills.due_in) if (seconds := due_in(conn)) is not None]
+        self.due_at = now() + (max(min(left, default=math.inf), 0) or pause)
         if list(conn.notifies(timeout=0)):  # it came during a statement, and ends no wait
             self.due_at = -math.inf
 
@@ -206,6 +204,17 @@ class Schedules:
             else:
                 self._log.info("reaper.schedule.made", schedule=each.name, jobs=each.jobs, skipped=each.skipped)
         return len(made)
+
+    def _backfill(self, conn: db.Connection) -> int:
+        """One bunch of the backfill that has waited longest; returns of how many backfills."""
+        if (made := backfills.tick(conn, self._settings.dl_default_lease_ttl_sec)) is None:
+            return 0
+        if made.error:
+            self._log.warning("reaper.backfill.failed", backfill=made.name, error=made.error)
+        else:
+            facts = {"jobs": made.jobs, "skipped": made.skipped, "canceled": made.canceled}
+            self._log.info("reaper.backfill.made", backfill=made.name, **facts)
+        return 1
 
     def _has_hooks(self) -> bool:
         """Whether the functions around the adding of jobs could be imported; without them no job is made."""

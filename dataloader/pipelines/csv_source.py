@@ -27,6 +27,7 @@ QUEUE_TABLES = {"dl_jobs", "dl_job_events", "dl_migrations", "dl_fence", "dl_que
 QUEUE_TABLES |= {"dl_totals", "dl_pace", "dl_rolled", "dl_lengths", "dl_freed", "dl_results", "dl_needs"}
 QUEUE_TABLES |= {"dl_schedules", "dl_parents", "dl_waiting", "dl_limits", "dl_checkpoints"}
 QUEUE_TABLES |= {"dl_webhooks", "dl_alerts", "dl_alerted"}
+QUEUE_TABLES |= {"dl_backfills", "dl_partitions"}
 _HEAD = 2**16  # bytes by which a file is known again
 _UNDECODABLE = "\udcff"  # stands for an invalid byte; no encoding yields this character
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass

@@ -26,7 +26,7 @@ _FUNCTION = re.compile(
     r"CREATE OR REPLACE FUNCTION (?P<name>\w+)\((?P<head>(?:(?!\$\$).)*?)AS \$\$(?P<body>.*?)\$\$", re.DOTALL
 )
 _BLOCK = re.compile(r"^DO \$bound\$.*?\$bound\$;$", re.DOTALL | re.MULTILINE)
-_PLACE = re.compile(r"%\d\$[IL]")  # of a name that format() puts in
+_PLACE = re.compile(r"%\d+\$[IL]")  # of a name that format() puts in
 
 
 @dataclass(frozen=True, slots=True)

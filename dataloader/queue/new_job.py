@@ -47,7 +47,8 @@ _UUID = re.compile("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE | re.ASCII)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """`text`; raises PydanticCustomError where it holds a control character."""
     if _CONTROL.search(text):
         raise PydanticCustomError("control_character", "Input should hold no control characters")
     return text
@@ -88,7 +89,7 @@ def _distinct(names: list[str] | None) -> list[str] | None:
     return names
 
 
-LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(_printable)]
+LimitName = Annotated[str, Field(min_length=1, max_length=fields.LIMIT_NAME), AfterValidator(printable)]
 _TYPES: dict[str, Any] = {
     "text": str,
     "int": int,
@@ -98,7 +99,7 @@ _TYPES: dict[str, Any] = {
     "text[]": list[LimitName],
 }
 _CHECKS = {
-    "queue": AfterValidator(_printable),
+    "queue": AfterValidator(printable),
     "available_at": BeforeValidator(instant),
     "deadline": BeforeValidator(instant),
     "limits": AfterValidator(_distinct),
@@ -253,27 +254,29 @@ def checked(job: dict[str, Any]) -> dict[str, Any]:
 def all_checked(documents: Sequence[Mapping[str, Any]]) -> Columns:
     """The jobs of these fields as enqueue_columns takes them, each after every hook, as `enqueue` treats its job.
 
-    Raises ValueError, which names every wrong field of the first job that is not valid.
+    Raises ValueError, which names the wrong fields, of several jobs as `jobs[3].priority`.
     """
-    ready = [_ready(document) for document in documents]
-    return {name: [job[name] for job in ready] for name in _FIELDS}
+    given = [dict(document) for document in documents]
+    if AROUND_ENQUEUE:
+        return _all_hooked([without_defaults(document) for document in given])
+    return _all_checked(lambda: _columns_of(given), given)
 
 
-def _ready(document: Mapping[str, Any]) -> dict[str, Any]:
-    found = checked(dict(document))
-    return checked(hooked(without_defaults(document))) if AROUND_ENQUEUE else found
-
-
-def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
-    documents = [without_defaults(_document_of(job)) for job in jobs]
+def _all_hooked(documents: list[dict[str, Any]]) -> Columns:
+    """The columns of these documents after every hook; a field that is as by default is left out of them."""
     ready = list(map(keyed, documents))
     _all_checked(lambda: _columns_of(ready), ready)
     for number, document in enumerate(documents):
         try:
             documents[number] = hooked(document)
         except ValueError as e:
-            raise ValueError(f"jobs[{number}]: {e}" if len(jobs) > 1 else str(e)) from e
-    return _all_checked(lambda: _columns_of(documents), documents) | {"trace": [job.trace for job in jobs]}
+            raise ValueError(f"jobs[{number}]: {e}" if len(documents) > 1 else str(e)) from e
+    return _all_checked(lambda: _columns_of(documents), documents)
+
+
+def _many_hooked(jobs: Sequence[NewJob]) -> Columns:
+    columns = _all_hooked([without_defaults(_document_of(job)) for job in jobs])
+    return columns | {"trace": [job.trace for job in jobs]}
 
 
 def _columns_of(documents: Sequence[dict[str, Any]]) -> Columns:

@@ -183,8 +183,8 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
 
 
 -- Deleted jobs: their journal, results and checkpoints go, as by a foreign key, but without its cost for each row; and the rows
--- that are next of their keys become ready. Bound as dl_jobs_journal, and with the owner's rights, as a cascade has them.
--- Two of the tables may not be there yet, as for dl_jobs_step.
+-- that are next of their keys become ready. The ledger of backfills keeps how they had ended. Bound as dl_jobs_journal, and
+-- with the owner's rights, as a cascade has them. Some of the tables may not be there yet, as for dl_jobs_step.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_gone() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -207,6 +207,9 @@ BEGIN
   END IF;
   IF to_regclass(%8$L) IS NOT NULL THEN
     EXECUTE %9$L;
+  END IF;
+  IF to_regclass(%10$L) IS NOT NULL THEN
+    EXECUTE %11$L;
   END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
@@ -231,4 +234,7 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('WITH waited AS (DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM gone))'
          ' DELETE FROM %1$I.dl_parents WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
   format('%I.dl_checkpoints', current_schema()),
-  format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;
+  format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
+  format('%I.dl_partitions', current_schema()),
+  format('UPDATE %I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id',
+         current_schema())); END $bound$;

@@ -72,6 +72,7 @@ READ, TRIGGERS, OPERATES = frozenset({"read"}), frozenset({"trigger"}), frozense
 ONE, QUEUE = "/api/v1/jobs/<anything:job_id>", "/api/v1/queues/<anything:queue>"
 SCHEDULES = "/api/v1/schedules"
 WEBHOOK = "/api/v1/webhooks/<webhook>"
+BACKFILLS = "/api/v1/backfills"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{("GET", path): frozenset() for path in ("/health", "/info", "/status", "/ready", "/login", "/docs")},
@@ -91,6 +92,13 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     **{(method, f"{SCHEDULES}/<name>"): OPERATES for method in ("PUT", "DELETE")},
     **{("POST", f"{SCHEDULES}/<name>/{verb}"): OPERATES for verb in ("pause", "resume", "run")},
     ("GET", "/webhooks"): OPERATES,
+    **{("GET", path): READ for path in (BACKFILLS, f"{BACKFILLS}/<backfill>", f"{BACKFILLS}/<backfill>/partitions")},
+    **{("GET", path): READ for path in ("/backfills", "/backfills/<name>")},
+    ("POST", "/backfills/<name>/<any('pause', 'resume', 'cancel', 'retry'):verb>"): OPERATES,
+    ("POST", f"{BACKFILLS}/dry-run"): READ,
+    ("POST", BACKFILLS): OPERATES,
+    **{(method, f"{BACKFILLS}/<backfill>"): OPERATES for method in ("PUT", "DELETE")},
+    **{("POST", f"{BACKFILLS}/<backfill>/{verb}"): OPERATES for verb in ("pause", "resume", "cancel", "retry")},
     ("GET", "/jobs/<anything:job_id>"): READ,
     ("GET", "/queues/<anything:queue>"): READ,
     ("GET", f"{QUEUE}/keys"): READ,
@@ -127,7 +135,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
-VALUES |= {"limit": "l", "webhook": "ops"}
+VALUES |= {"limit": "l", "webhook": "ops", "backfill": "b"}
 
 
 def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:

@@ -18,6 +18,7 @@ PAGES = [
     "/workers",
     "/schedules",
     "/limits",
+    "/backfills",
     "/queues/load.cbr",
     "/queues/a%2Fb%20%3F%25",
     "/jobs?status=dead&sort=key",

@@ -15,7 +15,7 @@ QUEUE, TARGET, OPERATE, RIGHTS, STATS = "queue.sql", "target.sql", "operate.sql"
 ALERTS = "alerts.sql"
 JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
 ORDERED = "migrations/0023_ordered.sql"
-SCHEDULES = "schedules.sql"
+SCHEDULES, BACKFILLS = "schedules.sql", "backfills.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -2331,5 +2331,104 @@ MUTANTS: list[Mutant] = [
         ("for every webhook", "webhook = %(webhook)s AND ", ""),
         ("of every kind", " AND kind = %(kind)s"),
         ("of every queue", " AND queue = %(queue)s"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: status_of\n",
+        ("skipped ones count twice", "WHEN p.is_skipped THEN", "WHEN false THEN"),
+        ("forgets deleted jobs", "THEN p.last_status", "THEN 'missing'"),
+        (
+            "what never ran",
+            "WHEN p.last_status IN ('succeeded', 'failed', 'lost', 'canceled')",
+            "WHEN p.last_status > ''",
+        ),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: add\n",
+        ("a backfill wakes nobody", "SELECT pg_notify('dl_backfills', name)", "SELECT name"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: pause\n",
+        ("of a backfill makes jobs", ", next_at = NULL"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: resume\n",
+        ("of a backfill wakes nobody", "SELECT pg_notify('dl_backfills', name)", "SELECT NULL"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: cancel\n",
+        ("of a backfill wakes nobody", "SELECT pg_notify('dl_backfills', name)", "SELECT NULL"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: is_open\n",
+        ("jobs that run", "'queued', 'running'", "'canceled'"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: dead\n",
+        ("of a backfill leaves the lost", "'failed', 'lost'", "'failed'"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: lock_due\n",
+        ("a backfill that rests", "next_at <= clock_timestamp()", "next_at IS NOT NULL"),
+        ("a backfill takes no turns", "ORDER BY next_at", "ORDER BY name"),
+        ("a backfill waits for others", " SKIP LOCKED", " NOWAIT"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: has_company\n",
+        ("its own runs", "status = 'running' AND %(limit)s <> ALL (coalesce(limits, '{}'))", "status = 'running'"),
+        ("what ended long ago", "finished_at > now() - interval '1 s'", "finished_at IS NOT NULL"),
+        ("no runs", "status = 'running'", "false"),
+        ("nothing that has ended", "finished_at > now() - interval '1 s'", "false"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: made\n",
+        (
+            "bunches of a backfill without rest",
+            "%(rest)s * (clock_timestamp() - now())",
+            "make_interval(secs => 0 * %(rest)s)",
+        ),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: canceled\n",
+        (
+            "bunches of a cancellation without rest",
+            "%(rest)s * (clock_timestamp() - now())",
+            "make_interval(secs => 0 * %(rest)s)",
+        ),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: note\n",
+        ("whatever backfill", "p.backfill = %(name)s AND ", ""),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: done\n",
+        ("whatever became of it", "= 'succeeded'", "IS NOT NULL"),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: jobs_behind\n",
+        ("those of other backfills", "CASE WHEN NOT is_skipped THEN job_id END", "job_id"),
+        (
+            "begins anew",
+            " AND place > %(canceled)s",
+            " AND %(canceled)s IS NOT NULL",
+        ),
+    ),
+    *_in(
+        BACKFILLS,
+        "-- name: failed\n",
+        ("a backfill rests not", "clock_timestamp() + make_interval(secs => %(retry_sec)s)", "clock_timestamp()"),
     ),
 ]

@@ -27,7 +27,18 @@ from .mutants import ROOT, Mutant, apply
 TESTS = [
     *("lease", "ends", "park", "locked_rows", "cancel", "settle", "reap", "wake", "notify", "claim", "step"),
     *("affinity", "limits", "order", "idempotency", "enqueue_many", "foreign_journal", "schemas", "rights"),
-    *("operate", "move", "stats", "retention", "tasks", "schedules", "target", "results", "kept_checkpoints"),
+    *(
+        "operate",
+        "move",
+        "stats",
+        "retention",
+        "tasks",
+        "schedules",
+        "backfills",
+        "target",
+        "results",
+        "kept_checkpoints",
+    ),
     *(
         "fair",
         "several_queues",
@@ -133,10 +144,12 @@ FIRST = {
     "dl_is_full": "operate",
     "dl_roll": "stats",
     "dl_journal_begins_anew": "stats",
-    "pause": "operate schedules webhooks",
-    "resume": "operate schedules webhooks",
+    "pause": "operate schedules webhooks backfills",
+    "resume": "operate schedules webhooks backfills",
+    **dict.fromkeys(("has_ended", "tell", "retire", "change", "due_in"), "schedules"),
+    **dict.fromkeys(("lock_due", "add", "failed", "made"), "schedules backfills"),
     **dict.fromkeys(
-        ("lock_due", "has_ended", "made", "tell", "retire", "add", "change", "failed", "due_in"), "schedules"
+        ("status_of", "cancel", "is_open", "done", "jobs_behind", "note", "canceled", "has_company"), "backfills"
     ),
     "begin_here": "webhooks",
     "remove": "webhooks",
@@ -151,7 +164,7 @@ FIRST = {
     "requeue": "operate ordered ordered_model locked_rows",
     "run_now": "operate ordered ordered_model locked_rows",
     "delete": "operate locked_rows",
-    "dead": "operate",
+    "dead": "operate backfills",
     "not_due": "operate",
     "retried": "operate",
     "chosen": "operate",

@@ -37,6 +37,7 @@ FARMS = {
     *("test_slow_clients", "test_supervisord", "test_traces", "test_two_hosts", "test_up", "test_example_orders"),
     "test_results_of_farms",
     "test_schedules_of_farms",
+    "test_backfills_of_farms",
     "test_checkpoints_of_farms",
     "test_alerts_of_farms",
     "test_workers_of_several_queues",

@@ -24,6 +24,7 @@ from farming import Farm, until
 
 from dataloader.cli import main
 from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
+from dataloader.queue import backfills
 
 pytestmark = pytest.mark.long
 
@@ -209,6 +210,125 @@ def test_schedules_are_made_changed_run_and_removed(ask: Ask) -> None:
     assert "is removed" in removed.stdout
     gone = ask("schedule", "show", "at-three")
     assert (gone.exit_code, "no schedule with this name" in gone.stderr) == (1, True)
+
+
+DAYS = ("--from", "2019-01-01", "--to", "2019-01-03", "--step", "day")
+
+
+@pytest.fixture
+def backfill(farm: Farm) -> Iterator[str]:
+    """A name. All backfills are gone behind the test. No reaper runs: the test makes their jobs."""
+    yield f"fill-{uuid4()}"
+    farm.conn.execute("UPDATE dl_backfills SET canceled_at = now(), canceled_by = 'me', next_at = now()")
+    make_jobs(farm)
+    farm.conn.execute("DELETE FROM dl_backfills; DELETE FROM dl_partitions; DELETE FROM dl_limits")
+
+
+def make_jobs(farm: Farm) -> None:
+    while backfills.tick(farm.conn):
+        pass
+
+
+def test_a_backfill_is_tried_made_changed_and_waited_for(ask: Ask, farm: Farm, backfill: str) -> None:
+    """The same over HTTP and on the database."""
+    options = (*DAYS, "--queue", "q", "--args", '{"sleep1": 0.01, "day": "{{ date }}"}', "--max-running", 1)
+    tried = ask("backfill", "noop", "--name", backfill, *options, "--dry-run")
+    assert "would have 3 partitions; nothing is changed" in tried.stdout, tried.output
+    assert answer(ask("backfill", "noop", *options, "--dry-run", "--json"))["samples"][2]["args"]["day"] == "2019-01-03"
+    assert "no backfill with this name" in ask("backfill", "show", backfill).stderr
+    added = ask("backfill", "noop", "--name", backfill, *options)
+    assert "2019-01-01 to 2019-01-03, each day" in added.stdout, added.output
+    taken = ask("backfill", "noop", "--name", backfill, *options)
+    assert (taken.exit_code, f"{backfill} already" in taken.stderr) == (1, True)
+    assert backfill[:20] in ask("backfill", "list").stdout
+    early = ask("backfill", "remove", backfill)
+    assert (early.exit_code, "cancel it, and wait" in early.stderr) == (1, True)
+    assert answer(ask("backfill", "pause", backfill, "--json"))["state"] == "paused"
+    assert f"dataloader backfill resume {backfill}" in ask("doctor", backfill).stdout
+    assert answer(ask("backfill", "resume", backfill, "--json"))["state"] == "making"
+    assert answer(ask("backfill", "set", backfill, "--max-running", "none", "--json"))["max_running"] is None
+    assert "from 1 on, or none" in ask("backfill", "set", backfill, "--max-running", "many").stderr
+    make_jobs(farm)
+    done = ask("backfill", "wait", backfill)
+    assert (done.exit_code, "3 of 3 partitions, done" in done.stdout) == (0, True), done.output
+    listed = answer(ask("backfill", "partitions", backfill, "--status", "succeeded", "--json"))["partitions"]
+    assert [each["partition"] for each in listed] == ["2019-01-01", "2019-01-02", "2019-01-03"]
+    assert listed[2]["job_id"] in ask("backfill", "partitions", backfill).stdout
+    assert "It is done: 3 of 3 partitions." in ask("doctor", backfill).stdout
+    assert "its jobs stay" in ask("backfill", "remove", backfill).stdout
+    assert "no schedule and no backfill with this name" in ask("doctor", backfill).stderr
+
+
+def test_the_failed_partitions_of_a_backfill_are_told_and_retried(ask: Ask, farm: Farm, backfill: str) -> None:
+    errs = ("errs", "--queue", "q", "--args", '{"permanent": true}', "--partition", "x", "--partition", "y")
+    assert ask("backfill", *errs, "--name", backfill).exit_code == 0
+    make_jobs(farm)
+    assert ask("backfill", "wait", backfill).exit_code == 10
+    told = ask("doctor", backfill).stdout
+    assert "Of its partitions 2 failed." in told
+    assert f"dataloader backfill retry {backfill}" in told
+    assert "2 jobs are queued again" in ask("backfill", "retry", backfill).stdout
+    assert ask("backfill", "wait", backfill).exit_code == 10
+    assert answer(ask("backfill", "cancel", backfill, "--json"))["state"] == "canceled"
+    again = ask("backfill", "resume", backfill)
+    assert (again.exit_code, "is canceled" in again.stderr) == (1, True)
+    assert ask("backfill", "wait", backfill).exit_code == 11
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--partition", "north", "--partition", "south"), ["north", "south"]),
+        (("--file", "partitions"), ["north", "south"]),
+        (("--file", "-"), ["west", "east"]),
+        (
+            ("--query", "SELECT date '2019-01-01' + n, 'more' FROM generate_series(0, 1) n"),
+            ["2019-01-01", "2019-01-02"],
+        ),
+        (("--query", "SELECT unnest('{queued,lost}'::dl_status[])", "--on", "queue"), ["queued", "lost"]),
+        (("--from", "0", "--to", "1500", "--step", "1000"), ["0", "1000"]),
+    ],
+)
+def test_the_partitions_of_a_backfill_come_from_wherever_they_are_listed(
+    ask: Ask, options: tuple[str, ...], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("partitions").write_text("north\n\n  south \n")
+    tried = ask("backfill", "noop", *options, "--dry-run", "--json", input="west\neast\n")
+    assert [each["partition"] for each in answer(tried)["samples"]] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "one of a range (since, until and step) and partitions"),
+        (("--from", "2019-01-01", "--step", "day"), "until is missing"),
+        ((*DAYS, "--partition", "x"), "one of a range (since, until and step) and partitions"),
+        ((*DAYS, "--step", "fortnight"), "step should be such as day, 6 hours"),
+        (("--partition", "x", "--file", "y"), "one of --partition, --file and --query"),
+        (("--partition", "x", "--partition", "x"), "'x' comes 2 times"),
+        (("--file", "no-such-file"), "no-such-file cannot be read: No such file or directory"),
+        (("--file", "/dev/null"), "there is no partition in it"),
+        (("--file", sys.executable), "cannot be read: it is not UTF-8"),
+        (("--query", "SELECT 1 WHERE false"), "there is no partition in it"),
+        (("--query", "SELEKT 1"), 'should be one SELECT that the target can read: syntax error at or near "SELEKT"'),
+        (("--query", "SELECT 1; SELECT 2"), "cannot insert multiple commands"),
+        (("--query", "DELETE FROM dl_jobs RETURNING 1"), "cannot execute DELETE in a read-only transaction"),
+        (("--query", "SET search_path = public"), "should be one SELECT that the target can read"),
+        (("--query", "SELECT generate_series(1, 200001)"), "at most 200000 items"),
+        ((*DAYS, "--args", "{"), "should be a JSON object"),
+        ((*DAYS, "--args", '{"a": "{{ dete }}"}'), "{{ dete }} is not known"),
+        ((*DAYS, "--max-running", "0"), "max_running: Input should be greater than or equal to 1"),
+        ((*DAYS, "--priority", "soon"), "priority should become a whole number"),
+        ((*DAYS, "--name", "a/b"), "should be letters of A to Z, digits"),
+    ],
+)
+def test_a_wrong_backfill_is_refused_with_what_would_be_right(ask: Ask, options: tuple[str, ...], words: str) -> None:
+    for more in ((), ("--dry-run",)):
+        refused = ask("backfill", "noop", *options, *more)
+        assert refused.exit_code in (1, 2), refused.output
+        assert words in " ".join(refused.stderr.split())
+    assert answer(ask("backfill", "list", "--json"))["backfills"] == []
 
 
 COMMANDS: dict[str, tuple[object, ...]] = {

@@ -65,7 +65,7 @@ def test_a_bad_schedule_and_a_bad_hook_stop_neither_the_reaper_nor_the_others(fa
     assert broken.stop() == 0
     reaper = farm.start("reaper")
     until(lambda: len(due(farm)) >= 2, "jobs of the good one")
-    (failed,) = reaper.events("reaper.schedule.failed")
+    (failed,) = until(lambda: reaper.events("reaper.schedule.failed"), "its word of the bad one")
     assert failed["schedule"] == "bad"
     assert "priority" in failed["error"]
     assert [row["error"] is None for row in schedules.listed(farm.conn)] == [False, True]

@@ -442,6 +442,8 @@ NEW_TABLES = (
     "dl_waiting",
     "dl_schedules",
     "dl_limits",
+    "dl_backfills",
+    "dl_partitions",
     "dl_checkpoints",
     "dl_webhooks",
     "dl_alerts",

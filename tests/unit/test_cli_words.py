@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
-from dataloader.client import Database, Event, Job, Overview, Queue, Schedule, Webhook, Webhooks, Worker
+from dataloader.client import Backfill, Database, Event, Job, Overview, Queue, Schedule, Webhook, Webhooks, Worker
 from dataloader.queue.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -343,6 +343,52 @@ def test_doctor_names_the_last_job_of_a_schedule_and_what_it_skipped() -> None:
     assert "3 due times got no job" in [*doctor.diagnose_schedule(late)][-1].text
     failed = Schedule("n", next_due=NOW, overlap="queue", last_job_id=job, last_job_status="failed")
     assert [*doctor.diagnose_schedule(failed)][-1] == doctor.Finding("Its last job is failed.", ("doctor", ID))
+
+
+def a_backfill(state: str, **more: Any) -> Backfill:
+    counts = more.pop("counts", {"queued": 2, "running": 1, "succeeded": 4})
+    return Backfill("b", queue="q", state=state, total=7, made=7, counts=counts, **more)
+
+
+@pytest.mark.parametrize(
+    ("backfill", "serving", "words", "command"),
+    [
+        (a_backfill("canceled", canceled_by="me"), "q", "canceled by me", ()),
+        (a_backfill("paused", paused_by="me"), "", "paused by me", ("backfill", "resume", "b")),
+        (a_backfill("making", error="full"), "q", "cannot be made: full", ("backfill", "show", "b")),
+        (a_backfill("making", overdue_sec=300), "q", "for 5 min 00 s: none runs", ()),
+        (a_backfill("running"), "p", "No worker serves its queue q. There are workers for: p.", ("ps",)),
+        (a_backfill("running"), "", "No worker is alive at all", ("ps",)),
+        (a_backfill("running", max_running=1), "q", "As many of its jobs run as may: 1.", None),
+        (a_backfill("running", max_running=2), "q", "It goes on: 4 of 7 partitions.", ("backfill", "show", "b")),
+        (a_backfill("making", overdue_sec=3), "q", "It goes on: 4 of 7 partitions.", None),
+        (a_backfill("done", counts={"succeeded": 7}), "", "It is done: 7 of 7 partitions.", None),
+    ],
+)
+def test_doctor_says_why_a_backfill_does_not_go_on(
+    backfill: Backfill, serving: str, words: str, command: tuple[str, ...] | None
+) -> None:
+    (finding,) = doctor.diagnose_backfill(backfill, [], list(serving))
+    assert words in finding.text
+    assert command in (None, finding.command)
+
+
+def test_doctor_tells_of_a_backfill_whose_queue_is_paused_and_of_what_is_dead_or_deleted() -> None:
+    paused = list(doctor.diagnose_backfill(a_backfill("running"), [Queue("q", paused_at=NOW)], ["q"]))
+    assert paused == [doctor.Finding("Its queue q is paused.", ("resume", "q"))]
+    over = a_backfill("done", counts={"succeeded": 1, "failed": 1_000, "lost": 2, "missing": 3})
+    found = list(doctor.diagnose_backfill(over, [], ["q"]))
+    assert [finding.command[1:2] for finding in found] == [("show",), ("partitions",), ("retry",), ("partitions",)]
+    assert "1,000 failed and 2 lost" in found[1].text
+    assert "3 of its partitions have no job" in found[3].text
+
+
+def test_doctor_names_the_backfills_of_the_farm_whose_jobs_are_not_made() -> None:
+    sound = [a_backfill("making", overdue_sec=3), a_backfill("paused")]
+    assert list(doctor.of_backfills(sound)) == []
+    for ill in (a_backfill("making", error="full"), a_backfill("making", overdue_sec=300)):
+        text = "The jobs of backfill b are not made."
+        assert list(doctor.of_backfills([*sound, ill])) == [doctor.Finding(text, ("doctor", "b"))]
 
 
 def test_doctor_names_who_makes_claims_slow() -> None:

@@ -21,7 +21,7 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.config import Settings
-from dataloader.queue import db, new_schedule, operations, schedules
+from dataloader.queue import backfills, db, new_schedule, operations, schedules
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -132,6 +132,22 @@ def of_schedule(schedule: Mapping[str, Any]) -> list[Button]:
     """A schedule's buttons."""
     pause = Button("pause", "Pause", "Pause this schedule? It makes no jobs until it is resumed.")
     return [Button("resume", "Resume") if schedule["paused_at"] else pause, Button("run", "Run now")]
+
+
+def of_backfill(backfill: Mapping[str, Any]) -> list[Button]:
+    """A backfill's buttons; one without effect is disabled and says why."""
+    counts = backfill["counts"]
+    dead = counts["failed"] + counts["lost"]
+    over = {"done": "It is done.", "canceled": "It is canceled."}.get(backfill["state"], "")
+    asked = "Pause this backfill? It makes and starts no jobs until it is resumed."
+    pause = Button("resume", "Resume") if backfill["paused_at"] and not over else Button("pause", "Pause", asked, over)
+    retry = f"Run {_jobs(dead, 'dead')} again, with a fresh budget of attempts?"
+    cancel = "Cancel this backfill? The jobs that have not ended are canceled."
+    return [
+        pause,
+        Button("retry", "Retry failed", retry, "" if dead else "No job of it is dead."),
+        Button("cancel", "Cancel", cancel, over, is_grave=True),
+    ]
 
 
 def of_list(given: Mapping[str, str]) -> list[Button]:
@@ -270,6 +286,45 @@ _SCHEDULE_WORDS = {
     "pause": "The schedule is paused.",
     "resume": "The schedule goes on, from now.",
     "run": "A job of the schedule is added.",
+}
+
+
+@blueprint.post("/backfills/<name>/<any('pause', 'resume', 'cancel', 'retry'):verb>")
+@auth.require("operate")
+def change_backfill(name: str, verb: str) -> Response:
+    """Press a button of a backfill; 409 where what it is now forbids the change."""
+    with session() as conn:
+        if "\0" in name or backfills.known(conn, name) is None:
+            raise Problem(404, "There is no such backfill any more.")
+        try:
+            text = _retry_backfill(conn, name) if verb == "retry" else _order_backfill(conn, name, verb)
+        except backfills.NotNow as e:
+            raise Problem(409, f"That was not done: {e}.") from None
+    g.changed = {"backfill": name, "action": verb}
+    return done(text)
+
+
+def _order_backfill(conn: db.Connection, name: str, verb: str) -> str:
+    change, text = _BACKFILL_VERBS[verb]
+    change(conn, name, auth.who())
+    return text
+
+
+def _retry_backfill(conn: db.Connection, name: str) -> str:
+    """As many as come within ALL_SEC."""
+    until, total = monotonic() + ALL_SEC, 0
+    after: str | None = "0"
+    while after is not None and monotonic() < until:
+        changed, after = backfills.retry(conn, name, auth.who(), int(after))
+        total += changed
+    jobs = "1 job is" if total == 1 else f"{formats.count(total)} jobs are"
+    return f"{jobs} queued again." + ("" if after is None else " There are more: press again.")
+
+
+_BACKFILL_VERBS: dict[str, tuple[Callable[[db.Connection, str, str], Any], str]] = {
+    "pause": (backfills.pause, "The backfill is paused."),
+    "resume": (backfills.resume, "The backfill goes on."),
+    "cancel": (backfills.cancel, "The backfill is canceled; its jobs end within some seconds."),
 }
 
 

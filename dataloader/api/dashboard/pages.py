@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, request, url_for
 
-from dataloader.api.dashboard import actions, formats
+from dataloader.api.dashboard import actions, formats, heat
 from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth
@@ -24,10 +24,12 @@ from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.queue import alerts, db, operations, parents, stats, waiting
+from dataloader.queue import backfills as of_backfills
 from dataloader.queue import keys as of_keys
 from dataloader.queue import schedules as of_schedules
 from dataloader.queue import webhooks as receivers
 from dataloader.queue.cursor import WrongCursor
+from dataloader.queue.job import FINAL
 from dataloader.queue.messages import KINDS
 
 blueprint = Blueprint("dashboard", __name__)
@@ -38,6 +40,8 @@ LISTED = 10  # jobs of each list on a queue's page
 ALERTS = 8  # shown on the overview
 EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
 EVENTS_AT_ONCE = 1_000
+CELLS = 4_000  # partitions of one page: ten years of days
+ANSWERS = 50  # of pages of backfills, that are kept for a second
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
@@ -114,6 +118,55 @@ def schedules() -> Response:
         rows = of_schedules.listed(conn)
     listed = [row | {"buttons": [asdict(button) for button in actions.of_schedule(row)]} for row in rows]
     return show("schedules.html", schedules=listed, overdue_most=of_schedules.OVERDUE_SEC)
+
+
+@blueprint.get("/backfills")
+def backfills() -> Response:
+    """The newest backfills: how far they are, what is wrong with them."""
+    rows = _asked_lately("", _read_backfills)
+    return show("backfills.html", backfills=list(map(_with_ended, rows)))
+
+
+def _read_backfills() -> Rows:
+    with session() as conn:
+        return of_backfills.listed(conn)
+
+
+@blueprint.get("/backfills/<name>")
+def backfill(name: str) -> Response:
+    """One backfill: its progress, its buttons, and its partitions as a heat map; the address holds the page of it."""
+    after = request.args.get("after", "0")
+    if "\0" in name or not (after.isascii() and after.isdigit() and len(after) < 8):
+        raise Problem(404, "There is no such backfill, or no such page of it.")
+    found, rows = _asked_lately(f"{name}?{after}", lambda: _read_backfill(name, int(after)))
+    if found is None:
+        raise Problem(404, "There is no backfill of this name.")
+    return show(
+        "backfill.html",
+        b=_with_ended(found),
+        blocks=[asdict(block) for block in heat.blocks(rows)],
+        buttons=[asdict(button) for button in actions.of_backfill(found)],
+        **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
+    )
+
+
+def _read_backfill(name: str, after: int) -> tuple[dict[str, Any] | None, Rows]:
+    with session() as conn:
+        return of_backfills.backfill(conn, name), of_backfills.of_ledger(conn, name, after, CELLS)
+
+
+def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
+    """A backfill, with how many of its partitions need no more work."""
+    return found | {"ended": sum(found["counts"][status] for status in (*map(str, FINAL), "skipped"))}
+
+
+def _asked_lately(key: str, question: Callable[[], T]) -> T:
+    """The answer, shared by all viewers of a page: the counts of a large backfill take some tenths of a second."""
+    known: dict[str, SharedAnswer[Any]] = current_app.extensions.setdefault("backfills", {})
+    if len(known) > ANSWERS:
+        known.clear()
+    answer: T = known.setdefault(key, SharedAnswer()).ask(question)
+    return answer
 
 
 @blueprint.get("/limits")

@@ -31,6 +31,7 @@ TAGS = {
     "operate": "What operators do to jobs, one or many. Each change is in the journal, with who asked for it.",
     "queues": "Queues in figures; pause, resume and limit them. It holds on all hosts at once.",
     "schedules": "Schedules, of which the farm makes jobs by the clock.",
+    "backfills": "Backfills: jobs of one task for many partitions, and what became of each.",
     "limits": "Limits of the fleet: how many jobs run at once, and start in a minute.",
     "alerts": "Webhooks: the receivers of alerts for dead jobs, stuck runs, late and paused queues.",
     "farm": "The farm as a whole.",
@@ -56,6 +57,10 @@ _PATH: dict[str, Node] = {
         "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
     },
     "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME}},
+    "backfill": {
+        "description": "its name",
+        "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME},
+    },
     "limit": {
         "description": "of a limit, percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": LIMIT_NAME, "pattern": _STORABLE},

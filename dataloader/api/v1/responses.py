@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from dataloader.queue.job import Status as JobState
 from dataloader.queue.messages import KINDS
+from dataloader.queue.partitions import STATUSES as OF_PARTITIONS
 from dataloader.queue.waiting import REASONS
 from dataloader.queue.webhooks import SHAPES
 
@@ -437,6 +438,105 @@ class Schedules(BaseModel):
 
 class Removed(BaseModel):
     """The schedule is gone; its jobs are not."""
+
+    name: str
+    removed: Literal[True]
+
+
+class Backfill(BaseModel):
+    """A backfill, the fields of its jobs, and what became of its partitions; secrets in `args` are masked."""
+
+    name: str
+    task: str
+    queue: str
+    state: Literal["making", "running", "paused", "canceled", "done"]
+    since: str | None = Field(description="of a range; null: its partitions were listed")
+    until: str | None
+    step: str | None
+    total: Count = Field(description="partitions")
+    made: Count = Field(description="of these, how many the reaper has come to: they have a job, or are skipped")
+    counts: dict[Literal[OF_PARTITIONS], Count] = Field(  # type: ignore[valid-type]
+        description="partitions by the status of their jobs; missing: there is no job, skipped: another backfill did it"
+    )
+    eta_sec: float | None = Field(description="until all have ended, by the pace of the last ten minutes")
+    max_running: Count | None = Field(description="so many of its jobs run at once; null: any number")
+    skip_done: bool
+    code_version: str
+    args: dict[str, Any]
+    lock_key: str
+    partition_key: str
+    priority: int | str
+    max_attempts: int | None
+    lease_ttl_sec: int
+    timeout_sec: int | None
+    affinity_key: str | None
+    limits: list[str] | None
+    canceled: Count = Field(description="the partitions to which a cancellation has come")
+    created_at: datetime
+    created_by: str
+    started_at: datetime | None = Field(description="of its first job")
+    paused_at: datetime | None
+    paused_by: str | None
+    canceled_at: datetime | None
+    canceled_by: str | None
+    error: str | None = Field(description="why its next jobs cannot be made; the reaper tries again")
+    error_at: datetime | None
+    overdue_sec: float = Field(ge=0, description="for how long its next jobs have waited for a reaper")
+
+
+class Backfills(BaseModel):
+    """The newest backfills."""
+
+    backfills: list[Backfill]
+
+
+class BackfillSample(BaseModel):
+    """A job that a backfill would make."""
+
+    partition: str
+    args: dict[str, Any]
+    lock_key: str
+    partition_key: str
+    priority: int
+
+
+class BackfillPreview(BaseModel):
+    """What a backfill would do; nothing is changed."""
+
+    name: str
+    task: str
+    queue: str
+    total: Count = Field(description="partitions")
+    skipped: Count = Field(description="of these, how many are done already")
+    samples: list[BackfillSample] = Field(description="the jobs of the first partitions and of the last one")
+
+
+class BackfillRetried(BaseModel):
+    """How many dead jobs are queued again; `next` is `after` of the request that goes on."""
+
+    changed: Count
+    next: int | None
+
+
+class Partition(BaseModel):
+    """A partition of a backfill."""
+
+    place: Count
+    partition: str
+    status: Literal[OF_PARTITIONS]  # type: ignore[valid-type]
+    job_id: UUID | None
+    finished_at: datetime | None
+
+
+class Partitions(BaseModel):
+    """Some partitions of a backfill, in their order; `next` is `after` of the next page."""
+
+    partitions: list[Partition]
+    next: int | None
+
+
+class BackfillRemoved(BaseModel):
+    """The backfill and its ledger are gone; its jobs are not."""
 
     name: str
     removed: Literal[True]

@@ -1,0 +1,160 @@
+"""PURE: the partitions of a backfill, and what the job of each may name.
+
+A partition is a text. Those of a range are instants without a time zone or whole numbers, one a step: the first is
+`since`, the last one begins at `until` or before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+STATUSES = ("missing", "queued", "running", "succeeded", "failed", "lost", "canceled", "skipped")
+MOST = 200_000  # of one backfill
+LONGEST = 150  # characters: the idempotency key of the job holds it, and the name of the backfill
+# What a job of a backfill has where the backfill says nothing else: it stands behind the jobs of others.
+OF_JOBS = {"priority": 200, "lock_key": "{{ task }}:{{ partition }}", "partition_key": "{{ partition }}"}
+STEPS = "such as day, 6 hours, 15 minutes, week, month, year; of whole numbers a number"
+_STEP = re.compile(r"(?:([1-9]\d{0,5}) ?)?(minute|min|hour|h|day|d|week|month|year)s?")
+_MONTHS = {"month": 1, "year": 12}
+_SPANS = {
+    "minute": timedelta(minutes=1),
+    "min": timedelta(minutes=1),
+    "hour": timedelta(hours=1),
+    "h": timedelta(hours=1),
+    "day": timedelta(days=1),
+    "d": timedelta(days=1),
+    "week": timedelta(weeks=1),
+}
+_NUMBER = re.compile(r"-?\d{1,18}")
+_MOMENT = re.compile(r"\d{4}-\d\d(-\d\d([T ]\d\d:\d\d(:00)?)?)?")
+_SAFE_DAY = 28  # every month has it
+
+
+class Step(NamedTuple):
+    """From one partition to the next: so many whole numbers, or so many months, or a span of time."""
+
+    number: int = 0
+    months: int = 0
+    span: timedelta = timedelta()
+
+    def from_(self, begin: int | datetime, count: int = 1) -> int | datetime:
+        """What begins so many steps later; raises ValueError behind the year 9999."""
+        if isinstance(begin, int):
+            return begin + count * self.number
+        try:
+            months = begin.month - 1 + count * self.months
+            return begin.replace(year=begin.year + months // 12, month=months % 12 + 1) + count * self.span
+        except OverflowError:
+            raise ValueError("the range should end before the year 9999") from None
+
+    @property
+    def has_time(self) -> bool:
+        """Whether partitions begin within a day."""
+        return self.span % timedelta(days=1) != timedelta()
+
+
+def of_range(since: str, until: str, step: str) -> list[str]:
+    """The partitions of a range; raises ValueError, which says what would be right."""
+    begin, last = _bound(since, "since"), _bound(until, "until")
+    if isinstance(begin, int) is not isinstance(last, int):
+        raise ValueError("since and until should both be whole numbers, or both dates such as 2019-01-31")
+    parsed = step_of(step, isinstance(begin, int))
+    if parsed.months and isinstance(begin, datetime) and begin.day > _SAFE_DAY:
+        raise ValueError(f"since should be a day from 1 to {_SAFE_DAY} of a month, where the step is a month or a year")
+    if begin > last:  # type: ignore[operator]
+        raise ValueError(f"since should not be behind until: {since} is behind {until}")
+    return list(_texts(begin, last, parsed))
+
+
+def _texts(begin: int | datetime, last: int | datetime, step: Step) -> Iterator[str]:
+    is_day = isinstance(begin, datetime) and not step.has_time and begin.hour == begin.minute == 0
+    for count in range(MOST + 1):
+        try:
+            at = step.from_(begin, count)
+        except ValueError:  # the year 9999 was the last
+            return
+        if at > last:  # type: ignore[operator]
+            return
+        if count == MOST:
+            raise ValueError(
+                f"a backfill should have at most {MOST:,} partitions: choose a longer step, or two backfills"
+            )
+        yield _text(at, is_day)
+
+
+def _text(at: int | datetime, is_day: bool) -> str:
+    return str(at) if isinstance(at, int) else f"{at:%Y-%m-%d}" if is_day else f"{at:%Y-%m-%dT%H:%M}"
+
+
+def step_of(text: str, is_number: bool) -> Step:
+    """The step of this text; raises ValueError, which says what would be right."""
+    if is_number:
+        if not re.fullmatch(r"[1-9]\d{0,17}", text):
+            raise ValueError(f"step should be a whole number from 1 on, as since and until are, not {text!r}")
+        return Step(number=int(text))
+    if not (found := _STEP.fullmatch(text.strip())):
+        raise ValueError(f"step should be {STEPS}, not {text!r}")
+    count, unit = int(found[1] or 1), found[2]
+    return Step(months=count * _MONTHS[unit]) if unit in _MONTHS else Step(span=count * _SPANS[unit])
+
+
+def facts(partition: str, place: int, backfill: str, task: str, span: Mapping[str, str] | None) -> dict[str, Any]:
+    """What the job of a partition may name as `{{ name }}`; `place` counts from 1, `span` is the range's."""
+    found: dict[str, Any] = {"partition": partition, "place": place, "backfill": backfill, "task": task}
+    at = _parsed(partition)
+    if isinstance(at, datetime):
+        found |= {"date": f"{at:%Y-%m-%d}", "time": f"{at:%H:%M:%S}", "weekday": at.isoweekday()}
+        found |= {name: getattr(at, name) for name in ("year", "month", "day", "hour", "minute")}
+    if span and at is not None:
+        end = step_of(span["step"], isinstance(at, int)).from_(at)
+        begin = at if isinstance(at, int) else partition
+        found |= {
+            "begin": begin,
+            "end": end if isinstance(end, int) else _text(end, len(partition) == len("2019-01-31")),
+        }
+    return found
+
+
+def _bound(text: str, name: str) -> int | datetime:
+    found = _parsed(text)
+    if found is None:
+        raise ValueError(
+            f"{name} should be a date such as 2019-01-31, a time such as 2019-01-31T06:00, or a whole number"
+        )
+    return found
+
+
+def _parsed(text: str) -> int | datetime | None:
+    """The whole number or the instant of a text; None where it is neither."""
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    if not _MOMENT.fullmatch(text):
+        return None
+    try:
+        return datetime.fromisoformat(text if len(text) > len("2019-01") else f"{text}-01")
+    except ValueError:
+        return None
+
+
+def moment(partition: str) -> datetime | None:
+    """The instant that a partition names; None where it names none."""
+    found = _parsed(partition)
+    return found if isinstance(found, datetime) else None
+
+
+def eta_sec(left: int, ended_lately: int, lately_sec: float) -> float | None:
+    """In how many seconds the partitions that are left will have ended at the pace of lately; None: nobody can tell."""
+    return left * lately_sec / ended_lately if ended_lately and lately_sec > 0 else None
+
+
+def state(total: int, made: int, counts: Mapping[str, int], is_paused: bool, is_canceled: bool) -> str:
+    """`canceled`, `paused`, `done` (nothing is left to run), `making` or `running`, in this order."""
+    is_over = made == total and not counts.get("queued") and not counts.get("running")
+    if is_canceled:
+        return "canceled"
+    if is_over:
+        return "done"
+    return "paused" if is_paused else "making" if made < total else "running"

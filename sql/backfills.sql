@@ -1,0 +1,164 @@
+-- Backfills: their reading, their changes, and the bunches of which the reaper makes jobs; called by the functions of the
+-- same name in dataloader/queue/backfills.py.
+
+-- name: shown
+-- In the place of {shown}: a backfill as people see it, without its counts.
+SELECT name, task, queue, span, job, code_version, skip_done, max_running, total, made, canceled, created_at, created_by,
+       paused_at, paused_by, canceled_at, canceled_by, error, error_at,
+       greatest(extract(epoch FROM now() - next_at), 0)::float8 AS overdue_sec, now() AS now
+  FROM dl_backfills;
+
+-- name: backfills
+-- The newest first.
+{shown} ORDER BY created_at DESC, name LIMIT %(limit)s;
+
+-- name: backfill
+{shown} WHERE name = %(name)s;
+
+-- name: status_of
+-- In the place of {status_of}: what became of a partition, of the ledger's p and the jobs' j. `missing`: there is no job,
+-- also where it was deleted before its end.
+CASE WHEN p.is_skipped THEN 'skipped' WHEN j.status IS NOT NULL THEN j.status::text
+     WHEN p.last_status IN ('succeeded', 'failed', 'lost', 'canceled') THEN p.last_status ELSE 'missing' END;
+
+-- name: counts
+-- How many partitions there are of each status; how many have ended in the last so many seconds, and since when they run.
+-- Reads the whole ledger of the backfill: 100,000 partitions take some tenths of a second.
+SELECT {status_of} AS status, count(*)::int AS partitions,
+       (count(*) FILTER (WHERE j.finished_at > now() - make_interval(secs => %(lately_sec)s)
+                           AND NOT p.is_skipped))::int AS lately,
+       min(j.started_at) FILTER (WHERE NOT p.is_skipped) AS since
+  FROM dl_partitions p LEFT JOIN dl_jobs j USING (job_id)
+ WHERE p.backfill = %(name)s GROUP BY 1;
+
+-- name: partitions
+-- Some partitions behind a place, in their order; `status` null is each.
+SELECT p.place, p.partition, {status_of} AS status, p.job_id, j.finished_at
+  FROM dl_partitions p LEFT JOIN dl_jobs j USING (job_id)
+ WHERE p.backfill = %(name)s AND p.place > %(after)s AND (%(status)s::text IS NULL OR {status_of} = %(status)s)
+ ORDER BY p.place LIMIT %(limit)s;
+
+-- name: lock
+-- One backfill, which nobody else changes before the commit: neither people nor a reaper.
+SELECT * FROM dl_backfills WHERE name = %(name)s FOR UPDATE;
+
+-- name: add
+-- No row where the name is taken. The commit wakes the reapers, here and below.
+WITH added AS (
+  INSERT INTO dl_backfills (name, task, queue, span, job, code_version, skip_done, max_running, total, next_at, created_by)
+  VALUES (%(name)s, %(task)s, %(queue)s, %(span)s::jsonb, %(job)s::jsonb, %(code_version)s, %(skip_done)s,
+          %(max_running)s, %(total)s, now(), %(by)s)
+  ON CONFLICT (name) DO NOTHING RETURNING name)
+SELECT pg_notify('dl_backfills', name) FROM added;
+
+-- name: add_partitions
+INSERT INTO dl_partitions (backfill, place, partition)
+SELECT %(name)s, place, partition FROM unnest(%(partitions)s::text[]) WITH ORDINALITY AS listed (partition, place);
+
+-- name: pause
+-- A pause that stands keeps its time and its author. No more jobs are made.
+UPDATE dl_backfills SET paused_at = now(), paused_by = %(by)s, next_at = NULL
+ WHERE name = %(name)s AND paused_at IS NULL AND canceled_at IS NULL;
+
+-- name: resume
+WITH resumed AS (
+  UPDATE dl_backfills SET paused_at = NULL, paused_by = NULL, error = NULL, error_at = NULL,
+                          next_at = CASE WHEN made < total THEN now() END
+   WHERE name = %(name)s AND paused_at IS NOT NULL RETURNING name)
+SELECT pg_notify('dl_backfills', name) FROM resumed;
+
+-- name: cancel
+-- The reaper cancels the jobs, a bunch a transaction.
+WITH canceled AS (
+  UPDATE dl_backfills SET canceled_at = now(), canceled_by = %(by)s, next_at = now(), error = NULL, error_at = NULL
+   WHERE name = %(name)s AND canceled_at IS NULL RETURNING name)
+SELECT pg_notify('dl_backfills', name) FROM canceled;
+
+-- name: set_most
+UPDATE dl_backfills SET max_running = %(max_running)s WHERE name = %(name)s;
+
+-- name: is_open
+-- Whether a job of the backfill has not ended.
+SELECT EXISTS (SELECT FROM dl_partitions p JOIN dl_jobs j USING (job_id)
+                WHERE p.backfill = %(name)s AND NOT p.is_skipped AND j.status IN ('queued', 'running'));
+
+-- name: remove
+WITH ledger AS (DELETE FROM dl_partitions WHERE backfill = %(name)s)
+DELETE FROM dl_backfills WHERE name = %(name)s;
+
+-- name: dead
+-- Partitions behind a place whose jobs are dead.
+SELECT p.place, p.job_id FROM dl_partitions p JOIN dl_jobs j USING (job_id)
+ WHERE p.backfill = %(name)s AND p.place > %(after)s AND NOT p.is_skipped AND j.status IN ('failed', 'lost')
+ ORDER BY p.place LIMIT %(limit)s;
+
+-- name: by_index
+-- For this transaction: tables that grow fast are not analysed yet, and a plan for a few rows would read each row of them.
+SET LOCAL enable_seqscan = off;
+
+-- name: lock_due
+-- The backfill that has waited longest for its next bunch, unless another reaper is at it. Served by ix_dl_backfills_next.
+SELECT * FROM dl_backfills WHERE next_at <= clock_timestamp() ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED;
+
+-- name: has_company
+-- Whether a job that does not count for this limit runs, or has ended in the last second: somebody claims beside the
+-- backfill. Served by ix_dl_jobs_running and ix_dl_jobs_finished.
+SELECT EXISTS (SELECT FROM dl_jobs WHERE status = 'running' AND %(limit)s <> ALL (coalesce(limits, '{}')))
+    OR EXISTS (SELECT FROM dl_jobs
+                WHERE finished_at > now() - interval '1 s' AND %(limit)s <> ALL (coalesce(limits, '{}')));
+
+-- name: unmade
+-- The next partitions that have no jobs yet. Both ends are named, here and in the statements of a bunch below: with one, or
+-- with none, the first bunches of a ledger that nobody has analysed would each read the whole of it.
+SELECT place, partition FROM dl_partitions
+ WHERE backfill = %(name)s AND place > %(made)s AND place <= %(upto)s ORDER BY place;
+
+-- name: of_task
+-- The limits of a job whose producer names none.
+SELECT limits FROM dl_tasks WHERE task = %(task)s;
+
+-- name: done
+-- By fingerprint a job that has succeeded at the same work. Served by ix_dl_partitions_fingerprint.
+SELECT p.fingerprint, p.job_id FROM dl_partitions p LEFT JOIN dl_jobs j USING (job_id)
+ WHERE p.fingerprint = ANY (%(fingerprints)s::uuid[]) AND NOT p.is_skipped
+   AND coalesce(j.status::text, p.last_status) = 'succeeded';
+
+-- name: note
+-- The ledger of a bunch: which job does each partition. One that is skipped has the job that did it.
+UPDATE dl_partitions p SET job_id = made.job_id, fingerprint = made.fingerprint, is_skipped = made.is_skipped
+  FROM unnest(%(places)s::int[], %(job_ids)s::uuid[], %(fingerprints)s::uuid[], %(are_skipped)s::boolean[])
+       AS made (place, job_id, fingerprint, is_skipped)
+ WHERE p.backfill = %(name)s AND p.place > %(made)s AND p.place <= %(upto)s AND p.place = made.place;
+
+-- name: made
+-- Up to this place all have jobs; where that is not all, the next bunch comes `rest` times the time that this transaction
+-- took later, whichever reaper makes it: claims are to go on as fast as before. Meanwhile others have their turn.
+UPDATE dl_backfills SET made = %(upto)s, error = NULL, error_at = NULL,
+                        next_at = CASE WHEN %(upto)s < total
+                                       THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END
+ WHERE name = %(name)s;
+
+-- name: jobs_behind
+-- Jobs of its own behind a place, for a cancellation.
+SELECT place, CASE WHEN NOT is_skipped THEN job_id END AS job_id FROM dl_partitions
+ WHERE backfill = %(name)s AND place > %(canceled)s AND place <= %(upto)s;
+
+-- name: canceled
+-- The next bunch comes later, as in `made`.
+UPDATE dl_backfills SET canceled = %(upto)s,
+                        next_at = CASE WHEN %(upto)s < total
+                                       THEN clock_timestamp() + %(rest)s * (clock_timestamp() - now()) END
+ WHERE name = %(name)s;
+
+-- name: failed
+-- What is left stays; the next try is some time later.
+UPDATE dl_backfills SET error = %(error)s, error_at = coalesce(error_at, now()),
+                        next_at = clock_timestamp() + make_interval(secs => %(retry_sec)s)
+ WHERE name = %(name)s AND next_at IS NOT NULL;
+
+-- name: due_in
+-- In how many seconds there is something to do, by the database's clock; null where there is nothing.
+SELECT extract(epoch FROM min(next_at) - clock_timestamp())::float8 FROM dl_backfills WHERE next_at IS NOT NULL;
+
+-- name: listen
+LISTEN dl_backfills;

@@ -1,0 +1,169 @@
+"""Backfills over HTTP: made, tried, paused, canceled; what is refused and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_app import Refused
+from flask.testing import FlaskClient
+from test_api_lists import asked, strict
+
+from dataloader.api.v1 import responses
+from dataloader.queue import backfills, db
+
+PATH = "/api/v1/backfills"
+RATES = {
+    "name": "rates",
+    "task": "load",
+    "since": "2019-01-01",
+    "until": "2019-01-05",
+    "step": "day",
+    "args": {"date": "{{ date }}"},
+}
+
+
+def added(client: FlaskClient, **fields: Any) -> dict[str, Any]:
+    answer = client.post(PATH, json=RATES | fields)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.get_json()
+    strict(responses.Backfill, document)
+    return document
+
+
+def ordered(client: FlaskClient, verb: str, **body: Any) -> dict[str, Any]:
+    answer = client.post(f"{PATH}/rates/{verb}", json=body)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.get_json()
+    return document
+
+
+def test_a_backfill_is_added_and_shown_with_its_counts(client: FlaskClient, conn: db.Connection) -> None:
+    document = added(client, max_running=3)
+    assert (document["state"], document["total"], document["made"]) == ("making", 5, 0)
+    assert (document["created_by"], document["priority"]) == ("anonymous from 127.0.0.1", 200)
+    backfills.tick(conn)
+    shown = asked(client, f"{PATH}/rates", responses.Backfill)
+    assert (shown["state"], shown["made"], shown["counts"]["queued"]) == ("running", 5, 5)
+    assert asked(client, PATH, responses.Backfills)["backfills"] == [shown]
+
+
+def test_a_dry_run_shows_jobs_and_changes_nothing(client: FlaskClient) -> None:
+    shown = client.post(f"{PATH}/dry-run", json=RATES).get_json()
+    strict(responses.BackfillPreview, shown)
+    assert (shown["total"], shown["samples"][-1]["args"]) == (5, {"date": "2019-01-05"})
+    assert client.get(PATH).get_json() == {"backfills": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "words"),
+    [
+        ({"step": "fortnight"}, "", "step should be such as day"),
+        ({"since": "soon"}, "", "since should be a date such as 2019-01-31"),
+        ({"partitions": ["a"]}, "", "one of a range (since, until and step) and partitions"),
+        ({"args": {"a": "{{ dete }}"}}, "", "{{ dete }} is not known; known are {{ partition }}"),
+        ({"max_running": 0}, "/max_running", "greater than or equal to 1"),
+        ({"name": "a/b"}, "/name", "should be letters of A to Z, digits"),
+        ({"name": "n" * 81}, "/name", "at most 80 characters"),
+        ({"query": "SELECT 1"}, "/query", "not"),
+        ({"idempotency_key": "x"}, "/idempotency_key", "not"),
+    ],
+)
+def test_a_backfill_that_is_not_valid_is_refused_with_what_would_be_right(
+    client: FlaskClient, refused: Refused, fields: dict[str, Any], pointer: str, words: str
+) -> None:
+    for path in (PATH, f"{PATH}/dry-run"):
+        problem = refused(client.post(path, json=RATES | fields), 400, "invalid-input", pointer)
+        assert words in problem["errors"][0]["message"]
+    assert client.get(PATH).get_json() == {"backfills": []}
+
+
+def test_a_name_that_is_taken_is_a_conflict(client: FlaskClient, refused: Refused) -> None:
+    added(client)
+    assert "rates already" in refused(client.post(PATH, json=RATES), 409, "conflict")["detail"]
+
+
+def test_pause_cap_resume_cancel_and_remove(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    added(client)
+    paused = ordered(client, "pause")
+    strict(responses.Backfill, paused)
+    assert (paused["state"], paused["paused_by"]) == ("paused", "anonymous from 127.0.0.1")
+    capped = client.put(f"{PATH}/rates", json={"max_running": 7}).get_json()
+    strict(responses.Backfill, capped)
+    assert (capped["state"], capped["max_running"]) == ("paused", 7)
+    assert ordered(client, "resume")["state"] == "making"
+    assert client.get("/api/v1/limits/backfill:rates").get_json()["most"] == 7
+    assert "cancel it" in refused(client.delete(f"{PATH}/rates"), 409, "conflict")["detail"]
+    assert ordered(client, "cancel")["state"] == "canceled"
+    assert "is canceled" in refused(client.post(f"{PATH}/rates/resume"), 409, "conflict")["detail"]
+    while backfills.tick(conn):
+        pass
+    assert client.delete(f"{PATH}/rates").get_json() == {"name": "rates", "removed": True}
+    assert client.get(PATH).get_json() == {"backfills": []}
+
+
+def test_the_partitions_come_page_by_page_each_with_its_job(client: FlaskClient, conn: db.Connection) -> None:
+    added(client)
+    backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
+    first = asked(client, f"{PATH}/rates/partitions?limit=3", responses.Partitions)
+    assert [each["partition"] for each in first["partitions"]] == ["2019-01-01", "2019-01-02", "2019-01-03"]
+    rest = asked(client, f"{PATH}/rates/partitions?after={first['next']}", responses.Partitions)
+    assert (len(rest["partitions"]), rest["next"]) == (2, None)
+    (failed,) = asked(client, f"{PATH}/rates/partitions?status=failed", responses.Partitions)["partitions"]
+    assert client.get(f"/api/v1/jobs/{failed['job_id']}").get_json()["args"] == {"date": "2019-01-02"}
+    retried = ordered(client, "retry")
+    strict(responses.BackfillRetried, retried)
+    assert retried == {"changed": 1, "next": None}
+    assert asked(client, f"{PATH}/rates", responses.Backfill)["counts"]["queued"] == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "", None),
+        ("GET", "/partitions", None),
+        ("PUT", "", {"max_running": 1}),
+        ("DELETE", "", None),
+        *(("POST", f"/{verb}", {}) for verb in ("pause", "resume", "cancel", "retry")),
+    ],
+)
+def test_an_unknown_backfill_is_not_found(
+    client: FlaskClient, refused: Refused, method: str, path: str, body: Any
+) -> None:
+    for name in ("nothing", "%00"):
+        answer = client.open(f"{PATH}/{name}{path}", method=method, json=body)
+        assert refused(answer, 404, "not-found")["detail"] == "there is no backfill with this name"
+
+
+def test_the_page_shows_each_partition_as_a_cell_that_leads_to_its_job(
+    client: FlaskClient, conn: db.Connection
+) -> None:
+    added(client, max_running=3)
+    page = client.get("/backfills/rates").text
+    assert page.count('class="cell missing" title="2019-01-0') == 5
+    backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE partition_key = '2019-01-02'")
+    failed = backfills.of_ledger(conn, "rates", 1, 1)[0]["job_id"]
+    client.application.extensions["backfills"].clear()
+    page = client.get("/backfills/rates").text
+    assert f'<a class="cell failed" href="/jobs/{failed}" title="2019-01-02: failed"' in page
+    assert page.count('class="cell queued" href=') == 4
+    assert "at most" in page.lower()
+    assert 'href="/backfills/rates"' in client.get("/backfills").text
+    for path in ("/backfills/nothing", "/backfills/%00", "/backfills/rates?after=x"):
+        assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("retry", "1 job is queued again"), ("pause", "is paused"), ("cancel", "is canceled"), ("resume", "goes on")],
+)
+def test_the_buttons_of_the_page(client: FlaskClient, conn: db.Connection, verb: str, words: str) -> None:
+    added(client)
+    backfills.tick(conn)
+    conn.execute("UPDATE dl_jobs SET status = 'lost', finished_at = now() WHERE partition_key = '2019-01-02'")
+    answer = client.post(f"/backfills/rates/{verb}", headers={"HX-Request": "true"})
+    assert answer.status_code == 200, answer.text
+    assert words in answer.text
+    assert client.post(f"/backfills/nothing/{verb}", headers={"HX-Request": "true"}).status_code == 404

@@ -161,7 +161,8 @@ class _Drawing:
     def __init__(self, durations: Durations, random: Random) -> None:
         self.random = random
         of_any = [second for seconds in durations.values() for second in seconds]
-        self._seconds: dict[str | None, Sequence[float]] = {**durations, None: of_any}
+        self._seconds: dict[str | None, Sequence[float]] = {None: of_any}
+        self._seconds.update(durations)
         self._doubts = {task: _doubt(seconds) for task, seconds in self._seconds.items()}
         self._known: dict[str | None, tuple[Sequence[float], float]] = {}
 

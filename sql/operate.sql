@@ -27,7 +27,7 @@ SELECT {settings} FROM dl_queues WHERE queue = %(queue)s;
 -- name: settings
 -- In the place of {settings}: a queue's settings, with their defaults.
 queue, paused_at, paused_by, max_length, coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge,
-coalesce(merge_limit, 1000) AS merge_limit, batch, coalesce(on_dead, 'continue') AS on_dead;
+coalesce(merge_limit, 1000) AS merge_limit, batch, coalesce(on_dead, 'continue') AS on_dead, fair_by;
 
 -- name: said
 SELECT ordered, merge FROM dl_queues WHERE queue = %(queue)s;
@@ -35,19 +35,28 @@ SELECT ordered, merge FROM dl_queues WHERE queue = %(queue)s;
 -- name: lock_queue
 -- What has been said of the order of a queue, null where nothing was; nobody else changes it before the commit.
 INSERT INTO dl_queues AS q (queue) VALUES (%(queue)s) ON CONFLICT (queue) DO UPDATE SET queue = excluded.queue
-RETURNING paused_at, paused_by, ordered, merge, merge_limit, batch, on_dead;
+RETURNING paused_at, paused_by, ordered, merge, merge_limit, batch, on_dead, fair_by;
 
 -- name: set_order
 -- The commit wakes the queue's workers.
 WITH changed AS (
   UPDATE dl_queues SET ordered = %(ordered)s, merge = %(merge)s, merge_limit = %(merge_limit)s, batch = %(batch)s,
-         on_dead = %(on_dead)s
+         on_dead = %(on_dead)s, fair_by = %(fair_by)s
    WHERE queue = %(queue)s RETURNING queue)
 SELECT pg_notify('dl_jobs', queue), pg_current_xact_id()::text FROM changed;
 
 -- name: give_scores
 -- Scores for queued and running jobs without one, some at a time; see dl_give_scores.
 SELECT given, reached::text FROM dl_give_scores(%(queue)s, %(after)s::timestamptz, %(limit)s);
+
+-- name: give_turns
+-- Turns for queued jobs of a queue that is fair now, some at a time, the oldest first; see dl_give_turns. Served by
+-- ix_dl_jobs_queued.
+SELECT dl_give_turns(array_agg(job_id)), max(created_at)::text
+  FROM (SELECT job_id, created_at FROM dl_jobs
+         WHERE enum_eq(status, 'queued') AND created_at >= %(after)s::timestamptz AND queue = %(queue)s AND share IS NULL
+           AND deadline IS NULL
+         ORDER BY created_at LIMIT %(limit)s) plain;
 
 -- name: tell_tasks
 -- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.

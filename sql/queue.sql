@@ -10,8 +10,9 @@
 -- pipeline says of its jobs.
 -- Created by the clock and not at now(): several jobs of one transaction run in the order in which they were added.
 WITH added AS (
-  INSERT INTO dl_jobs (job_id, created_at, blocked_on, journaled, {columns})
-  SELECT %(job_id)s, clock_timestamp(), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {values}
+  INSERT INTO dl_jobs (job_id, created_at, turn_at, blocked_on, journaled, {columns})
+  SELECT %(job_id)s, clock_timestamp(),
+         (SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL), CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END, 2, {values}
     FROM (VALUES (%(task)s::text)) AS new (task) LEFT JOIN dl_tasks said USING (task)
    WHERE NOT (%(limited)s AND dl_is_full(%(queue)s))
   ON CONFLICT (idempotency_key) DO NOTHING
@@ -72,13 +73,13 @@ SELECT j.job_id, j.status::text, j.attempt, dl_readable(j.started_at) AS started
        dl_readable(j.finished_at) AS finished_at, dl_readable(j.heartbeat_at) AS heartbeat_at, j.error,
        j.progress::text AS progress, j.queue, j.task, j.lock_key, j.partition_key, j.priority, j.max_attempts,
        j.timeout_sec, CASE WHEN abs(j.score) < 'Infinity' THEN j.score END AS score, j.cancel_requested, j.producer,
-       j.consumer_group, j.affinity_key, j.limits, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
+       j.consumer_group, j.affinity_key, j.limits, dl_readable(j.deadline) AS deadline, dl_readable(j.created_at) AS created_at, dl_readable(j.available_at) AS available_at,
        dl_last_run_sec(j) AS run_sec,
        CASE WHEN why ->> 'reason' = 'worker' THEN why || jsonb_build_object(
          'ahead', (SELECT count(*) FROM (
                      SELECT FROM dl_jobs o
                       WHERE o.queue = j.queue AND o.status = 'queued' AND o.blocked_on IS NULL
-                        AND (o.priority, o.created_at) < (j.priority, j.created_at) LIMIT 1000) before))
+                        AND (o.priority, coalesce(o.turn_at, o.created_at)) < (j.priority, coalesce(j.turn_at, j.created_at)) LIMIT 1000) before))
             ELSE why END AS waiting_for,
        to_hex(hashtextextended(ROW(j.status, j.attempt, j.started_at, j.finished_at, j.heartbeat_at, j.error, j.progress,
          j.queue, j.priority, j.max_attempts, j.timeout_sec, j.score, j.cancel_requested, j.available_at, j.blocked_on,

@@ -16,11 +16,11 @@
 --       +--- attempts spent -- crash, attempts spent ---> lost
 --
 -- A queued row is ready, or blocked_on says why not; that decides how it is found:
---   ready     blocked_on null                the claim may start it      ix_dl_jobs_ready
+--   ready     blocked_on null                the claim may start it      ix_dl_jobs_turn
 --   due later blocked_on = 'time'            its time has not come       ix_dl_jobs_time
 --   parked    blocked_on = 'key'             its key was found busy      ix_dl_jobs_parked_keys
 --   waiting   blocked_on = 'parent'          jobs have to end before     dl_waiting
---   parked    blocked_on = 'limit:NAME'      a limit was found full      ix_dl_jobs_limits
+--   parked    blocked_on = 'limit:NAME'      a limit was found full      ix_dl_jobs_limit_turn
 -- In an ordered queue the head of a key, its row with the smallest score, is the only one that may start.
 -- A key is held twice: by a session advisory lock on its key_hash, hashtext(lock_key), and by the running row with a
 -- live lease, which ix_dl_jobs_running finds.
@@ -71,7 +71,10 @@ CREATE TABLE dl_jobs (
   trace text,                                        -- W3C traceparent of the request that triggered the job
   score float8,                                      -- place in the key, in an ordered queue; else as its producer gave it
   affinity_key text,                                 -- the heavy resource that the job needs; null: none
-  limits text[]                                      -- names in dl_limits that the job's runs count for; null: none
+  limits text[],                                     -- names in dl_limits that the job's runs count for; null: none
+  turn_at timestamptz,                               -- place among those of its queue and priority; null: created_at
+  share text,                                        -- whose job it is, in a fair queue; else null
+  deadline timestamptz                               -- when the job should have ended; null: no matter when
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -92,13 +95,16 @@ COMMENT ON COLUMN dl_jobs.trace IS 'W3C traceparent of the request that triggere
 COMMENT ON COLUMN dl_jobs.score IS 'place among the jobs of the key in an ordered queue, the smallest first; else as its producer gave it';
 COMMENT ON COLUMN dl_jobs.affinity_key IS 'the heavy resource that the job needs; null: none';
 COMMENT ON COLUMN dl_jobs.limits IS 'the limits that the job''s runs count for; null: none';
+COMMENT ON COLUMN dl_jobs.turn_at IS 'place among the ready jobs of the queue and priority; null: created_at';
+COMMENT ON COLUMN dl_jobs.share IS 'whose job it is, in a fair queue: its partition_key or producer; else null';
+COMMENT ON COLUMN dl_jobs.deadline IS 'when the job should have ended; null: no matter when';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
 -- Our claim: ready rows in its order, then the first row of each key that it has locked.
-CREATE INDEX ix_dl_jobs_ready ON dl_jobs (queue, priority, created_at)
+CREATE INDEX ix_dl_jobs_turn ON dl_jobs (queue, priority, coalesce(turn_at, created_at))
   WHERE status = 'queued' AND blocked_on IS NULL;
-CREATE INDEX ix_dl_jobs_key ON dl_jobs (hashtext(lock_key), queue, priority, created_at)
+CREATE INDEX ix_dl_jobs_key_turn ON dl_jobs (hashtext(lock_key), queue, priority, coalesce(turn_at, created_at))
   WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key');
 -- In which queues rows of a key are parked: dl_unpark. By enum_eq and not by `=`, so that no other index can serve it.
 CREATE INDEX ix_dl_jobs_parked_keys ON dl_jobs (hashtext(lock_key), queue, lock_key)
@@ -113,8 +119,11 @@ CREATE INDEX ix_dl_jobs_time ON dl_jobs (queue, available_at, priority, created_
 -- Keys that are busy, and the reaper's rows: never more than there are workers.
 CREATE INDEX ix_dl_jobs_running ON dl_jobs (hashtext(lock_key)) WHERE status = 'running';
 -- The running jobs of a limit, and the parked ones by their limit. One index and not two, as above.
-CREATE INDEX ix_dl_jobs_limits ON dl_jobs (status, blocked_on, queue, priority, created_at)
+CREATE INDEX ix_dl_jobs_limit_turn ON dl_jobs (status, blocked_on, queue, priority, coalesce(turn_at, created_at))
   WHERE limits IS NOT NULL AND status IN ('queued', 'running');
+-- The last job of each share of a fair queue: dl_turn.
+CREATE INDEX ix_dl_jobs_share ON dl_jobs (queue, priority, share, turn_at)
+  WHERE status = 'queued' AND share IS NOT NULL AND turn_at IS NOT NULL;
 -- Retention: finished jobs, the oldest end first.
 CREATE INDEX ix_dl_jobs_finished ON dl_jobs (finished_at) WHERE finished_at IS NOT NULL;
 -- Lists and counts for people: queued jobs by their age, those tried before, those that ended badly. The first by
@@ -188,10 +197,12 @@ CREATE TABLE dl_queues (
   merge_limit int,                                   -- the most jobs of a key in one delivery; null: 1000
   batch int,                                         -- the most keys in one call; null: as the pipeline says
   on_dead text,                                      -- hold: a dead job stops its key; null: the key continues
+  fair_by text,                                      -- the field by whose values jobs start in turns; null: none
   CONSTRAINT dl_queues_chk_positive CHECK (max_length >= 0),
   CONSTRAINT dl_queues_chk_order CHECK (
     (merge IS NOT TRUE OR ordered IS TRUE) AND merge_limit BETWEEN 1 AND 1000 AND batch BETWEEN 1 AND 1000
-    AND on_dead IN ('continue', 'hold'))
+    AND on_dead IN ('continue', 'hold')),
+  CONSTRAINT dl_queues_chk_fair CHECK (fair_by IN ('partition_key', 'producer'))
 );
 COMMENT ON COLUMN dl_queues.paused_at IS 'since when no claim starts a job of the queue; null: it is not paused';
 COMMENT ON COLUMN dl_queues.max_length IS 'queued jobs from which on the API refuses more; null: no limit';
@@ -200,6 +211,7 @@ COMMENT ON COLUMN dl_queues.merge IS 'whether one delivery takes all queued jobs
 COMMENT ON COLUMN dl_queues.merge_limit IS 'the most jobs of a key in one delivery; null: 1000';
 COMMENT ON COLUMN dl_queues.batch IS 'the most keys in one call of a pipeline; null: as the pipeline says';
 COMMENT ON COLUMN dl_queues.on_dead IS 'hold: a dead job stops its key; null: the key continues';
+COMMENT ON COLUMN dl_queues.fair_by IS 'the field by whose values the jobs of a priority start in turns; null: in their order';
 
 -- Keys that became free while others had their first row locked, and parents that ended while others had rows of their
 -- children locked: tried again once a second.
@@ -397,7 +409,8 @@ CREATE TABLE dl_migrations (
 CREATE TRIGGER dl_jobs_place_ins BEFORE INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION dl_jobs_place();
 CREATE TRIGGER dl_jobs_score_ins BEFORE INSERT ON dl_jobs
-  FOR EACH ROW WHEN (NEW.journaled <> 2 AND NEW.score IS NULL) EXECUTE FUNCTION dl_jobs_score();
+  FOR EACH ROW WHEN (NEW.journaled <> 2 OR NEW.deadline IS NOT NULL OR NEW.turn_at IS NOT NULL)
+  EXECUTE FUNCTION dl_jobs_score();
 -- By the row: a condition cannot be asked of a statement. A transaction notifies of a queue once, whatever it inserts.
 CREATE TRIGGER dl_jobs_notify_ins AFTER INSERT ON dl_jobs
   FOR EACH ROW WHEN (NEW.journaled <> 2) EXECUTE FUNCTION notify_job_ready();

@@ -39,7 +39,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead,
+       coalesce(on_dead, 'continue') AS on_dead, fair_by,
        CASE WHEN ordered THEN (
          WITH RECURSIVE found (lock_key, nth) AS (
            (SELECT lock_key, 1 FROM dl_jobs j
@@ -87,7 +87,7 @@ SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
        coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
-       coalesce(on_dead, 'continue') AS on_dead, CASE WHEN ordered THEN keys END AS keys,
+       coalesce(on_dead, 'continue') AS on_dead, fair_by, CASE WHEN ordered THEN keys END AS keys,
        length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
        keys AS noted_keys, counted_at
   FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
@@ -148,7 +148,7 @@ SELECT task, t.max_attempts, coalesce(t.memory_mb, dl_counted(n.memory_mb, NULL)
 
 -- name: limits
 -- Each limit with what it allows, how many of its jobs run, the tokens that its rate has, and how many jobs wait for it,
--- counted up to `most`. Served by ix_dl_jobs_limits.
+-- counted up to `most`. Served by ix_dl_jobs_limit_turn.
 SELECT l.name, l.most, l.per_minute, CASE WHEN l.per_minute IS NOT NULL THEN l.burst END AS burst,
        s.running, s.tokens, s.room, l.changed_by, l.changed_at,
        (SELECT count(*) FROM (
@@ -288,7 +288,7 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 -- name: shown
 -- The fields of a job `j` in a list, in the place of {shown}.
 job_id, (j).queue, (j).task, (j).status::text AS status, (j).lock_key, (j).partition_key, (j).priority, (j).attempt,
-(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).affinity_key, (j).limits, (j).progress::text AS progress, left((j).error, 300) AS error,
+(j).max_attempts, CASE WHEN abs((j).score) < 'Infinity' THEN (j).score END AS score, (j).producer, (j).consumer_group, (j).affinity_key, (j).limits, dl_readable((j).deadline) AS deadline, (j).progress::text AS progress, left((j).error, 300) AS error,
 (j).claimed_by, (j).cancel_requested, (j).blocked_on, dl_readable((j).created_at) AS created_at,
 dl_readable((j).available_at) AS available_at, dl_readable((j).started_at) AS started_at,
 dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS finished_at;

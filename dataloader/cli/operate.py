@@ -229,14 +229,21 @@ def list_keys(reached: Reached, name: str, limit: int, has_no_limit: bool) -> No
 @click.option("--merge-limit", type=click.IntRange(1, 1_000), help="the most jobs of a key in one delivery")
 @click.option("--batch", metavar="KEYS|none", help="the most keys in one call; none: as the pipeline says")
 @click.option("--on-dead", type=click.Choice(["continue", "hold"]), help="hold: a dead job stops its key")
+@click.option(
+    "--fair-by",
+    type=click.Choice(["partition_key", "producer", "none"]),
+    help="jobs of different values start in turns",
+)
 @reaching
-def set_queue(reached: Reached, name: str, batch: str | None, **named: Any) -> None:
-    """Change how a queue treats the jobs of a key, while jobs run; what is not named stays."""
+def set_queue(reached: Reached, name: str, batch: str | None, fair_by: str | None, **named: Any) -> None:
+    """Change the order of a queue's jobs, while jobs run; what is not named stays."""
     changes = given(**named)
+    if fair_by is not None:
+        changes["fair_by"] = None if fair_by == "none" else fair_by
     if batch is not None:
         changes["batch"] = _batch(batch)
     if not changes:
-        raise click.UsageError("name what to change: --ordered, --merge, --merge-limit, --batch, --on-dead")
+        raise click.UsageError("name what to change: --ordered, --merge, --merge-limit, --batch, --on-dead, --fair-by")
     found = reached.farm.set_queue(name, **changes)
     _tell(reached, found, f"{screen.plain(name)} {_order_of(found)}")
 
@@ -275,9 +282,13 @@ def _batch(text: str) -> int | None:
 
 
 def _order_of(queue: Queue) -> str:
-    if not queue.ordered:
+    if not (queue.ordered or queue.fair_by):
         return "is a plain queue: its jobs start by priority and age"
-    parts = ["is ordered: the jobs of a key start in the order of their scores"]
+    parts = []
+    if queue.ordered:
+        parts.append("is ordered: the jobs of a key start in the order of their scores")
+    if queue.fair_by:
+        parts.append(f"is fair: jobs of different {queue.fair_by}s start in turns")
     if queue.merge:
         parts.append(f"up to {queue.merge_limit} of a key in one delivery")
     if queue.batch:

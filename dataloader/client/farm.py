@@ -79,6 +79,7 @@ class Farm(ABC):
         consumer_group: str | None = None,
         affinity_key: str | None = None,
         limits: list[str] | None = None,
+        deadline: datetime | str | None = None,
         depends_on: Sequence[UUID | str] | None = None,
         on_parent_failure: str | None = None,
         trace: str | None = None,
@@ -105,6 +106,7 @@ class Farm(ABC):
             consumer_group=consumer_group,
             affinity_key=affinity_key,
             limits=limits,
+            deadline=deadline,
             depends_on=None if depends_on is None else list(map(str, depends_on)),
             on_parent_failure=on_parent_failure,
         )
@@ -249,7 +251,7 @@ class Farm(ABC):
 
     @abstractmethod
     def set_queue(self, queue: str, **changes: Any) -> Queue:
-        """Change `ordered`, `merge`, `merge_limit`, `batch` or `on_dead` of a queue (docs/ordered.md)."""
+        """Change `ordered`, `merge`, `merge_limit`, `batch`, `on_dead` or `fair_by` of a queue (docs/ordered.md)."""
 
     @abstractmethod
     def schedules(self, *, count: int = 5) -> list[Schedule]:

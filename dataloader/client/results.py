@@ -68,6 +68,7 @@ class Job:
     consumer_group: str | None = None
     affinity_key: str | None = None
     limits: list[str] | None = None
+    deadline: datetime | None = None
     idempotency_key: str | None = None
     trace: str | None = None
     schedule: Document | None = None
@@ -137,6 +138,7 @@ class Queue:
     merge_limit: int | None = 1_000
     batch: int | None = None
     on_dead: str | None = "continue"
+    fair_by: str | None = None
     is_known: bool = True
     similar: tuple[str, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)

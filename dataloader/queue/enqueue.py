@@ -86,10 +86,11 @@ class NewJob:
     """A job as its producer asks for it; the fields are those of `fields.OF_NEW_JOB`.
 
     `available_at` None means now; `max_attempts` and `timeout_sec` None leave the limit to the pipeline, which is 5
-    attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args it
-    follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
-    ordered queue. A `lock_key` "" leaves it to a hook (`around_enqueue`). The job starts when the jobs `depends_on`
-    have ended; `on_parent_failure`, one of parents.ON_FAILURE, says what comes of it where one has not succeeded.
+    attempts unless it says more. `affinity_key` None leaves it to the pipeline, which may say from which of the args
+    it follows. `limits` None leaves them to the pipeline; [] is none. `score` None means the time of creation, in an
+    ordered queue. A job with a `deadline`, when it should have ended, starts before those of its priority without
+    one. A `lock_key` "" leaves it to a hook (`around_enqueue`). The job starts when the jobs `depends_on` have ended;
+    `on_parent_failure`, one of parents.ON_FAILURE, says what comes of it where one has not succeeded.
     """
 
     queue: str
@@ -108,6 +109,7 @@ class NewJob:
     consumer_group: str | None = None
     affinity_key: str | None = None
     limits: Sequence[str] | None = None
+    deadline: datetime | None = None
     trace: str | None = None
     depends_on: Parents | None = None
     on_parent_failure: str = "cancel"

@@ -90,6 +90,9 @@ FIELDS = (
         None,
         LIMITS_MOST,
     ),
+    _given(
+        "deadline", "timestamptz", EVERYWHERE, "when the job should have ended: of its priority it goes before", None
+    ),
     Field("trace", "text", "the W3C traceparent of the job's trigger", PAGE, "api"),
     Field("job_id", "uuid", "the job's id", EVERYWHERE),
     Field("status", "dl_status", "one of job.Status", EVERYWHERE),
@@ -110,6 +113,8 @@ FIELDS = (
     Field("backoffs", "int", "refusals in a row of a key that no visible job holds", PAGE),
     Field("claimed_pid", "int", "the backend of that worker's session", NOWHERE),
     Field("claimed_backend_start", "timestamptz", "the start of that backend", NOWHERE),
+    Field("turn_at", "timestamptz", "place among the ready jobs of the queue and priority; null: created_at", NOWHERE),
+    Field("share", "text", "whose job it is, in a fair queue", NOWHERE),
     Field("journaled", "int", "steps that their writer put into the journal", NOWHERE),
 )
 OF_PRODUCER = tuple(field for field in FIELDS if field.by == "producer")

@@ -100,6 +100,7 @@ _TYPES: dict[str, Any] = {
 _CHECKS = {
     "queue": AfterValidator(_printable),
     "available_at": BeforeValidator(instant),
+    "deadline": BeforeValidator(instant),
     "limits": AfterValidator(_distinct),
 }
 
@@ -177,17 +178,19 @@ def enqueue(
     consumer_group: str | None = None,
     affinity_key: str | None = None,
     limits: list[str] | None = None,
+    deadline: datetime | None = None,
     depends_on: Parents | None = None,
     on_parent_failure: str = "cancel",
     schema: str | None = None,
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
-    The fields are the API's (docs/api.md); `available_at` needs a time zone. A `lock_key` "" leaves it to a hook
-    (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen before, the id and
-    status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the connection's search_path
-    does not matter. Raises ValueError, which names every wrong field, before `conn` is touched; UnknownParents for jobs
-    in `depends_on` that are not there; psycopg.Error as any statement on `conn` does.
+    The fields are the API's (docs/api.md); `available_at` and `deadline` need a time zone. A `lock_key` "" leaves it
+    to a hook (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen
+    before, the id and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the
+    connection's search_path does not matter. Raises ValueError, which names every wrong field, before `conn` is
+    touched; UnknownParents for jobs in `depends_on` that are not there; psycopg.Error as any statement on `conn`
+    does.
     """
     given = locals() | {"args": {} if args is None else args}
     del given["conn"], given["schema"]

@@ -79,13 +79,14 @@ _CHOSEN = {
 }
 _NO_PLACE = "after should be the `next` of the answer before"
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
+TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
 CLAIMS_SEC = 5.0  # how long a move waits for claims that began before the pause; a claim takes about 1 s at most
 _NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
 _LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
 RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
-ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead")  # the settings of `set_order`
+ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
 _Settings = Mapping[str, Any]
 # The settings of a queue of which nobody has said anything.
@@ -98,6 +99,7 @@ DEFAULTS: dict[str, Any] = {
     "merge_limit": 1_000,
     "batch": None,
     "on_dead": "continue",
+    "fair_by": None,
 }
 
 
@@ -174,9 +176,10 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
 
     `ordered`: the jobs of a key start in the order of their scores. `merge`: one delivery takes all queued jobs of a
     key, `merge_limit` (1 to 1,000) at most. `batch`: the most keys in one call of a pipeline; None: as the pipeline
-    says. `on_dead`: "hold" lets a dead job stop its key, "continue" does not. Jobs go on meanwhile; from the return on
-    the new settings hold for each claim. Jobs that are queued get their places by their times of creation. Raises
-    Contradiction for `merge` without `ordered`, having changed nothing.
+    says. `on_dead`: "hold" lets a dead job stop its key, "continue" does not. `fair_by`: jobs of different values of
+    this field ("partition_key" or "producer") start in turns, those of a priority; None: in their order. Jobs go on
+    meanwhile; from the return on the new settings hold for each claim. Jobs that are queued get their places by their
+    times of creation. Raises Contradiction for `merge` without `ordered`, having changed nothing.
     """
     _change_order(conn, queue, changes)
     _unpark_stranded(conn)  # jobs that waited for one before them may not do so any more
@@ -195,6 +198,9 @@ def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
         _wait_for_older(conn, transaction[1])
         _give_scores(conn, queue)
+    if changes.get("fair_by"):
+        _wait_for_older(conn, transaction[1])
+        _give_turns(conn, queue)
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
@@ -286,6 +292,14 @@ def _give_scores(conn: Conn, queue: str) -> None:
     while after:
         row = conn.execute(_SQL["give_scores"], {"queue": queue, "after": after, "limit": SCORES_AT_ONCE}).fetchone()
         assert row is not None  # noqa: S101  the function always answers
+        after = row[1] if row[0] else None
+
+
+def _give_turns(conn: Conn, queue: str) -> None:
+    after: str | None = "-infinity"
+    while after:
+        row = conn.execute(_SQL["give_turns"], {"queue": queue, "after": after, "limit": TURNS_AT_ONCE}).fetchone()
+        assert row is not None  # noqa: S101  an aggregate always answers
         after = row[1] if row[0] else None
 
 

@@ -212,6 +212,7 @@ def _total(queues: Sequence[Row]) -> Row:
         "merge_limit": None,
         "batch": None,
         "on_dead": None,
+        "fair_by": None,
         "counted_at": min((row["counted_at"] for row in queues if row["counted_at"]), default=None),
     }
 

@@ -16,7 +16,7 @@
 
 
 -- Write how runs of this worker have ended (p_job_id to p_facts: as dl_finish; null: none, and the session keeps its
--- keys), and claim up to p_most jobs of the first queue that has some: the best by priority, then created_at, at most one
+-- keys), and claim up to p_most jobs of the first queue that has some: the best by priority, then turn, at most one
 -- of each key; of an ordered queue the heads of up to p_most keys, with merge all jobs of these keys. One round trip.
 --
 -- p_queues          the queues in the order in which to look at them; p_by_lag: instead by how long their first due rows
@@ -31,7 +31,7 @@
 --    warm, elsewhere, lookahead   affinity keys: jobs of the keys in `warm` and jobs without a key go first, among the
 --                                 queue's first `lookahead` that are of its best priority; then those of dl_most_wanted, to
 --                                 which `elsewhere`, the keys of the worker's siblings, come last; then any
---    overdue                      {priority: instant}: a job that was created before goes before those that are warm
+--    overdue                      {priority: instant}: a job whose turn was before goes before those that are warm
 --    without                      tasks whose jobs the claim passes over, for the host has no room for them
 --                                 One parameter for all: each costs some 2,000 instructions, also for a job alone
 --
@@ -162,13 +162,13 @@ BEGIN
         at_once := clock_timestamp();  -- not now(), when the claim began: the rows may be younger
         RETURN QUERY
         WITH free AS MATERIALIZED (
-          SELECT ctid AS at, job_id AS free_id, priority, created_at FROM dl_jobs
+          SELECT ctid AS at, job_id AS free_id, priority, coalesce(turn_at, created_at) AS turn FROM dl_jobs
            WHERE ctid = ANY (CASE WHEN is_ordered THEN heads ELSE ARRAY(
                    SELECT (SELECT ctid FROM dl_jobs
                             WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
                               AND hashtext(lock_key) = key_hash AND queue = this
                               AND (limits IS NULL OR job_id = ANY (took.granted))
-                            ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1)
+                            ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1)
                      FROM unnest(took.mine) key_hash
                     WHERE (SELECT true FROM dl_jobs WHERE status = 'running' AND hashtext(lock_key) = key_hash
                               AND lease_expires_at > now() LIMIT 1) IS NULL) END)
@@ -182,20 +182,20 @@ BEGIN
                  -- The worker begins the best job at once. The others are claimed ahead: null until their runs beat
                  -- (dl_reap).
                  heartbeat_at = CASE WHEN job_id = coalesce(in_order[1], (
-                                            SELECT free_id FROM free ORDER BY priority, created_at, free_id LIMIT 1))
+                                            SELECT free_id FROM free ORDER BY priority, turn, free_id LIMIT 1))
                                      THEN at_once END,
                  lease_expires_at = at_once + make_interval(secs => lease_ttl_sec),
                  claimed_by = p_worker, claimed_pid = pg_backend_pid(), claimed_backend_start = p_backend_start
            WHERE ctid = ANY (ARRAY(SELECT at FROM free))
           RETURNING job_id, task, args, idempotency_key, lock_key, partition_key, attempt, max_attempts, lease_ttl_sec,
-                    timeout_sec, claims, affinity_key, priority, created_at),
+                    timeout_sec, claims, affinity_key, priority, coalesce(turn_at, created_at) AS turn),
         journal AS (
           INSERT INTO dl_job_events (job_id, queue, ts, kind, payload)
           SELECT job_id, this, at_once, 'picked',
                  ('{"attempt": ' || attempt || ', "worker": ' || to_json(p_worker) || '}')::jsonb FROM started)
         SELECT job_id, this, task, args::text, idempotency_key, lock_key, partition_key, attempt, max_attempts,
                lease_ttl_sec, timeout_sec, claims, affinity_key, NULL
-          FROM started ORDER BY priority, created_at, job_id;
+          FROM started ORDER BY priority, turn, job_id;
         GET DIAGNOSTICS started = ROW_COUNT;
         IF started < cardinality(took.mine) OR is_ordered THEN
           -- A running row keeps the key busy after all; or another session has its first row locked, has changed that row
@@ -213,7 +213,7 @@ BEGIN
               SELECT * FROM dl_jobs
                WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
                  AND queue = this
-               ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) first
+               ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1) first
              WHERE blocked_on = 'key'
                AND (cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > at_once)) END, '{}');
         END IF;
@@ -336,7 +336,7 @@ CREATE OR REPLACE FUNCTION dl_by_lag(p_queues text[]) RETURNS text[] LANGUAGE sq
       SELECT least(
         (SELECT greatest(created_at, available_at) FROM dl_jobs
           WHERE queue = q AND status = 'queued' AND blocked_on IS NULL
-          ORDER BY queue, priority, created_at LIMIT 1),
+          ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT 1),
         (SELECT available_at FROM dl_jobs
           WHERE queue = q AND status = 'queued' AND blocked_on = 'time'
           ORDER BY queue, available_at LIMIT 1)) AS since) first
@@ -345,19 +345,19 @@ $$;
 
 -- The affinity key that a worker should make warm, by dl_step's p_prefer: that of most of the ready jobs among the queue's
 -- first `lookahead`, as far as they have the priority of the first; first one that is warm in no sibling. Null where no job
--- has another key than those that are warm. One bounded read of ix_dl_jobs_ready.
+-- has another key than those that are warm. One bounded read of ix_dl_jobs_turn.
 CREATE OR REPLACE FUNCTION dl_most_wanted(p_queue text, p_prefer json) RETURNS text[] LANGUAGE plpgsql AS $$
 BEGIN
   RETURN (
     WITH near AS MATERIALIZED (
-      SELECT priority, created_at, affinity_key FROM dl_jobs
+      SELECT priority, coalesce(turn_at, created_at) AS turn, affinity_key FROM dl_jobs
        WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-       ORDER BY priority, created_at LIMIT (p_prefer ->> 'lookahead')::int)
+       ORDER BY priority, coalesce(turn_at, created_at) LIMIT (p_prefer ->> 'lookahead')::int)
     SELECT ARRAY[affinity_key] FROM near
      WHERE affinity_key NOT IN (SELECT json_array_elements_text(p_prefer -> 'warm'))
        AND priority = (SELECT min(priority) FROM near)
      GROUP BY affinity_key
-     ORDER BY affinity_key IN (SELECT json_array_elements_text(p_prefer -> 'elsewhere')), count(*) DESC, min(created_at)
+     ORDER BY affinity_key IN (SELECT json_array_elements_text(p_prefer -> 'elsewhere')), count(*) DESC, min(turn)
      LIMIT 1);
 END
 $$;
@@ -365,12 +365,15 @@ $$;
 
 -- Of the queue's first p_rows ready jobs the first with one of these tasks, for a claim that has passed it over: its `task`,
 -- and `since` when it is due. Null without such a job.
-CREATE OR REPLACE FUNCTION dl_left_out(p_queue text, p_without json, p_rows int) RETURNS json LANGUAGE sql AS $$
-  SELECT json_build_object('task', task, 'since', greatest(created_at, available_at))
-    FROM (SELECT task, priority, created_at, available_at FROM dl_jobs
-           WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-           ORDER BY priority, created_at LIMIT p_rows) near
-   WHERE task IN (SELECT json_array_elements_text(p_without)) ORDER BY priority, created_at LIMIT 1
+CREATE OR REPLACE FUNCTION dl_left_out(p_queue text, p_without json, p_rows int) RETURNS json LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN (
+    SELECT json_build_object('task', task, 'since', greatest(created_at, available_at))
+      FROM (SELECT task, priority, coalesce(turn_at, created_at) AS turn, created_at, available_at FROM dl_jobs
+             WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
+             ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_rows) near
+     WHERE task IN (SELECT json_array_elements_text(p_without)) ORDER BY priority, turn LIMIT 1);
+END
 $$;
 
 
@@ -539,12 +542,12 @@ BEGIN
     END IF;
   END IF;
   FOR near IN
-    SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, created_at,
+    SELECT job_id, ctid AS at, hashtext(lock_key) AS key_hash, lock_key, priority, coalesce(turn_at, created_at) AS turn,
            cancel_requested OR attempt >= greatest(max_attempts, 1) OR available_at > clock_timestamp()
            OR p_ordered AND score IS NULL AS is_odd, affinity_key, task, limits
       FROM dl_jobs
-     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, created_at) >= (p_priority, p_from)
-     ORDER BY priority, created_at LIMIT 1000 + p_most OFFSET p_past
+     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND (priority, coalesce(turn_at, created_at)) >= (p_priority, p_from)
+     ORDER BY priority, coalesce(turn_at, created_at) LIMIT 1000 + p_most OFFSET p_past
   LOOP
     rows := rows + 1;
     IF p_prefer IS NOT NULL THEN
@@ -553,7 +556,7 @@ BEGIN
         overdue := coalesce((p_prefer -> 'overdue' ->> class::text)::timestamptz, '-infinity');
       END IF;
       EXIT WHEN wanted IS NOT NULL AND (near.priority <> class OR rows > last);
-      CONTINUE WHEN near.task = ANY (without) OR near.affinity_key <> ALL (wanted) AND near.created_at >= overdue;
+      CONTINUE WHEN near.task = ANY (without) OR near.affinity_key <> ALL (wanted) AND near.turn >= overdue;
     END IF;
     behind := behind + 1;
     IF near.is_odd THEN
@@ -575,7 +578,7 @@ BEGIN
       ELSE
         IF priority IS NULL THEN
           priority := near.priority;
-          since := near.created_at;
+          since := near.turn;
         END IF;
         mine := mine || near.key_hash;
         IF near.limits IS NOT NULL AND NOT p_ordered THEN

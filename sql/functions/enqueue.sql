@@ -51,7 +51,7 @@ CREATE OR REPLACE FUNCTION dl_enqueue_many(
   p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
   p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
   p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_affinity_key text[],
-  p_limits text[], p_place int[], p_since timestamptz)
+  p_limits text[], p_deadline timestamptz[], p_place int[], p_since timestamptz)
 RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -60,6 +60,7 @@ DECLARE
   since timestamptz := coalesce(p_since, clock_timestamp());
   added_by jsonb := jsonb_build_object('user', session_user);
   ordered text[] := ARRAY(SELECT queue FROM %1$I.dl_queues WHERE ordered);
+  fair text[] := ARRAY(SELECT queue FROM %1$I.dl_queues WHERE fair_by IS NOT NULL);
   written int;
   columns int := greatest(cardinality(p_task), cardinality(p_max_attempts));
 BEGIN
@@ -88,13 +89,14 @@ BEGIN
     -- Nothing can be in the way, and an insert that need not look is cheaper by a tenth.
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, lock_key, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at, turn_at, blocked_on,
+           journaled)
     SELECT n.job_id, queue, task, args::jsonb, lock_key, partition_key, priority, coalesce(available_at, now()),
            max_attempts, lease_ttl_sec, timeout_sec,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[],
-           since + coalesce(n.place, nth) * interval '1 microsecond',
+           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[], deadline,
+           since + coalesce(n.place, nth) * interval '1 microsecond', CASE WHEN queue = ANY (fair) THEN timestamptz 'infinity' END,
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task, unnest(%1$I.dl_spread(p_lock_key, size)) AS lock_key,
@@ -108,7 +110,8 @@ BEGIN
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
                    unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
                    unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
-                   unnest(%1$I.dl_spread(p_limits, size)) AS limits, unnest(p_args) AS args,
+                   unnest(%1$I.dl_spread(p_limits, size)) AS limits,
+                   unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n;
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT n.job_id, queue, 'queued',
@@ -122,14 +125,14 @@ BEGIN
   WITH added AS (
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, args, idempotency_key, lock_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on,
-           journaled)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
+           turn_at, blocked_on, journaled)
     SELECT n.job_id, queue, task, args::jsonb, idempotency_key, lock_key, partition_key, priority,
            coalesce(available_at, now()), max_attempts, lease_ttl_sec, timeout_sec,
            coalesce(score, CASE WHEN queue = ANY (ordered)
                                 THEN extract(epoch FROM since + coalesce(n.place, nth) * interval '1 microsecond') END),
-           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[],
-           since + coalesce(n.place, nth) * interval '1 microsecond',
+           producer, consumer_group, affinity_key, nullif(limits, '{}')::text[], deadline,
+           since + coalesce(n.place, nth) * interval '1 microsecond', CASE WHEN queue = ANY (fair) THEN timestamptz 'infinity' END,
            CASE WHEN available_at > now() THEN 'time' END, 2
       FROM (SELECT unnest(p_job_id) AS job_id, unnest(%1$I.dl_spread(p_queue, size)) AS queue,
                    unnest(%1$I.dl_spread(p_task, size)) AS task,
@@ -145,7 +148,8 @@ BEGIN
                    unnest(%1$I.dl_spread(p_producer, size)) AS producer,
                    unnest(%1$I.dl_spread(p_consumer_group, size)) AS consumer_group,
                    unnest(%1$I.dl_spread(p_affinity_key, size)) AS affinity_key,
-                   unnest(%1$I.dl_spread(p_limits, size)) AS limits, unnest(p_args) AS args,
+                   unnest(%1$I.dl_spread(p_limits, size)) AS limits,
+                   unnest(%1$I.dl_spread(p_deadline, size)) AS deadline, unnest(p_args) AS args,
                    unnest(p_place) AS place, generate_series(1, size) AS nth) n
      ORDER BY idempotency_key COLLATE "C", nth
     ON CONFLICT (idempotency_key) DO NOTHING
@@ -179,7 +183,7 @@ CREATE OR REPLACE FUNCTION dl_enqueue_one(
   p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
   p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
   p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text, p_affinity_key text,
-  p_limits text[])
+  p_limits text[], p_deadline timestamptz)
 RETURNS text LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -189,26 +193,29 @@ BEGIN
   IF p_idempotency_key IS NULL THEN
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, partition_key, priority, available_at, max_attempts, lease_ttl_sec,
-           timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on, journaled)
+           timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at, turn_at, blocked_on,
+           journaled)
     SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_partition_key, p_priority, coalesce(p_available_at, now()),
            coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
            coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
            p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-           nullif(coalesce(p_limits, said.limits), '{}'), at,
+           nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
+           (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
            CASE WHEN p_available_at > now() THEN 'time' END, 2
       FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task);
   ELSE
     LOOP
       INSERT INTO %1$I.dl_jobs (
              job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at, blocked_on,
-             journaled)
+             lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at,
+             turn_at, blocked_on, journaled)
       SELECT p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority,
              coalesce(p_available_at, now()),
              coalesce(p_max_attempts, said.max_attempts, 5), p_lease_ttl_sec, p_timeout_sec,
              coalesce(p_score, (SELECT extract(epoch FROM at) FROM %1$I.dl_queues WHERE queue = p_queue AND ordered)),
              p_producer, p_consumer_group, coalesce(p_affinity_key, %1$I.dl_affinity(said.affinity, p_args)),
-             nullif(coalesce(p_limits, said.limits), '{}'), at,
+             nullif(coalesce(p_limits, said.limits), '{}'), p_deadline, at,
+             (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),
              CASE WHEN p_available_at > now() THEN 'time' END, 2
         FROM (VALUES (p_task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)
       ON CONFLICT (idempotency_key) DO NOTHING;
@@ -235,21 +242,23 @@ $function$, current_schema()); END $bound$;
 -- before that of the job that has it. The parameters are dl_jobs' columns, by name; null counts as left out. Bad input
 -- is refused with SQLSTATE 22023 and a message that names the parameter. Runs with the owner's rights, bound as
 -- dl_enqueue_many: call it by its full name from anywhere. The journal is the trigger's.
--- With one more parameter it would be a second function beside those of before 0023, 0029 and 0034, and no call could
--- choose.
+-- With one more parameter it would be a second function beside those of before 0023, 0029, 0034 and 0038, and no call
+-- could choose.
 DROP FUNCTION IF EXISTS dl_enqueue(
   text, text, text, jsonb, text, text, int, timestamptz, int, int, int, text, text);
 DROP FUNCTION IF EXISTS dl_enqueue(
   text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text);
 DROP FUNCTION IF EXISTS dl_enqueue(
   text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text, text);
+DROP FUNCTION IF EXISTS dl_enqueue(
+  text, text, text, jsonb, text, text, int, timestamptz, int, int, int, float8, text, text, text, text[]);
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_enqueue(
   queue text, task text, lock_key text, args jsonb DEFAULT NULL, idempotency_key text DEFAULT NULL,
   partition_key text DEFAULT NULL, priority int DEFAULT NULL, available_at timestamptz DEFAULT NULL,
   max_attempts int DEFAULT NULL, lease_ttl_sec int DEFAULT NULL, timeout_sec int DEFAULT NULL, score float8 DEFAULT NULL,
   producer text DEFAULT NULL, consumer_group text DEFAULT NULL, affinity_key text DEFAULT NULL,
-  limits text[] DEFAULT NULL)
+  limits text[] DEFAULT NULL, deadline timestamptz DEFAULT NULL)
 RETURNS uuid LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -283,6 +292,8 @@ BEGIN
       OR cardinality(dl_enqueue.limits) > (SELECT count(DISTINCT name) FROM unnest(dl_enqueue.limits) name
                                             WHERE length(name) BETWEEN 1 AND 100 AND name !~ '[\u0001-\u001f\u007f-\u009f]')
       THEN 'limits should be at most 8 different names of 1 to 100 characters without control characters'
+    WHEN dl_enqueue.deadline NOT BETWEEN '2000-01-01 00:00+00' AND now() + interval '3653 days'
+      THEN 'deadline should be from the year 2000 to ten years from now'
   END;
   IF wrong IS NOT NULL THEN
     RAISE EXCEPTION 'dl_enqueue: %%', wrong USING ERRCODE = 'invalid_parameter_value';
@@ -290,13 +301,13 @@ BEGIN
   LOOP
     INSERT INTO %1$I.dl_jobs (
            job_id, queue, task, lock_key, args, idempotency_key, partition_key, priority, available_at, max_attempts,
-           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, created_at)
+           lease_ttl_sec, timeout_sec, score, producer, consumer_group, affinity_key, limits, deadline, created_at)
     SELECT gen_random_uuid(), dl_enqueue.queue, dl_enqueue.task, dl_enqueue.lock_key, coalesce(dl_enqueue.args, '{}'),
            dl_enqueue.idempotency_key, coalesce(dl_enqueue.partition_key, ''), coalesce(dl_enqueue.priority, 100),
            coalesce(dl_enqueue.available_at, now()), coalesce(dl_enqueue.max_attempts, said.max_attempts, 5),
            coalesce(dl_enqueue.lease_ttl_sec, 60), dl_enqueue.timeout_sec, dl_enqueue.score, dl_enqueue.producer,
            dl_enqueue.consumer_group, coalesce(dl_enqueue.affinity_key, %1$I.dl_affinity(said.affinity, dl_enqueue.args)),
-           nullif(coalesce(dl_enqueue.limits, said.limits), '{}'),
+           nullif(coalesce(dl_enqueue.limits, said.limits), '{}'), dl_enqueue.deadline,
            -- Not now(): several jobs of one transaction run in the order of their calls.
            clock_timestamp()
       FROM (VALUES (dl_enqueue.task)) AS new (task) LEFT JOIN %1$I.dl_tasks said USING (task)

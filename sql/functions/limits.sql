@@ -108,8 +108,8 @@ BEGIN
         WHERE ctid = ANY (ARRAY(
                 SELECT ctid FROM dl_jobs
                  WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-                   AND (priority, created_at) >= (p_priority, p_from)
-                 ORDER BY priority, created_at LIMIT p_rows)
+                   AND (priority, coalesce(turn_at, created_at)) >= (p_priority, p_from)
+                 ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_rows)
                 || ARRAY(SELECT ctid FROM dl_jobs WHERE job_id = ANY (p_heads)))
           AND status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND limits && full_ones
           FOR NO KEY UPDATE SKIP LOCKED));
@@ -202,14 +202,14 @@ BEGIN
     WITH near AS MATERIALIZED (
       SELECT ctid AS at, limits FROM %1$I.dl_jobs
        WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on = 'limit:' || p_name AND queue = p_queue
-       ORDER BY status, blocked_on, queue, priority, created_at LIMIT 100),
+       ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100),
     full_ones AS MATERIALIZED (
       SELECT name FROM %1$I.dl_limit_state(ARRAY(
         SELECT DISTINCT other FROM near CROSS JOIN unnest(limits) other WHERE other <> p_name)) WHERE room = 0)
     SELECT ctid FROM %1$I.dl_jobs
      WHERE ctid = ANY (ARRAY(SELECT at FROM near WHERE NOT EXISTS (SELECT FROM full_ones WHERE name = ANY (limits))))
        AND status::text = 'queued' AND blocked_on = 'limit:' || p_name
-     ORDER BY priority, created_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
+     ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED);
 END
 $$
 $function$, current_schema()); END $bound$;
@@ -225,7 +225,7 @@ DECLARE
     SELECT count(*) FROM (
       SELECT limits FROM %1$I.dl_jobs
        WHERE status = 'queued' AND limits IS NOT NULL AND blocked_on IS NULL AND queue = p_queue
-       ORDER BY status, blocked_on, queue, priority, created_at LIMIT 100) near
+       ORDER BY status, blocked_on, queue, priority, coalesce(turn_at, created_at) LIMIT 100) near
      WHERE p_name = ANY (limits));
   let_in int := 0;
   first tid[];  -- a variable: the scan would call the function for each row

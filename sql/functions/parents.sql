@@ -74,7 +74,8 @@ BEGIN
     INSERT INTO %1$I.dl_waiting (job_id, parents, available_at, on_failure)
     SELECT p_job_id, open, available_at, p_on_failure FROM %1$I.dl_jobs WHERE job_id = p_job_id
     ON CONFLICT (job_id) DO UPDATE SET parents = dl_waiting.parents + excluded.parents;
-    UPDATE %1$I.dl_jobs SET blocked_on = 'parent', available_at = %1$I.dl_far()
+    UPDATE %1$I.dl_jobs SET blocked_on = 'parent', available_at = %1$I.dl_far(),
+           turn_at = CASE WHEN share IS NULL THEN turn_at END
      WHERE job_id = p_job_id AND status::text = 'queued';
   END IF;
 END
@@ -191,6 +192,7 @@ CREATE OR REPLACE FUNCTION dl_tell(p_children uuid[], p_ended uuid[], OUT change
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
 DECLARE
   free uuid[];
+  without_turn uuid[];
 BEGIN
   WITH over AS (
     UPDATE %1$I.dl_parents e SET is_over = true
@@ -224,7 +226,7 @@ BEGIN
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
            available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN %1$I.dl_far() ELSE w.available_at END
       FROM %1$I.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
-    RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, w.failed_parent),
+    RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.share, j.turn_at, w.failed_parent),
   journal AS (
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'reason', 'its parent has not succeeded',
@@ -232,7 +234,12 @@ BEGIN
       FROM placed WHERE status = 'canceled'),
   gone AS (
     DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
-  SELECT coalesce(array_agg(job_id) FILTER (WHERE status = 'canceled'), '{}') INTO canceled FROM placed;
+  SELECT coalesce(array_agg(job_id) FILTER (WHERE status = 'canceled'), '{}'),
+         array_agg(job_id) FILTER (WHERE status = 'queued' AND share IS NOT NULL AND turn_at IS NULL)
+    INTO canceled, without_turn FROM placed;
+  IF without_turn IS NOT NULL THEN
+    PERFORM %1$I.dl_give_turns(without_turn);
+  END IF;
 END
 $$
 $function$, current_schema()); END $bound$;

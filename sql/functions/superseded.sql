@@ -152,7 +152,7 @@ SET search_path = pg_catalog, pg_temp AS $$
   SELECT * FROM %1$I.dl_enqueue_many(
     p_job_id, p_queue, p_task, p_args, p_idempotency_key, p_lock_key, p_partition_key, p_priority, p_available_at,
     p_max_attempts, p_lease_ttl_sec, p_timeout_sec, ARRAY[NULL::float8], p_producer, p_consumer_group,
-    ARRAY[NULL::text], ARRAY[NULL::text], p_place, p_since)
+    ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[NULL::timestamptz], p_place, p_since)
 $$
 $function$, current_schema()); END $bound$;
 
@@ -167,7 +167,7 @@ SET search_path = pg_catalog, pg_temp AS $$
   SELECT * FROM %1$I.dl_enqueue_many(
     p_job_id, p_queue, p_task, p_args, p_idempotency_key, p_lock_key, p_partition_key, p_priority, p_available_at,
     p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group,
-    ARRAY[NULL::text], ARRAY[NULL::text], p_place, p_since)
+    ARRAY[NULL::text], ARRAY[NULL::text], ARRAY[NULL::timestamptz], p_place, p_since)
 $$
 $function$, current_schema()); END $bound$;
 
@@ -183,7 +183,7 @@ SET search_path = pg_catalog, pg_temp AS $$
   SELECT * FROM %1$I.dl_enqueue_many(
     p_job_id, p_queue, p_task, p_args, p_idempotency_key, p_lock_key, p_partition_key, p_priority, p_available_at,
     p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group, p_affinity_key,
-    ARRAY[NULL::text], p_place, p_since)
+    ARRAY[NULL::text], ARRAY[NULL::timestamptz], p_place, p_since)
 $$
 $function$, current_schema()); END $bound$;
 
@@ -197,7 +197,7 @@ RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   SELECT %1$I.dl_enqueue_one(
     p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority, p_available_at,
     p_max_attempts, p_lease_ttl_sec, p_timeout_sec, NULL, p_producer, p_consumer_group, NULL,
-    NULL)
+    NULL, NULL)
 $$
 $function$, current_schema()); END $bound$;
 
@@ -211,7 +211,7 @@ RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
   SELECT %1$I.dl_enqueue_one(
     p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority, p_available_at,
     p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group, NULL,
-    NULL)
+    NULL, NULL)
 $$
 $function$, current_schema()); END $bound$;
 
@@ -224,7 +224,39 @@ CREATE OR REPLACE FUNCTION dl_enqueue_one(
 RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
   SELECT %1$I.dl_enqueue_one(
     p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority, p_available_at,
-    p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group, p_affinity_key, NULL)
+    p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group, p_affinity_key,
+    NULL, NULL)
+$$
+$function$, current_schema()); END $bound$;
+
+
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue_many(
+  p_job_id uuid[], p_queue text[], p_task text[], p_args text[], p_idempotency_key text[], p_lock_key text[],
+  p_partition_key text[], p_priority int[], p_available_at timestamptz[], p_max_attempts int[], p_lease_ttl_sec int[],
+  p_timeout_sec int[], p_score float8[], p_producer text[], p_consumer_group text[], p_affinity_key text[],
+  p_limits text[], p_place int[], p_since timestamptz)
+RETURNS TABLE (place int, job_id uuid, status text) LANGUAGE sql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT * FROM %1$I.dl_enqueue_many(
+    p_job_id, p_queue, p_task, p_args, p_idempotency_key, p_lock_key, p_partition_key, p_priority, p_available_at,
+    p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group, p_affinity_key,
+    p_limits, ARRAY[NULL::timestamptz], p_place, p_since)
+$$
+$function$, current_schema()); END $bound$;
+
+
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_enqueue_one(
+  p_job_id uuid, p_queue text, p_task text, p_lock_key text, p_args jsonb, p_idempotency_key text,
+  p_partition_key text, p_priority int, p_available_at timestamptz, p_max_attempts int, p_lease_ttl_sec int,
+  p_timeout_sec int, p_score float8, p_producer text, p_consumer_group text, p_affinity_key text,
+  p_limits text[])
+RETURNS text LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+  SELECT %1$I.dl_enqueue_one(
+    p_job_id, p_queue, p_task, p_lock_key, p_args, p_idempotency_key, p_partition_key, p_priority, p_available_at,
+    p_max_attempts, p_lease_ttl_sec, p_timeout_sec, p_score, p_producer, p_consumer_group, p_affinity_key,
+    p_limits, NULL)
 $$
 $function$, current_schema()); END $bound$;
 

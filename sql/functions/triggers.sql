@@ -16,8 +16,10 @@ END
 $$;
 
 
--- The place in its key of a row that another service inserts into an ordered queue: by its time of creation. With the
--- owner's rights, for a producer may have none on dl_queues; bound as dl_jobs_journal.
+-- The place of an inserted row: in its key, of one that another service inserts into an ordered queue, by its time of
+-- creation; in its queue, of one with a deadline, and of one in a fair queue, which our inserts mark by a turn_at. One that
+-- is not ready yet has its turn when it is. With the owner's rights, for a producer may have none on dl_queues; bound as
+-- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_score() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $$
@@ -25,7 +27,15 @@ BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_score is for dl_jobs';
   END IF;
-  NEW.score := (SELECT extract(epoch FROM NEW.created_at) FROM %1$I.dl_queues WHERE queue = NEW.queue AND ordered);
+  IF NEW.journaled <> 2 AND NEW.score IS NULL THEN
+    NEW.score := (SELECT extract(epoch FROM NEW.created_at) FROM %1$I.dl_queues WHERE queue = NEW.queue AND ordered);
+  END IF;
+  NEW.turn_at := NEW.deadline - interval '1000 years';
+  NEW.share := (SELECT CASE fair_by WHEN 'producer' THEN coalesce(NEW.producer, '') ELSE NEW.partition_key END
+                  FROM %1$I.dl_queues WHERE queue = NEW.queue AND fair_by IS NOT NULL AND NEW.deadline IS NULL);
+  IF NEW.share IS NOT NULL AND NEW.available_at <= now() THEN
+    NEW.turn_at := %1$I.dl_turn(NEW.queue, NEW.priority, NEW.share, NEW.created_at);
+  END IF;
   RETURN NEW;
 END
 $$

@@ -36,8 +36,8 @@ BEGIN
                  SELECT at FROM (
                    SELECT ctid AS at, lock_key FROM dl_jobs
                     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL
-                      AND (priority, created_at) >= (p_priority, p_from)
-                    ORDER BY priority, created_at LIMIT p_rows) near
+                      AND (priority, coalesce(turn_at, created_at)) >= (p_priority, p_from)
+                    ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_rows) near
                   WHERE hashtext(lock_key) = ANY (busy) OR lock_key = ANY (held)))
            AND status::text = 'queued' AND blocked_on IS NULL
            FOR NO KEY UPDATE SKIP LOCKED))
@@ -92,7 +92,7 @@ BEGIN
       SELECT ctid AS at FROM %1$I.dl_jobs
        WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
          AND hashtext(lock_key) = this.key_hash AND queue = this.queue AND (score IS NULL OR lock_key = this.lock_key)
-       ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1) near
+       ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1) near
       CROSS JOIN LATERAL (
         SELECT ctid FROM %1$I.dl_jobs
          WHERE ctid = near.at AND status::text = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key')
@@ -184,19 +184,19 @@ BEGIN
         SELECT ctid AS at FROM dl_jobs
          WHERE status = 'queued' AND (blocked_on IS NULL OR blocked_on = 'key') AND hashtext(lock_key) = k
            AND queue = p_queue
-         ORDER BY hashtext(lock_key), queue, priority, created_at LIMIT 1000) its_row LIMIT 1000))
+         ORDER BY hashtext(lock_key), queue, priority, coalesce(turn_at, created_at) LIMIT 1000) its_row LIMIT 1000))
        AND status::text = 'queued' AND blocked_on IS DISTINCT FROM 'time' FOR NO KEY UPDATE SKIP LOCKED),
   off AS (
     UPDATE dl_jobs SET blocked_on = 'time', backoffs = refusals.number + 1,
            available_at = now() + make_interval(secs => least(p_most_sec, 0.1 * 2.0 ^ least(refusals.number, 20)))
       FROM (SELECT at, max(backoffs) OVER (PARTITION BY key_hash) AS number FROM unlocked) refusals
      WHERE dl_jobs.ctid = refusals.at
-    RETURNING job_id, queue, hashtext(lock_key) AS key_hash, attempt, backoffs, priority, created_at),
+    RETURNING job_id, queue, hashtext(lock_key) AS key_hash, attempt, backoffs, priority, coalesce(turn_at, created_at) AS turn),
   journal AS (
     INSERT INTO dl_job_events (job_id, queue, kind, payload)
     SELECT DISTINCT ON (key_hash) job_id, queue, 'requeue', jsonb_build_object(
              'reason', 'the key is held by another session', 'attempt', attempt, 'backoffs', backoffs)
-      FROM off ORDER BY key_hash, priority, created_at)
+      FROM off ORDER BY key_hash, priority, turn)
   SELECT count(DISTINCT key_hash) INTO keys FROM off;
   RETURN keys;
 END
@@ -243,13 +243,19 @@ $$;
 CREATE OR REPLACE FUNCTION dl_wake(p_queue text, p_limit int) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE
   woken int;
+  without_turn uuid[];
 BEGIN
   WITH due AS (
     SELECT ctid AS at FROM dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
-     ORDER BY available_at, priority, created_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED)
-  UPDATE dl_jobs SET blocked_on = NULL WHERE ctid = ANY (ARRAY(SELECT at FROM due));
-  GET DIAGNOSTICS woken = ROW_COUNT;
+     ORDER BY available_at, priority, created_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED),
+  ready AS (
+    UPDATE dl_jobs SET blocked_on = NULL WHERE ctid = ANY (ARRAY(SELECT at FROM due)) RETURNING job_id, share, turn_at)
+  SELECT count(*), array_agg(job_id) FILTER (WHERE share IS NOT NULL AND turn_at IS NULL) INTO woken, without_turn
+    FROM ready;
+  IF without_turn IS NOT NULL THEN
+    PERFORM dl_give_turns(without_turn);
+  END IF;
   IF woken > 0 THEN
     PERFORM pg_notify('dl_jobs', p_queue);
   END IF;

@@ -186,7 +186,7 @@ def pause_queue(queue: str, verb: str) -> Response:
 @blueprint.post("/queues/<anything:queue>/order")
 @auth.require("operate")
 def order_queue(queue: str) -> Response:
-    """Change how a queue treats the jobs of a key, on all hosts; 409 for settings that do not go together."""
+    """Change the order of a queue's jobs, on all hosts; 409 for settings that do not go together."""
     queue = named_queue(queue)
     wanted = order_of(request.form)
     with session() as conn:
@@ -207,12 +207,16 @@ def order_of(form: Mapping[str, str]) -> dict[str, Any]:
     on_dead = form.get("on_dead", "")
     if on_dead not in ("continue", "hold"):
         raise Problem(400, "What a dead job does should be: continue, or hold.")
+    fair_by = form.get("fair_by", "")
+    if fair_by not in ("", "partition_key", "producer"):
+        raise Problem(400, "The field of the turns should be: partition_key, producer, or none.")
     return {
         "ordered": "ordered" in form,
         "merge": "merge" in form,
         "merge_limit": _number(form, "merge_limit", "The most jobs of a key in one delivery"),
         "batch": _number(form, "batch", "The most keys in one call") if form.get("batch", "").strip() else None,
         "on_dead": on_dead,
+        "fair_by": fair_by or None,
     }
 
 

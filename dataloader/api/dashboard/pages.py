@@ -266,6 +266,7 @@ _LABELS = {
     "consumer_group": "Consumer group",
     "affinity_key": "Affinity key",
     "limits": "Limits",
+    "deadline": "Deadline",
     "idempotency_key": "Idempotency key",
     "created_at": "Created",
     "available_at": "Not before",

@@ -253,6 +253,9 @@ class QueueOrder(Body):
         default=None, ge=1, le=1_000, description="the most keys in one call of a pipeline; null: as the pipeline says"
     )
     on_dead: Literal["continue", "hold"] = Field(default="continue", description="hold: a dead job stops its key")
+    fair_by: Literal["partition_key", "producer"] | None = Field(
+        default=None, description="jobs of different values start in turns; null: in their order"
+    )
 
 
 class NewWebhook(Body):

@@ -112,6 +112,7 @@ class Shown(BaseModel):
     consumer_group: str | None
     affinity_key: str | None
     limits: list[str] | None
+    deadline: datetime | None
 
 
 class Status(Shown):
@@ -245,6 +246,9 @@ class QueueSettings(BaseModel):
     merge_limit: int = Field(description="the most jobs of a key in one delivery")
     batch: int | None = Field(description="the most keys in one call of a pipeline; null: as the pipeline says")
     on_dead: Literal["continue", "hold"] = Field(description="hold: a dead job stops its key")
+    fair_by: Literal["partition_key", "producer"] | None = Field(
+        description="the field by whose values the jobs of a priority start in turns; null: they start in their order"
+    )
 
 
 class QueueState(QueueSettings):
@@ -289,6 +293,7 @@ class TotalRow(QueueFigures):
     merge_limit: int | None
     batch: int | None
     on_dead: str | None
+    fair_by: str | None
 
 
 class Queues(BaseModel):

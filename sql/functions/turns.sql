@@ -1,0 +1,62 @@
+-- The turn of a job: its place among the jobs of its queue and priority. It is created_at, unless the job has a turn_at:
+-- with a deadline, which goes before all jobs without one; or in a fair queue, where each share has its turn in turns.
+--
+-- A fair queue keeps a clock of its own, by start-time fair queuing (P. Goyal, H. Vin, H. Cheng: Start-Time Fair Queueing,
+-- 1996). The clock shows the turn of the first ready job. A new job comes a microsecond behind the last job of its share,
+-- and not before the clock. So the jobs of a share are a microsecond apart, those of all shares lie side by side, and a
+-- claim, which reads rows by their turns, takes one of each share in turns, however many jobs a share has.
+
+
+-- The turn of a job that becomes ready now, in a fair queue. An empty queue's clock starts anew at p_created_at. VOLATILE,
+-- for a statement that adds many rows asks once for each, and has to see those before.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_turn(p_queue text, p_priority int, p_share text, p_created_at timestamptz)
+RETURNS timestamptz LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET enable_bitmapscan = off AS $$
+DECLARE
+  clock timestamptz := (
+    SELECT coalesce(turn_at, created_at) FROM %1$I.dl_jobs
+     WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND priority = p_priority
+       AND coalesce(turn_at, created_at) > '1970-01-01 00:00+00'  -- behind those with deadlines
+     ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT 1);
+  last timestamptz := (
+    SELECT turn_at FROM %1$I.dl_jobs
+     WHERE queue = p_queue AND priority = p_priority AND share = p_share AND turn_at IS NOT NULL AND status = 'queued'
+     ORDER BY queue DESC, priority DESC, share DESC, turn_at DESC LIMIT 1);
+BEGIN
+  IF last IS NULL THEN
+    -- The first ready row may stand there for long, where no worker has room for it: then the running rows know more.
+    last := (SELECT max(turn_at) FROM (
+               SELECT turn_at FROM %1$I.dl_jobs
+                WHERE status = 'running' AND queue = p_queue AND priority = p_priority AND share IS NOT NULL LIMIT 1000) run);
+  END IF;
+  RETURN greatest(last + interval '1 microsecond', coalesce(clock, p_created_at));
+END
+$$
+$function$, current_schema()); END $bound$;
+
+
+-- Give these queued jobs their turns, if their queue is fair, the oldest first: jobs that are ready for the first time, and
+-- those of a queue that becomes fair. A job that waits for its time or its parents has its turn when it is ready. Returns their
+-- number; locked rows are left.
+DO $bound$ BEGIN EXECUTE format($function$
+CREATE OR REPLACE FUNCTION dl_give_turns(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
+DECLARE
+  this record;
+  given int := 0;
+BEGIN
+  FOR this IN
+    SELECT job_id, CASE fair_by WHEN 'producer' THEN coalesce(producer, '') ELSE partition_key END AS share
+      FROM %1$I.dl_jobs JOIN %1$I.dl_queues USING (queue)
+     WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' AND deadline IS NULL AND fair_by IS NOT NULL
+     ORDER BY created_at, job_id FOR NO KEY UPDATE OF dl_jobs SKIP LOCKED
+  LOOP
+    UPDATE %1$I.dl_jobs SET share = this.share,
+           turn_at = CASE WHEN (blocked_on IS NULL OR blocked_on NOT IN ('time', 'parent')) AND available_at <= now()
+                          THEN %1$I.dl_turn(queue, priority, this.share, created_at) END
+     WHERE job_id = this.job_id;
+    given := given + 1;
+  END LOOP;
+  RETURN given;
+END
+$$
+$function$, current_schema()); END $bound$;

@@ -58,7 +58,7 @@ SELECT last_event, now() FROM dl_alerted LIMIT 1 FOR UPDATE SKIP LOCKED;
 -- The dead jobs and stuck runs behind a place in the journal, once the first of them is `bundle_sec` old: what comes in
 -- that time becomes one message. Rows become visible in the order of their commits, not of their numbers, so the answer
 -- ends before the first row that is younger than `settle_sec`: a transaction that is still under way may have a smaller
--- number. A row from as far ahead counts as old as well: the clock was set back. Served by ix_dl_job_events_alerts.
+-- number. A row from as far ahead counts as old as well: the clock was set back. Served by ix_dl_job_events_told.
 WITH near AS (
   SELECT event_id, job_id, queue, ts, kind, payload,
          abs(extract(epoch FROM clock_timestamp() - ts)) < %(settle_sec)s AS is_young

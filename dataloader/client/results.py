@@ -111,7 +111,7 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Queue:
     """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
-    ordered queue that have queued jobs.
+    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines.
 
     `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
     most like it).
@@ -130,6 +130,7 @@ class Queue:
     lag_sec: float = 0.0
     workers: int = 0
     stopped: int = 0
+    at_risk: int = 0
     paused_at: datetime | None = None
     paused_by: str | None = None
     max_length: int | None = None

@@ -88,6 +88,10 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
     if queue["max_length"] and queue["length"] >= queue["max_length"]:
         advice = "New jobs are refused until there is room."
         yield Alert(f"Queue {name} is full: {count(queue['length'])} jobs.", advice, name)
+    if queue["at_risk"]:
+        jobs = "1 job" if queue["at_risk"] == 1 else f"{count(queue['at_risk'])} jobs"
+        text = f"{jobs} of queue {name} {'is' if queue['at_risk'] == 1 else 'are'} going to miss the deadline, or late."
+        yield Alert(text, "More workers, or fewer jobs before them, would help.", name)
     if queue["dead"]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."

@@ -12,14 +12,14 @@ came.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf, sqrt
 from random import Random
 from statistics import fmean, pstdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9  # which parts of the plays' ends are not later than the figures of a Range
 PLAYS = (11, 51)  # at least, and at most
@@ -34,9 +34,12 @@ Durations = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A queued job: what it takes for its run (its key, its limits), and in how many seconds it may start."""
+    """A queued job: what it takes for its run (its key, its limits), and in how many seconds it may start.
 
-    job: Hashable
+    `job` is any name that tells it from others.
+    """
+
+    job: Any
     task: str
     takes: Sequence[str] = ()
     due_sec: float = 0.0
@@ -50,7 +53,7 @@ class Running:
     first runs, and the others follow in their order.
     """
 
-    job: Hashable
+    job: Any
     task: str
     worker: str
     ran_sec: float
@@ -98,11 +101,11 @@ class Correction(NamedTuple):
 class Forecast(NamedTuple):
     """The ends of the jobs that were asked for and that the line has, and of the whole line with what is beyond."""
 
-    jobs: dict[Hashable, Range]
+    jobs: dict[Any, Range]
     line: Range
 
 
-def forecast(line: Line, durations: Durations, asked: Collection[Hashable] = (), seed: int = 0) -> Forecast | None:
+def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed: int = 0) -> Forecast | None:
     """When these jobs will end, and all of the line, as played; None where no run is known, or nothing can run.
 
     `durations` has the seconds of the latest runs of each task; a task that is not in it is taken for one of the
@@ -130,6 +133,11 @@ def _played(line: Line, drawing: _Drawing, places: Sequence[int]) -> tuple[list[
         for found, place in zip(ends, places, strict=True):
             found.append(play.ends[place])
     return ends, lines
+
+
+def between(first: Range, last: Range) -> Range:
+    """The end of a job of which only this is known: that it comes behind the first of these ends, and by the last."""
+    return Range(first.low, (first.middle + last.middle) / 2, last.high)
 
 
 def correction(ratios: Sequence[float]) -> Correction:

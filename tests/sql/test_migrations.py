@@ -446,6 +446,8 @@ NEW_TABLES = (
     "dl_webhooks",
     "dl_alerts",
     "dl_alerted",
+    "dl_durations",
+    "dl_predictions",
 )
 
 

@@ -366,7 +366,7 @@ def test_what_is_new_is_found_by_its_index(conn: db.Connection) -> None:
     given = {"after": 0, "bundle_sec": 60.0, "settle_sec": 10.0, "limit": 10_000}
     with psycopg.ClientCursor(conn) as cursor:
         plan = "\n".join(row[0] for row in cursor.execute("EXPLAIN " + webhooks._SQL["new_events"], given).fetchall())
-    assert "ix_dl_job_events_alerts" in plan
+    assert "ix_dl_job_events_told" in plan
     assert "Seq Scan on dl_job_events" not in plan
 
 

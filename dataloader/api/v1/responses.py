@@ -275,6 +275,7 @@ class QueueFigures(BaseModel):
     lag_sec: float = Field(ge=0, description="how long the oldest due job has waited")
     workers: Count = Field(description="live ones")
     stopped: Count = Field(description="those of them whose processes are stopped, by SIGSTOP or a debugger")
+    at_risk: Count = Field(description="jobs that are going to miss their deadlines, or have, as the reaper predicts")
 
 
 class QueueRow(QueueFigures, QueueSettings):

@@ -224,9 +224,10 @@ BEGIN
                              || coalesce((SELECT p.status::text FROM %1$I.dl_jobs p WHERE p.job_id = w.failed_parent), 'deleted') END,
            journaled = journaled + CASE WHEN w.failed_parent IS NOT NULL THEN 1 ELSE 0 END,
            blocked_on = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN 'parent' END,
-           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN %1$I.dl_far() ELSE w.available_at END
+           available_at = CASE WHEN w.parents > 0 AND w.failed_parent IS NULL THEN %1$I.dl_far() ELSE w.available_at END,
+           turn_at = CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END
       FROM %1$I.dl_waiting w WHERE j.job_id = ANY (free) AND w.job_id = j.job_id
-    RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.share, j.turn_at, w.failed_parent),
+    RETURNING j.job_id, j.queue, j.status, j.attempt, j.blocked_on, j.turn_at, w.failed_parent),
   journal AS (
     INSERT INTO %1$I.dl_job_events (job_id, queue, kind, payload)
     SELECT job_id, queue, 'canceled', jsonb_build_object('attempt', attempt, 'reason', 'its parent has not succeeded',
@@ -235,7 +236,7 @@ BEGIN
   gone AS (
     DELETE FROM %1$I.dl_waiting WHERE job_id IN (SELECT job_id FROM placed WHERE blocked_on IS NULL))
   SELECT coalesce(array_agg(job_id) FILTER (WHERE status = 'canceled'), '{}'),
-         array_agg(job_id) FILTER (WHERE status = 'queued' AND share IS NOT NULL AND turn_at IS NULL)
+         array_agg(job_id) FILTER (WHERE turn_at = 'infinity')
     INTO canceled, without_turn FROM placed;
   IF without_turn IS NOT NULL THEN
     PERFORM %1$I.dl_give_turns(without_turn);

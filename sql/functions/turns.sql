@@ -16,11 +16,12 @@ DECLARE
   clock timestamptz := (
     SELECT coalesce(turn_at, created_at) FROM %1$I.dl_jobs
      WHERE queue = p_queue AND status = 'queued' AND blocked_on IS NULL AND priority = p_priority
-       AND coalesce(turn_at, created_at) > '1970-01-01 00:00+00'  -- behind those with deadlines
+       -- Behind those with deadlines, and before those that have their turns only after this.
+       AND coalesce(turn_at, created_at) > '1970-01-01 00:00+00' AND coalesce(turn_at, created_at) < 'infinity'
      ORDER BY queue, priority, coalesce(turn_at, created_at) LIMIT 1);
   last timestamptz := (
     SELECT turn_at FROM %1$I.dl_jobs
-     WHERE queue = p_queue AND priority = p_priority AND share = p_share AND turn_at IS NOT NULL AND status = 'queued'
+     WHERE queue = p_queue AND priority = p_priority AND share = p_share AND turn_at < 'infinity' AND status = 'queued'
      ORDER BY queue DESC, priority DESC, share DESC, turn_at DESC LIMIT 1);
 BEGIN
   IF last IS NULL THEN
@@ -35,8 +36,8 @@ $$
 $function$, current_schema()); END $bound$;
 
 
--- Give these queued jobs their turns, if their queue is fair, the oldest first: jobs that are ready for the first time, and
--- those of a queue that becomes fair. A job that waits for its time or its parents has its turn when it is ready. Returns their
+-- Give these queued jobs their turns, if their queue is fair, the oldest first: jobs that are ready for the first time, which
+-- have 'infinity' for the moment, and those of a queue that becomes fair. A job that waits for its time or its parents has its turn when it is ready. Returns their
 -- number; locked rows are left.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_give_turns(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
@@ -45,14 +46,14 @@ DECLARE
   given int := 0;
 BEGIN
   FOR this IN
-    SELECT job_id, CASE fair_by WHEN 'producer' THEN coalesce(producer, '') ELSE partition_key END AS share
-      FROM %1$I.dl_jobs JOIN %1$I.dl_queues USING (queue)
-     WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' AND deadline IS NULL AND fair_by IS NOT NULL
+    SELECT job_id, CASE fair_by WHEN 'producer' THEN coalesce(producer, '') WHEN 'partition_key' THEN partition_key END AS share
+      FROM %1$I.dl_jobs LEFT JOIN %1$I.dl_queues USING (queue)
+     WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' AND deadline IS NULL
      ORDER BY created_at, job_id FOR NO KEY UPDATE OF dl_jobs SKIP LOCKED
   LOOP
     UPDATE %1$I.dl_jobs SET share = this.share,
-           turn_at = CASE WHEN (blocked_on IS NULL OR blocked_on NOT IN ('time', 'parent')) AND available_at <= now()
-                          THEN %1$I.dl_turn(queue, priority, this.share, created_at) END
+           turn_at = CASE WHEN this.share IS NOT NULL AND available_at <= now()
+                               AND (blocked_on IS NULL OR blocked_on NOT IN ('time', 'parent')) THEN %1$I.dl_turn(queue, priority, this.share, created_at) END
      WHERE job_id = this.job_id;
     given := given + 1;
   END LOOP;

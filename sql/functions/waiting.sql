@@ -250,9 +250,10 @@ BEGIN
      WHERE queue = p_queue AND status = 'queued' AND blocked_on = 'time' AND available_at <= now()
      ORDER BY available_at, priority, created_at LIMIT p_limit FOR NO KEY UPDATE SKIP LOCKED),
   ready AS (
-    UPDATE dl_jobs SET blocked_on = NULL WHERE ctid = ANY (ARRAY(SELECT at FROM due)) RETURNING job_id, share, turn_at)
-  SELECT count(*), array_agg(job_id) FILTER (WHERE share IS NOT NULL AND turn_at IS NULL) INTO woken, without_turn
-    FROM ready;
+    UPDATE dl_jobs SET blocked_on = NULL,
+           turn_at = CASE WHEN share IS NULL THEN turn_at ELSE coalesce(turn_at, 'infinity') END
+     WHERE ctid = ANY (ARRAY(SELECT at FROM due)) RETURNING job_id, turn_at)
+  SELECT count(*), array_agg(job_id) FILTER (WHERE turn_at = 'infinity') INTO woken, without_turn FROM ready;
   IF without_turn IS NOT NULL THEN
     PERFORM dl_give_turns(without_turn);
   END IF;

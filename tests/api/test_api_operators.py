@@ -66,6 +66,7 @@ def test_the_order_of_a_queue_is_set_field_by_field(client: FlaskClient) -> None
         ({"merge_limit": 1001}, "/merge_limit"),
         ({"batch": 0}, "/batch"),
         ({"on_dead": "stop"}, "/on_dead"),
+        ({"fair_by": "task"}, "/fair_by"),
         ({"order": True}, "/order"),
         ({"merge": True}, "/merge"),
     ],

@@ -214,10 +214,17 @@ ORDER = {"merge_limit": "1000", "batch": "", "on_dead": "continue"}
 
 
 def test_the_page_of_a_queue_sets_its_order(client: FlaskClient, orders: db.Connection) -> None:
-    form = ORDER | {"ordered": "on", "merge": "on", "merge_limit": "50", "batch": "10", "on_dead": "hold"}
+    form = ORDER | {
+        "ordered": "on",
+        "merge": "on",
+        "merge_limit": "50",
+        "batch": "10",
+        "on_dead": "hold",
+        "fair_by": "producer",
+    }
     assert "changed on all hosts" in client.post("/queues/orders/order", data=form).text
     found = operations.settings(orders, "orders")
-    assert [found[name] for name in operations.ORDER] == [True, True, 50, 10, "hold"]
+    assert [found[name] for name in operations.ORDER] == [True, True, 50, 10, "hold", "producer"]
     assert "is so already" in client.post("/queues/orders/order", data=form).text
     page = page_of(client, "/queues/orders")
     assert 'name="merge" checked' in page
@@ -236,6 +243,7 @@ def test_the_page_of_a_queue_sets_its_order(client: FlaskClient, orders: db.Conn
         ({"batch": "99999999999999999999"}, 400, "The most keys in one call"),
         ({"batch": "١"}, 400, "The most keys in one call"),
         ({"on_dead": "die"}, 400, "continue, or hold"),
+        ({"fair_by": "task"}, 400, "partition_key, producer, or none"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused_in_a_sentence(

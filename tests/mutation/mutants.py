@@ -132,12 +132,17 @@ IN_ENQUEUE_ONE = [
         "     p_producer, p_consumer_group, coalesce(p_affinity_key, ",
         "     p_producer, p_consumer_group, coalesce(",
     ),
-    ("no limits of the task", "     nullif(coalesce(p_limits, said.limits), '{}'), at", "     p_limits, at"),
+    ("no limits of the task", "     nullif(coalesce(p_limits, said.limits), '{}'), p", "     p_limits, p"),
     ("not the producer's limits", "     nullif(coalesce(p_limits, said", "     nullif(coalesce(said"),
     (
+        "no turn in a fair queue",
+        "     (SELECT timestamptz 'infinity' FROM %1$I.dl_queues WHERE queue = p_queue AND fair_by IS NOT NULL),",
+        "     NULL,",
+    ),
+    (
         "an empty list",
-        "     nullif(coalesce(p_limits, said.limits), '{}'), at",
-        "     coalesce(p_limits, said.limits), at",
+        "     nullif(coalesce(p_limits, said.limits), '{}'), p",
+        "     coalesce(p_limits, said.limits), p",
     ),
     ("starts future jobs", "     CASE WHEN p_available_at > now() THEN 'time' END, 2", "     NULL, 2"),
     ("only of tasks that say something", OF_TASK, OF_TASK.replace("LEFT ", "")),
@@ -147,6 +152,11 @@ IN_ENQUEUE_ONE = [
 MUTANTS: list[Mutant] = [
     *_statement(
         "enqueue",
+        (
+            "no turn in a fair queue",
+            "(SELECT timestamptz 'infinity' FROM dl_queues WHERE queue = %(queue)s AND fair_by IS NOT NULL)",
+            "NULL",
+        ),
         ("not counted as journaled", "THEN 'time' END, 2,", "THEN 'time' END, 0,"),
         ("all of a transaction at one time", "clock_timestamp()", "now()"),
         ("starts future jobs", "CASE WHEN %(available_at)s::timestamptz > now() THEN 'time' END", "NULL"),
@@ -303,6 +313,13 @@ MUTANTS: list[Mutant] = [
         ("waits for a locked row", LOCK, WAIT),
         ("tells nobody", "PERFORM pg_notify('dl_jobs', p_queue)", "NULL"),
         ("tells of nothing", "IF woken > 0", "IF true"),
+        ("no turn for those that had none", "PERFORM dl_give_turns(without_turn)", "NULL"),
+        (
+            "a turn for those without a share",
+            "CASE WHEN share IS NULL THEN turn_at ELSE coalesce(turn_at, 'infinity') END",
+            "coalesce(turn_at, 'infinity')",
+        ),
+        ("another turn at each retry", "coalesce(turn_at, 'infinity')", "'infinity'"),
     ),
     *_function(
         "dl_park",
@@ -361,7 +378,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "the last of a key",
-            "queue, priority, created_at LIMIT 1) near",
+            "queue, priority, coalesce(turn_at, created_at) LIMIT 1) near",
             "queue, priority DESC, created_at DESC LIMIT 1) near",
         ),
         ("waits for a locked row", LOCK, WAIT),
@@ -422,7 +439,9 @@ MUTANTS: list[Mutant] = [
         ("a failed parent lets go", "IS NOT DISTINCT FROM 'go'", "IS NOT NULL"),
         ("forgets the time", "SELECT p_job_id, open, available_at,", "SELECT p_job_id, open, now(),"),
         ("a running job has a place", " AND status::text = 'queued'"),
-        ("starts at once", "available_at = %1$I.dl_far()\n", "available_at = now()\n"),
+        ("starts at once", "available_at = %1$I.dl_far(),", "available_at = now(),"),
+        ("keeps the turn of before", "CASE WHEN share IS NULL THEN turn_at END", "turn_at"),
+        ("forgets a deadline", "CASE WHEN share IS NULL THEN turn_at END", "NULL"),
     ),
     *_function(
         "dl_gather",
@@ -465,6 +484,12 @@ MUTANTS: list[Mutant] = [
         ("keeps its row", "WHERE blocked_on IS NULL)", "WHERE false)"),
         ("at once", "ELSE w.available_at END", "ELSE now() END"),
         ("journals twice", "journaled + CASE WHEN w.failed_parent IS NOT NULL THEN 1 ELSE 0 END", "journaled"),
+        ("no turn for those that had none", "PERFORM %1$I.dl_give_turns(without_turn)", "NULL"),
+        (
+            "a turn for those without a share",
+            "CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END",
+            "coalesce(j.turn_at, 'infinity')",
+        ),
     ),
     *_function(
         "dl_stepped",
@@ -568,7 +593,7 @@ MUTANTS: list[Mutant] = [
             "count",
         ),
         ("of fewest jobs", "count(*) DESC", "count(*)"),
-        ("the youngest of equals", "min(created_at)\n", "min(created_at) DESC\n"),
+        ("the youngest of equals", "min(turn)\n", "min(turn) DESC\n"),
     ),
     *_function(
         "dl_left_out",
@@ -578,8 +603,8 @@ MUTANTS: list[Mutant] = [
         ("any task", "task IN (SELECT json_array_elements_text(p_without))", "p_without IS NOT NULL"),
         (
             "the last one",
-            " ORDER BY priority, created_at LIMIT 1\n",
-            " ORDER BY priority DESC, created_at DESC LIMIT 1\n",
+            " ORDER BY priority, turn LIMIT 1);",
+            " ORDER BY priority DESC, turn DESC LIMIT 1);",
         ),
         ("due since its creation", "greatest(created_at, available_at)", "created_at"),
     ),
@@ -683,7 +708,7 @@ MUTANTS: list[Mutant] = [
         ("to stop at the next limit", " WHERE NOT EXISTS (SELECT FROM full_ones WHERE name = ANY (limits))"),
         (
             "in any order",
-            "     ORDER BY priority, created_at LIMIT p_limit",
+            "     ORDER BY priority, coalesce(turn_at, created_at) LIMIT p_limit",
             "     ORDER BY priority DESC, created_at DESC LIMIT p_limit",
         ),
         ("more than there is room for", "LIMIT p_limit FOR", "FOR"),
@@ -722,7 +747,7 @@ MUTANTS: list[Mutant] = [
         ("two jobs for one place", "room := dl_use_room(near.limits, room)", "NULL"),
         ("asks for each row", "CONTINUE WHEN near.limits = full_ones", "NULL", COSTS),
         ("no word of what may start", "granted := granted || near.job_id", "NULL"),
-        ("nothing is overdue", " AND near.created_at >= overdue;", ";"),
+        ("nothing is overdue", " AND near.turn >= overdue;", ";"),
         ("overdue in another class", "->> class::text", "->> '100'"),
         ("no room", "near.task = ANY (without) OR", ""),
         ("never what most want", "ELSE dl_most_wanted(p_queue, p_prefer) END", "END"),
@@ -860,7 +885,7 @@ MUTANTS: list[Mutant] = [
         ("not counted as journaled", "                 journaled = journaled + 1,", ""),
         (
             "the last of a key",
-            "queue, priority, created_at LIMIT 1)\n",
+            "queue, priority, coalesce(turn_at, created_at) LIMIT 1)\n",
             "queue, priority DESC, created_at DESC LIMIT 1)\n",
         ),
         (
@@ -900,14 +925,14 @@ MUTANTS: list[Mutant] = [
             "what is claimed ahead looks begun",
             "CASE WHEN job_id = coalesce(in_order[1], (\n"
             "                                            SELECT free_id FROM free ORDER BY priority, "
-            "created_at, free_id LIMIT 1))\n"
+            "turn, free_id LIMIT 1))\n"
             "                                     THEN at_once END",
             "at_once",
         ),
         (
             "what is begun looks claimed ahead",
-            "FROM free ORDER BY priority, created_at, free_id LIMIT 1",
-            "FROM free ORDER BY priority DESC, created_at DESC LIMIT 1",
+            "FROM free ORDER BY priority, turn, free_id LIMIT 1",
+            "FROM free ORDER BY priority DESC, turn DESC LIMIT 1",
         ),
         (
             "journaled at the claim's begin",
@@ -1454,13 +1479,74 @@ MUTANTS: list[Mutant] = [
         ("with the caller's rights", "LANGUAGE plpgsql SECURITY DEFINER", "LANGUAGE plpgsql"),
         ("in any queue", " AND ordered)", ")"),
         ("in every queue", "WHERE queue = NEW.queue AND ordered)", "WHERE ordered)"),
+        (
+            "another than its producer gave",
+            "IF NEW.journaled <> 2 AND NEW.score IS NULL THEN",
+            "IF NEW.journaled <> 2 THEN",
+        ),
+        ("also where our own insert has looked", "IF NEW.journaled <> 2 AND NEW", "IF NEW", COSTS),
+        ("a deadline is no turn", "NEW.turn_at := NEW.deadline - interval '1000 years'", "NEW.turn_at := NULL"),
+        ("a deadline beside the time of creation", " - interval '1000 years'"),
+        (
+            "fair by one field",
+            "CASE fair_by WHEN 'producer' THEN coalesce(NEW.producer, '') ELSE NEW.partition_key END",
+            "NEW.partition_key",
+        ),
+        ("nobody's job has no share", "coalesce(NEW.producer, '')", "NEW.producer"),
+        ("shares of every queue", "WHERE queue = NEW.queue AND fair_by", "WHERE fair_by"),
+        ("a share beside the deadline", " AND NEW.deadline IS NULL"),
+        ("a turn before it is ready", " AND NEW.available_at <= now()"),
+        ("no turn", "IF NEW.share IS NOT NULL AND", "IF false AND"),
+    ),
+    *_function(
+        "dl_turn",
+        (
+            "the clock of every queue",
+            "WHERE queue = p_queue AND status = 'queued' AND blocked_on",
+            "WHERE status = 'queued' AND blocked_on",
+        ),
+        ("of what waits too", " AND blocked_on IS NULL"),
+        ("of every priority", " AND blocked_on IS NULL AND priority = p_priority", " AND blocked_on IS NULL"),
+        ("of deadlines too", "coalesce(turn_at, created_at) > '1970-01-01 00:00+00' AND "),
+        ("of those that have no turn yet", " AND coalesce(turn_at, created_at) < 'infinity'"),
+        ("the last of every priority", "AND priority = p_priority AND share = p_share", "AND share = p_share"),
+        ("the last of every share", " AND share = p_share"),
+        ("behind those that have no turn yet", "turn_at < 'infinity' AND "),
+        ("the first of the share", "share DESC, turn_at DESC LIMIT 1", "share, turn_at LIMIT 1"),
+        ("never what runs", "IF last IS NULL THEN", "IF false THEN"),
+        ("what runs elsewhere", "status = 'running' AND queue = p_queue AND", "status = 'running' AND"),
+        ("side by side with its last", "last + interval '1 microsecond'", "last"),
+        ("not before the clock", "coalesce(clock, p_created_at)", "NULL"),
+        ("an empty queue has no clock", "coalesce(clock, p_created_at)", "clock"),
+    ),
+    *_function(
+        "dl_give_turns",
+        (
+            "fair by one field",
+            "WHEN 'producer' THEN coalesce(producer, '') WHEN 'partition_key' THEN",
+            "WHEN 'producer' THEN partition_key WHEN 'partition_key' THEN",
+        ),
+        ("nobody's job has no share", "coalesce(producer, '')", "producer"),
+        ("what runs too", " AND status::text = 'queued'"),
+        ("before the deadlines", " AND deadline IS NULL"),
+        ("in any order", "ORDER BY created_at, job_id FOR", "ORDER BY created_at DESC FOR"),
+        ("waits for a locked row", " SKIP LOCKED\n", "\n"),
+        ("though the queue is not fair", "this.share IS NOT NULL AND available_at", "available_at"),
+        ("before its time", " AND available_at <= now()"),
+        ("while it waits", "(blocked_on IS NULL OR blocked_on NOT IN ('time', 'parent'))", "true"),
     ),
     *_in(
-        ORDERED,
+        "migrations/0038_turns.sql",
         "TRIGGER dl_jobs_score_ins",
         ("not for code of before", "NEW.journaled <> 2", "NEW.journaled NOT IN (1, 2)"),
-        ("another than its producer gave", " AND NEW.score IS NULL"),
-        ("for our own inserts too", "NEW.journaled <> 2 AND NEW.score", "NEW.score", COSTS),
+        ("not for deadlines", " OR NEW.deadline IS NOT NULL"),
+        ("not for fair queues", " OR NEW.turn_at IS NOT NULL"),
+        (
+            "for all our inserts",
+            "NEW.journaled <> 2 OR NEW.deadline IS NOT NULL OR NEW.turn_at IS NOT NULL",
+            "true",
+            COSTS,
+        ),
     ),
     *_function(
         "dl_give_scores",
@@ -1750,6 +1836,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_function(
         "dl_enqueue_many",
+        ("no turns in fair queues", "ARRAY(SELECT queue FROM %1$I.dl_queues WHERE fair_by IS NOT NULL)", "'{}'"),
         ("no affinity key", "IF array_position(p_affinity_key, NULL) IS NOT NULL", "IF false"),
         ("asks where all keys are given", "IF array_position(p_affinity_key, NULL) IS NOT NULL", "IF true", COSTS),
         ("asks where no task names args", " AND affinity IS NOT NULL", "", COSTS),

@@ -519,7 +519,7 @@ DRIFTS = {
     "DROP TRIGGER dl_jobs_journal_ins ON dl_jobs": "trigger dl_jobs_journal_ins is missing",
     "CREATE OR REPLACE TRIGGER dl_jobs_forget AFTER DELETE ON dl_jobs FOR EACH STATEMENT"
     " EXECUTE FUNCTION notify_job_ready()": "trigger dl_jobs_forget is changed",
-    "DROP INDEX ix_dl_jobs_ready": "index ix_dl_jobs_ready is missing",
+    "DROP INDEX ix_dl_jobs_turn": "index ix_dl_jobs_turn is missing",
     INVALID: "index ix_dl_jobs_time is invalid",
     "CREATE OR REPLACE FUNCTION dl_is_running(p_key_hash int) RETURNS boolean LANGUAGE sql AS 'SELECT false'":
         "function dl_is_running is changed",

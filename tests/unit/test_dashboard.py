@@ -201,8 +201,15 @@ FORM = {"merge_limit": "1000", "batch": " ", "on_dead": "hold"}
 
 def test_a_form_is_read_as_the_settings_of_a_queue() -> None:
     found = actions.order_of(FORM | {"ordered": "on", "batch": "7"})
-    assert found == {"ordered": True, "merge": False, "merge_limit": 1_000, "batch": 7, "on_dead": "hold"}
+    assert found == {
+        "ordered": True,
+        "merge": False,
+        "merge_limit": 1_000,
+        "batch": 7,
+        "on_dead": "hold",
+        "fair_by": None,
+    }
     assert actions.order_of(FORM)["batch"] is None
-    for wrong in ({"merge_limit": ""}, {"merge_limit": "1001"}, {"batch": "-1"}, {"on_dead": ""}):
+    for wrong in ({"merge_limit": ""}, {"merge_limit": "1001"}, {"batch": "-1"}, {"on_dead": ""}, {"fair_by": "task"}):
         with pytest.raises(Problem, match="should be"):
             actions.order_of(FORM | wrong)

@@ -25,7 +25,7 @@ from dataloader.queue.fields import FIELDS, INT4_MAX, LINKS, OF_PRODUCER, REQUIR
 ROOT = Path(__file__).parents[2]
 PRODUCERS = {field.name for field in OF_PRODUCER}
 TRIGGERED = PRODUCERS | {field.name for field in FIELDS if field.by == "api"}
-INSERTED = TRIGGERED | {"job_id", "created_at", "blocked_on", "journaled"}
+INSERTED = TRIGGERED | {"job_id", "created_at", "turn_at", "blocked_on", "journaled"}
 STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} for place in ("status", "list", "page"))
 # The queue's own business, which the client leaves in `document`.
 UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
@@ -95,7 +95,7 @@ PLACES: dict[str, tuple[Callable[[], Iterable[str]], set[str]]] = {
     ),
     f"{OF_SQL}, dl_enqueue, columns": (
         lambda: inserted(function("dl_enqueue"))[0],
-        INSERTED - {"blocked_on", "journaled", "trace"},
+        INSERTED - {"turn_at", "blocked_on", "journaled", "trace"},
     ),
     f"{OF_SQL}, dl_enqueue_one, parameters": (
         lambda: (

@@ -1,0 +1,267 @@
+"""A job's turn: jobs with deadlines go first, and the shares of a fair queue have their turns one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hands import Worker, buffers, enqueue, plain, quietly, row, value
+
+from dataloader import enqueue as add_one
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.enqueue import enqueue_many as add_many
+
+Workers = Callable[[], Worker]
+TODAY = datetime.now(UTC).replace(microsecond=0)
+
+
+def after(minutes: float) -> datetime:
+    """So many minutes from now."""
+    return TODAY + timedelta(minutes=minutes)
+
+
+def add_all(conn: db.Connection, *jobs: dict[str, Any]) -> list[UUID]:
+    """Add these jobs in one list."""
+    new = [NewJob(**{"queue": "q", "task": "t", "lock_key": str(uuid4())} | job) for job in jobs]
+    return [job_id for job_id, _ in add_many(conn, new)]
+
+
+def by_sql(conn: db.Connection, **more: Any) -> UUID:
+    """Add a job by the SQL function for producers."""
+    given = {"queue": "q", "task": "t", "lock_key": str(uuid4())} | more
+    names = ", ".join(f"{name} => %({name})s" for name in given)
+    row = conn.execute(f"SELECT dl_enqueue({names})".encode(), given).fetchone()
+    assert row is not None
+    return UUID(str(row[0]))
+
+
+def one(conn: db.Connection, **more: Any) -> UUID:
+    """Add a job as a producer in Python does."""
+    return add_one(conn, queue="q", task="t", lock_key=str(uuid4()), schema="public", **more)[0]
+
+
+def one_with_key(conn: db.Connection, **more: Any) -> UUID:
+    """Add one with an idempotency key."""
+    return one(conn, idempotency_key=str(uuid4()), **more)
+
+
+def listed(conn: db.Connection, **more: Any) -> UUID:
+    """Add a job in a list."""
+    return add_all(conn, more)[0]
+
+
+def listed_with_key(conn: db.Connection, **more: Any) -> UUID:
+    """Add a job in a list, with an idempotency key."""
+    return listed(conn, idempotency_key=str(uuid4()), **more)
+
+
+ADDERS = {add.__name__: add for add in (enqueue, one, one_with_key, listed, listed_with_key, by_sql, plain)}
+
+
+def share_out(conn: db.Connection, by: str | None = "partition_key") -> None:
+    """Let the queue be fair."""
+    operations.set_order(conn, "q", "test", fair_by=by)
+
+
+def order(worker: Worker, number: int, column: str = "partition_key") -> list[Any]:
+    """What this column says of the next jobs, claimed one by one, each ended before the next."""
+    found = []
+    for _ in range(number):
+        job = worker.take()
+        found.append(row(worker.conn, job.job_id)[column])
+        worker.finish(job)
+    return found
+
+
+@pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
+def test_the_earliest_deadline_goes_first_and_then_those_without_one(
+    conn: db.Connection, worker: Worker, add: Callable[..., UUID]
+) -> None:
+    none, late, soon = add(conn), add(conn, deadline=after(90)), add(conn, deadline=after(30))
+    urgent = add(conn, priority=1)
+    assert order(worker, 4, "job_id") == [urgent, soon, late, none]
+    assert row(conn, soon)["deadline"] == after(30)
+
+
+def test_a_deadline_in_the_past_counts_as_any_other(conn: db.Connection, worker: Worker) -> None:
+    none, soon, missed = enqueue(conn), enqueue(conn, deadline=after(1)), enqueue(conn, deadline=after(-1_000_000))
+    assert order(worker, 3, "job_id") == [missed, soon, none]
+
+
+def test_the_jobs_of_a_key_go_by_their_deadlines_too(conn: db.Connection, worker: Worker) -> None:
+    none, soon = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k", deadline=after(5))
+    assert order(worker, 2, "job_id") == [soon, none]
+
+
+def test_a_job_that_comes_back_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
+    none, soon = enqueue(conn), enqueue(conn, deadline=after(5))
+    worker.finish(worker.take(), "retry", delay_sec=0.0)
+    assert order(worker, 2, "job_id") == [soon, none]
+
+
+def test_a_parked_job_with_a_deadline_is_let_in_first(conn: db.Connection, worker: Worker, workers: Workers) -> None:
+    operations.set_limit(conn, "one", "test", most=1)
+    running = enqueue(conn, limits=["one"])
+    job = worker.take()
+    assert job.job_id == running
+    none, soon = enqueue(conn, limits=["one"]), enqueue(conn, limits=["one"], deadline=after(5))
+    assert workers().claim().job is None
+    worker.finish(job)
+    assert order(worker, 2, "job_id") == [soon, none]
+
+
+@pytest.mark.parametrize("add", ADDERS.values(), ids=ADDERS)
+def test_one_share_does_not_wait_for_the_backlog_of_another(
+    conn: db.Connection, worker: Worker, add: Callable[..., UUID]
+) -> None:
+    share_out(conn)
+    for _ in range(20):
+        add(conn, partition_key="big")
+    order(worker, 3)
+    for _ in range(2):
+        add(conn, partition_key="small")
+    assert order(worker, 5).count("small") == 2
+
+
+def test_the_shares_start_in_turns(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    add_all(conn, *[{"partition_key": share} for share in "aaaaaabbbbbbcccccc"])
+    found = order(worker, 18)
+    assert all(len(set(found[at : at + 3])) == 3 for at in range(0, 18, 3)), found
+
+
+def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    add_all(conn, *[{"partition_key": "busy"}] * 40)
+    enqueue(conn, partition_key="rare")
+    order(worker, 31)  # 30 turns in which it had no job
+    add_all(conn, *[{"partition_key": "rare"}] * 10)
+    found = order(worker, 10)
+    assert found.count("busy") >= 4, found
+
+
+def test_priorities_are_apart(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    add_all(conn, *[{"partition_key": share, "priority": p} for share, p in (("a", 5), ("a", 5), ("b", 9), ("a", 9))])
+    assert order(worker, 4, "priority") == [5, 5, 9, 9]
+
+
+@pytest.mark.parametrize("by", ["partition_key", "producer"])
+def test_the_shares_are_those_of_the_field(conn: db.Connection, worker: Worker, by: str) -> None:
+    share_out(conn, by)
+    other = {"partition_key": "producer", "producer": "partition_key"}[by]
+    add_all(conn, *[{by: share, other: "same"} for share in "aaab"])
+    assert "b" in order(worker, 2, by)
+
+
+def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn, "producer")
+    add_all(conn, {}, {}, {}, {"producer": "p"})
+    assert "p" in order(worker, 2, "producer")
+
+
+def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: db.Connection, worker: Worker) -> None:
+    add_all(conn, *[{"partition_key": "big"}] * 30)
+    enqueue(conn, partition_key="small")
+    scheduled = enqueue(conn, partition_key="big", available_at=after(60))
+    dated = enqueue(conn, partition_key="big", deadline=after(60))
+    other = enqueue(conn, queue="other", partition_key="big")
+    share_out(conn)
+    assert row(conn, scheduled)["turn_at"] is None
+    assert row(conn, scheduled)["share"] == "big"
+    assert row(conn, other)["share"] is None
+    assert row(conn, dated)["share"] is None
+    assert order(worker, 1, "job_id") == [dated]
+    assert "small" in order(worker, 2)
+
+
+def test_a_backlog_of_many_bunches_has_its_turns(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "TURNS_AT_ONCE", 3)
+    add_all(conn, *[{"partition_key": "ab"[at % 2]} for at in range(10)])
+    share_out(conn)
+    found = conn.execute("SELECT partition_key FROM dl_jobs ORDER BY turn_at, created_at").fetchall()
+    assert all({a, b} == {("a",), ("b",)} for a, b in zip(found[::2], found[1::2], strict=True)), found
+
+
+def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: db.Connection, worker: Worker) -> None:
+    """They do not go before all others for having been added long ago."""
+    share_out(conn)
+    many = add_all(conn, *[{"partition_key": "big", "available_at": after(60)}] * 20)
+    assert {row(conn, job_id)["turn_at"] for job_id in many} == {None}
+    conn.execute("UPDATE dl_jobs SET created_at = created_at - interval '1 day', available_at = now()")
+    conn.execute("UPDATE dl_jobs SET blocked_on = 'time'")
+    add_all(conn, *[{"partition_key": "small"}] * 5)
+    lifecycle.wake(conn, 100)
+    assert order(worker, 8).count("small") >= 4
+
+
+def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    parent = enqueue(conn, priority=1)
+    children = add_all(conn, *[{"partition_key": "big", "depends_on": [parent]} for _ in range(10)])
+    assert {row(conn, job_id)["turn_at"] for job_id in children} == {None}
+    add_all(conn, *[{"partition_key": "small"}] * 5)
+    order(worker, 1)
+    assert order(worker, 6).count("small") >= 3
+
+
+def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    add_all(conn, *[{"partition_key": "a"}] * 5)
+    job = worker.take()
+    worker.finish(job, "retry", delay_sec=0.0)
+    assert worker.take().job_id == job.job_id
+
+
+def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(
+    conn: db.Connection, dsn: str, worker: Worker, workers: Workers
+) -> None:
+    """Locked by a stranger, say: the clock of the queue shows more than the turn of that row."""
+    share_out(conn)
+    stuck = enqueue(conn, partition_key="stuck")
+    add_all(conn, *[{"partition_key": "busy"}] * 30)
+    with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
+        stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (stuck,))
+        order(worker, 20)
+        job = worker.take()
+        add_all(conn, *[{"partition_key": "new"}] * 15)
+        assert order(workers(), 10).count("busy") >= 4
+        worker.finish(job)
+
+
+def test_a_queue_that_is_no_longer_fair_goes_by_age(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    share_out(conn, None)
+    add_all(conn, *[{"partition_key": share} for share in "aaab"])
+    assert order(worker, 4) == list("aaab")
+    assert value(conn, "SELECT count(share) FROM dl_jobs") == 0
+
+
+def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: db.Connection) -> None:
+    share_out(conn)
+    add_all(conn, *[{"partition_key": "big"}] * 10)
+    conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS}")
+
+    def cost(share: str) -> int:
+        return buffers(conn, "SELECT dl_turn('q', 100, %s, clock_timestamp())", share)
+
+    cost("big"), cost("small")  # the catalogs
+    few = cost("big") + cost("small")
+    with quietly(conn):
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, partition_key, share, turn_at)"
+            " SELECT gen_random_uuid(), 'q', 't', 'k' || i, 'big', 'big', now() + i * interval '1 microsecond'"
+            " FROM generate_series(1, 20000) i"
+        )
+    assert cost("big") + cost("small") <= few + 30  # a level of each index; 20,000 rows have 300 pages
+
+
+@pytest.mark.parametrize("wrong", ["task", "lock_key", ""])
+def test_no_other_field_makes_shares(conn: db.Connection, wrong: str) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation, match="dl_queues_chk_fair"):
+        conn.execute("INSERT INTO dl_queues (queue, fair_by) VALUES ('q', %s)", (wrong,))

@@ -142,5 +142,9 @@ WITH missing AS (
      AND p.queue = %(queue)s AND (p.expected_at > p.deadline OR p.deadline < now())
   RETURNING p.job_id, p.queue, p.deadline, p.expected_at)
 INSERT INTO dl_job_events (job_id, queue, kind, payload)
-SELECT job_id, queue, 'deadline', jsonb_build_object('deadline', deadline, 'expected_at', expected_at) FROM missing
+SELECT job_id, queue, 'deadline', jsonb_build_object('deadline', deadline, 'expected_at', expected_at, 'reason',
+         format(CASE WHEN deadline < now() THEN 'it should have ended at %%s UTC'
+                     ELSE 'it should end by %%s UTC, and is predicted to end at %%s UTC' END,
+                to_char(deadline AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'),
+                to_char(expected_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'))) FROM missing
 RETURNING job_id;

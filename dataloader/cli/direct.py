@@ -28,6 +28,7 @@ from dataloader.client import (
     Limit,
     NotFound,
     Overview,
+    Prediction,
     Queue,
     QueueFull,
     Refused,
@@ -44,7 +45,19 @@ from dataloader.client.farm import PAGE, Farm
 from dataloader.client.results import Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
-from dataloader.queue import db, enqueue, hooks, keys, lifecycle, migrations, operations, schedules, stats, webhooks
+from dataloader.queue import (
+    db,
+    enqueue,
+    hooks,
+    keys,
+    lifecycle,
+    migrations,
+    operations,
+    predictions,
+    schedules,
+    stats,
+    webhooks,
+)
 from dataloader.queue.messages import Rules
 
 P = ParamSpec("P")
@@ -53,6 +66,7 @@ T = TypeVar("T")
 
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
+NO_JOB = "there is no job with this job_id"
 NO_SCHEDULE = "there is no schedule with this name"
 NO_WEBHOOK = "there is no webhook of this name"
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
@@ -135,6 +149,13 @@ class Direct(Farm):
 
     def workers(self) -> list[Worker]:
         return [_one(Worker, row) for row in self._ask(stats.workers)]
+
+    def predict(self, job_id: UUID | str) -> Prediction:
+        wanted = _known(self._ask(predictions.job, UUID(str(job_id))), NO_JOB)
+        return _one(Prediction, predictions.of_job(self._ask(predictions.outlook, wanted["queue"]), wanted))
+
+    def predict_queue(self, queue: str) -> Prediction:
+        return _one(Prediction, predictions.of_queue(self._ask(predictions.outlook, queue)))
 
     def tasks(self) -> list[Task]:
         return [_one(Task, row) for row in self._ask(stats.tasks)]
@@ -331,7 +352,7 @@ def _words(error: psycopg.Error) -> str:
 
 def _one(kind: type[T], row: Any) -> T:
     if row is None:
-        raise NotFound("there is no job with this job_id", status=404)
+        raise NotFound(NO_JOB, status=404)
     return read(kind, as_document(row))
 
 

@@ -42,7 +42,7 @@ _MODULES = {
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
         "schedules": "schedule",
-        "farm": "queues ps tasks top completion",
+        "farm": "queues ps tasks predict top completion",
         "webhooks": "webhook",
     }.items()
     for name in names.split()

@@ -45,6 +45,7 @@ from dataloader.client.results import (
     Key,
     Limit,
     Overview,
+    Prediction,
     Queue,
     Result,
     Schedule,
@@ -74,6 +75,7 @@ __all__ = [
     "Limit",
     "NotFound",
     "Overview",
+    "Prediction",
     "Queue",
     "QueueFull",
     "Refused",
@@ -194,6 +196,12 @@ class Client(Farm):
 
     def workers(self) -> list[Worker]:
         return read_all(Worker, self._call("GET", "/workers").document, "workers")
+
+    def predict(self, job_id: UUID | str) -> Prediction:
+        return read(Prediction, self._call("GET", f"{_of(job_id)}/prediction").document)
+
+    def predict_queue(self, queue: str) -> Prediction:
+        return read(Prediction, self._call("GET", _queue(queue, "prediction")).document)
 
     def tasks(self) -> list[Task]:
         return read_all(Task, self._call("GET", "/tasks").document, "tasks")

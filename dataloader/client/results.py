@@ -281,6 +281,30 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """When a job, or all that is queued in a queue and runs, will have ended: `ends_at`, one in ten before `earliest`,
+    one in ten after `latest`.
+
+    `reason` names why nothing is predicted, else it is None. `accuracy` tells how right such predictions were within
+    the last day: their number (`predictions`), the median `error` as a share of the time that was left, the share of
+    ends `within` their ranges. The last four fields are of a job.
+    """
+
+    at: datetime
+    queue: str
+    ends_at: datetime | None = None
+    earliest: datetime | None = None
+    latest: datetime | None = None
+    reason: str | None = None
+    accuracy: Document = field(default_factory=dict)
+    job_id: UUID | None = None
+    status: str | None = None
+    deadline: datetime | None = None
+    is_late: bool = False
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Webhook:
     """A receiver of alerts; `kinds` and `queues` None: all; `signed_by` names the variable with its key."""
 

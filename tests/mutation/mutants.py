@@ -2297,7 +2297,11 @@ MUTANTS: list[Mutant] = [
         ALERTS,
         "-- name: new_events\n",
         ("again", "event_id > %(after)s AND ", ""),
-        ("every step", "AND kind IN ('failed', 'lost', 'stuck')", "AND kind IN ('failed', 'lost', 'stuck', 'queued')"),
+        (
+            "every step",
+            "AND kind IN ('failed', 'lost', 'stuck', 'deadline')",
+            "AND kind IN ('failed', 'lost', 'stuck', 'deadline', 'queued')",
+        ),
         ("no lost jobs", "'lost', ", ""),
         ("in any order", " ORDER BY event_id LIMIT %(limit)s", " ORDER BY event_id DESC LIMIT %(limit)s"),
         ("without a bound", " LIMIT %(limit)s"),

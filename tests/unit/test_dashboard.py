@@ -12,7 +12,7 @@ import pytest
 
 from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, formats
-from dataloader.api.dashboard.cache import SharedAnswer
+from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.problems import Problem
 from dataloader.queue import alerts
 from dataloader.queue.job import FINAL
@@ -20,7 +20,7 @@ from dataloader.queue.job import FINAL
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE: dict[str, Any] = {
     "queue": "q", "length": 0, "scheduled": 0, "retries": 0, "busy": 0, "dead": 0, "lag_sec": 0.0,
-    "workers": 1, "stopped": 0, "paused_at": None, "paused_by": None, "max_length": None,
+    "workers": 1, "stopped": 0, "at_risk": 0, "paused_at": None, "paused_by": None, "max_length": None,
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from dataloader.queue import predictions
 from dataloader.queue.job import Status as JobState
 from dataloader.queue.messages import KINDS
 from dataloader.queue.waiting import REASONS
@@ -160,6 +161,39 @@ class Family(BaseModel):
 
     parents: list[Relative]
     children: list[Relative]
+
+
+class Accuracy(BaseModel):
+    """How right the predictions of a queue were whose jobs ended within the last day."""
+
+    predictions: Count = Field(description="how many; the newest 1,000 count")
+    error: float | None = Field(description="the median error, as a share of the time that was left")
+    within: float | None = Field(description="the share of the jobs that ended within their ranges")
+
+
+class _Prediction(BaseModel):
+    at: datetime = Field(description="when it was predicted, up to some seconds ago")
+    ends_at: datetime | None = Field(description="the predicted end: as likely earlier as later")
+    earliest: datetime | None = Field(description="one in ten ends before")
+    latest: datetime | None = Field(description="one in ten ends after")
+    reason: str | None = Field(description=f"why nothing is predicted: {', '.join(predictions.REASONS)}; else null")
+    accuracy: Accuracy
+
+
+class QueuePrediction(_Prediction):
+    """When all that is queued in a queue now, and runs, will have ended."""
+
+    queue: str
+
+
+class JobPrediction(_Prediction):
+    """When a job will end."""
+
+    job_id: UUID
+    queue: str
+    status: JobStatus
+    deadline: datetime | None
+    is_late: bool = Field(description="the predicted end is behind the deadline")
 
 
 class Result(BaseModel):

@@ -89,9 +89,10 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
         advice = "New jobs are refused until there is room."
         yield Alert(f"Queue {name} is full: {count(queue['length'])} jobs.", advice, name)
     if queue["at_risk"]:
-        jobs = "1 job" if queue["at_risk"] == 1 else f"{count(queue['at_risk'])} jobs"
-        text = f"{jobs} of queue {name} {'is' if queue['at_risk'] == 1 else 'are'} going to miss the deadline, or late."
-        yield Alert(text, "More workers, or fewer jobs before them, would help.", name)
+        is_one = queue["at_risk"] == 1
+        jobs = f"1 job of queue {name} is" if is_one else f"{count(queue['at_risk'])} jobs of queue {name} are"
+        text = f"{jobs} going to miss {'its deadline, or has' if is_one else 'their deadlines, or have'}."
+        yield Alert(text, "More workers, or fewer jobs that go before, would help.", name)
     if queue["dead"]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."

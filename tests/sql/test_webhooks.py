@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,7 @@ from hands import Worker, enqueue, plain, quietly, started, value
 from structlog.testing import capture_logs
 
 from dataloader.farm import reaper
-from dataloader.queue import db, lifecycle, operations, stats, webhooks
+from dataloader.queue import db, lifecycle, operations, predictions, stats, webhooks
 from dataloader.queue.messages import TASK, Rules
 from dataloader.queue.webhooks import Wanted
 
@@ -190,6 +191,20 @@ def test_each_webhook_is_told_what_it_asks_for(conn: db.Connection) -> None:
     assert told == {"all": [("dead", 3), ("stuck", 1)], "stuck": [("stuck", 1)], "b": [("dead", 1)], "none": []}
     (stuck,) = messages(conn, "stuck")
     assert (stuck["text"], stuck["jobs"][0]["error"]) == ("1 run is stuck in queue a.", "no report for 1 min 15 s")
+
+
+def test_a_deadline_that_is_going_to_be_missed_is_told_once(conn: db.Connection) -> None:
+    add(conn)
+    job_id = enqueue(conn, deadline=datetime.now(UTC) - timedelta(minutes=5))
+    stats.note_lengths(conn, 0)
+    predictions.note(conn, "")
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
+    assert (webhooks.tell(conn, RULES), webhooks.tell(conn, RULES)) == (1, 0)
+    (message,) = messages(conn, "ops")
+    assert (message["kind"], message["severity"]) == ("deadline", "critical")
+    assert message["text"] == "1 job is going to miss its deadline in queue q."
+    assert message["jobs"][0]["job_id"] == str(job_id)
+    assert message["jobs"][0]["error"].startswith("it should have ended at ")
 
 
 def test_a_paused_webhook_is_told_nothing_not_even_later(conn: db.Connection) -> None:

@@ -437,6 +437,8 @@ class Schedule(BaseModel):
     timeout_sec: int | None
     partition_key: str
     affinity_key: str | None
+    deadline: str | None = Field(description="the time of the day by which its jobs should have ended, such as 07:00")
+    deadline_sec: int | None = Field(description="how long after the due time, in seconds")
     created_at: datetime
     created_by: str
     changed_at: datetime | None = Field(description="by people: from then on code changes it no more")

@@ -116,7 +116,8 @@ def forecast(line: Line, durations: Durations, asked: Collection[Any] = (), seed
     if not known or not (line.workers or line.running):
         return None
     jobs: list[Waiting | Running] = [*line.waiting, *line.running]
-    places = {each.job: place for place, each in enumerate(jobs) if each.job in asked}
+    wanted = set(asked)
+    places = {each.job: place for place, each in enumerate(jobs) if each.job in wanted}
     ends, lines = _played(line, _Drawing(known, Random(seed)), list(places.values()))  # noqa: S311  no secret
     return Forecast({job: _range(found) for job, found in zip(places, ends, strict=True)}, _range(lines))
 

@@ -31,6 +31,7 @@ TESTS = [
     *(
         "turns",
         "several_queues",
+        "predictions",
         "guards",
         "transitions",
         "lock",
@@ -60,6 +61,10 @@ FIRST = {
     "dl_jobs_score_ins": "turns ordered rights",
     **dict.fromkeys(("dl_turn", "dl_give_turns"), "turns"),
     "dl_give_scores": "ordered",
+    **dict.fromkeys(
+        ("queue", "running", "waiting", "room", "accuracy", "compare", "note", "alert"),
+        "predictions",
+    ),
     "dl_prune": "ordered retention",
     "beat": "lease ordered cancel guards",
     "dl_is_taken": "locked_rows order",

@@ -140,6 +140,42 @@ def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_p
     assert seconds(conn, *jobs) == [100, 200]
 
 
+def test_a_worker_of_other_queues_does_not_count(conn: db.Connection) -> None:
+    learn(conn, "t", 100.0)
+    serve(conn, 2, "other")
+    job_id = enqueue(conn)
+    assert of_job(conn, job_id)["reason"] == "no_worker"
+
+
+def test_what_runs_in_another_queue_is_none_of_its_line(conn: db.Connection, worker: Worker) -> None:
+    learn(conn, "t", 100.0)
+    enqueue(conn, queue="other")
+    worker.take("other")
+    job_id = enqueue(conn)
+    assert list(outlook(conn, "q").jobs) == [job_id]
+    judged(conn, 30, said_sec=100, took_sec=100)
+    assert outlook(conn, "other").accuracy["predictions"] == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: db.Connection) -> None:
+    operations.set_limit(conn, "source", "test", per_minute=1)
+    jobs = [enqueue(conn, limits=["source"]) for _ in range(2)]
+    assert seconds(conn, *jobs) == [100, 100]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(
+    conn: db.Connection, workers: Callable[[], Worker]
+) -> None:
+    enqueue(conn, lock_key="k")
+    workers().take()
+    parked, ready = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    assert workers().claim().job is None
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (ready,))
+    assert sorted(outlook(conn, "q").jobs[:-1]) == sorted([parked, ready])
+
+
 def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: db.Connection) -> None:
     learn(conn, "t", 100.0)
     serve(conn, 3)
@@ -370,6 +406,9 @@ def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(
         == row(conn, late)["deadline"]
         < datetime.fromisoformat(told["expected_at"])
     )
+    conn.execute("UPDATE dl_predictions SET queue = 'z', alerted_at = NULL WHERE job_id = %s", (late,))
+    assert noted_all(conn) == [("q", 0)], "of this queue alone"
+    conn.execute("UPDATE dl_predictions SET queue = 'q', alerted_at = now() WHERE job_id = %s", (late,))
     assert (of_job(conn, late)["is_late"], of_job(conn, right)["is_late"]) == (True, False)
     assert stats.overview(conn)["queues"][0]["at_risk"] == 1
 

@@ -449,6 +449,19 @@ def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(co
 
 
 @pytest.mark.usefixtures("known")
+def test_a_job_that_has_ended_meanwhile_is_not_told(conn: db.Connection, worker: Worker) -> None:
+    """Ends are compared at the begin of a round, and a round of many queues takes a while."""
+    job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
+    with_lengths(conn)
+    noted_all(conn)
+    conn.execute("UPDATE dl_predictions SET expected_at = deadline + interval '1 h'")
+    worker.finish(worker.take())
+    enqueue(conn)
+    assert predictions.note(conn, "p") == ("q", 0)
+    assert "deadline" not in kinds(conn, job_id)
+
+
+@pytest.mark.usefixtures("known")
 def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: db.Connection) -> None:
     operations.pause(conn, "q", "test")
     job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)

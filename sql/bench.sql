@@ -56,6 +56,15 @@ SELECT count(*) FROM dl_jobs WHERE queue = 'bench' AND status IN ('queued', 'run
 SELECT count(*), extract(epoch FROM max(finished_at) - min(started_at))::float8
   FROM dl_jobs WHERE queue = 'bench' AND status = 'succeeded';
 
+-- name: wait_of_share
+-- The median of the seconds from the creation of a share's jobs to their starts.
+SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM started_at - created_at))
+  FROM dl_jobs WHERE queue = 'bench' AND partition_key = %(share)s;
+
+-- name: some_ends
+-- Some of the jobs that have ended.
+SELECT FROM dl_jobs WHERE finished_at IS NOT NULL LIMIT %(most)s;
+
 -- name: clear
 TRUNCATE dl_jobs, dl_job_events;
 

@@ -261,6 +261,11 @@ SELECT args::text AS args, idempotency_key, lease_ttl_sec, dl_readable(lease_exp
        claims, blocked_on, hot, backoffs, cancel_forced, trace
   FROM dl_jobs WHERE job_id = %(job_id)s;
 
+-- name: checkpoint
+-- When a job's checkpoint was saved, and how long it is; the checkpoint itself is the pipeline's own.
+SELECT saved_at, octet_length(checkpoint::text) AS bytes FROM dl_checkpoints
+ WHERE job_id = %(job_id)s AND checkpoint IS NOT NULL;
+
 -- name: result
 -- What the pipeline of a job has returned: nothing before the job has succeeded, and nothing of a run that has not ended it.
 SELECT j.job_id, j.status::text, r.result::text AS result

@@ -4,7 +4,7 @@ A bench makes schemas and a folder of its own, and removes them at the end. A ba
 this room uses psycopg itself. The modules; each imports only those below it:
 
     program     the command: its figures, its place, its output
-    drain keys ordered claim affinity latency handover cpu enqueue idle memory
+    drain keys ordered fair claim affinity latency handover cpu enqueue idle memory
                 a figure each: `measure(place)` yields its lines
     farm        real programs: workers and the API, on the bench's schema
     bare        PROCESS the bare counterparts: a LISTEN loop, a loop that burns CPU

@@ -120,10 +120,16 @@ class Place:
         return samples
 
 
-def add(conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, **args: Any) -> None:
-    """Enqueue jobs as users do, in one transaction, with a key each or with `keys` keys; nothing is analysed."""
+def add(
+    conn: db.Connection, jobs: int, *, task: str = "bench.noop", keys: int = 0, share: str = "", **args: Any
+) -> None:
+    """Enqueue jobs as users do, in one transaction, with a key each or with `keys` keys; nothing is analysed.
+
+    `share` is their partition_key.
+    """
     keyed = ((number, number % keys if keys else number) for number in range(1, jobs + 1))
-    enqueue_many(conn, [NewJob("bench", task, f"key-{key}", {**args, "n": number}) for number, key in keyed])
+    new = [NewJob("bench", task, f"{share}key-{k}", {**args, "n": n}, partition_key=share) for n, k in keyed]
+    enqueue_many(conn, new)
 
 
 def seed(conn: db.Connection, jobs: int, *, keys: int = 0, **more: Any) -> None:

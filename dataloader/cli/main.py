@@ -249,7 +249,7 @@ def bench(
 ) -> None:
     """Measure a farm beside its database's bare limit; all FIGURES, or those named.
 
-    They are drain, keys, ordered, claim, affinity, latency, handover, cpu, enqueue, idle and memory. Everything
+    They are drain, keys, ordered, fair, claim, affinity, latency, handover, cpu, enqueue, idle and memory. Everything
     happens in schemas of its own, which are dropped at the end.
     """
     from dataloader.bench import program

@@ -110,6 +110,9 @@ def _fields(job: Job, zone: tzinfo) -> Iterator[tuple[str, Any]]:
         if name == "schedule" and value:
             due = screen.clock(datetime.fromisoformat(value["due"]), zone)
             yield "schedule", f"{screen.plain(value['name'])}, due {due}"
+        elif name == "checkpoint" and value:
+            saved = screen.clock(datetime.fromisoformat(value["saved_at"]), zone)
+            yield "checkpoint", f"{value['bytes']:,} bytes, saved {saved}"
         elif value not in (None, "", False):
             yield name.replace("_", " "), screen.clock(value, zone) if isinstance(value, datetime) else value
     if job.progress:

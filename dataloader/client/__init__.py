@@ -129,21 +129,21 @@ class Client(Farm):
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
         return read(Started, self._call("POST", "/jobs/trigger", _json(fields), headers=_traced(trace)).document)
 
-    def trigger_many(self, jobs: Iterable[Mapping[str, Any]]) -> list[Started]:
+    def trigger_many(
+        self, jobs: Iterable[Mapping[str, Any]], *, on_done: Mapping[str, Any] | None = None
+    ) -> list[Started]:
         """Add jobs, documents with the fields of `trigger`. The result has their ids and states in their order.
 
-        A request holds up to 1,000 jobs; the service adds all jobs of a request or none.
+        A request holds up to 1,000 jobs; the service adds all jobs of a request or none. `on_done` is one job more, the
+        last of the result: it starts when all others have ended. Raises ValueError for it beside more than 1,000 jobs.
         """
-        whole = [
-            _json(
-                {"queue": "etl.default", **job, "lock_key": job.get("lock_key") or job.get("task")}
-                | {"idempotency_key": job.get("idempotency_key") or new_key()}
-            )
-            for job in jobs
-        ]
+        whole = list(map(_whole, jobs))
+        if on_done is not None and len(whole) > BATCH:
+            raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
         headers, found = _traced(traces.current()), list[Started]()
-        for start in range(0, len(whole), BATCH):
-            answer = self._call("POST", "/jobs/batch", {"jobs": whole[start : start + BATCH]}, headers=headers)
+        last = {} if on_done is None else {"on_done": _whole(on_done)}
+        for start in range(0, max(len(whole), len(last)), BATCH):
+            answer = self._call("POST", "/jobs/batch", {"jobs": whole[start : start + BATCH], **last}, headers=headers)
             found += read_all(Started, answer.document, "jobs")
         return found
 
@@ -338,6 +338,14 @@ def _pause(state: RetryCallState) -> float:
     asked = getattr(error, "retry_after", None) or 0.0
     longest: float = min(5.0, 0.2 * 2 ** min(state.attempt_number, 10))
     return asked + random.uniform(0.05, longest)  # noqa: S311  jitter
+
+
+def _whole(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's document with the fields that `trigger` fills in."""
+    return _json(
+        {"queue": "etl.default", **job, "lock_key": job.get("lock_key") or job.get("task")}
+        | {"idempotency_key": job.get("idempotency_key") or new_key()}
+    )
 
 
 def _json(fields: Mapping[str, Any]) -> dict[str, Any]:

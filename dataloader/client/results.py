@@ -33,7 +33,8 @@ class Job:
     `started_at` is the first start of all attempts; `run_sec` the duration of the last run, None while the job runs.
     `waiting_for` is the reason why a queued job does not run yet. Only `Client.job` returns `args`. `progress` is the
     pipeline's last report, usually an object. Only `Client.run` fills in `result`, what the pipeline has returned.
-    `schedule` has the `name` and the `due` time of the schedule that has made it; only `Client.job` returns it.
+    `schedule` has the `name` and the `due` time of the schedule that has made it, `checkpoint` the `saved_at` and the
+    `bytes` of what its runs have saved; only `Client.job` returns these.
     """
 
     job_id: UUID
@@ -72,6 +73,7 @@ class Job:
     idempotency_key: str | None = None
     trace: str | None = None
     schedule: Document | None = None
+    checkpoint: Document | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -329,14 +329,27 @@ def _aggregate(conn: Conn, limit: int) -> int:
 
 
 def job(conn: Conn, job_id: UUID) -> Row | None:
-    """Every field of one job, its arguments and its `schedule` with the due time included; None for an unknown id."""
+    """Every field of one job, its arguments included; None for an unknown id.
+
+    `schedule` is the schedule that has made the job, with its due time, `checkpoint` when the job's checkpoint was
+    saved and how many bytes it has; None where there is none.
+    """
     shown = lifecycle.status(conn, job_id)
     rest = _rows(conn, "job", job_id=job_id)
     if not shown or not rest:
         return None
     made_by = times.of_key(rest[0]["idempotency_key"])
     schedule = {"name": made_by[0], "due": made_by[1]} if made_by else None
-    return shown | rest[0] | {"args": lifecycle.parsed(rest[0]["args"]), "schedule": schedule}
+    checkpoint = next(iter(_rows(conn, "checkpoint", job_id=job_id)), None)
+    return (
+        shown
+        | rest[0]
+        | {
+            "args": lifecycle.parsed(rest[0]["args"]),
+            "schedule": schedule,
+            "checkpoint": checkpoint,
+        }
+    )
 
 
 def result(conn: Conn, job_id: UUID) -> Row | None:

@@ -67,6 +67,21 @@ def test_error_and_progress_are_the_jobs_own_words(client: FlaskClient, conn: db
     assert (job["error"], job["progress"]) == (error, {"z": 1, "a": {"done": 0.5}})
 
 
+def test_a_checkpoint_has_a_time_and_a_length_and_is_not_shown(client: FlaskClient, conn: db.Connection) -> None:
+    job_id = made(client)
+    assert client.get(f"/api/v1/jobs/{job_id}").json["checkpoint"] is None
+    conn.execute(
+        "INSERT INTO dl_checkpoints (job_id, claim, checkpoint, target_claim, target_number, spares_attempt, saved_at)"
+        " VALUES (%s, 1, '{\"at\": 4711}', 0, 0, false, '2026-01-31T06:00:00Z')",
+        (job_id,),
+    )
+    answer = client.get(f"/api/v1/jobs/{job_id}")
+    assert answer.json["checkpoint"] == {"saved_at": "2026-01-31T06:00:00Z", "bytes": 12}
+    page = client.get(f"/jobs/{job_id}").text
+    assert "a checkpoint of 12 bytes" in page
+    assert "4711" not in answer.text + page
+
+
 def test_cancelling_a_queued_job_ends_it(client: FlaskClient, conn: db.Connection) -> None:
     job_id = made(client)
     job = cancel(client, job_id)

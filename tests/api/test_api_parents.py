@@ -48,6 +48,32 @@ def test_a_batch_names_its_jobs_by_their_places(client: FlaskClient) -> None:
     assert set(family(client, first)["children"]) == {second, third}
 
 
+@pytest.mark.parametrize(("given", "policy"), [({}, "run"), ({"on_parent_failure": "hold"}, "hold")])
+def test_a_group_has_a_job_that_starts_when_the_others_have_ended(
+    client: FlaskClient, given: dict[str, str], policy: str
+) -> None:
+    answer = client.post(BATCH, json={"jobs": [body(), body()], "on_done": body(task="report", **given)})
+    *jobs, report = (each["job_id"] for each in answer.json["jobs"])
+    assert family(client, report) == {"parents": jobs, "children": []}
+    assert client.get(f"/api/v1/jobs/{report}/status").json["waiting_for"]["on_failure"] == policy
+
+
+def test_the_last_job_of_an_empty_group_waits_for_nothing(client: FlaskClient) -> None:
+    (report,) = client.post(BATCH, json={"jobs": [], "on_done": body()}).json["jobs"]
+    assert client.get(f"/api/v1/jobs/{report['job_id']}/status").json["waiting_for"]["reason"] != "parent"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "pointer"),
+    [(body(depends_on=[0]), "/on_done/depends_on"), ("report", "/on_done"), ({"queue": "q"}, "/jobs/1/task")],
+)
+def test_a_wrong_last_job_adds_none_of_the_group(client: FlaskClient, wrong: Any, pointer: str) -> None:
+    answer = client.post(BATCH, json={"jobs": [body()], "on_done": wrong})
+    assert answer.status_code == 400
+    assert pointer in [each["pointer"] for each in answer.json["errors"]]
+    assert client.get("/api/v1/jobs").json["jobs"] == []
+
+
 @pytest.mark.parametrize(
     ("jobs", "said"),
     [

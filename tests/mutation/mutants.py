@@ -319,6 +319,7 @@ MUTANTS: list[Mutant] = [
             "a turn for those without a share",
             "CASE WHEN share IS NULL THEN turn_at ELSE coalesce(turn_at, 'infinity') END",
             "coalesce(turn_at, 'infinity')",
+            "dl_give_turns takes it back, which costs an update",
         ),
         ("another turn at each retry", "coalesce(turn_at, 'infinity')", "'infinity'"),
     ),
@@ -490,6 +491,7 @@ MUTANTS: list[Mutant] = [
             "a turn for those without a share",
             "CASE WHEN j.share IS NULL THEN j.turn_at ELSE coalesce(j.turn_at, 'infinity') END",
             "coalesce(j.turn_at, 'infinity')",
+            "dl_give_turns takes it back, which costs an update",
         ),
     ),
     *_function(

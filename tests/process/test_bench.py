@@ -79,7 +79,8 @@ def test_it_measures_in_a_schema_of_its_own(own_db: str, tmp_path: Path) -> None
 
 def test_the_other_figures_measure_too(own_db: str, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    done = bench(tmp_path, "keys", "claim", "idle", "--rounds=1", "--scale=0.01", f"--json={out}", DL_DB_DSN=own_db)
+    figures = ("keys", "claim", "fair", "idle")
+    done = bench(tmp_path, *figures, "--rounds=1", "--scale=0.01", f"--json={out}", DL_DB_DSN=own_db)
     assert done.returncode == 0, done.stderr
     lines = {line["name"]: line for line in json.loads(out.read_text())["lines"]}
     assert lines["64 keys, 2 workers"]["ratio"] > 0
@@ -89,6 +90,7 @@ def test_the_other_figures_measure_too(own_db: str, tmp_path: Path) -> None:
     assert lines["2,000 locked at the head (here 20)"]["ratio"] > 0
     assert lines["just after 200 hand-backs"]["ratio"] > 0
     assert lines["few rows, not analysed"]["ratio"] > 0
+    assert lines["100 jobs of one tenant behind the backlog of another"]["ratio"] < 1
     assert lines["statements per worker"]["ours_median"] >= 0
     assert "64 keys, 2 workers" in done.stdout
     assert left_behind(own_db, tmp_path) == []

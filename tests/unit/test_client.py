@@ -84,6 +84,21 @@ def test_many_jobs_are_sent_by_the_thousand_each_with_a_key(service: Service, cl
     assert len({job["idempotency_key"] for job in first + second}) == 1001
 
 
+def test_a_group_has_a_last_job_in_the_same_request(service: Service, client: Client) -> None:
+    service.answers = [Answer(document={"jobs": [STARTED] * 2}), Answer(document={"jobs": [STARTED]})]
+    assert len(client.trigger_many([{"task": "t"}], on_done={"task": "report"})) == 2
+    assert len(client.trigger_many([], on_done={"task": "report"})) == 1
+    for asked in service.asked:
+        last = asked.body["on_done"]
+        assert (last["task"], last["lock_key"], bool(last["idempotency_key"])) == ("report", "report", True)
+
+
+def test_a_group_of_several_requests_has_no_last_job(service: Service, client: Client) -> None:
+    with pytest.raises(ValueError, match="up to 1000 jobs: name their ids in the depends_on of another job"):
+        client.trigger_many([{"task": "t"}] * 1001, on_done={"task": "report"})
+    assert service.asked == []
+
+
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [

@@ -30,7 +30,7 @@ STATUS, LIST, PAGE = ({field.name for field in FIELDS if place in field.seen} fo
 # The queue's own business, which the client leaves in `document`.
 UNTOLD = {"blocked_on", "hot", "backoffs", "claims"}
 # What documents tell besides, which is in no column.
-BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule"}
+BESIDES = {"run_sec", "changed_at", "waiting_for", "schedule", "checkpoint"}
 OF_SQL = "sql/functions/enqueue.sql"
 QUEUE, STATS, OPENAPI = db.statements("queue.sql"), db.statements("stats.sql"), ROOT / "docs/openapi.json"
 

@@ -265,7 +265,18 @@ def _events(conn: db.Connection, job_id: UUID, after: int) -> Rows:
 
 
 # Fields that the job's page shows elsewhere than in the list of facts.
-_ELSEWHERE = {"args", "progress", "error", "waiting_for", "task", "status", "job_id", "max_attempts", "schedule"}
+_ELSEWHERE = {
+    "args",
+    "progress",
+    "error",
+    "waiting_for",
+    "task",
+    "status",
+    "job_id",
+    "max_attempts",
+    "schedule",
+    "checkpoint",
+}
 # The order of the other fields; a field without a label follows.
 _LABELS = {
     "queue": "Queue",

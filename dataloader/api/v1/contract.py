@@ -56,8 +56,8 @@ def trigger(body: Trigger) -> dict[str, Any]:
     leads_to_jobs="/jobs/0/job_id",
 )
 def batch(body: requests.Batch) -> Response:
-    """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body."""
-    columns = requests.new_jobs(requests.all_hooked(body.jobs), _default_lease())
+    """Insert jobs, all or none, or find those with their idempotency keys; in the order of the body, `on_done` last."""
+    columns = requests.new_jobs(requests.all_hooked(body.group), _default_lease())
     if trace := requests.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
     with session() as conn:

@@ -251,6 +251,7 @@ def _schemas(app: Flask) -> Node:
     found["Trigger"]["properties"]["queue"]["pattern"] = _PRINTABLE
     if "Batch" in found:
         found["Batch"]["properties"]["jobs"]["items"] = _ref(Trigger)
+        found["Batch"]["properties"]["on_done"]["anyOf"][0] = _ref(Trigger)
     return {name: _untitled(schema) for name, schema in sorted(found.items())}
 
 

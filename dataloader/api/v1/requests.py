@@ -164,6 +164,20 @@ class Batch(Body):
     """The body of POST /api/v1/jobs/batch, but for the jobs in it."""
 
     jobs: list[Any] = Field(max_length=BATCH_JOBS)
+    on_done: dict[str, Any] | None = Field(
+        default=None, description="one job more, the last of the answer: it starts when all of `jobs` have ended"
+    )
+
+    @property
+    def group(self) -> list[Any]:
+        """The jobs, with `on_done` as their child; raises a 400 Problem where that names parents itself."""
+        if self.on_done is None:
+            return self.jobs
+        if "depends_on" in self.on_done:
+            message = "on_done waits for all jobs of the list: leave its depends_on out"
+            raise invalid("/on_done/depends_on", "depends_on", message)
+        last = {"on_parent_failure": "run", **self.on_done, "depends_on": list(range(len(self.jobs)))}
+        return [*self.jobs, last]
 
 
 class Cancel(Body):

@@ -130,6 +130,13 @@ class DueTime(BaseModel):
     due: datetime
 
 
+class Checkpoint(BaseModel):
+    """Where the next run of a job goes on, which only the pipeline knows; it goes when the job succeeds."""
+
+    saved_at: datetime
+    bytes: Count
+
+
 class Job(Status):
     """A job with all that is known of it; secrets in `args` are masked."""
 
@@ -145,6 +152,7 @@ class Job(Status):
     cancel_forced: bool
     trace: str | None = Field(description="the W3C traceparent of its trigger")
     schedule: DueTime | None = Field(description="the schedule that has made it, as its idempotency key says")
+    checkpoint: Checkpoint | None = Field(description="null: the next run begins at the start")
 
 
 class Relative(BaseModel):

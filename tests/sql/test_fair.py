@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
-from hands import Worker, buffers, enqueue, plain, quietly, row, value
+from hands import Worker, age, buffers, enqueue, plain, quietly, row, value
 
 from dataloader import enqueue as add_one
 from dataloader.queue import db, lifecycle, operations
@@ -161,6 +161,8 @@ def test_the_shares_are_those_of_the_field(conn: db.Connection, worker: Worker, 
 
 def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Worker) -> None:
     share_out(conn, "producer")
+    assert row(conn, enqueue(conn, priority=900))["share"] == ""
+    assert row(conn, plain(conn, priority=900))["share"] == ""
     add_all(conn, {}, {}, {}, {"producer": "p"})
     assert "p" in order(worker, 2, "producer")
 
@@ -210,12 +212,23 @@ def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Conne
     assert order(worker, 6).count("small") >= 3
 
 
-def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worker) -> None:
+@pytest.mark.parametrize("delay_sec", [0.0, 60.0])
+def test_a_job_that_comes_back_keeps_its_turn(conn: db.Connection, worker: Worker, delay_sec: float) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": "a"}] * 5)
     job = worker.take()
-    worker.finish(job, "retry", delay_sec=0.0)
+    worker.finish(job, "retry", delay_sec=delay_sec)
+    if delay_sec:
+        with quietly(conn):
+            age(conn, job.job_id, "available_at", 2 * delay_sec)
+        lifecycle.wake(conn, 100)
     assert worker.take().job_id == job.job_id
+
+
+def test_a_job_of_another_queue_has_no_share(conn: db.Connection) -> None:
+    share_out(conn)
+    assert row(conn, plain(conn, queue="other"))["share"] is None
+    assert row(conn, plain(conn, queue="other"))["turn_at"] is None
 
 
 def test_a_row_that_stands_first_for_long_lets_no_newcomer_pass_the_others(

@@ -55,17 +55,17 @@ SELECT set_config('lock_timeout', '100ms', true), set_config('statement_timeout'
 SELECT last_event, now() FROM dl_alerted LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- name: new_events
--- The dead jobs and stuck runs behind a place in the journal, once the first of them is `bundle_sec` old: what comes in
+-- The dead jobs, stuck runs and deadlines behind a place in the journal, once the first of them is `bundle_sec` old: what comes in
 -- that time becomes one message. Rows become visible in the order of their commits, not of their numbers, so the answer
 -- ends before the first row that is younger than `settle_sec`: a transaction that is still under way may have a smaller
--- number. A row from as far ahead counts as old as well: the clock was set back. Served by ix_dl_job_events_alerts.
+-- number. A row from as far ahead counts as old as well: the clock was set back. Served by ix_dl_job_events_told.
 WITH near AS (
   SELECT event_id, job_id, queue, ts, kind, payload,
          abs(extract(epoch FROM clock_timestamp() - ts)) < %(settle_sec)s AS is_young
     FROM dl_job_events
-   WHERE event_id > %(after)s AND kind IN ('failed', 'lost', 'stuck') ORDER BY event_id LIMIT %(limit)s)
+   WHERE event_id > %(after)s AND kind IN ('failed', 'lost', 'stuck', 'deadline') ORDER BY event_id LIMIT %(limit)s)
 SELECT event_id, kind, n.ts, job_id, n.queue, coalesce(task, '') AS task,
-       left(coalesce(payload ->> 'error', payload ->> 'reason', CASE WHEN kind <> 'stuck' THEN j.error END, ''), 300) AS error,
+       left(coalesce(payload ->> 'error', payload ->> 'reason', CASE WHEN kind IN ('failed', 'lost') THEN j.error END, ''), 300) AS error,
        CASE WHEN jsonb_typeof(payload -> 'silent_sec') = 'number' THEN (payload ->> 'silent_sec')::float8 END AS silent_sec
   FROM near n LEFT JOIN dl_jobs j USING (job_id)
  WHERE event_id < coalesce((SELECT min(event_id) FROM near WHERE is_young), 9223372036854775807)

@@ -143,7 +143,7 @@ CREATE TABLE dl_job_events (
 ) WITH (autovacuum_vacuum_insert_scale_factor = 0.1);
 CREATE INDEX ix_dl_job_events_job ON dl_job_events (job_id, event_id);
 -- What webhooks are told of, which is little: `new_events` in alerts.sql.
-CREATE INDEX ix_dl_job_events_alerts ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck');
+CREATE INDEX ix_dl_job_events_told ON dl_job_events (event_id) WHERE kind IN ('failed', 'lost', 'stuck', 'deadline');
 
 -- What pipelines have returned. A table of its own, so that a job without a result costs nothing more.
 CREATE TABLE dl_results (
@@ -286,6 +286,35 @@ CREATE TABLE dl_needs (
   shares real[]                                      -- CPU seconds in a second of these
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_needs IS 'what the latest runs of a task have used: 95 of 100 used no more';
+
+-- How long runs take, by dl_roll, and what was predicted of jobs.
+CREATE TABLE dl_durations (
+  task text PRIMARY KEY,
+  seconds real[] NOT NULL,                           -- of the latest runs that have succeeded, the newest first
+  runs bigint NOT NULL,                              -- that there were
+  learned_at timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_durations IS 'how long the latest 200 runs of a task took that have succeeded';
+CREATE TABLE dl_predictions (
+  job_id uuid PRIMARY KEY,                           -- no foreign key: the reaper forgets jobs that are gone
+  queue text NOT NULL,
+  made_at timestamptz NOT NULL DEFAULT now(),        -- the first prediction of the job, compared with its end
+  ends_at timestamptz,                               -- null: nothing was known of it
+  earliest timestamptz,
+  latest timestamptz,
+  plain_sec float8,                                  -- until then, before the correction; null: the job ran already
+  ended_at timestamptz,                              -- when it did; null: it has not yet
+  deadline timestamptz,
+  expected_at timestamptz,                           -- the newest predicted end of a job with a deadline
+  alerted_at timestamptz                             -- when its deadline became an alert
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_predictions IS 'predicted ends: of jobs with a deadline, and of a sample';
+COMMENT ON COLUMN dl_predictions.plain_sec IS 'seconds from made_at to the predicted end before its correction; null: the job ran already';
+COMMENT ON COLUMN dl_predictions.expected_at IS 'the newest predicted end of a job with a deadline';
+CREATE INDEX ix_dl_predictions_ended ON dl_predictions (queue, ended_at);
+-- Of these some are going to miss their deadlines.
+CREATE INDEX ix_dl_predictions_open ON dl_predictions (queue, deadline)
+  WHERE ended_at IS NULL AND deadline IS NOT NULL;
 
 -- Schedules: due times of which the reaper makes jobs. A schedule is locked while its jobs are added, in one transaction
 -- with its next due time; the idempotency key of a job holds both names, so a due time has one job.

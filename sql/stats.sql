@@ -29,6 +29,9 @@ running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running'
 serving AS (
   SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
+risks AS (  -- as the reaper has predicted: served by ix_dl_predictions_open
+  SELECT queue, count(*) AS at_risk FROM dl_predictions
+   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
 known AS (
   SELECT queue FROM waiting UNION SELECT queue FROM dead UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
@@ -37,7 +40,7 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
          SELECT greatest(j.available_at, j.created_at) FROM dl_jobs j
           WHERE j.queue = known.queue AND status = 'queued' AND blocked_on IS DISTINCT FROM 'time'
           ORDER BY j.queue, j.available_at LIMIT 1)), 0)::float8 AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
        coalesce(on_dead, 'continue') AS on_dead, fair_by,
        CASE WHEN ordered THEN (
@@ -54,7 +57,8 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
          SELECT count(*) FROM found) END AS keys,
        noted_length, noted_scheduled, noted_retries, noted_dead, noted_keys, counted_at
   FROM known
-  LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
+  LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
+  LEFT JOIN dl_queues USING (queue)
   LEFT JOIN (
     SELECT queue, length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
            keys AS noted_keys, counted_at
@@ -80,17 +84,21 @@ WITH running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'run
 serving AS (
   SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served
    WHERE seen_at > now() - interval '30 s' AND state <> 'dead' GROUP BY queue),
+risks AS (  -- as the reaper has predicted: served by ix_dl_predictions_open
+  SELECT queue, count(*) AS at_risk FROM dl_predictions
+   WHERE ended_at IS NULL AND deadline IS NOT NULL AND (expected_at > deadline OR deadline < now()) GROUP BY queue),
 known AS (
   SELECT queue FROM dl_lengths UNION SELECT queue FROM running UNION SELECT queue FROM serving
   UNION SELECT queue FROM dl_queues WHERE paused_at IS NOT NULL OR max_length IS NOT NULL OR ordered)
 SELECT queue, coalesce(length, 0) AS length, coalesce(scheduled, 0) AS scheduled, coalesce(retries, 0) AS retries,
        coalesce(busy, 0) AS busy, coalesce(dead, 0) AS dead, coalesce(lag_sec, 0) AS lag_sec,
-       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, paused_at, paused_by, max_length,
+       coalesce(workers, 0) AS workers, coalesce(stopped, 0) AS stopped, coalesce(at_risk, 0) AS at_risk, paused_at, paused_by, max_length,
        coalesce(ordered, false) AS ordered, coalesce(merge, false) AS merge, coalesce(merge_limit, 1000) AS merge_limit, batch,
        coalesce(on_dead, 'continue') AS on_dead, fair_by, CASE WHEN ordered THEN keys END AS keys,
        length AS noted_length, scheduled AS noted_scheduled, retries AS noted_retries, dead AS noted_dead,
        keys AS noted_keys, counted_at
-  FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN dl_queues USING (queue)
+  FROM known LEFT JOIN running USING (queue) LEFT JOIN serving USING (queue) LEFT JOIN risks USING (queue)
+  LEFT JOIN dl_queues USING (queue)
   LEFT JOIN dl_lengths USING (queue);
 
 -- name: keys

@@ -30,6 +30,7 @@ from dataloader.client import (
     NotFound,
     Overview,
     Partition,
+    Prediction,
     Queue,
     QueueFull,
     Refused,
@@ -55,6 +56,7 @@ from dataloader.queue import (
     lifecycle,
     migrations,
     operations,
+    predictions,
     schedules,
     stats,
     webhooks,
@@ -67,6 +69,7 @@ T = TypeVar("T")
 
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
+NO_JOB = "there is no job with this job_id"
 NO_SCHEDULE = "there is no schedule with this name"
 NO_BACKFILL = "there is no backfill with this name"
 NO_WEBHOOK = "there is no webhook of this name"
@@ -151,6 +154,13 @@ class Direct(Farm):
 
     def workers(self) -> list[Worker]:
         return [_one(Worker, row) for row in self._ask(stats.workers)]
+
+    def predict(self, job_id: UUID | str) -> Prediction:
+        wanted = _known(self._ask(predictions.job, UUID(str(job_id))), NO_JOB)
+        return _one(Prediction, predictions.of_job(self._ask(predictions.outlook, wanted["queue"]), wanted))
+
+    def predict_queue(self, queue: str) -> Prediction:
+        return _one(Prediction, predictions.of_queue(self._ask(predictions.outlook, queue)))
 
     def tasks(self) -> list[Task]:
         return [_one(Task, row) for row in self._ask(stats.tasks)]
@@ -396,7 +406,7 @@ def _words(error: psycopg.Error) -> str:
 
 def _one(kind: type[T], row: Any) -> T:
     if row is None:
-        raise NotFound("there is no job with this job_id", status=404)
+        raise NotFound(NO_JOB, status=404)
     return read(kind, as_document(row))
 
 

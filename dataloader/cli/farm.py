@@ -1,11 +1,13 @@
-"""Commands about the farm: queues, ps, tasks, top, completion; and the tables of queues and workers."""
+"""Commands about the farm: queues, ps, tasks, predict, top, completion; and the tables of queues and workers."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, tzinfo
 from typing import Any
+from uuid import UUID
 
 import click
 from click.shell_completion import get_completion_class
@@ -13,9 +15,11 @@ from rich.text import Text
 
 from dataloader.cli import screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import Overview, Queue, Task, Worker
+from dataloader.client import Overview, Prediction, Queue, Task, Worker
 from dataloader.client.results import fraction
+from dataloader.queue import predictions
 from dataloader.queue.stats import COUNTED
+from dataloader.queue.words import percent
 
 QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dead", "lag", "workers", "")
 NUMBERS = QUEUE_TITLES[1:9]
@@ -57,6 +61,37 @@ def tasks(reached: Reached) -> None:
         reached.print_json({"tasks": [task.document for task in found]})
     else:
         screen.show(task_table(found, datetime.now(UTC)))
+
+
+@commands.command()
+@click.argument("what", metavar="JOB_ID|QUEUE")
+@reaching
+def predict(reached: Reached, what: str) -> None:
+    """Say when a job will end, or all that is queued in a queue now, with the range of that."""
+    found = None
+    with suppress(ValueError):  # it is the name of a queue
+        found = reached.farm.predict(UUID(what))
+    found = found or reached.farm.predict_queue(what)
+    if reached.as_json:
+        reached.print_json(found.document)
+    else:
+        click.echo(screen.plain(ending(found, reached.zone)))
+
+
+def ending(told: Prediction, zone: tzinfo) -> str:
+    """A prediction in words, and how right the last ones were."""
+    what = f"job {told.job_id}" if told.job_id else f"what is queued in {told.queue} now"
+    if told.ends_at is None:
+        reason = predictions.REASONS.get(told.reason or "", f"The reason is {told.reason}.")
+        return f"when {what} ends is not known. {reason}"
+    words = f"{what} ends about {screen.clock(told.ends_at, zone)}, between {screen.clock(told.earliest, zone)}"
+    words += f" and {screen.clock(told.latest, zone)}"
+    if told.deadline:
+        words += f"; its deadline {'is missed then' if told.is_late else 'is'}: {screen.clock(told.deadline, zone)}"
+    if told.accuracy.get("predictions"):
+        words += f"\nof the last day {told.accuracy['predictions']} predictions were off by"
+        words += f" {percent(told.accuracy['error'])} in the median"
+    return words
 
 
 @commands.command()

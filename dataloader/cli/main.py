@@ -44,7 +44,7 @@ _MODULES = {
         "operate": "requeue run-now delete pause resume limit queue",
         "schedules": "schedule",
         "backfills": "backfill",
-        "farm": "queues ps tasks top completion",
+        "farm": "queues ps tasks predict top completion",
         "webhooks": "webhook",
     }.items()
     for name in names.split()

@@ -34,6 +34,8 @@ def _words(command: F) -> F:
         click.option("--lock-key", help="of its jobs, {{ due }} and the like are filled in; default: the name"),
         click.option("--args", "args_json", help="a JSON object, as --args of trigger; {{ date }} and the like"),
         click.option("--queue", "-q", help="default: etl.default"),
+        click.option("--deadline", metavar="TIME", help="its jobs should have ended by then, such as 07:00"),
+        click.option("--deadline-sec", type=int, help="instead of --deadline: so many seconds after the due time"),
         click.option("--jitter-sec", type=float, help="a job begins up to so many seconds after its due time"),
         click.option("--overlap", help="while the job before has not ended: skip, queue (the default) or cancel_old"),
         click.option("--catch-up", help="missed due times get jobs: none, last (the default: one) or all"),
@@ -184,6 +186,8 @@ def _tell(reached: Reached, found: Schedule) -> None:
         ),
         ("catch up", found.catch_up),
         ("overlap", found.overlap),
+        ("deadline", found.document.get("deadline")),
+        ("deadline sec", found.document.get("deadline_sec")),
         ("jitter sec", found.jitter_sec or None),
         ("origin", found.origin),
     ]

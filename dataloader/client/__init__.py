@@ -48,6 +48,7 @@ from dataloader.client.results import (
     Limit,
     Overview,
     Partition,
+    Prediction,
     Queue,
     Result,
     Schedule,
@@ -79,6 +80,7 @@ __all__ = [
     "NotFound",
     "Overview",
     "Partition",
+    "Prediction",
     "Queue",
     "QueueFull",
     "Refused",
@@ -199,6 +201,12 @@ class Client(Farm):
 
     def workers(self) -> list[Worker]:
         return read_all(Worker, self._call("GET", "/workers").document, "workers")
+
+    def predict(self, job_id: UUID | str) -> Prediction:
+        return read(Prediction, self._call("GET", f"{_of(job_id)}/prediction").document)
+
+    def predict_queue(self, queue: str) -> Prediction:
+        return read(Prediction, self._call("GET", _queue(queue, "prediction")).document)
 
     def tasks(self) -> list[Task]:
         return read_all(Task, self._call("GET", "/tasks").document, "tasks")

@@ -27,6 +27,7 @@ from dataloader.client.results import (
     Limit,
     Overview,
     Partition,
+    Prediction,
     Queue,
     Schedule,
     Started,
@@ -227,6 +228,14 @@ class Farm(ABC):
     @abstractmethod
     def overview(self) -> Overview:
         """The figures of each queue and their totals."""
+
+    @abstractmethod
+    def predict(self, job_id: UUID | str) -> Prediction:
+        """When the job will end."""
+
+    @abstractmethod
+    def predict_queue(self, queue: str) -> Prediction:
+        """When all that is queued in the queue now, and runs, will have ended."""
 
     @abstractmethod
     def workers(self) -> list[Worker]:

@@ -113,7 +113,7 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Queue:
     """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
-    ordered queue that have queued jobs.
+    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines.
 
     `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
     most like it).
@@ -132,6 +132,7 @@ class Queue:
     lag_sec: float = 0.0
     workers: int = 0
     stopped: int = 0
+    at_risk: int = 0
     paused_at: datetime | None = None
     paused_by: str | None = None
     max_length: int | None = None
@@ -278,6 +279,30 @@ class Schedule:
     last_skipped: datetime | None = None
     error: str | None = None
     error_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """When a job, or all that is queued in a queue and runs, will have ended: `ends_at`, one in ten before `earliest`,
+    one in ten after `latest`.
+
+    `reason` names why nothing is predicted, else it is None. `accuracy` tells how right such predictions were within
+    the last day: their number (`predictions`), the median `error` as a share of the time that was left, the share of
+    ends `within` their ranges. The last four fields are of a job.
+    """
+
+    at: datetime
+    queue: str
+    ends_at: datetime | None = None
+    earliest: datetime | None = None
+    latest: datetime | None = None
+    reason: str | None = None
+    accuracy: Document = field(default_factory=dict)
+    job_id: UUID | None = None
+    status: str | None = None
+    deadline: datetime | None = None
+    is_late: bool = False
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 

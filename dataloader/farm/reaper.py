@@ -2,8 +2,8 @@
 
 Any number may run, none leads. The reaper returns jobs whose lease has run out (their machine is gone), wakes due
 rows of queues without a worker, and deletes jobs that ended DL_RETENTION_DAYS ago. It makes the jobs of schedules
-when they are due, and those of backfills, between its rounds too. It aggregates the journal, counts the queues, adds
-the messages to webhooks, and names the sessions that hold back vacuum.
+when they are due, and those of backfills, between its rounds too. It aggregates the journal, counts the queues,
+predicts when jobs end, adds the messages to webhooks, and names the sessions that hold back vacuum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import backfills, db, hooks, lifecycle, migrations, schedules, stats, webhooks
+from dataloader.queue import backfills, db, hooks, lifecycle, migrations, predictions, schedules, stats, webhooks
 from dataloader.queue.messages import Rules
 
 WAKE_BATCH = 1_000
@@ -35,6 +35,8 @@ PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of he
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
 PRUNE_SHARE = 0.8  # of a round, for deleting
 AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
+PREDICT_SHARE = 0.2  # of a round, for predicting
+PREDICT_SEC = 60.0  # from one look at all queues to the next
 NOTE_SELDOM = 20  # times as long as a count took: until the next count
 HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
@@ -74,13 +76,16 @@ class Uptime:
 class Memory:
     """The reaper's notes from round to round.
 
-    They are the next count of the queues, the session that holds back vacuum, and the last parked key looked at.
+    They are the next count of the queues, the session that holds back vacuum, the next predictions and the last queue
+    that has its own, and the last parked key looked at.
     """
 
     note_at: float = 0.0
     lag_sec: float = 0.0
     held: tuple[Any, ...] | None = None
     held_again_at: float = 0.0
+    predict_at: float = 0.0
+    predicted: str = ""
     stranded_after: int | None = None
     waiting_after: UUID | None = None
 
@@ -158,6 +163,8 @@ class _Reaper:
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
         self._schedules.make(conn)
         watch(conn, self._log, memory, period_sec)
+        predict(conn, self._log, memory, now() + PREDICT_SHARE * period_sec)
+        self._schedules.make(conn)
         tell(conn, self._log, Rules.of(self._settings))
         if (days := self._settings.dl_retention_days) is not None:
             until = started + PRUNE_SHARE * period_sec
@@ -281,6 +288,26 @@ def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory
         log.warning("reaper.watch.failed", error=str(e).strip())
         return
     _report_vacuum(vacuum, log, memory)
+
+
+def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, until: float) -> None:
+    """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC.
+
+    For people only: after a failure the rounds go on.
+    """
+    try:
+        while memory.predict_at <= now() < until:
+            if (done := predictions.note(conn, memory.predicted)) is None:
+                memory.predicted, memory.predict_at = "", now() + PREDICT_SEC
+                return
+            memory.predicted, told = done
+            if told:
+                log.warning("reaper.deadlines.at_risk", queue=memory.predicted, jobs=told)
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        memory.predicted, memory.predict_at = "", now() + PREDICT_SEC
+        log.warning("reaper.predict.failed", error=str(e).strip())
 
 
 def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:

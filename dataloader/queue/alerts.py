@@ -88,6 +88,11 @@ def _of_queue(queue: Row) -> Iterator[Alert]:
     if queue["max_length"] and queue["length"] >= queue["max_length"]:
         advice = "New jobs are refused until there is room."
         yield Alert(f"Queue {name} is full: {count(queue['length'])} jobs.", advice, name)
+    if queue["at_risk"]:
+        is_one = queue["at_risk"] == 1
+        jobs = f"1 job of queue {name} is" if is_one else f"{count(queue['at_risk'])} jobs of queue {name} are"
+        text = f"{jobs} going to miss {'its deadline, or has' if is_one else 'their deadlines, or have'}."
+        yield Alert(text, "More workers, or fewer jobs that go before, would help.", name)
     if queue["dead"]:
         noun = "job is" if queue["dead"] == 1 else "jobs are"
         advice = "Look at their errors, then requeue or delete them."

@@ -1,7 +1,7 @@
 """PURE: the messages that webhooks get: which are due, and their documents, whatever shape they are sent in.
 
-A message tells of events (dead jobs, stuck runs: many in one message), or that a condition of a queue has begun
-(`firing`) or is over (`resolved`). docs/alerts.md describes the document; `version` changes when a field does.
+A message tells of events (dead jobs, stuck runs, deadlines: many in one message), or that a condition of a queue has
+begun (`firing`) or is over (`resolved`). docs/alerts.md describes the document; `version` changes when a field does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from dataloader.queue.words import count, duration
 VERSION = 1
 TASK = "alert.webhook"
 # What the journal's kinds of rows are told as. Kinds of conditions are those of alerts.conditions.
-OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck"}
-KINDS = ("dead", "stuck", "lag", "paused")
-SEVERITIES = {"dead": "critical", "stuck": "warning", "lag": "warning", "paused": "warning", "test": "info"}
+OF_JOURNAL = {"failed": "dead", "lost": "dead", "stuck": "stuck", "deadline": "deadline"}
+KINDS = ("dead", "stuck", "deadline", "lag", "paused")
+SEVERITIES = {
+    "dead": "critical",
+    "stuck": "warning",
+    "deadline": "critical",
+    "lag": "warning",
+    "paused": "warning",
+    "test": "info",
+}
 SHOWN = 20  # jobs, and pairs of queue and task, that a message names
 OVER = 0.5  # of the bound: below that a queue is late no more, so that it does not begin and end all the time
 REPEATED_SEC = 600.0  # after which an Alertmanager is told again: it forgets
@@ -83,7 +90,7 @@ def test(name: str, rules: Rules, now: datetime) -> Message:
 
 def _of_events(webhook: Row, events: Iterable[Row], rules: Rules, now: datetime) -> Iterator[Message]:
     wanted = [row for row in events if row["task"] != TASK and _wants(webhook, OF_JOURNAL[row["kind"]], row["queue"])]
-    for kind in ("dead", "stuck"):
+    for kind in dict.fromkeys(OF_JOURNAL.values()):
         if rows := [row for row in wanted if OF_JOURNAL[row["kind"]] == kind]:
             yield _of_rows(webhook["name"], kind, rows, rules, now)
 
@@ -110,9 +117,15 @@ def _of_rows(name: str, kind: str, rows: Sequence[Row], rules: Rules, now: datet
 
 def _sentence(kind: str, number: int, queues: Collection[str]) -> str:
     where = f"in queue {next(iter(queues))}" if len(queues) == 1 else f"in {len(queues)} queues"
-    if kind == "dead":
-        return f"1 job is dead {where}." if number == 1 else f"{count(number)} jobs are dead {where}."
-    return f"1 run is stuck {where}." if number == 1 else f"{count(number)} runs are stuck {where}."
+    one, many = _SENTENCES[kind]
+    return f"1 {one} {where}." if number == 1 else f"{count(number)} {many} {where}."
+
+
+_SENTENCES = {
+    "dead": ("job is dead", "jobs are dead"),
+    "stuck": ("run is stuck", "runs are stuck"),
+    "deadline": ("job is going to miss its deadline", "jobs are going to miss their deadlines"),
+}
 
 
 def _job(row: Row, rules: Rules) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def _shown(row: Row, count: int) -> Row:
     """A schedule as people see it; one that cannot be read, for the zone is gone, with an error."""
     job, now = row.pop("job"), row.pop("now")
     found = {"task": job["task"], "queue": job["queue"], "lock_key": row["name"]}
-    found |= {name: _DEFAULTS[name] for name in _OF_JOB} | job
+    found |= {name: _DEFAULTS[name] for name in _OF_JOB} | {"deadline": None, "deadline_sec": None} | job
     makes = row["paused_at"] is None and row["retired_at"] is None and row["next_due"] is not None
     try:
         timing = _timing(row)

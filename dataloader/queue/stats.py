@@ -57,7 +57,7 @@ _FINAL = frozenset(KINDS[status] for status in FINAL)
 _ENDS = _FINAL | {KINDS[Status.QUEUED]}
 _FACTS = ("reason", "error", "signal", "exit_status", "peak_mb", "cpu_sec")
 _BOUNDED = ("length", "scheduled", "retries", "dead", "keys")
-_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped")
+_SUMMED = ("length", "scheduled", "fresh", "retries", "busy", "dead", "workers", "stopped", "at_risk")
 Row = dict[str, Any]
 
 
@@ -124,6 +124,7 @@ def overview(conn: Conn) -> Row:
     Its cost does not grow with what is queued: of COUNTED jobs and more of a kind `length`, `scheduled`, `retries` and
     `dead` are what the reaper has counted at `counted_at` (see note_lengths), or at least so many where that is None.
     `length` counts all queued jobs, `scheduled` those of them whose time has not come, `dead` the failed and lost;
+    `at_risk` counts the jobs that are going to miss their deadlines, or have, as the reaper predicts once a minute;
     `lag_sec` is for how long the oldest due job has waited; `keys` counts the keys of an ordered queue that have queued
     jobs, as the others are counted, and is None for a plain one.
     """

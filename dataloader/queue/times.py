@@ -8,6 +8,7 @@ so no restart and no change of a schedule moves its due times.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta
@@ -26,6 +27,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LOOKS_BACK = (timedelta(hours=1), timedelta(days=2), timedelta(days=70), timedelta(days=800), timedelta(days=18_000))
 TICK, _MINUTE, _DAY = timedelta(microseconds=1), timedelta(minutes=1), timedelta(days=1)
 _KEY = "schedule:"
+_CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
 _UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
@@ -124,6 +126,25 @@ def of_key(key: str | None) -> tuple[str, datetime] | None:
         return name, datetime.fromisoformat(text)
     except ValueError:
         return None
+
+
+def check_clock(text: str) -> None:
+    """Raise ValueError, which says what would be right, unless `text` is a time of the day."""
+    if not _CLOCK.fullmatch(text):
+        raise ValueError("should be a time of the day such as 07:00")
+
+
+def deadline(due: datetime, zone: str, clock: str | None, seconds: int | None) -> datetime | None:
+    """When the job of a due time should have ended, in UTC; None: no matter when.
+
+    `clock` is a time of the day such as 07:00: the first one behind `due` in the time zone `zone`. Without it, so many
+    `seconds` behind `due`.
+    """
+    if clock is None:
+        return None if seconds is None else due.astimezone(UTC) + timedelta(seconds=seconds)
+    here = due.astimezone(zone_of(zone))
+    ends = (datetime.combine(here.date() + day * _DAY, time.fromisoformat(clock), here.tzinfo) for day in range(3))
+    return next(at for each in ends if (at := each.astimezone(UTC)) > due)
 
 
 def facts(name: str, timing: Timing, due: datetime, previous: datetime | None) -> dict[str, Any]:

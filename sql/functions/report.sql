@@ -61,7 +61,7 @@ CREATE OR REPLACE FUNCTION dl_counted(p_memory_mb real, p_cpus real) RETURNS rea
 $$;
 
 
--- Add up to p_limit rows of the journal to dl_totals, dl_pace and dl_needs; returns their number. One call at a time: beside
+-- Add up to p_limit rows of the journal to dl_totals, dl_pace, dl_needs and dl_durations; returns their number. One call at a time: beside
 -- another one a call returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
@@ -72,8 +72,11 @@ $$;
 -- Returns -1 when the journal is numbered anew: then the sums go on behind the rows that are there, for no
 -- number tells which of them the sums hold.
 --
--- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. The upper
+-- A run's time is from its 'picked' to its end; what ends a job that waits (a cancellation) ends no run. What is only said
+-- of a job ('stuck', 'deadline') is no step. The upper
 -- bounds of the buckets, in seconds, are those of stats.BUCKETS_SEC; the last bucket has no end.
+--
+-- dl_durations has the times of the last 200 runs of a task that have succeeded.
 --
 -- dl_needs has the 95th percentile of the last 200 runs of a task that have told their peak_mb. Processors are of runs
 -- of a second or longer: the time of a shorter one may be mostly that behind other runs of its claim. Other services
@@ -110,11 +113,11 @@ BEGIN
            CASE WHEN e.step NOT IN ('queued', 'picked', 'cancel_requested', 'backoff', 'requeue') THEN
              extract(epoch FROM e.ts - (
                SELECT CASE p.kind WHEN 'picked' THEN p.ts END FROM dl_job_events p
-                WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested')
+                WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested', 'stuck', 'deadline')
                 ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds,
            e.event_id, dl_figure(e.payload -> 'peak_mb') AS peak_mb, dl_figure(e.payload -> 'cpu_sec') AS cpu_sec
       FROM (SELECT event_id, job_id, queue, ts, payload, dl_step_of(kind, payload) AS step FROM dl_job_events
-             WHERE event_id > since AND event_id <= upto AND kind <> 'heartbeat') e
+             WHERE event_id > since AND event_id <= upto AND kind NOT IN ('heartbeat', 'stuck', 'deadline')) e
       LEFT JOIN dl_jobs j USING (job_id)),
   totals AS (
     INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)
@@ -135,6 +138,14 @@ BEGIN
     ON CONFLICT (queue, task, kind) DO UPDATE SET
        count = t.count + excluded.count, seconds = t.seconds + excluded.seconds,
        buckets = ARRAY(SELECT a + b FROM unnest(t.buckets, excluded.buckets) WITH ORDINALITY AS n (a, b, nth) ORDER BY nth)),
+  took AS (
+    SELECT task, count(*) AS runs, array_agg(greatest(seconds, 0)::real ORDER BY event_id DESC) AS seconds
+      FROM steps WHERE step = 'done' AND seconds IS NOT NULL AND task <> '' GROUP BY task),
+  durations AS (
+    INSERT INTO dl_durations AS d (task, seconds, runs, learned_at)
+    SELECT task, seconds[1:200], runs, now() FROM took ORDER BY task
+    ON CONFLICT (task) DO UPDATE SET
+       seconds = (excluded.seconds || d.seconds)[1:200], runs = d.runs + excluded.runs, learned_at = excluded.learned_at),
   used AS (
     SELECT task, count(*) AS runs, array_agg(peak_mb ORDER BY event_id DESC) AS peaks,
            array_agg((cpu_sec / seconds)::real ORDER BY event_id DESC) FILTER (WHERE seconds >= 1) AS shares

@@ -47,6 +47,7 @@ CALLS = [
     ("GET", JOB + "/status", {"read", "trigger"}),
     ("GET", JOB + "/result", {"read", "trigger"}),
     ("GET", JOB + "/family", {"read"}),
+    ("GET", JOB + "/prediction", {"read"}),
     ("POST", JOB + "/cancel", {"trigger", "operate"}),
 ]
 
@@ -111,6 +112,8 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", f"{ONE}/status"): READ | TRIGGERS,
     ("GET", f"{ONE}/result"): READ | TRIGGERS,
     ("GET", f"{ONE}/family"): READ,
+    ("GET", f"{ONE}/prediction"): READ,
+    ("GET", "/api/v1/queues/<anything:queue>/prediction"): READ,
     ("POST", TRIGGER): TRIGGERS,
     ("POST", "/api/v1/jobs/batch"): TRIGGERS,
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,

@@ -16,6 +16,7 @@ ALERTS = "alerts.sql"
 JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", "0019_one_claim", "0021_inserts"))
 ORDERED = "migrations/0023_ordered.sql"
 SCHEDULES, BACKFILLS = "schedules.sql", "backfills.sql"
+PREDICTIONS = "predictions.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -2282,6 +2283,64 @@ MUTANTS: list[Mutant] = [
         ("a dead worker", " AND state <> 'dead'"),
     ),
     *_in(
+        PREDICTIONS,
+        "-- name: queue\n",
+        ("workers that are gone", " seen_at > now() - interval '30 s' AND"),
+        ("workers that stand still", ", 'stopped')", ")"),
+        ("workers of other queues", " AND %(queue)s = ANY (coalesce(queues, ARRAY[queue]))"),
+        ("its part of a worker", "sum(1.0 / (SELECT count(*) FROM busy WHERE other = ANY (served)))", "count(*)"),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: running\n",
+        ("of any queue", " AND queue = %(queue)s"),
+        ("what is claimed ahead first", ", heartbeat_at IS NULL", ", heartbeat_at IS NOT NULL"),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: waiting\n",
+        ("by age alone", "ORDER BY priority, turn, job_id", "ORDER BY turn, job_id"),
+        ("without those that are parked", "WHERE parked.blocked_on = 'key'", "WHERE false"),
+        ("ready ones twice", "\n   WHERE parked.blocked_on = 'key'"),
+        ("without those at limits", "FROM dl_limits l\n", "FROM (SELECT * FROM dl_limits WHERE false) l\n"),
+        ("without those that are due later", "blocked_on = 'time'\n", "blocked_on = 'time' AND false\n"),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: room\n",
+        ("its own jobs too", " AND queue <> %(queue)s"),
+        ("limits without a number", " WHERE most IS NOT NULL"),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: accuracy\n",
+        ("of any queue", "queue = %(queue)s AND "),
+        ("of all time", " AND ended_at > now() - interval '3 days'"),
+        ("of three days", "ended_at > now() - interval '1 day' AS", "true AS"),
+        ("what ran too", " FILTER (WHERE plain_sec > 0)"),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: compare\n",
+        ("keeps what is gone", "j.job_id IS NULL OR "),
+        ("for ever", "OR ended_at < now() - interval '3 days' "),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: note\n",
+        ("the newest is compared", "ends_at = coalesce(p.ends_at, excluded.ends_at)", "ends_at = excluded.ends_at"),
+        ("the first is expected", "expected_at = excluded.expected_at", "expected_at = p.expected_at"),
+    ),
+    *_in(
+        PREDICTIONS,
+        "-- name: alert\n",
+        ("again", " AND p.alerted_at IS NULL"),
+        ("in time", " AND (p.expected_at > p.deadline OR p.deadline < now())"),
+        ("what has passed", " OR p.deadline < now()"),
+        ("of any queue", "p.queue = %(queue)s AND "),
+        ("what has ended", "j.status IN ('queued', 'running') AND "),
+    ),
+    *_in(
         ALERTS,
         "-- name: is_firing\n",
         ("of another webhook", "webhook = %(webhook)s", "true"),
@@ -2299,7 +2358,11 @@ MUTANTS: list[Mutant] = [
         ALERTS,
         "-- name: new_events\n",
         ("again", "event_id > %(after)s AND ", ""),
-        ("every step", "AND kind IN ('failed', 'lost', 'stuck')", "AND kind IN ('failed', 'lost', 'stuck', 'queued')"),
+        (
+            "every step",
+            "AND kind IN ('failed', 'lost', 'stuck', 'deadline')",
+            "AND kind IN ('failed', 'lost', 'stuck', 'deadline', 'queued')",
+        ),
         ("no lost jobs", "'lost', ", ""),
         ("in any order", " ORDER BY event_id LIMIT %(limit)s", " ORDER BY event_id DESC LIMIT %(limit)s"),
         ("without a bound", " LIMIT %(limit)s"),

@@ -42,6 +42,7 @@ TESTS = [
     *(
         "fair",
         "several_queues",
+        "predictions",
         "guards",
         "transitions",
         "lock",
@@ -71,6 +72,10 @@ FIRST = {
     "dl_jobs_score_ins": "fair ordered rights",
     **dict.fromkeys(("dl_turn", "dl_give_turns"), "fair"),
     "dl_give_scores": "ordered",
+    **dict.fromkeys(
+        ("queue", "running", "waiting", "room", "accuracy", "compare", "note", "alert"),
+        "predictions",
+    ),
     "dl_prune": "ordered retention",
     "beat": "lease ordered cancel guards",
     "dl_is_taken": "locked_rows order",

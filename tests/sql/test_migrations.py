@@ -448,6 +448,8 @@ NEW_TABLES = (
     "dl_webhooks",
     "dl_alerts",
     "dl_alerted",
+    "dl_durations",
+    "dl_predictions",
 )
 
 

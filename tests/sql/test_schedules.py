@@ -381,3 +381,30 @@ def test_a_change_by_which_a_schedule_may_be_due_earlier_wakes_the_reapers(dsn: 
         schedules.tell(conn, {"load": None}, "UTC")
         assert heard()
         assert not list(ear.notifies(timeout=0))
+
+
+def test_a_job_has_the_deadline_that_its_schedule_says(conn: db.Connection) -> None:
+    add(conn, deadline="07:00", timezone="Europe/Moscow", since=at(-1))
+    add(conn, "often", interval_sec=3_600, deadline_sec=600, since=at(0) - times.TICK)
+    tick(conn, at(0))
+    assert sorted(job["deadline"] for job in jobs(conn)) == [at(0) + timedelta(minutes=10), at(4)]
+    assert (stored(conn)["deadline"], stored(conn, "often")["deadline_sec"]) == ("07:00", 600)
+    schedules.change(conn, "nightly", {"deadline_sec": 60}, "UTC", "me")
+    assert (stored(conn)["deadline"], stored(conn)["deadline_sec"]) == (None, 60), "the new one replaces the old one"
+    schedules.change(conn, "nightly", {"deadline_sec": None}, "UTC", "me")
+    assert (stored(conn)["deadline"], stored(conn)["deadline_sec"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"deadline": "7 o'clock"}, "should be a time of the day such as 07:00|at most 5 characters"),
+        ({"deadline": "25:00"}, "should be a time of the day such as 07:00"),
+        ({"deadline_sec": 0}, "greater than or equal to 1"),
+        ({"deadline": "07:00", "deadline_sec": 60}, "should have one of deadline and deadline_sec, not both"),
+    ],
+)
+def test_a_wrong_deadline_of_a_schedule_is_refused(conn: db.Connection, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        add(conn, **fields)
+    assert schedules.listed(conn) == []

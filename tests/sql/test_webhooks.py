@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from threading import Barrier
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,7 @@ from hands import Worker, enqueue, plain, quietly, started, value
 from structlog.testing import capture_logs
 
 from dataloader.farm import reaper
-from dataloader.queue import db, lifecycle, operations, stats, webhooks
+from dataloader.queue import db, lifecycle, operations, predictions, stats, webhooks
 from dataloader.queue.messages import TASK, Rules
 from dataloader.queue.webhooks import Wanted
 
@@ -192,6 +193,20 @@ def test_each_webhook_is_told_what_it_asks_for(conn: db.Connection) -> None:
     assert (stuck["text"], stuck["jobs"][0]["error"]) == ("1 run is stuck in queue a.", "no report for 1 min 15 s")
 
 
+def test_a_deadline_that_is_going_to_be_missed_is_told_once(conn: db.Connection) -> None:
+    add(conn)
+    job_id = enqueue(conn, deadline=datetime.now(UTC) - timedelta(minutes=5))
+    stats.note_lengths(conn, 0)
+    predictions.note(conn, "")
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '2 min'")
+    assert (webhooks.tell(conn, RULES), webhooks.tell(conn, RULES)) == (1, 0)
+    (message,) = messages(conn, "ops")
+    assert (message["kind"], message["severity"]) == ("deadline", "critical")
+    assert message["text"] == "1 job is going to miss its deadline in queue q."
+    assert message["jobs"][0]["job_id"] == str(job_id)
+    assert message["jobs"][0]["error"].startswith("it should have ended at ")
+
+
 def test_a_paused_webhook_is_told_nothing_not_even_later(conn: db.Connection) -> None:
     add(conn)
     webhooks.pause(conn, "ops", "test")
@@ -366,7 +381,7 @@ def test_what_is_new_is_found_by_its_index(conn: db.Connection) -> None:
     given = {"after": 0, "bundle_sec": 60.0, "settle_sec": 10.0, "limit": 10_000}
     with psycopg.ClientCursor(conn) as cursor:
         plan = "\n".join(row[0] for row in cursor.execute("EXPLAIN " + webhooks._SQL["new_events"], given).fetchall())
-    assert "ix_dl_job_events_alerts" in plan
+    assert "ix_dl_job_events_told" in plan
     assert "Seq Scan on dl_job_events" not in plan
 
 

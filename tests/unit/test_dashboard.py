@@ -12,7 +12,7 @@ import pytest
 
 from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, formats
-from dataloader.api.dashboard.cache import SharedAnswer
+from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.problems import Problem
 from dataloader.queue import alerts
 from dataloader.queue.job import FINAL
@@ -20,7 +20,7 @@ from dataloader.queue.job import FINAL
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE: dict[str, Any] = {
     "queue": "q", "length": 0, "scheduled": 0, "retries": 0, "busy": 0, "dead": 0, "lag_sec": 0.0,
-    "workers": 1, "stopped": 0, "paused_at": None, "paused_by": None, "max_length": None,
+    "workers": 1, "stopped": 0, "at_risk": 0, "paused_at": None, "paused_by": None, "max_length": None,
 }  # fmt: skip
 POSTGRES: dict[str, Any] = {
     "in_recovery": False, "connections": 10, "max_connections": 100, "notify_usage": 0.0, "oldest_transaction": None,
@@ -95,6 +95,8 @@ def test_what_is_wrong_is_said_the_gravest_first() -> None:
     assert of(workers=3, stopped=1) == ["1 of 3 workers of queue q is stopped."]
     assert of(paused_at=NOW, paused_by="token boss from ::1") == ["Queue q is paused by token boss from ::1."]
     assert of(lag_sec=400.0, length=1) == ["The oldest due job of queue q has waited 6 min 40 s."]
+    assert of(at_risk=1) == ["1 job of queue q is going to miss its deadline, or has."]
+    assert of(at_risk=2, dead=1)[0] == "2 jobs of queue q are going to miss their deadlines, or have."
     assert of(max_length=5, length=5) == ["Queue q is full: 5 jobs."]
     silent = {"is_live": False, "state": "busy", "host": "vm-2"}
     assert of([silent, silent]) == ["2 workers have not been heard of (vm-2)."]

@@ -234,3 +234,32 @@ def test_the_facts_of_a_due_time_are_those_of_its_zone() -> None:
         "previous_due": "2026-03-07T02:30:00-05:00",
         "schedule": "n",
     }
+
+
+@pytest.mark.parametrize(
+    ("zone", "due", "clock", "ends"),
+    [
+        ("Europe/Moscow", "2026-03-02T03:00", "07:00", "2026-03-02T07:00+03:00"),
+        ("Europe/Moscow", "2026-03-02T07:00", "07:00", "2026-03-03T07:00+03:00"),  # not the due time itself
+        ("Europe/Moscow", "2026-03-02T23:30", "00:15", "2026-03-03T00:15+03:00"),
+        ("Europe/Berlin", "2026-03-29T01:30", "07:00", "2026-03-29T07:00+02:00"),  # the clocks change between the two
+        ("Europe/Berlin", "2026-10-25T01:30", "07:00", "2026-10-25T07:00+01:00"),
+        ("Europe/Berlin", "2026-03-28T23:00", "02:30", "2026-03-29T03:30+02:00"),  # the clocks never show it
+    ],
+)
+def test_a_deadline_by_the_clock_is_the_first_such_time_behind_the_due_time(
+    zone: str, due: str, clock: str, ends: str
+) -> None:
+    assert times.deadline(instant(due, zone), zone, clock, None) == datetime.fromisoformat(ends)
+
+
+def test_a_deadline_is_else_so_many_seconds_behind_the_due_time_or_there_is_none() -> None:
+    due = instant("2026-03-29T01:30", "Europe/Berlin")
+    assert times.deadline(due, "Europe/Berlin", None, 3_600) == due + timedelta(hours=1)
+    assert times.deadline(due, "Europe/Berlin", None, None) is None
+
+
+@pytest.mark.parametrize("text", ["7:00", "24:00", "07:60", "07:00:00", "seven", "", "07:00\n"])
+def test_a_time_of_the_day_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="should be a time of the day such as 07:00"):
+        times.check_clock(text)

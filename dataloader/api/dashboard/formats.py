@@ -13,7 +13,9 @@ from markupsafe import Markup, escape
 from dataloader.queue.words import NOTHING as NOTHING
 from dataloader.queue.words import count as count
 from dataloader.queue.words import duration as duration
+from dataloader.queue.words import number_of as number_of
 from dataloader.queue.words import percent as percent
+from dataloader.queue.words import share as share
 
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
 
@@ -82,26 +84,6 @@ def _parsed(text: str) -> datetime | str:
     return at if at.tzinfo else text
 
 
-def share(progress: Any) -> float | None:
-    """The finished share, 0 to 1, of a progress with `processed` and `total`, or `percent`; else None."""
-    if not isinstance(progress, Mapping):
-        return None
-    done, total, percents = (_number(progress.get(name)) for name in ("processed", "total", "percent"))
-    if done is not None and total:
-        return min(max(done / total, 0.0), 1.0)
-    return None if percents is None else min(max(percents / 100, 0.0), 1.0)
-
-
-def _number(value: Any) -> float | None:
-    """`value` as a float, or None: pipelines yield any JSON."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
-
-
 IN_FULL = frozenset({"stacks", "notes"})  # facts that a page shows in full beside the line
 
 
@@ -131,6 +113,6 @@ def _plain(value: Any) -> str:
 
 
 def _counted(value: Any) -> str:
-    if _number(value) is not None:
+    if number_of(value) is not None:
         return f"{value:,}"
     return _plain(value)

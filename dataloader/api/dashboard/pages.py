@@ -17,13 +17,13 @@ from zoneinfo import ZoneInfo
 from flask import Blueprint, Response, current_app, request, url_for
 
 from dataloader.api.dashboard import actions, formats, heat
-from dataloader.api.dashboard.cache import SharedAnswer
 from dataloader.api.dashboard.render import failed, named_queue, show
-from dataloader.api.web import auth
+from dataloader.api.web import auth, outlooks
+from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import alerts, db, operations, parents, stats, waiting
+from dataloader.queue import alerts, db, operations, parents, predictions, stats, waiting
 from dataloader.queue import backfills as of_backfills
 from dataloader.queue import keys as of_keys
 from dataloader.queue import schedules as of_schedules
@@ -265,6 +265,7 @@ def job(job_id: str) -> Response:
         is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
+        ending = _ending(conn, wanted)
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
@@ -276,6 +277,8 @@ def job(job_id: str) -> Response:
         facts=_facts(found),
         **_result(returned),
         family=family,
+        ending=ending,
+        reasons=predictions.REASONS,
         waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
@@ -286,6 +289,14 @@ def job(job_id: str) -> Response:
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
         buttons=[asdict(button) for button in actions.of_job(found)],
     )
+
+
+def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
+    """What is predicted of a job that has not ended."""
+    wanted = predictions.job(conn, job_id)
+    if wanted is None or wanted["status"] not in ("queued", "running"):
+        return None
+    return predictions.of_job(outlooks.outlook(conn, wanted["queue"]), wanted)
 
 
 def _result(returned: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -444,6 +455,7 @@ def queue(queue: str) -> Response:
         found = _of_queue(conn, queue)
         with suppress(of_keys.NotOrdered):  # not any more
             first_keys = of_keys.page(conn, queue, LISTED).rows if found["ordered"] else []
+        ending = predictions.of_queue(outlooks.outlook(conn, queue))
         for status, *words in _LISTS:
             page = stats.jobs(conn, stats.Wanted(queue=queue, status=status), LISTED)
             lists.append((status, *words, page.jobs))
@@ -452,6 +464,8 @@ def queue(queue: str) -> Response:
         name=queue,
         q=found,
         lists=lists,
+        ending=ending,
+        reasons=predictions.REASONS,
         keys=_worded(first_keys),
         buttons=[asdict(button) for button in actions.of_queue(found)],
     )

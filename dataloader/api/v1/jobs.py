@@ -13,10 +13,10 @@ from uuid import UUID
 from flask import Blueprint, Response, g, jsonify
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth
+from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import lifecycle, operations, parents, stats
+from dataloader.queue import lifecycle, operations, parents, predictions, stats
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
 _operate = operation(
@@ -66,6 +66,16 @@ def job_family(job_id: UUID) -> dict[str, Any]:
     with session() as conn:
         found(lifecycle.status(conn, job_id))
         return dict(parents.family(conn, job_id))
+
+
+@blueprint.get("/jobs/<anything:job_id>/prediction")
+@auth.require("read")
+@operation("jobs", responses.JobPrediction, query=requests.Query)
+def predict_job(job_id: UUID) -> dict[str, Any]:
+    """When the job will end, with the range of that, and how right such predictions were."""
+    with session() as conn:
+        wanted = found(predictions.job(conn, job_id))
+        return predictions.of_job(outlooks.outlook(conn, wanted["queue"]), wanted)
 
 
 @blueprint.get("/jobs/<anything:job_id>/events")

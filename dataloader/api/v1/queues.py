@@ -9,10 +9,10 @@ from typing import Any
 from flask import Blueprint, Response, g
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth
+from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import db, keys, operations, stats
+from dataloader.queue import db, keys, operations, predictions, stats
 from dataloader.queue.cursor import WrongCursor
 
 AT_ONCE = 1_000  # jobs that one request changes
@@ -45,6 +45,15 @@ def list_keys(queue: str, query: requests.Keys) -> Response:
         except WrongCursor as e:
             raise invalid("/after", "cursor", str(e)) from None
     return paged({"keys": page.rows, "next": page.next}, page.next)
+
+
+@blueprint.get("/<anything:queue>/prediction")
+@auth.require("read")
+@operation("queues", responses.QueuePrediction, query=requests.OfQueue)
+def predict_queue(queue: str) -> dict[str, Any]:
+    """When all that is queued and runs now will have ended, the range of that, and how right such predictions were."""
+    with session() as conn:
+        return predictions.of_queue(outlooks.outlook(conn, queue))
 
 
 @blueprint.post("/<anything:queue>/pause")

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
+from dataloader.queue import predictions
 from dataloader.queue.job import Status as JobState
 from dataloader.queue.messages import KINDS
 from dataloader.queue.partitions import STATUSES as OF_PARTITIONS
@@ -171,6 +172,39 @@ class Family(BaseModel):
     children: list[Relative]
 
 
+class Accuracy(BaseModel):
+    """How right the predictions of a queue were whose jobs ended within the last day."""
+
+    predictions: Count = Field(description="how many; the newest 1,000 count")
+    error: float | None = Field(description="the median error, as a share of the time that was left")
+    within: float | None = Field(description="the share of the jobs that ended within their ranges")
+
+
+class _Prediction(BaseModel):
+    at: datetime = Field(description="when it was predicted, up to some seconds ago")
+    ends_at: datetime | None = Field(description="the predicted end: as likely earlier as later")
+    earliest: datetime | None = Field(description="one in ten ends before")
+    latest: datetime | None = Field(description="one in ten ends after")
+    reason: str | None = Field(description=f"why nothing is predicted: {', '.join(predictions.REASONS)}; else null")
+    accuracy: Accuracy
+
+
+class QueuePrediction(_Prediction):
+    """When all that is queued in a queue now, and runs, will have ended."""
+
+    queue: str
+
+
+class JobPrediction(_Prediction):
+    """When a job will end."""
+
+    job_id: UUID
+    queue: str
+    status: JobStatus
+    deadline: datetime | None
+    is_late: bool = Field(description="the predicted end is behind the deadline")
+
+
 class Result(BaseModel):
     """The value that a job's pipeline has returned; secrets in the value are masked."""
 
@@ -284,6 +318,7 @@ class QueueFigures(BaseModel):
     lag_sec: float = Field(ge=0, description="how long the oldest due job has waited")
     workers: Count = Field(description="live ones")
     stopped: Count = Field(description="those of them whose processes are stopped, by SIGSTOP or a debugger")
+    at_risk: Count = Field(description="jobs that are going to miss their deadlines, or have, as the reaper predicts")
 
 
 class QueueRow(QueueFigures, QueueSettings):
@@ -411,6 +446,8 @@ class Schedule(BaseModel):
     timeout_sec: int | None
     partition_key: str
     affinity_key: str | None
+    deadline: str | None = Field(description="the time of the day by which its jobs should have ended, such as 07:00")
+    deadline_sec: int | None = Field(description="how long after the due time, in seconds")
     created_at: datetime
     created_by: str
     changed_at: datetime | None = Field(description="by people: from then on code changes it no more")

@@ -28,7 +28,18 @@ from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 View = Callable[..., ResponseReturnValue]
 T = TypeVar("T")
 JSON = "application/json"
-OF_QUEUE = ("pause", "resume", "limit", "keys", "requeue-dead", "delete-dead", "run-all", "kill-retries", "move")
+OF_QUEUE = (
+    "pause",
+    "resume",
+    "limit",
+    "keys",
+    "prediction",
+    "requeue-dead",
+    "delete-dead",
+    "run-all",
+    "kill-retries",
+    "move",
+)
 QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 

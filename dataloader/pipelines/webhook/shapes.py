@@ -12,6 +12,7 @@ FIRING_LASTS = timedelta(minutes=30)  # three times as long as until the message
 NAMES = {
     "dead": "DataloaderDeadJobs",
     "stuck": "DataloaderStuckRuns",
+    "deadline": "DataloaderDeadlineMissed",
     "lag": "DataloaderQueueLate",
     "paused": "DataloaderQueuePaused",
     "test": "DataloaderTest",
@@ -58,8 +59,15 @@ def _alert(message: Message, group: dict[str, Any]) -> dict[str, Any]:
 def _summary(message: Message, group: dict[str, Any]) -> str:
     if group["count"] is None:
         return str(message["text"])
-    what = {"dead": ("job is dead", "jobs are dead"), "stuck": ("run is stuck", "runs are stuck")}[message["kind"]]
+    what = _EVENTS[message["kind"]]
     return f"{group['count']:,} {what[group['count'] != 1]} in queue {group['queue']}."
+
+
+_EVENTS = {
+    "dead": ("job is dead", "jobs are dead"),
+    "stuck": ("run is stuck", "runs are stuck"),
+    "deadline": ("job is going to miss its deadline", "jobs are going to miss their deadlines"),
+}
 
 
 def _of_group(message: Message, group: dict[str, Any]) -> Iterator[str]:

@@ -13,20 +13,24 @@ OUTDATED_SEC = 5.0
 
 
 class SharedAnswer(Generic[T]):
-    """One answer for all requests within a second, and for requests while one of them renews it."""
+    """One answer for all requests while it is fresh, and for requests while one of them renews it.
 
-    def __init__(self) -> None:
+    It is fresh for `fresh_sec`, and outdated after `outdated_sec`.
+    """
+
+    def __init__(self, fresh_sec: float = FRESH_SEC, outdated_sec: float = OUTDATED_SEC) -> None:
+        self._fresh_sec, self._outdated_sec = fresh_sec, outdated_sec
         self._at = 0.0
         self._answer: T | None = None
         self._asking = Lock()
 
     def ask(self, question: Callable[[], T]) -> T:
-        """The answer, at most 1 s old, or 5 s while another request renews it. Raises the exceptions of `question`."""
+        """The answer, not older than that. Raises the exceptions of `question`."""
         age = monotonic() - self._at
-        if self._answer is not None and age < FRESH_SEC:
+        if self._answer is not None and age < self._fresh_sec:
             return self._answer
         if not self._asking.acquire(blocking=False):
-            return self._answer if self._answer is not None and age < OUTDATED_SEC else question()
+            return self._answer if self._answer is not None and age < self._outdated_sec else question()
         try:
             self._answer, self._at = question(), monotonic()
             return self._answer

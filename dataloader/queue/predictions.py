@@ -1,0 +1,215 @@
+"""Predicted ends of jobs and queues: what the queue tells, what the reaper notes, and how right it was.
+
+`prediction` plays the future; this module reads what it needs by `sql/predictions.sql` and tells the
+answer. Every function may raise psycopg.Error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import Any
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader.queue import db, lifecycle, prediction
+from dataloader.queue.db import Conn
+from dataloader.queue.prediction import Correction, Line, Range, Running, Waiting
+from dataloader.queue.words import share
+
+LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
+SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline
+ALERTED = 1_000  # jobs with a deadline of a queue that a round looks at
+NEVER_SEC = 10 * 366 * 86_400.0  # an end that far away is none
+LOCK = 0x646C_7072_6564_6963  # an advisory lock outside the range of keys
+# Why there is no prediction, each with its sentence. A client may get others in the future.
+REASONS = {
+    "over": "The job has ended.",
+    "paused": "Its queue is paused.",
+    "no_worker": "No worker serves its queue.",
+    "no_runs": "No run of its task has succeeded yet.",
+    "parents": "It waits for other jobs, and nobody knows when they let it start.",
+    "merge": "Its queue merges the jobs of a key, so nobody knows how many runs there will be.",
+    "held": "By what is known now it never starts: a limit lets no job of it run.",
+    "nothing": "No job of the queue runs or waits.",
+}
+_SQL = db.statements("predictions.sql")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is predicted of a queue at the instant `at`, in seconds from then; `reason` (of REASONS): why nothing is.
+
+    `jobs` are those of the line. `ends` has each of them whose task has run before, `line` is for all that is queued
+    and runs; both are corrected, and `plain` has the predicted time of each waiting job before that. `last` is the end
+    of the line's last job. `accuracy` tells how right the predictions of the last day were: their number
+    (`predictions`), the median `error` as a share of the time that was left, the share of ends `within` their ranges.
+    """
+
+    queue: str
+    at: datetime
+    accuracy: Row
+    reason: str | None = None
+    jobs: Sequence[UUID] = ()
+    ends: Mapping[UUID, Range] = field(default_factory=dict)
+    plain: Mapping[UUID, float] = field(default_factory=dict)
+    line: Range | None = None
+    last: Range | None = None
+
+
+def outlook(conn: Conn, queue: str) -> Outlook:
+    """What is predicted of a queue now. It takes some tenths of a second where LINE jobs are queued or more."""
+    with conn.transaction():
+        conn.execute(_SQL["plans"])
+        facts = _rows(conn, "queue", queue=queue)[0]
+        accuracy = _rows(conn, "accuracy", queue=queue)[0]
+        waiting, running = _rows(conn, "waiting", queue=queue, most=LINE), _rows(conn, "running", queue=queue)
+        tasks = {row["task"] for row in chain(waiting, running)}
+        durations = {row["task"]: row["seconds"] for row in _rows(conn, "durations", tasks=list(tasks))}
+        room = {row["name"]: row["room"] for row in _rows(conn, "room", queue=queue)}
+    correction = prediction.correction(accuracy.pop("ratios") or [])
+    line = line_of(facts, waiting, running, room)
+    seen = Outlook(queue, facts["at"], accuracy, _hindrance(facts, line), [row["job_id"] for row in waiting + running])
+    return seen if seen.reason else _played(seen, line, durations, correction)
+
+
+def _hindrance(facts: Row, line: Line) -> str | None:
+    """Why nothing can be predicted, whatever is known of runs."""
+    hindrances = {
+        "nothing": not line.waiting and not line.running,
+        "paused": facts["is_paused"],
+        "merge": facts["merges"],
+        "no_worker": not line.workers and not line.running,
+    }
+    return next((reason for reason, holds in hindrances.items() if holds), None)
+
+
+def _played(seen: Outlook, line: Line, durations: prediction.Durations, by: Correction) -> Outlook:
+    """The outlook with what the plays of this line say."""
+    said = prediction.forecast(line, durations, seen.jobs)
+    if said is None:
+        return replace(seen, reason="no_runs")
+    plain = {each.job: said.jobs[each.job].middle for each in line.waiting if each.task in durations}
+    ends = {each.job: said.jobs[each.job] for each in line.running if each.task in durations}
+    ends |= {job: prediction.corrected(said.jobs[job], by) for job in plain}
+    last = prediction.corrected(said.jobs[line.waiting[-1].job], by) if line.waiting else None
+    whole = prediction.corrected(said.line, by) if line.waiting else said.line
+    return replace(seen, ends=ends, plain=plain, line=whole, last=last)
+
+
+def line_of(facts: Row, waiting: Sequence[Row], running: Sequence[Row], room: Mapping[str, int]) -> Line:
+    """PURE: the rows of a queue as a line to be played."""
+    due = sum(row["due_sec"] <= 0 for row in waiting)
+    return Line(
+        max(round(facts["workers"]), 1) if facts["workers"] else 0,
+        [Running(*_of_run(row), _takes(row, room)) for row in running],
+        [Waiting(row["job_id"], row["task"], _takes(row, room), row["due_sec"]) for row in waiting],
+        max(facts["length"] - due, 0) if len(waiting) >= LINE else 0,
+        room,
+    )
+
+
+def _of_run(row: Row) -> tuple[UUID, str, str, float, float | None]:
+    """A run that has begun at a checkpoint, or after another one, does not tell by its progress how fast it is."""
+    done = share(lifecycle.parsed(row["progress"])) if row["claims"] <= 1 else None
+    return row["job_id"], row["task"], row["worker"], row["ran_sec"], done
+
+
+def _takes(row: Row, room: Mapping[str, int]) -> list[str]:
+    """Its key, under a name that no limit has, and the limits that have a bound."""
+    return [f"\0{row['lock_key']}", *(name for name in row["limits"] or () if name in room)]
+
+
+def of_queue(seen: Outlook) -> Row:
+    """PURE: when a queue will have done all that is queued now, as people and programs are told."""
+    return {"queue": seen.queue, **_told(seen, seen.line, seen.reason)}
+
+
+def job(conn: Conn, job_id: UUID) -> Row | None:
+    """What a prediction of a job needs besides its queue's outlook, for `of_job`; None for an unknown id."""
+    return next(iter(_rows(conn, "job", job_id=job_id)), None)
+
+
+def of_job(seen: Outlook, job: Row) -> Row:
+    """PURE: when a job will end, by the outlook on its queue, as people and programs are told.
+
+    A queued job that is not among the first LINE ends behind the last of them, and by the end of the queue.
+    """
+    found, reason = seen.ends.get(job["job_id"]), _why_not(job) or seen.reason
+    if found is None and not reason:
+        found, reason = _beyond(seen, job)
+    told = _told(seen, found, reason)
+    is_late = bool(job["deadline"] and told["ends_at"] and told["ends_at"] > job["deadline"])
+    shown = {name: job[name] for name in ("job_id", "queue", "status", "deadline")}
+    return {**shown, **told, "is_late": is_late}
+
+
+def _why_not(job: Row) -> str | None:
+    if job["status"] not in ("queued", "running"):
+        return "over"
+    return "parents" if job["blocked_on"] == "parent" else None
+
+
+def _beyond(seen: Outlook, job: Row) -> tuple[Range | None, str | None]:
+    if len(seen.plain) < LINE or not seen.last or not seen.line:
+        return None, "no_runs"
+    said = prediction.between(seen.last, seen.line)
+    return Range(*(max(end, job["due_sec"]) for end in said)), None
+
+
+def _told(seen: Outlook, found: Range | None, reason: str | None) -> Row:
+    """The instants of a range, or the reason why there is none."""
+    if found and found.middle > NEVER_SEC:
+        found, reason = None, "held"
+    ends = [None, None, None] if reason or not found else [_instant(seen.at, end) for end in found]
+    told = dict(zip(("earliest", "ends_at", "latest"), ends, strict=True))
+    return {"at": seen.at, **told, "reason": reason, "accuracy": seen.accuracy}
+
+
+def _instant(at: datetime, seconds: float) -> datetime:
+    return at + timedelta(seconds=min(seconds, NEVER_SEC))
+
+
+def note(conn: Conn, after: str) -> tuple[str, int] | None:
+    """Called by the reaper: note what is predicted of the next queue behind the name `after`.
+
+    Before the first queue, "", note what became of earlier predictions. Notes the jobs with a deadline among the first
+    LINE, and a sample of the others; those that are going to miss their deadlines, or have, are told in the journal,
+    once each. Returns the queue's name and how many were told, None: no queue is left, or another reaper is at it.
+    Raises rather than wait for a lock.
+    """
+    with conn.transaction():
+        if not _rows(conn, "may_predict", lock=LOCK)[0]["pg_try_advisory_xact_lock"]:
+            return None
+        if not after:
+            conn.execute(_SQL["compare"])
+        queue = next((row["queue"] for row in _rows(conn, "queues") if row["queue"] > after), None)
+        if queue is None:
+            return None
+        seen = outlook(conn, queue)
+        said = list(_noted(conn, seen))
+        conn.execute(_SQL["note"], {"made_at": seen.at, "said": json.dumps(said, default=str)})
+        return queue, len(_rows(conn, "alert", queue=queue))
+
+
+def _noted(conn: Conn, seen: Outlook) -> Iterator[Row]:
+    """The rows to note: of jobs with a deadline, whatever is known of their ends, and of SAMPLE others of the line."""
+    rows = _rows(conn, "with_deadlines", job_ids=list(seen.jobs), most=ALERTED)
+    due = {row["job_id"]: row["deadline"] for row in rows}
+    sample = list(seen.ends)[:: max(len(seen.ends) // SAMPLE, 1)]
+    for job_id in dict.fromkeys([*due, *sample]):
+        said = _told(seen, seen.ends.get(job_id), None)
+        times = {name: said[name] for name in ("ends_at", "earliest", "latest")}
+        own = {"job_id": job_id, "queue": seen.queue, "deadline": due.get(job_id)}
+        if said["ends_at"] or own["deadline"]:
+            yield own | times | {"plain_sec": seen.plain.get(job_id) if said["ends_at"] else None}
+
+
+def _rows(conn: Conn, statement: str, **parameters: Any) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[statement], parameters, prepare=False).fetchall()

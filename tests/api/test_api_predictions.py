@@ -1,0 +1,123 @@
+"""Predicted ends over HTTP, by the client's results, the command line and on the pages."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from api_app import Refused
+from flask.testing import FlaskClient
+
+from dataloader.cli import farm
+from dataloader.client import Prediction
+from dataloader.client.results import read
+from dataloader.queue import db, predictions
+
+TRIGGER = "/api/v1/jobs/trigger"
+
+
+@pytest.fixture
+def learned(conn: db.Connection) -> None:
+    """Runs of the task t take 600 s, and one worker serves the queue q."""
+    conn.execute("INSERT INTO dl_durations VALUES ('t', array_fill(600::real, ARRAY[200]), 200, now())")
+    conn.execute(
+        "INSERT INTO dl_workers (worker, farm, host, pid, queue, state) VALUES ('w', 'f', 'h', 1, 'q', 'idle')"
+    )
+
+
+def added(client: FlaskClient, **more: Any) -> str:
+    answer = client.post(TRIGGER, json={"queue": "q", "task": "t", "lock_key": str(uuid4())} | more)
+    assert answer.status_code == 200, answer.json
+    return str(answer.json["job_id"])
+
+
+def ago(told: dict[str, Any], name: str) -> float:
+    """In how many seconds from the prediction."""
+    return (datetime.fromisoformat(told[name]) - datetime.fromisoformat(told["at"])).total_seconds()
+
+
+@pytest.mark.usefixtures("learned")
+def test_a_job_and_its_queue_tell_when_they_end(client: FlaskClient) -> None:
+    deadline = datetime.now(UTC) + timedelta(minutes=15)
+    first, second = added(client, priority=1), added(client, deadline=deadline.isoformat())
+    told = client.get(f"/api/v1/jobs/{second}/prediction").json
+    assert ago(told, "ends_at") == pytest.approx(1_200, rel=0.1)
+    assert ago(told, "earliest") < ago(told, "ends_at") < ago(told, "latest")
+    assert (told["job_id"], told["queue"], told["status"], told["reason"]) == (second, "q", "queued", None)
+    assert told["is_late"], "15 minutes for 20"
+    assert told["accuracy"] == {"predictions": 0, "error": None, "within": None}
+    assert not client.get(f"/api/v1/jobs/{first}/prediction").json["is_late"]
+    whole = client.get("/api/v1/queues/q/prediction").json
+    assert ago(whole, "ends_at") == pytest.approx(1_200, rel=0.1)
+    assert "job_id" not in whole
+
+
+@pytest.mark.usefixtures("learned")
+def test_the_pages_say_it_in_a_sentence(client: FlaskClient, conn: db.Connection) -> None:
+    job = added(client, deadline=(datetime.now(UTC) + timedelta(minutes=5)).isoformat())
+    conn.execute(
+        "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, ended_at)"
+        " VALUES (gen_random_uuid(), 'q', now() - interval '200 s', now() - interval '50 s',"
+        "         now() - interval '60 s', now() - interval '40 s', now() - interval '100 s')"
+    )
+    page = client.get(f"/jobs/{job}").text
+    assert "It <strong>ends about <time" in page
+    assert "behind its deadline" in page
+    assert "Of the last day 1 such predictions were off by 50 % in the median." in page
+    assert "What is queued now <strong>ends about" in client.get("/queues/q").text
+
+
+def test_without_a_prediction_there_is_a_reason(client: FlaskClient) -> None:
+    job = added(client)
+    told = client.get(f"/api/v1/jobs/{job}/prediction").json
+    assert (told["ends_at"], told["earliest"], told["latest"], told["reason"]) == (None, None, None, "no_worker")
+    assert "When it ends is not known. No worker serves its queue." in client.get(f"/jobs/{job}").text
+    assert client.get("/api/v1/queues/unknown/prediction").json["reason"] == "nothing"
+    assert 'id="ending"' not in client.get("/queues/unknown").text
+
+
+def test_a_job_that_is_not_there_has_no_prediction(client: FlaskClient, refused: Refused) -> None:
+    refused(client.get(f"/api/v1/jobs/{uuid4()}/prediction"), 404, "not-found")
+    refused(client.get("/api/v1/jobs/7/prediction"), 400, "invalid-input")
+
+
+@pytest.mark.usefixtures("learned")
+def test_requests_within_seconds_share_what_is_read_of_a_queue(
+    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = predictions.outlook
+    monkeypatch.setattr(predictions, "outlook", lambda conn, queue: asked.append(queue) or ask(conn, queue))
+    jobs = [added(client) for _ in range(3)]
+    ends = [ago(client.get(f"/api/v1/jobs/{job}/prediction").json, "ends_at") for job in jobs]
+    assert ends == sorted(ends)
+    client.get("/api/v1/queues/q/prediction")
+    client.get("/api/v1/queues/other/prediction")
+    assert asked == ["q", "other"]
+
+
+def said(**fields: Any) -> str:
+    """The command line's words, two hours east."""
+    at = {"at": "2026-12-01T00:00:00Z", "queue": "q", "accuracy": {"predictions": 0, "error": None, "within": None}}
+    return farm.ending(read(Prediction, at | fields), timezone(timedelta(hours=2), "EET"))
+
+
+def test_the_command_line_says_it_in_words() -> None:
+    times = {"ends_at": "2026-12-01T04:40:00Z", "earliest": "2026-12-01T04:25:00Z", "latest": "2026-12-01T05:05:00Z"}
+    assert said(**times) == (
+        "what is queued in q now ends about 2026-12-01 06:40:00 EET,"
+        " between 2026-12-01 06:25:00 EET and 2026-12-01 07:05:00 EET"
+    )
+    late = said(
+        **times,
+        job_id="01890a5d-ac96-474b-8cce-b302099a8057",
+        deadline="2026-12-01T04:30:00Z",
+        is_late=True,
+        accuracy={"predictions": 40, "error": 0.061, "within": 0.8},
+    )
+    assert "; its deadline is missed then: 2026-12-01 06:30:00 EET" in late
+    assert late.endswith("\nof the last day 40 predictions were off by 6 % in the median")
+    assert said(reason="paused") == "when what is queued in q now ends is not known. Its queue is paused."
+    assert said(reason="new") == "when what is queued in q now ends is not known. The reason is new."

@@ -1,0 +1,478 @@
+"""Predicted ends out of the queue's tables: what is read, what is noted, how right it was, which deadlines are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hands import Worker, enqueue, journal, kinds, many, quietly, row, value
+
+from dataloader.queue import db, lifecycle, operations, predictions, stats
+from dataloader.queue.predictions import outlook
+
+SOON = timedelta(minutes=30)
+
+
+@pytest.fixture
+def known(conn: db.Connection) -> None:
+    """Runs of the task t take 100 s, and two workers serve the queue q."""
+    learn(conn, "t", 100.0)
+    serve(conn, 2)
+
+
+def learn(conn: db.Connection, task: str, seconds: float) -> None:
+    conn.execute(
+        "INSERT INTO dl_durations (task, seconds, runs, learned_at)"
+        " VALUES (%s, array_fill(%s::real, ARRAY[200]), 200, now())",
+        (task, seconds),
+    )
+
+
+def serve(conn: db.Connection, number: int, *queues: str) -> None:
+    served = list(queues or ["q"])
+    alike = {"queue": served[0], "queues": served, "state": "idle", "jobs": 0}
+    stats.show_workers(conn, "farm", "h", [alike | {"worker": f"h:{nth}:b", "pid": nth} for nth in range(number)])
+
+
+def seconds(conn: db.Connection, *job_ids: UUID, queue: str = "q") -> list[int | None]:
+    """In how many seconds these jobs are predicted to end, to the next ten."""
+    seen = outlook(conn, queue)
+    return [round(seen.ends[job_id].middle / 10) * 10 if job_id in seen.ends else None for job_id in job_ids]
+
+
+def of_job(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
+    """What is told of a job."""
+    job = predictions.job(conn, job_id)
+    assert job is not None
+    return predictions.of_job(outlook(conn, job["queue"]), job)
+
+
+def noted(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
+    """The row of a job's prediction."""
+    with conn.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+        return cursor.execute("SELECT * FROM dl_predictions WHERE job_id = %s", (job_id,)).fetchone()
+
+
+# --- what is read ---
+
+
+@pytest.mark.usefixtures("known")
+def test_a_queue_ends_when_its_workers_have_done_all_that_waits(conn: db.Connection) -> None:
+    jobs = [enqueue(conn) for _ in range(4)]
+    assert seconds(conn, *jobs) == [100, 100, 200, 200]
+    told = predictions.of_queue(outlook(conn, "q"))
+    assert told["reason"] is None
+    assert told["earliest"] < told["ends_at"] < told["latest"]
+    assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(200, rel=0.1)
+    assert told["accuracy"] == {"predictions": 0, "error": None, "within": None}
+
+
+@pytest.mark.usefixtures("known")
+def test_jobs_come_in_the_order_of_the_claim(conn: db.Connection) -> None:
+    last, first = enqueue(conn, priority=200), enqueue(conn, priority=1)
+    serve(conn, 1)
+    assert seconds(conn, first, last) == [100, 200]
+    urgent = enqueue(conn, priority=200, deadline=datetime.now(UTC) + SOON)
+    assert seconds(conn, first, urgent, last) == [100, 200, 300]
+
+
+@pytest.mark.usefixtures("known")
+def test_what_is_parked_and_what_waits_for_its_time_is_in_the_line(
+    conn: db.Connection, workers: Callable[[], Worker]
+) -> None:
+    running = enqueue(conn, lock_key="k")
+    workers().take()
+    parked, later = enqueue(conn, lock_key="k"), enqueue(conn, available_at=datetime.now(UTC) + timedelta(seconds=500))
+    assert workers().claim().job is None
+    assert row(conn, parked)["blocked_on"] == "key"
+    assert seconds(conn, running, parked, later) == [100, 200, 600]
+
+
+@pytest.mark.usefixtures("known")
+def test_jobs_at_a_full_limit_wait_for_each_other(conn: db.Connection, workers: Callable[[], Worker]) -> None:
+    operations.set_limit(conn, "source", "test", most=1)
+    jobs = [enqueue(conn, limits=["source"]) for _ in range(3)]
+    workers().take()
+    assert workers().claim().job is None
+    assert row(conn, jobs[1])["blocked_on"] == "limit:source"
+    assert seconds(conn, *jobs) == [100, 200, 300]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_limit_that_jobs_of_another_queue_use_has_less_room(conn: db.Connection, worker: Worker) -> None:
+    operations.set_limit(conn, "source", "test", most=1)
+    enqueue(conn, queue="other", limits=["source"])
+    worker.take("other")
+    assert of_job(conn, enqueue(conn, limits=["source"]))["reason"] == "held"
+
+
+@pytest.mark.usefixtures("known")
+def test_a_run_that_tells_its_progress_ends_by_it(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    job = worker.take()
+    conn.execute("UPDATE dl_job_events SET ts = ts - interval '300 s' WHERE job_id = %s AND kind = 'picked'", (job_id,))
+    conn.execute('UPDATE dl_jobs SET progress = \'{"processed": 1, "total": 4}\' WHERE job_id = %s', (job_id,))
+    assert seconds(conn, job_id)[0] == pytest.approx(900, rel=0.1)
+    conn.execute("UPDATE dl_jobs SET claims = 2 WHERE job_id = %s", (job_id,))
+    again = seconds(conn, job_id)[0]
+    assert again is not None
+    assert again <= 300, "a run that may have begun at a checkpoint does not tell how fast it is"
+    worker.finish(job)
+
+
+@pytest.mark.usefixtures("known")
+def test_jobs_that_a_worker_has_claimed_ahead_run_after_its_first(conn: db.Connection, worker: Worker) -> None:
+    jobs = [enqueue(conn) for _ in range(3)]
+    assert len(lifecycle.step(worker.session, ["q"], 15, 3, None).jobs) == 3
+    assert seconds(conn, *jobs) == [100, 200, 300]
+
+
+def test_a_worker_of_several_queues_counts_for_each_that_has_ready_jobs_by_its_part(conn: db.Connection) -> None:
+    learn(conn, "t", 100.0)
+    serve(conn, 2, "q", "other")
+    jobs = [enqueue(conn) for _ in range(2)]
+    assert seconds(conn, *jobs) == [100, 100], "the other queue has no job"
+    enqueue(conn, queue="other")
+    assert seconds(conn, *jobs) == [100, 200]
+
+
+def test_a_worker_of_other_queues_does_not_count(conn: db.Connection) -> None:
+    learn(conn, "t", 100.0)
+    serve(conn, 2, "other")
+    job_id = enqueue(conn)
+    assert of_job(conn, job_id)["reason"] == "no_worker"
+
+
+def test_what_runs_in_another_queue_is_none_of_its_line(conn: db.Connection, worker: Worker) -> None:
+    learn(conn, "t", 100.0)
+    enqueue(conn, queue="other")
+    worker.take("other")
+    job_id = enqueue(conn)
+    assert list(outlook(conn, "q").jobs) == [job_id]
+    judged(conn, 30, said_sec=100, took_sec=100)
+    assert outlook(conn, "other").accuracy["predictions"] == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_a_limit_of_starts_in_a_minute_alone_is_not_looked_at(conn: db.Connection) -> None:
+    operations.set_limit(conn, "source", "test", per_minute=1)
+    jobs = [enqueue(conn, limits=["source"]) for _ in range(2)]
+    assert seconds(conn, *jobs) == [100, 100]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_key_that_is_busy_keeps_its_ready_jobs_in_the_line_once(
+    conn: db.Connection, workers: Callable[[], Worker]
+) -> None:
+    enqueue(conn, lock_key="k")
+    workers().take()
+    parked, ready = enqueue(conn, lock_key="k"), enqueue(conn, lock_key="k")
+    assert workers().claim().job is None
+    conn.execute("UPDATE dl_jobs SET blocked_on = NULL WHERE job_id = %s", (ready,))
+    assert sorted(outlook(conn, "q").jobs[:-1]) == sorted([parked, ready])
+
+
+def test_a_worker_that_is_gone_or_stopped_does_not_count(conn: db.Connection) -> None:
+    learn(conn, "t", 100.0)
+    serve(conn, 3)
+    jobs = [enqueue(conn) for _ in range(2)]
+    conn.execute("UPDATE dl_workers SET state = 'stopped' WHERE pid = 0")
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min' WHERE pid = 1")
+    assert seconds(conn, *jobs) == [100, 200]
+
+
+@pytest.mark.usefixtures("known")
+def test_of_a_long_queue_the_first_jobs_are_played_and_the_others_counted(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictions, "LINE", 100)
+    many(conn, 1_000, "k%s")
+    stats.note_lengths(conn, 0)
+    told = predictions.of_queue(outlook(conn, "q"))
+    assert (told["ends_at"] - told["at"]).total_seconds() == pytest.approx(50_000, rel=0.1)
+    last = value(conn, "SELECT job_id FROM dl_jobs ORDER BY created_at DESC LIMIT 1")
+    found = of_job(conn, last)
+    assert (found["earliest"] - found["at"]).total_seconds() == pytest.approx(5_000, rel=0.15)
+    assert told["ends_at"] > found["ends_at"] > found["earliest"], "somewhere behind the first 100"
+    assert found["latest"] == pytest.approx(told["latest"], abs=SOON)
+
+
+def test_no_read_of_a_prediction_grows_with_the_queue(conn: db.Connection, dsn: str) -> None:
+    with quietly(conn):
+        many(conn, 20_000, "k%s")
+    conn.execute("ANALYZE dl_jobs")
+    statements = predictions._SQL
+    for name in ("queue", "running", "waiting", "room"):
+        with conn.transaction(force_rollback=True):
+            conn.execute(statements["plans"])
+            [(plan,)] = conn.execute(
+                "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + statements[name], {"queue": "q", "most": 50}
+            ).fetchall()
+        touched = plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+        assert touched < 300, f"{name} has touched {touched} pages"
+
+
+# --- why nothing is said ---
+
+
+@pytest.mark.usefixtures("known")
+def test_each_reason_why_nothing_is_predicted(conn: db.Connection, worker: Worker) -> None:
+    assert predictions.of_queue(outlook(conn, "q"))["reason"] == "nothing"
+    job_id, new = enqueue(conn), enqueue(conn, task="new")
+    child = enqueue(conn, depends_on=[job_id])
+    assert of_job(conn, new)["reason"] == "no_runs"
+    assert of_job(conn, child)["reason"] == "parents"
+    operations.pause(conn, "q", "test")
+    assert of_job(conn, job_id)["reason"] == "paused"
+    operations.resume(conn, "q", "test")
+    conn.execute("DELETE FROM dl_workers")
+    assert of_job(conn, job_id)["reason"] == "no_worker"
+    conn.execute("DELETE FROM dl_durations")
+    serve(conn, 1)
+    assert of_job(conn, job_id)["reason"] == "no_runs"
+    worker.finish(worker.take())
+    assert of_job(conn, job_id)["reason"] == "over"
+    operations.set_order(conn, "q", "test", ordered=True, merge=True)
+    assert of_job(conn, new)["reason"] == "merge"
+
+
+def test_every_reason_has_its_sentence_and_no_other_is_given(conn: db.Connection) -> None:
+    assert predictions.job(conn, UUID(int=1)) is None
+    assert all(sentence.endswith(".") for sentence in predictions.REASONS.values())
+
+
+# --- what is learned ---
+
+
+def test_the_journal_teaches_how_long_runs_take(conn: db.Connection, worker: Worker) -> None:
+    for took in (50, 70):
+        job_id = enqueue(conn)
+        job = worker.take()
+        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'stuck')", (job_id,))
+        conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'deadline')", (job_id,))
+        worker.finish(job)
+        conn.execute(
+            "UPDATE dl_job_events SET ts = ts - make_interval(secs => %s) WHERE job_id = %s AND kind = 'picked'",
+            (took, job_id),
+        )
+    enqueue(conn)
+    worker.finish(worker.take(), "fail", error="no")
+    while stats.aggregate(conn) > 0:
+        pass
+    learned = value(conn, "SELECT ARRAY[seconds[1], seconds[2], runs, cardinality(seconds)] FROM dl_durations")
+    assert [round(figure) for figure in learned] == [70, 50, 2, 2], "the newest first; what failed teaches nothing"
+    assert not [row for row in stats.totals(conn) if row["kind"] in ("stuck", "deadline")]
+
+
+def test_only_the_latest_200_runs_are_kept(conn: db.Connection, worker: Worker) -> None:
+    learn(conn, "t", 100.0)
+    enqueue(conn)
+    worker.finish(worker.take())
+    while stats.aggregate(conn) > 0:
+        pass
+    assert value(conn, "SELECT ARRAY[cardinality(seconds), runs] FROM dl_durations") == [200, 201]
+    assert value(conn, "SELECT seconds[1] < 10 AND seconds[200] = 100 FROM dl_durations")
+
+
+# --- what is noted, and how right it was ---
+
+
+def noted_all(conn: db.Connection) -> list[tuple[str, int]]:
+    """A round of the reaper: each queue's name, and how many jobs were told."""
+    found, after = [], ""
+    while done := predictions.note(conn, after):
+        found.append(done)
+        after = done[0]
+    return found
+
+
+def with_lengths(conn: db.Connection) -> None:
+    """The reaper has counted the queues."""
+    conn.execute("DELETE FROM dl_lengths")
+    stats.note_lengths(conn, 0)
+
+
+@pytest.mark.usefixtures("known")
+def test_a_round_notes_a_sample_of_each_queue(conn: db.Connection) -> None:
+    many(conn, 50, "k%s")
+    enqueue(conn, queue="another")
+    with_lengths(conn)
+    assert noted_all(conn) == [("another", 0), ("q", 0)]
+    assert value(conn, "SELECT count(*) FROM dl_predictions WHERE queue = 'q'") == predictions.SAMPLE
+    spread = value(conn, "SELECT max(plain_sec) - min(plain_sec) FROM dl_predictions")
+    assert spread > 1_500, "from all over the line"
+
+
+@pytest.mark.usefixtures("known")
+def test_the_first_prediction_stays_and_is_compared_with_the_end(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    with_lengths(conn)
+    noted_all(conn)
+    first = noted(conn, job_id)
+    assert first is not None
+    job = worker.take()
+    noted_all(conn)
+    assert noted(conn, job_id) == first
+    conn.execute("UPDATE dl_predictions SET made_at = now() - interval '100 s', ends_at = now() + interval '25 s'")
+    worker.finish(job)
+    noted_all(conn)
+    found = noted(conn, job_id)
+    assert found is not None
+    assert found["ended_at"] == row(conn, job_id)["finished_at"]
+    accuracy = outlook(conn, "q").accuracy
+    assert accuracy["predictions"] == 1
+    assert accuracy["error"] == pytest.approx(0.25, abs=0.01)
+
+
+def judged(conn: db.Connection, number: int, said_sec: float, took_sec: float, plain_sec: float | None = None) -> None:
+    """So many predictions of the last day, that jobs would end in some seconds, and when they did."""
+    conn.execute(
+        "INSERT INTO dl_predictions (job_id, queue, made_at, ends_at, earliest, latest, plain_sec, ended_at)"
+        " SELECT gen_random_uuid(), 'q', at, at + make_interval(secs => %(said)s),"
+        "        at + make_interval(secs => %(said)s * 0.9), at + make_interval(secs => %(said)s * 1.1), %(plain)s,"
+        "        at + make_interval(secs => %(took)s)"
+        "   FROM (SELECT now() - interval '1 h' AS at FROM generate_series(1, %(number)s)) made",
+        {"number": number, "said": said_sec, "took": took_sec, "plain": plain_sec},
+    )
+
+
+@pytest.mark.usefixtures("known")
+def test_how_right_the_last_day_was_and_what_follows_for_what_waits(conn: db.Connection, worker: Worker) -> None:
+    judged(conn, 20, said_sec=100, took_sec=150, plain_sec=100)
+    judged(conn, 10, said_sec=100, took_sec=100)
+    running, waits = enqueue(conn, lock_key="k"), enqueue(conn)
+    worker.take()
+    assert outlook(conn, "q").accuracy == {
+        "predictions": 30,
+        "error": pytest.approx(1 / 3),
+        "within": pytest.approx(1 / 3),
+    }
+    assert seconds(conn, running, waits) == [100, 150], "what runs is as long as its runs are"
+    older = "UPDATE dl_predictions SET made_at = made_at - interval '2 days', ended_at = ended_at - interval '2 days'"
+    conn.execute(older)
+    assert outlook(conn, "q").accuracy["predictions"] == 0
+    assert seconds(conn, waits) == [150], "three nights teach more than one"
+    conn.execute(older)
+    assert seconds(conn, waits) == [100]
+
+
+@pytest.mark.usefixtures("known")
+def test_what_ended_otherwise_or_is_gone_or_is_old_is_forgotten(conn: db.Connection, worker: Worker) -> None:
+    canceled, failed, gone = (enqueue(conn, max_attempts=1) for _ in range(3))
+    judged(conn, 1, 100, 100)
+    with_lengths(conn)
+    noted_all(conn)
+    lifecycle.request_cancels(conn, [canceled], False, "test")
+    job = worker.take()
+    assert job.job_id == failed
+    worker.finish(job, "fail", error="no")
+    operations.delete(conn, [gone], "test")
+    conn.execute("UPDATE dl_predictions SET ended_at = ended_at - interval '4 days'")
+    noted_all(conn)
+    assert value(conn, "SELECT count(*) FROM dl_predictions") == 0
+
+
+@pytest.mark.usefixtures("known")
+def test_one_reaper_at_a_time_predicts(conn: db.Connection, dsn: str) -> None:
+    enqueue(conn)
+    with_lengths(conn)
+    with psycopg.connect(dsn) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s)", (predictions.LOCK,))
+        assert predictions.note(conn, "") is None
+    assert predictions.note(conn, "") == ("q", 0)
+
+
+# --- deadlines ---
+
+
+@pytest.mark.usefixtures("known")
+def test_a_deadline_that_is_going_to_be_missed_is_told_once_while_there_is_time(conn: db.Connection) -> None:
+    for _ in range(20):
+        enqueue(conn, priority=1)
+    late = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
+    right = enqueue(conn, deadline=datetime.now(UTC) + timedelta(hours=1))
+    with_lengths(conn)
+    assert noted_all(conn) == [("q", 1)]
+    assert noted_all(conn) == [("q", 0)], "once"
+    assert kinds(conn, late) == ["queued", "deadline"]
+    assert kinds(conn, right) == ["queued"]
+    told = journal(conn, late)[-1][1]
+    assert (
+        datetime.fromisoformat(told["deadline"])
+        == row(conn, late)["deadline"]
+        < datetime.fromisoformat(told["expected_at"])
+    )
+    conn.execute("UPDATE dl_predictions SET queue = 'z', alerted_at = NULL WHERE job_id = %s", (late,))
+    assert noted_all(conn) == [("q", 0)], "of this queue alone"
+    conn.execute("UPDATE dl_predictions SET queue = 'q', alerted_at = now() WHERE job_id = %s", (late,))
+    assert (of_job(conn, late)["is_late"], of_job(conn, right)["is_late"]) == (True, False)
+    assert stats.overview(conn)["queues"][0]["at_risk"] == 1
+
+
+@pytest.mark.usefixtures("known")
+def test_a_job_is_at_risk_no_more_when_there_are_more_workers(conn: db.Connection) -> None:
+    for _ in range(20):
+        enqueue(conn, priority=1)
+    job_id = enqueue(conn, deadline=datetime.now(UTC) + timedelta(seconds=500))
+    with_lengths(conn)
+    noted_all(conn)
+    first = noted(conn, job_id)
+    serve(conn, 20)
+    assert noted_all(conn) == [("q", 0)]
+    assert stats.overview(conn)["queues"][0]["at_risk"] == 0
+    found = noted(conn, job_id)
+    assert found is not None
+    assert first is not None
+    assert found["expected_at"] < first["expected_at"]
+    assert found["ends_at"] == first["ends_at"], "the first prediction is the one to be compared"
+
+
+@pytest.mark.parametrize("why", ["paused", "no worker", "no runs"])
+def test_a_deadline_that_has_passed_is_told_though_nothing_could_be_predicted(conn: db.Connection, why: str) -> None:
+    if why != "no runs":
+        learn(conn, "t", 100.0)
+    if why != "no worker":
+        serve(conn, 1)
+    if why == "paused":
+        operations.pause(conn, "q", "test")
+    job_id = enqueue(conn, deadline=datetime.now(UTC) - timedelta(seconds=1))
+    later = enqueue(conn, deadline=datetime.now(UTC) + SOON)
+    with_lengths(conn)
+    assert noted_all(conn) == [("q", 1)]
+    assert kinds(conn, job_id)[-1] == "deadline"
+    assert kinds(conn, later)[-1] == "queued"
+    assert stats.overview(conn)["queues"][0]["at_risk"] == 1
+
+
+@pytest.mark.usefixtures("known")
+def test_a_job_that_has_ended_meanwhile_is_not_told(conn: db.Connection, worker: Worker) -> None:
+    """Ends are compared at the begin of a round, and a round of many queues takes a while."""
+    job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
+    with_lengths(conn)
+    noted_all(conn)
+    conn.execute("UPDATE dl_predictions SET expected_at = deadline + interval '1 h'")
+    worker.finish(worker.take())
+    enqueue(conn)
+    assert predictions.note(conn, "p") == ("q", 0)
+    assert "deadline" not in kinds(conn, job_id)
+
+
+@pytest.mark.usefixtures("known")
+def test_what_was_unknown_is_compared_by_its_first_real_prediction(conn: db.Connection) -> None:
+    operations.pause(conn, "q", "test")
+    job_id = enqueue(conn, deadline=datetime.now(UTC) + SOON)
+    with_lengths(conn)
+    noted_all(conn)
+    before = noted(conn, job_id)
+    operations.resume(conn, "q", "test")
+    noted_all(conn)
+    after = noted(conn, job_id)
+    assert before is not None
+    assert after is not None
+    assert (before["ends_at"], before["plain_sec"]) == (None, None)
+    assert after["made_at"] > before["made_at"]
+    assert after["plain_sec"] == pytest.approx(100, rel=0.1)

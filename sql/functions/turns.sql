@@ -48,12 +48,12 @@ BEGIN
   FOR this IN
     SELECT job_id, CASE fair_by WHEN 'producer' THEN coalesce(producer, '') WHEN 'partition_key' THEN partition_key END AS share
       FROM %1$I.dl_jobs LEFT JOIN %1$I.dl_queues USING (queue)
-     WHERE job_id = ANY (p_job_ids) AND status::text = 'queued' AND deadline IS NULL
+     WHERE job_id = ANY (p_job_ids) AND status::text = 'queued'
      ORDER BY created_at, job_id FOR NO KEY UPDATE OF dl_jobs SKIP LOCKED
   LOOP
     UPDATE %1$I.dl_jobs SET share = this.share,
            turn_at = CASE WHEN this.share IS NOT NULL AND available_at <= now()
-                               AND (blocked_on IS NULL OR blocked_on NOT IN ('time', 'parent')) THEN %1$I.dl_turn(queue, priority, this.share, created_at) END
+                          THEN %1$I.dl_turn(queue, priority, this.share, created_at) END
      WHERE job_id = this.job_id;
     given := given + 1;
   END LOOP;

@@ -145,6 +145,37 @@ def test_a_share_of_before_has_no_claim_on_the_time_when_it_wanted_nothing(conn:
     assert found.count("busy") >= 4, found
 
 
+def test_deadlines_go_before_turns(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    waits, soon = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a", deadline=after(5))
+    assert row(conn, soon)["share"] is None
+    assert order(worker, 2, "job_id") == [soon, waits]
+
+
+@pytest.mark.parametrize(
+    "older", [{"queue": "other"}, {"priority": 900}, {"deadline": after(5)}], ids=["queue", "priority", "deadline"]
+)
+def test_the_clock_is_that_of_the_queue_and_priority_behind_the_deadlines(
+    conn: db.Connection, worker: Worker, older: dict[str, Any]
+) -> None:
+    share_out(conn)
+    with quietly(conn):
+        plain(conn, made_sec=-3_600, **older)
+    add_all(conn, *[{"partition_key": "big"}] * 5)
+    add_all(conn, *[{"partition_key": "small"}] * 5)
+    found = order(worker, 4)
+    assert found.count("big") >= 2, found
+
+
+def test_what_runs_in_another_queue_says_nothing(conn: db.Connection, worker: Worker) -> None:
+    share_out(conn)
+    operations.set_order(conn, "other", "test", fair_by="partition_key")
+    enqueue(conn, queue="other", partition_key="a")
+    job = worker.take("other")
+    conn.execute("UPDATE dl_jobs SET turn_at = now() + interval '1 hour' WHERE job_id = %s", (job.job_id,))
+    assert row(conn, enqueue(conn, partition_key="a"))["turn_at"] <= row(conn, job.job_id)["now"]
+
+
 def test_priorities_are_apart(conn: db.Connection, worker: Worker) -> None:
     share_out(conn)
     add_all(conn, *[{"partition_key": share, "priority": p} for share, p in (("a", 5), ("a", 5), ("b", 9), ("a", 9))])
@@ -165,6 +196,28 @@ def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Work
     assert row(conn, plain(conn, priority=900))["share"] == ""
     add_all(conn, {}, {}, {}, {"producer": "p"})
     assert "p" in order(worker, 2, "producer")
+
+
+@pytest.mark.parametrize("by", ["partition_key", "producer"])
+def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(
+    conn: db.Connection, worker: Worker, by: str
+) -> None:
+    big = add_all(conn, *[{by: "big"}] * 5)
+    small, none = enqueue(conn, **{by: "small"}), enqueue(conn)
+    share_out(conn, by)
+    assert row(conn, none)["share"] == ""
+    found = order(worker, 7, "job_id")
+    assert set(found[:3]) == {big[0], small, none}
+    assert [job_id for job_id in found if job_id in big] == big
+
+
+def test_a_job_that_somebody_has_locked_is_left_when_its_queue_becomes_fair(conn: db.Connection, dsn: str) -> None:
+    locked, free = enqueue(conn, partition_key="a"), enqueue(conn, partition_key="a")
+    with db.connect(dsn, name="stranger", schema="public") as stranger, stranger.transaction():
+        stranger.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
+        conn.execute("SET lock_timeout = '5s'")
+        share_out(conn)
+    assert [row(conn, job_id)["share"] for job_id in (locked, free)] == [None, "a"]
 
 
 def test_a_backlog_has_its_turns_when_its_queue_becomes_fair(conn: db.Connection, worker: Worker) -> None:
@@ -202,6 +255,29 @@ def test_jobs_that_were_scheduled_have_their_turns_when_they_are_due(conn: db.Co
     assert order(worker, 8).count("small") >= 4
 
 
+@pytest.mark.parametrize("by", ["partition_key", None])
+def test_jobs_that_become_ready_alone_have_turns_if_the_queue_is_fair_then(conn: db.Connection, by: str | None) -> None:
+    share_out(conn)
+    job_id = enqueue(conn, partition_key="a", available_at=after(60))
+    share_out(conn, by)
+    with quietly(conn):
+        age(conn, job_id, "available_at", 7_200)
+    lifecycle.wake(conn, 100)
+    found = row(conn, job_id)
+    assert (found["blocked_on"], found["share"]) == (None, "a" if by else None)
+    assert by is None if found["turn_at"] is None else found["turn_at"] <= found["now"]
+
+
+def test_a_job_that_is_scheduled_behind_its_parent_has_its_turn_when_it_is_due(
+    conn: db.Connection, worker: Worker
+) -> None:
+    share_out(conn)
+    parent = enqueue(conn)
+    child = enqueue(conn, partition_key="a", depends_on=[parent], available_at=after(60))
+    order(worker, 1)
+    assert (row(conn, child)["blocked_on"], row(conn, child)["turn_at"]) == ("time", None)
+
+
 def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Connection, worker: Worker) -> None:
     share_out(conn)
     parent = enqueue(conn, priority=1)
@@ -213,9 +289,8 @@ def test_jobs_that_waited_for_their_parents_have_their_turns_then(conn: db.Conne
 
 
 def test_a_job_that_waited_for_its_parents_keeps_its_deadline(conn: db.Connection, worker: Worker) -> None:
-    parent = enqueue(conn, priority=1)
+    none, parent = enqueue(conn), enqueue(conn, priority=1)
     soon = enqueue(conn, depends_on=[parent], deadline=after(5))
-    none = enqueue(conn)
     assert order(worker, 3, "job_id") == [parent, soon, none]
 
 

@@ -57,7 +57,7 @@ def test_a_run_that_is_killed_again_and_again_writes_everything_once(writing: Fa
 
 
 def test_a_drained_run_goes_on_elsewhere(writing: Farm) -> None:
-    first = writing.ready(workers=1)
+    first = writing.ready(workers=1, dl_drain_sec=0)
     job = writing.enqueue("goes_on", args={"to": 400})
     until(lambda: writing.rows("SELECT count(*) FROM written")[0][0] > 50, "rows")
     assert first.stop() == 0

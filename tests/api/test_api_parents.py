@@ -37,6 +37,11 @@ def test_a_job_says_for_which_one_it_waits(client: FlaskClient) -> None:
     page = client.get(f"/jobs/{job}").text
     assert f"It starts when 1 job has ended: {parent}." in page
     assert 'aria-label="Jobs that this one waits for"' in page
+    assert "the end of its parents" in page
+    assert "has come already" not in page  # "Run now" lets it start without them
+    listed = client.get("/jobs?status=queued").text
+    assert "waits for other jobs" in listed
+    assert "9999" not in page + listed
     assert 'aria-label="Jobs that wait for this one"' in client.get(f"/jobs/{parent}").text
 
 

@@ -77,10 +77,11 @@ def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, orders:
         return [found[name] for name in operations.ORDER]
 
     page = visitor.go("/queues/steered")
-    page.get_by_text("Change how this queue treats").click()
+    page.get_by_text("Change the order of this queue").click()
     page.get_by_label("Merge:").check()
     page.get_by_label("Jobs of a key in one call").fill("50")
     page.get_by_label("A dead job").select_option("hold")
+    page.get_by_label("Fair:").select_option("producer")
     enqueue(orders[0], queue="steered")  # so the next part is another
     with page.expect_response(lambda answer: answer.status == 200 and "hx-request" in answer.request.headers):
         page.evaluate("htmx.trigger('#live', 'refresh')")
@@ -92,14 +93,14 @@ def test_the_form_of_a_queue_sets_its_order_once_asked(visitor: Visitor, orders:
     expect(page.locator("#flash .bad")).to_contain_text(
         "the queue steered would merge, so it should be ordered as well"
     )
-    assert settings() == [False, False, 1_000, None, "continue"]
+    assert settings() == [False, False, 1_000, None, "continue", None]
     page.get_by_label("Ordered:").check()
     page.get_by_role("button", name="Change", exact=True).click()
     page.get_by_role("button", name="Go back").click()
     assert settings()[0] is False
     visitor.press("Change")
     expect(page.locator("#flash")).to_contain_text("The queue is changed on all hosts.")
-    assert settings() == [True, True, 50, None, "hold"]
+    assert settings() == [True, True, 50, None, "hold", "producer"]
     expect(page.locator("#live")).to_contain_text("one call takes up to 50 jobs of a key; a dead job stops its key.")
 
 

@@ -199,9 +199,7 @@ def test_jobs_without_a_producer_are_one_share(conn: db.Connection, worker: Work
 
 
 @pytest.mark.parametrize("by", ["partition_key", "producer"])
-def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(
-    conn: db.Connection, worker: Worker, by: str
-) -> None:
+def test_a_backlog_is_shared_by_the_field_each_share_in_its_order(conn: db.Connection, worker: Worker, by: str) -> None:
     big = add_all(conn, *[{by: "big"}] * 5)
     small, none = enqueue(conn, **{by: "small"}), enqueue(conn)
     share_out(conn, by)

@@ -70,7 +70,8 @@ _CANCEL_QUEUED = Button("cancel", "Cancel", "Cancel this job? It has not started
 
 def _run_now(job: Mapping[str, Any]) -> Button:
     waits = (job.get("waiting_for") or {}).get("reason")
-    because = "" if waits in ("time", "session") or job.get("blocked_on") == "time" else "Its time has come already."
+    is_held = waits in ("time", "session") or job.get("blocked_on") in ("time", "parent")
+    because = "" if is_held else "Its time has come already."
     return Button("run-now", "Run now", because=because)
 
 

@@ -373,6 +373,8 @@ def _facts(job: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
                 value = "yes" if value else "no"
             elif name.endswith("_sec"):
                 value = formats.duration(value)
+            elif name == "available_at" and job["blocked_on"] == "parent":  # the queue's far-off date would mislead
+                value = "the end of its parents"
             label = _LABELS.get(name) or name.replace("_", " ").capitalize()
             found.append((name, label, formats.NOTHING if value in (None, "") else value))
     return found

@@ -195,6 +195,9 @@ BEGIN
   IF TG_RELID <> %2$L::regclass THEN
     RAISE insufficient_privilege USING MESSAGE = 'dl_jobs_gone is for dl_jobs';
   END IF;
+  IF (SELECT true FROM gone LIMIT 1) IS NULL THEN  -- a look of retention that has found nothing
+    RETURN NULL;
+  END IF;
   EXECUTE %3$L;
   IF to_regclass(%4$L) IS NOT NULL THEN
     EXECUTE %5$L;

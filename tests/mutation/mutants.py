@@ -1448,6 +1448,7 @@ MUTANTS: list[Mutant] = [
     ),
     *_body(
         "FUNCTION dl_jobs_gone()",
+        ("looks for what belongs to no job", "IF (SELECT true FROM gone LIMIT 1) IS NULL THEN", "IF false THEN", COSTS),
         ("all journals", "dl_job_events WHERE job_id IN (SELECT job_id FROM gone)", "dl_job_events"),
         ("all results", "dl_results WHERE job_id IN (SELECT job_id FROM gone)", "dl_results"),
         ("all checkpoints", "dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)", "dl_checkpoints"),

@@ -190,8 +190,10 @@ def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(conn: d
     buffers(conn, call, 7 * DAY, 10)
     assert buffers(conn, call, 7 * DAY, 10) < 30
     many_ended(conn, 100, days_ago=30)
-    with conn.transaction(force_rollback=True):
-        assert buffers(conn, call, 7 * DAY, 10) < 10 * 30
+    for _ in range(2):  # the first one plans
+        with conn.transaction(force_rollback=True):
+            cost = buffers(conn, call, 7 * DAY, 10)
+    assert cost < 10 * 30
 
 
 def test_c7_a_key_is_free_again_when_its_job_is_gone(conn: db.Connection) -> None:

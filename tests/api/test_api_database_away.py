@@ -19,6 +19,8 @@ from structlog.testing import capture_logs
 
 from dataloader.queue import db, enqueue
 
+pytestmark = pytest.mark.long
+
 POOLS = pytest.mark.parametrize("pool", [True, False], ids=["pool", "no pool"])
 SESSIONS = """SELECT count(*) FROM pg_stat_activity
   WHERE datname = current_database() AND application_name = 'dl-api'"""

@@ -86,6 +86,7 @@ def test_the_next_run_goes_on_behind_the_last_part(
     assert (loaded(rows), rows(LEFT)) == (EXPECTED, [(0,)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("typed", [True, False])
 def test_killed_anywhere_the_rows_are_the_files(load: Load, rows: Rows, tmp_path: Path, typed: bool) -> None:
     written(tmp_path)

@@ -566,6 +566,6 @@ def test_random_steps(dsn: str, conn: db.Connection) -> None:
     run_state_machine_as_test(
         LimitedFarm,
         settings=settings(
-            max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

@@ -114,6 +114,7 @@ def due(farm: Farm, seconds: float) -> UUID:
     return enqueue(farm.conn, task="short", priority=200, lease_ttl_sec=LEASE_SEC, deadline=deadline)
 
 
+@pytest.mark.long
 def test_a_night_is_predicted_within_ten_percent_by_what_the_night_before_has_taught(farm: Farm) -> None:
     """The error is |predicted - true end| as a share of the time from the prediction to the true end."""
     farm.add(JOBS)

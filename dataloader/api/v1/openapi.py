@@ -192,7 +192,7 @@ def _responses(app: Flask, rule: Rule, declared: Operation, scopes: list[str]) -
     statuses = {500, *declared.errors}
     statuses |= {400} if rule.arguments or declared.query or declared.body or declared.headers else set()
     statuses |= {401, 403} if scopes else set()
-    statuses |= {404} if {"job_id", "name"} & rule.arguments else set()
+    statuses |= {404} if {"job_id", "name", "backfill"} & rule.arguments else set()
     statuses |= {411, 413} if declared.body else set()
     statuses |= {503} if declared.uses_database else set()
     found: Node = {"200": _success(app, declared)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from farming import Farm, Program, until
+from farming import PATIENCE, Farm, Program, until
 
 KILLS = 10
 RECORD = '{n},"{text}"\n'
@@ -110,7 +110,7 @@ class Reader:
         until(lambda: worker.status() == psutil.STATUS_STOPPED, "the worker to stop")
         self.total += worker.io_counters().read_chars
         worker.kill()
-        until(lambda: not psutil.pid_exists(worker.pid) or worker.status() == psutil.STATUS_ZOMBIE, "its end")
+        worker.wait(PATIENCE)
 
     def end(self) -> int:
         """All bytes."""

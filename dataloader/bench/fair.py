@@ -22,7 +22,7 @@ WORKERS = 2
 
 
 class Round(NamedTuple):
-    """What one round has measured: a field for each line."""
+    """The figures of one round: a field for each line."""
 
     wait_sec: float  # from the commit of the few jobs to their median start
     jobs_per_sec: float

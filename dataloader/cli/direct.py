@@ -415,7 +415,7 @@ def _scheduled(row: Any) -> Schedule:
 
 
 def _known(found: T | None, otherwise: str) -> T:
-    """What was found; raises NotFound, which says `otherwise`, for nothing."""
+    """The value `found`; raises NotFound with the text `otherwise` where it is None."""
     if found is None:
         raise NotFound(otherwise, status=404)
     return found

@@ -87,7 +87,7 @@ DO UPDATE SET {assignments} WHERE ROW({old_values})::record *<> ROW({new_values}
 
 
 class Wanted(Protocol):
-    """What a load is told: into which table, by which key, and how its people call things."""
+    """The wishes of a load's job: its table, its key, and the words for people in errors."""
 
     @property
     def table(self) -> str: ...
@@ -103,7 +103,7 @@ class Wanted(Protocol):
 
     @property
     def hint(self) -> str:
-        """What may be wrong where a column is missing there."""
+        """Advice for an error about a missing column; "" for none."""
 
     @property
     def origin(self) -> str:

@@ -188,19 +188,19 @@ def set_order(conn: Conn, queue: str, by: str, **changes: Any) -> dict[str, Any]
 
 def _change_order(conn: Conn, queue: str, changes: _Settings) -> None:
     if changes.get("ordered"):
-        _give_scores(conn, queue)  # before the switch, for it may take long
+        _give(conn, "give_scores", queue, SCORES_AT_ONCE)  # before the switch, for it may take long
     with conn.transaction():
         said = _one(conn, "lock_queue", queue=queue) | dict(changes)
         if said["merge"] and not said["ordered"]:
             raise Contradiction(f"the queue {queue} would merge, so it should be ordered as well")
         transaction = conn.execute(_SQL["set_order"], {"queue": queue} | said).fetchone()
     assert transaction is not None  # noqa: S101  its row is locked
+    if changes.get("ordered") or changes.get("fair_by"):
+        _wait_for_older(conn, transaction[1])
     if changes.get("ordered"):
-        _wait_for_older(conn, transaction[1])
-        _give_scores(conn, queue)
+        _give(conn, "give_scores", queue, SCORES_AT_ONCE)
     if changes.get("fair_by"):
-        _wait_for_older(conn, transaction[1])
-        _give_turns(conn, queue)
+        _give(conn, "give_turns", queue, TURNS_AT_ONCE)
 
 
 def agree(conn: Conn, queue: str, ordered: bool | None, merge: bool | None) -> None:
@@ -287,19 +287,12 @@ def remove_limit(conn: Conn, name: str, by: str) -> bool:
     return is_there
 
 
-def _give_scores(conn: Conn, queue: str) -> None:
+def _give(conn: Conn, statement: str, queue: str, limit: int) -> None:
+    """Give the queue's jobs their scores or their turns by this statement, up to `limit` at a time."""
     after: str | None = "-infinity"
     while after:
-        row = conn.execute(_SQL["give_scores"], {"queue": queue, "after": after, "limit": SCORES_AT_ONCE}).fetchone()
-        assert row is not None  # noqa: S101  the function always answers
-        after = row[1] if row[0] else None
-
-
-def _give_turns(conn: Conn, queue: str) -> None:
-    after: str | None = "-infinity"
-    while after:
-        row = conn.execute(_SQL["give_turns"], {"queue": queue, "after": after, "limit": TURNS_AT_ONCE}).fetchone()
-        assert row is not None  # noqa: S101  an aggregate always answers
+        row = conn.execute(_SQL[statement], {"queue": queue, "after": after, "limit": limit}).fetchone()
+        assert row is not None  # noqa: S101  both statements always answer
         after = row[1] if row[0] else None
 
 

@@ -37,8 +37,8 @@ $function$, current_schema()); END $bound$;
 
 
 -- Give these queued jobs their turns, if their queue is fair, the oldest first: jobs that are ready for the first time, which
--- have 'infinity' for the moment, and those of a queue that becomes fair. A job that waits for its time or its parents has its turn when it is ready. Returns their
--- number; locked rows are left.
+-- have 'infinity' for the moment, and those of a queue that becomes fair. A job that waits for its time or its parents has
+-- its turn when it is ready. Returns their number; locked rows are left.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_give_turns(p_job_ids uuid[]) RETURNS int LANGUAGE plpgsql AS $$
 DECLARE

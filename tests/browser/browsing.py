@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 from api_app import running
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
@@ -86,6 +86,17 @@ class Visitor:
     def overflows(self) -> bool:
         """Is the page wider than its window?"""
         return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
+    def faults_for_somebody(self, path: str) -> list[str]:
+        """The grave faults of a page by day, by night and on a phone, where no page is wider than its window."""
+        page = self.go(path)
+        expect(page.locator("h1")).not_to_be_empty()
+        found = self.grave_faults()
+        page.emulate_media(color_scheme="dark")
+        found += self.grave_faults("color-contrast")
+        page.set_viewport_size({"width": 375, "height": 812})
+        found += self.grave_faults()
+        return [*found, "wider than a phone"] if self.overflows() else found
 
     def __enter__(self) -> Visitor:
         return self

@@ -129,7 +129,8 @@ def test_the_runs_stay_within_the_bound_and_use_most_of_it(hall: Hall) -> None:
     assert [note.size for note in hall.notes("begin")].index(500) < 28, (
         "the big one began long before the last small ones"
     )
-    assert hall.count("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue' AND payload ->> 'reason' <> ''") < 20
+    in_vain = hall.count("SELECT count(*) FROM dl_job_events WHERE kind = 'requeue' AND payload ->> 'reason' <> ''")
+    assert in_vain < 2 * (len(sizes) + 1), "workers race for room now and then; they do not claim again and again"
 
 
 def test_two_farms_share_the_host(hall: Hall) -> None:

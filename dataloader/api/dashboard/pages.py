@@ -292,7 +292,7 @@ def job(job_id: str) -> Response:
 
 
 def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
-    """What is predicted of a job that has not ended."""
+    """The prediction of a job that has not ended."""
     wanted = predictions.job(conn, job_id)
     if wanted is None or wanted["status"] not in ("queued", "running"):
         return None

@@ -14,7 +14,7 @@ MOST = 200  # queues of which an outlook is kept
 
 
 def outlook(conn: Conn, queue: str) -> Outlook:
-    """What is predicted of a queue, at most FRESH_SEC old, or twice that while another request renews it."""
+    """The outlook on a queue, at most FRESH_SEC old, or twice that while another request renews it."""
     kept: dict[str, SharedAnswer[Outlook]] = current_app.extensions.setdefault("outlooks", {})
     if len(kept) >= MOST and queue not in kept:
         kept.clear()

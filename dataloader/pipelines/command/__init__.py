@@ -99,7 +99,7 @@ def _folder(command: Command, name: str, data_dir: Path) -> Path:
 
 
 def _environment(command: Command, context: Context) -> dict[str, str]:
-    """What the program sees of the worker's environment, and of its job."""
+    """The environment of the program: allowed variables of the worker, and the names of its job."""
     names = [*_ALWAYS, *command.env]
     job = {
         "DATALOADER_JOB_ID": str(context.job_id),

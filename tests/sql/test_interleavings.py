@@ -282,14 +282,17 @@ def test_v2_v3_a_worker_behind_its_lease_writes_nothing(stage: Stage, verb: str)
     assert explore(stage, f"claim lose {verb} | claim | age reap") == 60
 
 
+@pytest.mark.long
 def test_v5_v6_an_heir_that_ends_its_run_too(stage: Stage) -> None:
     assert explore(stage, "claim lose retry | claim succeed | age reap") == 210
 
 
+@pytest.mark.long
 def test_a2_a_beat_behind_the_lease_renews_nobody_elses(stage: Stage) -> None:
     assert explore(stage, "claim beat beat | claim beat | age reap") == 210
 
 
+@pytest.mark.long
 def test_b1_a_retake_is_refused_when_the_key_is_anothers(stage: Stage) -> None:
     assert explore(stage, "claim lose retake succeed | claim succeed | age") == 105
 
@@ -320,6 +323,7 @@ def test_a3_a_reap_that_is_not_committed_yet(stage: Stage) -> None:
     assert stage.blockings
 
 
+@pytest.mark.long
 def test_a3_a_beat_or_cancellation_that_is_not_committed_yet(stage: Stage) -> None:
     assert explore(stage, "claim begin+beat commit succeed | | begin+request commit | reap") == 105
     assert stage.blockings

@@ -295,6 +295,7 @@ def test_no_limit_of_the_database_ends_a_step_that_waits_for_others(contract: st
         assert rest.result(PATIENCE) == ALL[2:]
 
 
+@pytest.mark.long
 def test_a_migration_killed_between_any_two_statements_is_finished_by_the_next(contract: str, dsn: str) -> None:
     killed = 0
     while (ended := dying(contract, 5 + 3 * killed).wait(PATIENCE)) == -signal.SIGKILL:

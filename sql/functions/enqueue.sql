@@ -3,7 +3,8 @@
 
 -- Does the queue hold as many jobs as it may? Two producers that ask at once may both get a place. Served by
 -- ix_dl_jobs_claim.
-CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off AS $$
+CREATE OR REPLACE FUNCTION dl_is_full(p_queue text) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   most int := (SELECT max_length FROM dl_queues WHERE queue = p_queue);
 BEGIN

@@ -147,7 +147,7 @@ $$;
 -- bound to this schema by its text.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in(p_names text[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   of_limit record;
   its_queue text;
@@ -196,7 +196,7 @@ $function$, current_schema()); END $bound$;
 -- rows are passed over. Looks at 100 rows.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_next_of_limit(p_name text, p_queue text, p_limit int) RETURNS tid[] LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
   RETURN ARRAY(
     WITH near AS MATERIALIZED (
@@ -219,7 +219,7 @@ $function$, current_schema()); END $bound$;
 -- Returns how many it has made ready.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in_some(p_name text, p_queue text, p_room int) RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   standing int := (
     SELECT count(*) FROM (
@@ -245,7 +245,7 @@ $function$, current_schema()); END $bound$;
 -- trigger notifies the queue's workers of the new time. Returns how many rows have got one.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_let_in_later(p_name text, p_queue text, p_at timestamptz) RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   let_in int := 0;
   first tid[];
@@ -267,7 +267,7 @@ $function$, current_schema()); END $bound$;
 -- dl_let_in for all limits at which rows are parked, found by a loose scan. Called by the reaper: for steps that nothing
 -- else saw, such as the ones of transactions with one snapshot.
 CREATE OR REPLACE FUNCTION dl_let_in_all() RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 BEGIN
   PERFORM dl_let_in(ARRAY(
     WITH RECURSIVE place (reason) AS (

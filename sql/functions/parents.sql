@@ -29,7 +29,7 @@ $$;
 -- should roll back. With the owner's rights, bound as dl_enqueue_many.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_depend(p_job_id uuid[], p_parent_id uuid[], p_on_failure text[]) RETURNS uuid[]
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   unknown uuid[] := ARRAY(
     SELECT DISTINCT parent FROM unnest(p_parent_id) parent
@@ -58,7 +58,7 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- parent that is named twice counts once; one that has let the job go already does not count.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_link(p_job_id uuid, p_parent_ids uuid[], p_on_failure text) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   open int;
 BEGIN
@@ -86,7 +86,7 @@ $function$, current_schema()); END $bound$;
 -- Let a job that this worker runs wait for these jobs from the end of its run on, whatever comes of them; false when the
 -- claim is over. Refused with SQLSTATE 22023 where one of them waits for the job itself.
 CREATE OR REPLACE FUNCTION dl_gather(p_job_id uuid, p_attempt int, p_worker text, p_parent_ids uuid[]) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 BEGIN
   IF EXISTS (
     WITH RECURSIVE before (job_id) AS (
@@ -138,7 +138,7 @@ $function$, current_schema(), format('%I.dl_parents', current_schema())); END $b
 -- of these jobs themselves that are queued again, although they wait (context.gather). Each with one of `p_ended`.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_concerned(p_ended uuid[]) RETURNS TABLE (job_id uuid, parent_id uuid)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
   SELECT w.job_id, e.parent_id
     FROM %1$I.dl_parents e JOIN %1$I.dl_waiting w USING (job_id) LEFT JOIN %1$I.dl_jobs p ON p.job_id = e.parent_id
    WHERE e.parent_id = ANY (p_ended)
@@ -158,7 +158,7 @@ $function$, current_schema()); END $bound$;
 -- and what is left, dl_freed has tried again. Bound to this schema by its text, for triggers call it.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_resolve(p_ended uuid[]) RETURNS void LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   ended uuid[] := p_ended;
   children uuid[];
@@ -189,7 +189,7 @@ $function$, current_schema()); END $bound$;
 -- whose row another session has locked is left, as is one that is running.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_tell(p_children uuid[], p_ended uuid[], OUT changed int, OUT canceled uuid[])
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   free uuid[];
   without_turn uuid[];
@@ -291,7 +291,7 @@ $$;
 -- DISABLE TRIGGER). Reads up to p_limit jobs that wait after p_after; returns the last one, null at the end. Called by the
 -- reaper.
 CREATE OR REPLACE FUNCTION dl_resolve_stranded(p_after uuid, p_limit int) RETURNS uuid LANGUAGE plpgsql
-SET enable_seqscan = off AS $$
+SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   waiting uuid[] := ARRAY(SELECT job_id FROM dl_waiting WHERE job_id > p_after ORDER BY job_id LIMIT p_limit);
 BEGIN

@@ -143,7 +143,7 @@ $$;
 -- heartbeats. After a jump of the database's clock the same holds for all leases of before.
 CREATE OR REPLACE FUNCTION dl_reap(
   p_up_sec float8, p_patience_sec float8, OUT job_id uuid, OUT queue text, OUT status dl_status)
-LANGUAGE plpgsql SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
   not_begun CONSTANT text := 'not started: the lease expired';

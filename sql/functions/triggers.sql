@@ -65,7 +65,7 @@ $$;
 -- journal grows. The row leaves the error out: only our workers mask secrets in their texts.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_journal() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done'
                                WHEN 'queued' THEN CASE TG_OP WHEN 'INSERT' THEN 'queued' ELSE 'requeue' END
@@ -100,7 +100,7 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema())); END $boun
 -- dl_jobs_journal.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_jobs_step() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
 DECLARE
   stays boolean;
   step text := CASE NEW.status WHEN 'running' THEN 'picked' WHEN 'succeeded' THEN 'done' WHEN 'queued' THEN 'requeue'

@@ -11,7 +11,8 @@
 -- for a statement that adds many rows asks once for each, and has to see those before.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_turn(p_queue text, p_priority int, p_share text, p_created_at timestamptz)
-RETURNS timestamptz LANGUAGE plpgsql SET enable_seqscan = off SET enable_sort = off SET enable_bitmapscan = off AS $$
+RETURNS timestamptz LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET enable_sort = off SET enable_bitmapscan = off AS $$
 DECLARE
   clock timestamptz := (
     SELECT coalesce(turn_at, created_at) FROM %1$I.dl_jobs

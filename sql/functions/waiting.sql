@@ -60,7 +60,7 @@ $$;
 -- so it is bound to this schema by its text.
 DO $bound$ BEGIN EXECUTE format($function$
 CREATE OR REPLACE FUNCTION dl_unpark(p_key_hashes int[]) RETURNS void LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   this record;
   first tid;
@@ -134,7 +134,7 @@ $$;
 -- (session_replication_role, DISABLE TRIGGER). Reads up to p_limit keys after p_after; returns the last one, null at the
 -- end. Called by the reaper. Served by ix_dl_jobs_parked_keys.
 CREATE OR REPLACE FUNCTION dl_unpark_stranded(p_after bigint, p_limit int) RETURNS int LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
   this int;
 BEGIN
@@ -286,7 +286,7 @@ $$;
 -- to go on; null: there are no more. Others' locked rows are left: the claim gives them their scores (dl_set_aside).
 CREATE OR REPLACE FUNCTION dl_give_scores(
   p_queue text, p_after timestamptz, p_limit int, OUT given int, OUT reached timestamptz) LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_sort = off AS $$
+SET enable_seqscan = off SET jit = off SET enable_sort = off AS $$
 DECLARE
   rows tid[];
 BEGIN

@@ -360,7 +360,7 @@ MUTANTS: list[Mutant] = [
         "FUNCTION dl_unpark(p_key_hashes",
         (
             "plans as on a short table",
-            "SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off ",
+            "SET enable_seqscan = off SET jit = off SET enable_bitmapscan = off SET enable_sort = off ",
             "",
             "on tables of 0, 10 and 600 rows the planner chose the same without it; it may not always",
         ),

@@ -373,3 +373,9 @@ def test_a_page_of_keys_costs_the_same_beside_a_key_with_a_hundred_thousand_jobs
     assert touched(conn, of_keys._SQL["length"], queue="q", lock_key="000001-long", most=1_000) < 60
     assert touched(conn, of_keys._SQL["dead"], queue="q", lock_key="000001-long", long=1, limit=10) < 20
     assert touched(conn, stats._SQL["keys"], most=1_000) < 6_000
+
+
+def test_no_function_that_reads_by_indexes_alone_is_compiled(conn: db.Connection) -> None:
+    """A plan with a sequential scan or a sort all the same seems to cost ten thousand million: it would be compiled."""
+    without = "SELECT array_agg(proname) FROM pg_proc WHERE proconfig && %s AND NOT proconfig @> '{jit=off}'"
+    assert value(conn, without, ["enable_seqscan=off", "enable_sort=off", "enable_bitmapscan=off"]) is None

@@ -47,6 +47,8 @@ FARMS = {
     "test_limits_of_farms",
     "test_commands_of_farms",
     "test_compose",
+    "test_monitored",
+    "test_proxies",
 }
 
 

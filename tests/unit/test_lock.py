@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCK = (ROOT / "deploy" / "requirements.lock").read_text()
-ENTRIES = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)(?: ;.*)?( \\\n +--hash=sha256:)?", LOCK, re.MULTILINE)
+ENTRIES = re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)(?: ;[^\\\n]*)?( ?\\\n +--hash=sha256:)?", LOCK, re.MULTILINE)
 PINNED = {canonicalize_name(name): version for name, version, _ in ENTRIES}
 
 

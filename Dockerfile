@@ -10,10 +10,15 @@ RUN apt-get update && apt-get install -y --no-install-recommends python3-venv ca
 # Two environments: pip is in the first and installs into the second; the image gets only the second.
 RUN python3 -m venv /opt/build && python3 -m venv --without-pip /opt/dataloader
 WORKDIR /src
+# Libraries come from the lock file, each version with its hashes: the same image tomorrow. They change seldom, so their
+# layer is kept when only our code has changed.
+COPY deploy/requirements.lock deploy/
+RUN /opt/build/bin/pip --python /opt/dataloader/bin/python install --no-cache-dir --require-hashes -r deploy/requirements.lock
 COPY setup.cfg pyproject.toml README.md LICENSE ./
 COPY dataloader/ dataloader/
 COPY sql/ sql/
 ARG INSTALL="."
+# pip leaves a locked version in place wherever what INSTALL names allows it.
 RUN /opt/build/bin/pip --python /opt/dataloader/bin/python install --no-cache-dir ${INSTALL}
 
 FROM debian:trixie-slim

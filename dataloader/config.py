@@ -33,7 +33,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
 
 DOTENV = Path(".env")
 
@@ -401,6 +401,11 @@ class Settings(BaseSettings):
         description="Number of reverse proxies in front of the API: it believes as many values, counted from the last, "
         "of X-Forwarded-For, -Proto and -Host.",
     )
+    dl_secrets_dir: Folder | None = Field(
+        default=None,
+        description="Folder with a file for each secret, named as its variable in small letters: `pg_password`, "
+        "`dl_api_tokens`, `dl_webhook_slack`. The environment and .env win over it.",
+    )
     debug: bool = Field(default=False, description="Log debug events too.")
     local: bool = Field(
         default=False, description="Log lines for people instead of JSON; on by default for `up` on a terminal."
@@ -691,15 +696,17 @@ class Settings(BaseSettings):
 
 
 def load(**overrides: Any) -> Settings:
-    """Read and check the settings; `overrides` win over the environment, the environment over .env.
+    """Read and check the settings; `overrides` win over the environment, the environment over .env, that over files.
 
-    Raises ConfigError with one line per wrong variable, or when .env cannot be read.
+    Raises ConfigError with one line per wrong variable, or when .env or a file of DL_SECRETS_DIR cannot be read.
     """
-    _dotenv()
+    secrets_dir = _secrets_dir()
     try:
-        return Settings(**overrides)
+        return Settings(**{"_secrets_dir": secrets_dir} | overrides)
     except ValidationError as e:
         raise ConfigError("\n".join(_complaint(error) for error in e.errors(include_input=False))) from None
+    except SettingsError as e:  # its own text names the library's parts
+        raise ConfigError(_unreadable(secrets_dir, e.__cause__)) from None
 
 
 def webhook_secret(name: str) -> str | None:
@@ -729,8 +736,37 @@ def source_dsn(name: str) -> str | None:
 
 
 def _variable(name: str) -> str | None:
+    return _given(name) or _secret(name)
+
+
+def _given(name: str) -> str | None:
     in_file = {binding.key: binding.value for binding in _dotenv()}
     return os.environ.get(name) or in_file.get(name) or None
+
+
+def _secret(name: str) -> str | None:
+    """The content of the file of this name, in small letters, in DL_SECRETS_DIR; None where there is none."""
+    folder = _secrets_dir()
+    try:
+        return (folder / name.lower()).read_text("utf-8").strip() or None if folder else None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(_unreadable(folder, e)) from None
+
+
+def _secrets_dir() -> Path | None:
+    """The folder of DL_SECRETS_DIR; ConfigError where that is none."""
+    given = _given("DL_SECRETS_DIR")
+    if given and not Path(given).is_dir():
+        raise ConfigError(f"DL_SECRETS_DIR: {given} should be a folder with a file for each secret, as pg_password")
+    return Path(given) if given else None
+
+
+def _unreadable(folder: Path | None, why: BaseException | None) -> str:
+    name = Path(why.filename).name if isinstance(why, OSError) and why.filename else "a file"
+    reason = why.strerror if isinstance(why, OSError) else "should be text in UTF-8"
+    return f"DL_SECRETS_DIR: {name} in {folder} cannot be read: {reason}"
 
 
 def misspelt() -> list[tuple[str, str]]:

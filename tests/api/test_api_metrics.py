@@ -17,6 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from dataloader.api.server import metrics
 from dataloader.queue import db, stats
 
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
 WORKER = {"worker": "vm1:7:b", "pid": 7, "queue": "load.cbr", "state": "idle", "memory_bytes": 5_000_000, "jobs": 3}
 
@@ -141,7 +143,7 @@ def test_what_alerts_count_begins_at_zero(client: FlaskClient, conn: db.Connecti
     client.post(TRIGGER, json=MINIMAL)
     stats.aggregate(conn)
     steps = scraped(client)["dl_job_steps_total"]
-    rules = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    rules = RULES.read_text()
     watched = {step for names in re.findall(r'(?:increase|rate)\(dl_job_steps_total\{step=~?"([a-z_|]+)"', rules)
                for step in names.split("|")} - {"done", "canceled"}  # fmt: skip
     assert len(watched) > 4
@@ -150,19 +152,15 @@ def test_what_alerts_count_begins_at_zero(client: FlaskClient, conn: db.Connecti
     assert value(steps, queue="load.cbr", step="queued") == 1
 
 
-def test_the_alert_rules_of_the_documents_ask_for_what_there_is(client: FlaskClient) -> None:
+def test_the_alert_rules_ask_for_what_there_is(client: FlaskClient) -> None:
     told = re.findall(r"^# TYPE (\S+) (\S+)$", client.get("/metrics").text, flags=re.MULTILINE)
     names = {"up"} | {name for name, _ in told}
     names |= {name + end for name, kind in told if kind == "histogram" for end in ("_bucket", "_sum", "_count")}
-    docs = Path(__file__).parents[2] / "docs"
-    blocks = [
-        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", (docs / "operating.md").read_text(), re.S)
-    ]
-    rules = [rule for block in blocks for group in block.get("groups", []) for rule in group["rules"]]
+    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
     assert len(rules) == len({rule["alert"] for rule in rules}) > 10
     for rule in rules:
         words = set(re.findall(r"\b(?:up|dl_\w+)(?=[{)\[ ]|$)", rule["expr"].strip()))
         assert words
         assert words <= names, rule
-    in_api = set(re.findall(r"`(dl_[a-z_]+)`", (docs / "api.md").read_text()))
+    in_api = set(re.findall(r"`(dl_[a-z_]+)`", (ROOT / "docs" / "api.md").read_text()))
     assert in_api <= names

@@ -46,6 +46,9 @@ FARMS = {
     "test_example_llm",
     "test_limits_of_farms",
     "test_commands_of_farms",
+    "test_compose",
+    "test_monitored",
+    "test_proxies",
 }
 
 

@@ -321,3 +321,33 @@ def test_a_farm_without_a_wish_serves_the_queue_of_alerts(monkeypatch: pytest.Mo
     assert [spec.served for spec in load().workers] == [("etl.default",), ("calls",)]
     monkeypatch.setenv("WORKERS_JSON", '[{"queue":"a"}]')
     assert [spec.served for spec in load().workers] == [("a",)]
+
+
+def test_a_file_gives_a_setting_that_nothing_else_gives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "pg_password").write_text("from the file\n")
+    (tmp_path / "pg_user").write_text("file")
+    (tmp_path / "dl_webhook_slack").write_text("T1/B2\n")
+    monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("PG_USER", "environment")
+    settings = load()
+    assert settings.pg_password is not None
+    assert (settings.pg_password.get_secret_value(), settings.pg_user) == ("from the file", "environment")
+    assert config.webhook_secret("DL_WEBHOOK_SLACK") == "T1/B2"
+    assert config.webhook_secret("DL_WEBHOOK_OTHER") is None
+
+
+def test_a_folder_of_secrets_that_cannot_be_read_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"^DL_SECRETS_DIR: .*/none should be a folder with a file for each secret"):
+        load()
+    monkeypatch.setenv("DL_SECRETS_DIR", str(tmp_path))
+    (tmp_path / "pg_password").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"^DL_SECRETS_DIR: a file in .* cannot be read: should be text in UTF-8$"):
+        load()
+    (tmp_path / "workers_json").write_text("no JSON, hunter2")
+    (tmp_path / "pg_password").unlink()
+    with pytest.raises(ConfigError, match=r"^WORKERS_JSON: should be JSON") as caught:
+        load()
+    assert "hunter2" not in str(caught.value)

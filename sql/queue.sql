@@ -178,6 +178,12 @@ SELECT * FROM dl_step(
 -- Where the triggers of these jobs stand in traces; asked only by workers that trace.
 SELECT job_id, trace FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND trace IS NOT NULL;
 
+-- name: waits
+-- For how many seconds these jobs have been due; asked only by workers that send metrics. A job added by the clock of
+-- another statement of its transaction may be due before it was created.
+SELECT job_id, greatest(0, extract(epoch FROM clock_timestamp() - greatest(available_at, created_at)))::float8
+  FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
+
 -- name: beat
 -- running -> running: the leases of a run's jobs are renewed. Progress is written where there is any, and the journal at
 -- a regular heartbeat, both for the first of the jobs. Changes no indexed column, so these can be heap-only updates.

@@ -12,6 +12,7 @@ import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from dataloader.api.server import pushed
 from dataloader.api.server.pushed import Figures
 from dataloader.farm import figures
 from dataloader.log import telemetry
@@ -98,6 +99,15 @@ def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="no exporter 'pigeon'; there are otlp, console"):
         telemetry.exporter()
     assert figures.start("w").is_on is False
+
+
+@pytest.mark.parametrize("said", ["0", "soon", "-5"])
+def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", said)
+    with pytest.raises(ValueError, match="OTEL_METRIC_EXPORT_INTERVAL should be milliseconds"):
+        pushed.Sender(list)
+    assert pushed.start(list) is None
 
 
 def test_metrics_that_are_off_import_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

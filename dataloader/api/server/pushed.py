@@ -14,11 +14,13 @@ from math import inf
 from threading import Event, Thread
 from typing import Any
 
+import structlog
 from prometheus_client.core import Metric, Sample
 
 from dataloader.log import telemetry
 
 _SUMS = ("counter", "histogram")
+_log = structlog.get_logger("metrics")
 Collect = Callable[[], Iterable[Metric]]
 
 
@@ -59,7 +61,7 @@ class Sender:
         """Begin to send. Raises ImportError without the extra, ValueError for a wrong variable."""
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-        self._every = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or 60_000) / 1_000
+        self._every = _interval() / 1_000
         # The SDK's own thread could not make the instruments of new names before it collects.
         reader = PeriodicExportingMetricReader(telemetry.exporter(), export_interval_millis=inf)
         self._provider = telemetry.provider(f"{platform.node()}:{os.getpid()}", reader)
@@ -74,8 +76,19 @@ class Sender:
     def _send(self) -> None:
         meter = telemetry.meter(self._provider)
         while not self._is_over.wait(self._every):
-            self._figures.renew(meter)
-            self._provider.force_flush()
+            try:
+                self._figures.renew(meter)
+                self._provider.force_flush()
+            except Exception as e:  # the next interval may do better
+                _log.warning("metrics.unsent", error=type(e).__name__)
+
+
+def _interval() -> float:
+    """The milliseconds between two exports; raises ValueError where they are none."""
+    said = os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or "60000"
+    if not said.isdecimal() or not int(said):
+        raise ValueError("OTEL_METRIC_EXPORT_INTERVAL should be milliseconds, such as 60000")
+    return int(said)
 
 
 def start(collect: Collect) -> Sender | None:

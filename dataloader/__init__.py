@@ -21,7 +21,8 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
 
-Other programs import `Client` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many` (docs/producers.md) from here.
+Other programs import from here: `Client` and `AsyncClient` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many`
+(docs/producers.md).
 
 Only `queue` opens connections to the queue and executes SQL on its tables; only `api` imports flask; no process of
 `farm` imports another. `bench` alone bypasses `queue`, in schemas of its own.
@@ -33,11 +34,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dataloader.client import Client
+    from dataloader.client import AsyncClient, Client
     from dataloader.queue.enqueue import NewJob
     from dataloader.queue.new_job import enqueue, enqueue_many
 
-__all__ = ["Client", "NewJob", "enqueue", "enqueue_many"]
+__all__ = ["AsyncClient", "Client", "NewJob", "enqueue", "enqueue_many"]
 # The distribution's name for pip. On the public index `dataloader` is another project: no text of ours may install it.
 DISTRIBUTION = "dataloader-farm"
 
@@ -57,6 +58,6 @@ def __getattr__(name: str) -> Any:
         return import_module("dataloader.farm.traces")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module("dataloader.client" if name == "Client" else "dataloader.queue.new_job"), name)
+    found = getattr(import_module("dataloader.client" if name.endswith("Client") else "dataloader.queue.new_job"), name)
     globals()[name] = found  # the next use costs what any attribute costs
     return found

@@ -3,7 +3,7 @@
 
 -- name: depend
 -- The parents that are not known; see dl_depend.
-SELECT dl_depend(%(job_ids)s::uuid[], %(parent_ids)s::uuid[], %(on_failure)s::text[]);
+SELECT dl_depend(%(job_ids)s::uuid[], %(parent_ids)s::uuid[], %(on_failure)s::text[])::text[];
 
 -- name: gather
 -- Whether the claim holds; see dl_gather.

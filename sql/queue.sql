@@ -32,11 +32,11 @@ SELECT dl_enqueue_one(p_job_id => %(job_id)s, {values}), pg_backend_pid();
 -- for each field of a producer.
 SELECT place, job_id::text, status FROM dl_enqueue_many(
   p_job_id => %(job_id)b::uuid[], {arrays},
-  p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s * interval '1 microsecond');
+  p_place => %(place)b::int[], p_since => %(since)s::timestamptz + %(before)s::int * interval '1 microsecond');
 
 -- name: set_trace
 -- Of those of these jobs that this transaction has added (see dl_set_trace).
-SELECT FROM dl_set_trace(%(trace)s, %(job_ids)s);
+SELECT FROM dl_set_trace(%(trace)s::text, %(job_ids)s::uuid[]);
 
 -- name: sign
 -- Keep the name of the adder of these jobs in their journal.
@@ -48,7 +48,7 @@ UPDATE dl_job_events SET payload = coalesce(payload, '{}') || jsonb_build_object
 SELECT job_id FROM unnest(%(job_ids)s::uuid[]) job_id
  WHERE (SELECT split_part(payload ->> 'by', ' from ', 1) FROM dl_job_events e
          WHERE e.job_id = job_id.job_id AND kind = 'queued' ORDER BY event_id LIMIT 1)
-       IS DISTINCT FROM split_part(%(by)s, ' from ', 1);
+       IS DISTINCT FROM split_part(%(by)s::text, ' from ', 1);
 
 -- name: limit
 -- The limit of a queue's length, if it has one, and whether the queue is full.
@@ -177,6 +177,12 @@ SELECT * FROM dl_step(
 -- name: traces
 -- Where the triggers of these jobs stand in traces; asked only by workers that trace.
 SELECT job_id, trace FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND trace IS NOT NULL;
+
+-- name: waits
+-- For how many seconds these jobs have been due; asked only by workers that send metrics. A job added by the clock of
+-- another statement of its transaction may be due before it was created.
+SELECT job_id, greatest(0, extract(epoch FROM clock_timestamp() - greatest(available_at, created_at)))::float8
+  FROM dl_jobs WHERE job_id = ANY (%(job_ids)s);
 
 -- name: beat
 -- running -> running: the leases of a run's jobs are renewed. Progress is written where there is any, and the journal at

@@ -10,7 +10,7 @@ from flask import Flask, Response, abort, request
 
 from dataloader import config, log
 from dataloader.api.dashboard import actions, login, pages, render
-from dataloader.api.server import audit, health, metrics
+from dataloader.api.server import audit, health, metrics, pushed
 from dataloader.api.v1 import backfills, contract, farm, jobs, limits, openapi, queues, schedules, webhooks
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
@@ -43,7 +43,7 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.extensions["probe"] = health.Probe(sessions)
     app.extensions["metrics"] = metrics.Metrics(sessions)
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
-    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls)]
+    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
     v1 = (contract, jobs, queues, schedules, backfills, limits, webhooks, farm, openapi)
     for module in (health, *v1, metrics, login, render, pages, actions):
@@ -60,6 +60,12 @@ def _share(threads: int, sessions: Sessions, polls: LongPolls) -> None:
     """Half of the threads may hold long polls, two stay free, the others may use the database."""
     polls.allow(threads // 2)
     sessions.allow(threads - threads // 2 - 2)
+
+
+def _push(app: Flask) -> None:
+    """Send the figures of /metrics as well, where the environment asks for it: this process is forked by now."""
+    if sender := pushed.start(app.extensions["metrics"].collect):
+        app.extensions["on_drain"].append(sender.close)
 
 
 def _versions(sessions: Sessions) -> Versions:

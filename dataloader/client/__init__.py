@@ -1,28 +1,33 @@
 """`Client`: a farm from Python, over HTTP. Start with docs/client.md.
 
 Standard library and tenacity only: a program that triggers jobs needs neither flask nor a driver in its process.
-Its modules:
+`AsyncClient` needs httpx besides, and is imported on its first use. The modules:
 
-    farm         `Farm`, the methods that a client and the command line share
-    watch        a job watched until its end
-    results      the answers as frozen values
-    errors       the exceptions of a call
-    transport    HTTP with a limit to every wait
+    farm           `Farm`, the methods that a client and the command line share
+    plans          PURE: methods of several calls
+    asynchronous   `AsyncClient`: the methods of `Client`, awaited
+    watch          a job watched until its end
+    results        the answers as frozen values
+    errors         the exceptions of a call
+    wire           PURE: requests and answers as they are sent
+    transport      HTTP with a limit to every wait
 """
 
 from __future__ import annotations
 
 import os
-import random
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay
+from tenacity import Retrying
 
+from dataloader.client import plans
 from dataloader.client.errors import (
     ClientError,
     Conflict,
@@ -60,11 +65,16 @@ from dataloader.client.results import (
     read,
     read_all,
 )
-from dataloader.client.transport import Answer, Transport
+from dataloader.client.transport import Transport
 from dataloader.client.watch import Watch
+from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.farm import traces
 
+if TYPE_CHECKING:
+    from dataloader.client.asynchronous import AsyncClient
+
 __all__ = [
+    "AsyncClient",
     "Backfill",
     "Client",
     "ClientError",
@@ -97,6 +107,8 @@ __all__ = [
 ]
 
 DEFAULT_URL = "http://127.0.0.1:8081"
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Client(Farm):
@@ -116,23 +128,22 @@ class Client(Farm):
         patience: float = 30,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        if url is None:  # DL_TOKEN belongs to DL_URL: no other address receives it
-            url, token = os.environ.get("DL_URL") or DEFAULT_URL, token or os.environ.get("DL_TOKEN")
-        self._transport = Transport(url, token, timeout, context)
+        self._service = named_service(url, token)
+        self._transport = Transport(self._service, timeout, context)
         self._patience = patience
 
     def __repr__(self) -> str:
-        return f"Client({self._transport.url!r})"
+        return f"Client({self._service.url!r})"
 
     @property
     def url(self) -> str:
-        return self._transport.url
+        return self._service.url
 
     def close(self) -> None:
         self._transport.close()
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
-        return read(Started, self._call("POST", "/jobs/trigger", _json(fields), headers=_traced(trace)).document)
+        return self._call(_one(Started), "POST", "/jobs/trigger", _json(fields), headers=_traced(trace))
 
     def trigger_many(
         self, jobs: Iterable[Mapping[str, Any]], *, on_done: Mapping[str, Any] | None = None
@@ -145,211 +156,207 @@ class Client(Farm):
         whole = list(map(_whole, jobs))
         if on_done is not None and len(whole) > BATCH:
             raise ValueError(f"on_done is for up to {BATCH} jobs: name their ids in the depends_on of another job")
-        headers, found = _traced(traces.current()), list[Started]()
         last = {} if on_done is None else {"on_done": _whole(on_done)}
-        for start in range(0, max(len(whole), len(last)), BATCH):
-            answer = self._call("POST", "/jobs/batch", {"jobs": whole[start : start + BATCH], **last}, headers=headers)
-            found += read_all(Started, answer.document, "jobs")
-        return found
+        starts = range(0, max(len(whole), len(last)), BATCH)
+        bodies = [{"jobs": whole[start : start + BATCH], **last} for start in starts]
+        return self._carry_out(plans.all_of([partial(self._add_some, body, traces.current()) for body in bodies]))
+
+    def _add_some(self, body: dict[str, Any], trace: str | None) -> list[Started]:
+        return self._call(_many(Started, "jobs"), "POST", "/jobs/batch", body, headers=_traced(trace))
 
     def status(self, job_id: UUID | str) -> Job:
-        return read(Job, self._call("GET", f"{_of(job_id)}/status").document)
+        return self._call(_one(Job), "GET", f"{_of(job_id)}/status")
 
     def job(self, job_id: UUID | str) -> Job:
-        return read(Job, self._call("GET", _of(job_id)).document)
+        return self._call(_one(Job), "GET", _of(job_id))
 
     def result(self, job_id: UUID | str) -> Any:
-        return read(Result, self._call("GET", f"{_of(job_id)}/result").document).result
+        return self._call(_result, "GET", f"{_of(job_id)}/result")
 
     def watch(self, job_id: UUID | str) -> Watch:
         def ask(seconds: int, headers: Mapping[str, str], patience: float) -> Answer:
             query = {"wait": seconds or None}
             path = f"{_of(job_id)}/status"
-            return self._call("GET", path, query=query, headers=headers, extra=seconds, patience=patience)
+            return self._call(
+                _whole_answer, "GET", path, query=query, headers=headers, extra=seconds, patience=patience
+            )
 
-        return Watch(ask)
+        return Watch(ask, self._carry_out)
 
     def cancel(self, job_id: UUID | str, *, force: bool = False) -> Job:
         body = {"force": True} if force else {}
-        return read(Job, self._call("POST", f"{_of(job_id)}/cancel", body).document)
+        return self._call(_one(Job), "POST", f"{_of(job_id)}/cancel", body)
 
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]:
-        document = self._call("GET", "/jobs", query={**_json(filters), "limit": limit, "after": after}).document
-        return read_all(Job, document, "jobs"), document.get("next")
+        return self._call(
+            _page_of(Job, "jobs"), "GET", "/jobs", query={**_json(filters), "limit": limit, "after": after}
+        )
 
     def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
         path, _, name = _queue(queue, "keys").partition("?name=")
         query = {"name": name or None, "limit": limit, "after": after}
-        document = self._call("GET", path, query=query).document
-        return read_all(Key, document, "keys"), document.get("next")
+        return self._call(_page_of(Key, "keys"), "GET", path, query=query)
 
     def events(
         self, job_id: UUID | str | None = None, *, after: int | None = None, queue: str | None = None, limit: int = PAGE
     ) -> list[Event]:
         path = "/events" if job_id is None else f"{_of(job_id)}/events"
         query = {"after": after, "limit": limit, "queue": queue if job_id is None else None}
-        return read_all(Event, self._call("GET", path, query=query).document, "events")
+        return self._call(_many(Event, "events"), "GET", path, query=query)
 
     def overview(self) -> Overview:
-        return read(Overview, self._call("GET", "/stats").document)
+        return self._call(_one(Overview), "GET", "/stats")
 
     stats = overview
 
     def queues(self) -> list[Queue]:
         """Every queue that has jobs, a pause, a limit or a worker."""
-        return read_all(Queue, self._call("GET", "/queues").document, "queues")
+        return self._call(_many(Queue, "queues"), "GET", "/queues")
 
     def workers(self) -> list[Worker]:
-        return read_all(Worker, self._call("GET", "/workers").document, "workers")
+        return self._call(_many(Worker, "workers"), "GET", "/workers")
 
     def predict(self, job_id: UUID | str) -> Prediction:
-        return read(Prediction, self._call("GET", f"{_of(job_id)}/prediction").document)
+        return self._call(_one(Prediction), "GET", f"{_of(job_id)}/prediction")
 
     def predict_queue(self, queue: str) -> Prediction:
-        return read(Prediction, self._call("GET", _queue(queue, "prediction")).document)
+        return self._call(_one(Prediction), "GET", _queue(queue, "prediction"))
 
     def tasks(self) -> list[Task]:
-        return read_all(Task, self._call("GET", "/tasks").document, "tasks")
+        return self._call(_many(Task, "tasks"), "GET", "/tasks")
 
     def database(self) -> Database:
-        return read(Database, self._call("GET", "/database").document)
+        return self._call(_one(Database), "GET", "/database")
 
     def pause(self, queue: str) -> Queue:
-        return read(Queue, self._call("POST", _queue(queue, "pause")).document)
+        return self._call(_one(Queue), "POST", _queue(queue, "pause"))
 
     def resume(self, queue: str) -> Queue:
-        return read(Queue, self._call("POST", _queue(queue, "resume")).document)
+        return self._call(_one(Queue), "POST", _queue(queue, "resume"))
 
     def limit(self, queue: str, max_length: int | None) -> Queue:
-        return read(Queue, self._call("PUT", _queue(queue, "limit"), {"max_length": max_length}).document)
+        return self._call(_one(Queue), "PUT", _queue(queue, "limit"), {"max_length": max_length})
 
-    def set_queue(self, queue: str, **changes: Any) -> Queue:
-        return read(Queue, self._call("PUT", _queue(queue), changes).document)
+    def set_queue(self, /, queue: str, **changes: Any) -> Queue:
+        return self._call(_one(Queue), "PUT", _queue(queue), changes)
 
     def schedules(self, *, count: int = 5) -> list[Schedule]:
-        return read_all(Schedule, self._call("GET", "/schedules", query={"next": count}).document, "schedules")
+        return self._call(_many(Schedule, "schedules"), "GET", "/schedules", query={"next": count})
 
     def schedule(self, name: str, *, count: int = 5) -> Schedule:
-        return read(Schedule, self._call("GET", _schedule(name), query={"next": count}).document)
+        return self._call(_one(Schedule), "GET", _schedule(name), query={"next": count})
 
-    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
-        return read(Schedule, self._once("POST", "/schedules", {"name": name, "task": task, **words}).document)
+    def add_schedule(self, /, name: str, task: str, **words: Any) -> Schedule:
+        return self._once(_one(Schedule), "POST", "/schedules", {"name": name, "task": task, **words})
 
-    def change_schedule(self, name: str, **words: Any) -> Schedule:
-        return read(Schedule, self._call("PUT", _schedule(name), words).document)
+    def change_schedule(self, /, name: str, **words: Any) -> Schedule:
+        return self._call(_one(Schedule), "PUT", _schedule(name), words)
 
     def remove_schedule(self, name: str) -> None:
-        self._once("DELETE", _schedule(name))
+        return self._once(_nothing, "DELETE", _schedule(name))
 
     def pause_schedule(self, name: str) -> Schedule:
-        return read(Schedule, self._call("POST", f"{_schedule(name)}/pause").document)
+        return self._call(_one(Schedule), "POST", f"{_schedule(name)}/pause")
 
     def resume_schedule(self, name: str) -> Schedule:
-        return read(Schedule, self._call("POST", f"{_schedule(name)}/resume").document)
+        return self._call(_one(Schedule), "POST", f"{_schedule(name)}/resume")
 
     def run_schedule(self, name: str) -> Started:
-        return read(Started, self._once("POST", f"{_schedule(name)}/run").document)
+        return self._once(_one(Started), "POST", f"{_schedule(name)}/run")
 
     def backfills(self) -> list[Backfill]:
-        return read_all(Backfill, self._call("GET", "/backfills").document, "backfills")
+        return self._call(_many(Backfill, "backfills"), "GET", "/backfills")
 
     def backfill(self, name: str) -> Backfill:
-        return read(Backfill, self._call("GET", _backfill(name)).document)
+        return self._call(_one(Backfill), "GET", _backfill(name))
 
-    def add_backfill(self, name: str, task: str, **words: Any) -> Backfill:
-        return read(Backfill, self._once("POST", "/backfills", {"name": name, "task": task, **words}).document)
+    def add_backfill(self, /, name: str, task: str, **words: Any) -> Backfill:
+        return self._once(_one(Backfill), "POST", "/backfills", {"name": name, "task": task, **words})
 
-    def try_backfill(self, name: str, task: str, **words: Any) -> Document:
-        found: Document = self._call("POST", "/backfills/dry-run", {"name": name, "task": task, **words}).document
-        return found
+    def try_backfill(self, /, name: str, task: str, **words: Any) -> Document:
+        return self._call(_document, "POST", "/backfills/dry-run", {"name": name, "task": task, **words})
 
     def set_backfill(self, name: str, max_running: int | None) -> Backfill:
-        return read(Backfill, self._call("PUT", _backfill(name), {"max_running": max_running}).document)
+        return self._call(_one(Backfill), "PUT", _backfill(name), {"max_running": max_running})
 
     def pause_backfill(self, name: str) -> Backfill:
-        return read(Backfill, self._call("POST", f"{_backfill(name)}/pause").document)
+        return self._call(_one(Backfill), "POST", f"{_backfill(name)}/pause")
 
     def resume_backfill(self, name: str) -> Backfill:
-        return read(Backfill, self._call("POST", f"{_backfill(name)}/resume").document)
+        return self._call(_one(Backfill), "POST", f"{_backfill(name)}/resume")
 
     def cancel_backfill(self, name: str) -> Backfill:
-        return read(Backfill, self._call("POST", f"{_backfill(name)}/cancel").document)
+        return self._call(_one(Backfill), "POST", f"{_backfill(name)}/cancel")
 
     def _retry_some(self, name: str, after: int) -> tuple[int, int | None]:
-        document = self._once("POST", f"{_backfill(name)}/retry", {"after": after}).document
-        return int(document["changed"]), document["next"]
+        return self._once(_retried, "POST", f"{_backfill(name)}/retry", {"after": after})
 
     def remove_backfill(self, name: str) -> None:
-        self._once("DELETE", _backfill(name))
+        return self._once(_nothing, "DELETE", _backfill(name))
 
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
         query = {"after": after, "status": status}
-        document = self._call("GET", f"{_backfill(name)}/partitions", query=query).document
-        return read_all(Partition, document, "partitions"), document["next"]
+        return self._call(_page_of(Partition, "partitions"), "GET", f"{_backfill(name)}/partitions", query=query)
 
     def limits(self) -> list[Limit]:
-        return read_all(Limit, self._call("GET", "/limits").document, "limits")
+        return self._call(_many(Limit, "limits"), "GET", "/limits")
 
     def set_limit(
         self, name: str, *, most: int | None = None, per_minute: float | None = None, burst: int | None = None
     ) -> Limit:
         body = {"most": most, "per_minute": per_minute, "burst": burst}
-        return read(Limit, self._call("PUT", _limit(name), body).document)
+        return self._call(_one(Limit), "PUT", _limit(name), body)
 
     def remove_limit(self, name: str) -> None:
-        self._call("DELETE", _limit(name))
+        return self._call(_nothing, "DELETE", _limit(name))
 
     def requeue(self, job_id: UUID | str) -> Job:
         """Queue a job that has ended again, with a fresh budget of attempts; Conflict for one that has not."""
-        return read(Job, self._once("POST", f"{_of(job_id)}/requeue").document)
+        return self._once(_one(Job), "POST", f"{_of(job_id)}/requeue")
 
     def run_now(self, job_id: UUID | str) -> Job:
         """Make a queued job due that waits for its time; Conflict for one that is not queued."""
-        return read(Job, self._once("POST", f"{_of(job_id)}/run-now").document)
+        return self._once(_one(Job), "POST", f"{_of(job_id)}/run-now")
 
     def delete(self, job_id: UUID | str) -> None:
         """Delete a job and its journal; Conflict for one that runs."""
-        self._once("DELETE", _of(job_id))
+        return self._once(_nothing, "DELETE", _of(job_id))
 
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]:
         body = given(job_ids=[str(job_id) for job_id in job_ids], force=force or None)
-        answer = self._once("POST", f"/jobs/bulk/{verb}", body)
-        return {UUID(each["job_id"]): str(each["outcome"]) for each in answer.document["jobs"]}
+        return self._once(_outcomes, "POST", f"/jobs/bulk/{verb}", body)
 
     def _change_some(self, verb: str, queue: str, only: Mapping[str, str], after: str | None) -> tuple[int, str | None]:
-        document = self._once("POST", _queue(queue, verb), given(**only, after=after or None)).document
-        changed = int(document["changed"])
-        return changed, document.get("next", "" if changed else None)  # an older service names no place to go on at
+        return self._once(_changed, "POST", _queue(queue, verb), given(**only, after=after or None))
 
     def _move_some(self, queue: str, to: str) -> tuple[int, bool]:
-        document = self._call("POST", _queue(queue, "move"), {"to": to}).document
-        return int(document["moved"]), bool(document["is_done"])
+        return self._call(_moved, "POST", _queue(queue, "move"), {"to": to})
 
     def webhooks(self) -> Webhooks:
-        return read(Webhooks, self._call("GET", "/webhooks").document)
+        return self._call(_one(Webhooks), "GET", "/webhooks")
 
-    def put_webhook(self, name: str, url: str, **fields: Any) -> Webhook:
-        return read(Webhook, self._call("PUT", _webhook(name), {"url": url, **_json(fields)}).document)
+    def put_webhook(self, /, name: str, url: str, **fields: Any) -> Webhook:
+        return self._call(_one(Webhook), "PUT", _webhook(name), {"url": url, **_json(fields)})
 
     def remove_webhook(self, name: str) -> None:
-        self._once("DELETE", _webhook(name))
+        return self._once(_nothing, "DELETE", _webhook(name))
 
     def pause_webhook(self, name: str) -> Webhook:
-        return read(Webhook, self._call("POST", _webhook(name, "/pause")).document)
+        return self._call(_one(Webhook), "POST", _webhook(name, "/pause"))
 
     def resume_webhook(self, name: str) -> Webhook:
-        return read(Webhook, self._call("POST", _webhook(name, "/resume")).document)
+        return self._call(_one(Webhook), "POST", _webhook(name, "/resume"))
 
     def test_webhook(self, name: str) -> UUID:
-        return UUID(self._once("POST", _webhook(name, "/test")).document["job_id"])
+        return self._once(_job_id, "POST", _webhook(name, "/test"))
 
-    def _once(self, method: str, path: str, body: Any = None) -> Answer:
+    def _once(self, read: Callable[[Answer], R], method: str, path: str, body: Any = None) -> R:
         """A request that must not be sent twice."""
-        given = {} if body is None and method == "POST" else body
-        return self._transport.call(method, "/api/v1" + path, given, kept=False)
+        return self._send(Request(read, method, path, body, is_once=True))
 
     def _call(
         self,
+        read: Callable[[Answer], R],
         method: str,
         path: str,
         body: Any = None,
@@ -358,28 +365,73 @@ class Client(Farm):
         *,
         extra: float = 0,
         patience: float | None = None,
-    ) -> Answer:
-        """Send a request, and repeat it while the service is away."""
-        given = {} if body is None and method == "POST" else body
-        retrying = Retrying(
-            retry=retry_if_exception(_may_pass),
-            wait=_pause,
-            stop=stop_before_delay(self._patience if patience is None else patience),
-            reraise=True,
-        )
-        return retrying(self._transport.call, method, "/api/v1" + path, given, query, headers, extra=extra)
+    ) -> R:
+        """A request that is repeated while the service is away."""
+        return self._send(Request(read, method, path, body, query, headers, extra, patience))
+
+    def _send(self, request: Request[R]) -> R:
+        if request.is_once:
+            return request.read(self._transport.call(request))
+        patience = self._patience if request.patience is None else request.patience
+        return request.read(Retrying(**repetition(patience))(self._transport.call, request))
 
 
-def _may_pass(error: BaseException) -> bool:
-    return isinstance(error, QueueFull | Unavailable) and not getattr(error, "is_lasting", False)
+def named_service(url: str | None, token: str | None) -> Service:
+    """The service of this address, without one that of DL_URL; raises ValueError for an address that is none."""
+    if url is None:  # DL_TOKEN belongs to DL_URL: no other address receives it
+        url, token = os.environ.get("DL_URL") or DEFAULT_URL, token or os.environ.get("DL_TOKEN")
+    return Service(url, token)
 
 
-def _pause(state: RetryCallState) -> float:
-    """The seconds until the next try: growing, jittered, at least Retry-After."""
-    error = state.outcome.exception() if state.outcome else None
-    asked = getattr(error, "retry_after", None) or 0.0
-    longest: float = min(5.0, 0.2 * 2 ** min(state.attempt_number, 10))
-    return asked + random.uniform(0.05, longest)  # noqa: S311  jitter
+def _one(kind: type[T]) -> Callable[[Answer], T]:
+    return lambda answer: read(kind, answer.document)
+
+
+def _many(kind: type[T], name: str) -> Callable[[Answer], list[T]]:
+    return lambda answer: read_all(kind, answer.document, name)
+
+
+def _page_of(kind: type[T], name: str) -> Callable[[Answer], tuple[list[T], Any]]:
+    """The rows of a page, and where the next one begins."""
+    return lambda answer: (read_all(kind, answer.document, name), answer.document.get("next"))
+
+
+def _whole_answer(answer: Answer) -> Answer:
+    return answer
+
+
+def _document(answer: Answer) -> Document:
+    found: Document = answer.document
+    return found
+
+
+def _nothing(answer: Answer) -> None:
+    """The answer says no more than its status."""
+
+
+def _result(answer: Answer) -> Any:
+    return read(Result, answer.document).result
+
+
+def _retried(answer: Answer) -> tuple[int, int | None]:
+    return int(answer.document["changed"]), answer.document["next"]
+
+
+def _outcomes(answer: Answer) -> dict[UUID, str]:
+    return {UUID(each["job_id"]): str(each["outcome"]) for each in answer.document["jobs"]}
+
+
+def _changed(answer: Answer) -> tuple[int, str | None]:
+    changed = int(answer.document["changed"])
+    return changed, answer.document.get("next", "" if changed else None)  # an older service names no place to go on at
+
+
+def _moved(answer: Answer) -> tuple[int, bool]:
+    return int(answer.document["moved"]), bool(answer.document["is_done"])
+
+
+def _job_id(answer: Answer) -> UUID:
+    return UUID(answer.document["job_id"])
 
 
 def _whole(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -433,3 +485,10 @@ def _webhook(name: str, verb: str = "") -> str:
 
 def _traced(trace: str | None) -> dict[str, str] | None:
     return {"traceparent": trace} if trace else None
+
+
+def __getattr__(name: str) -> Any:
+    if name != "AsyncClient":  # imported on first use: it needs the extra `async`
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = import_module("dataloader.client.asynchronous").AsyncClient
+    return found

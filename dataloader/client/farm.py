@@ -5,18 +5,16 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from math import inf
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from uuid import UUID, uuid4
 
-from dataloader.client.errors import JobFailed, NotFound
+from dataloader.client import plans
 from dataloader.client.results import (
     Backfill,
     Database,
@@ -36,11 +34,10 @@ from dataloader.client.results import (
     Webhooks,
     Worker,
 )
-from dataloader.client.watch import OUTAGE_SEC, Watched, wait_for
+from dataloader.client.watch import OUTAGE_SEC, Watched, waiting
 from dataloader.farm import traces
 
-R = TypeVar("R")
-PAGE = 200  # jobs or events of one answer
+PAGE = plans.PAGE  # jobs or events of one answer
 BATCH = 1_000  # jobs of one change
 
 
@@ -54,6 +51,11 @@ class Farm(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # How a plan is carried out and a pause is made; AsyncClient waits for both.
+    _carry_out = staticmethod(plans.carry_out)
+    _each = staticmethod(plans.each)
+    _sleep = staticmethod(time.sleep)
 
     @property
     @abstractmethod
@@ -119,17 +121,12 @@ class Farm(ABC):
     @abstractmethod
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
 
-    def run(self, task: str, *, timeout: float | None = None, **fields: Any) -> Job:
+    def run(self, /, task: str, *, timeout: float | None = None, **fields: Any) -> Job:
         """Trigger a job, wait until it ends, and return it, with its `result`.
 
         Raises JobFailed where the end is not `succeeded`.
         """
-        job = self.wait(self.trigger(task, **fields).job_id, timeout)
-        if job.status != "succeeded":
-            raise JobFailed(job)
-        with suppress(NotFound):  # deleted by now, or an older service
-            return replace(job, result=self.result(job.job_id))
-        return job
+        return self._carry_out(plans.run(self, partial(self.trigger, task, **fields), timeout))
 
     @abstractmethod
     def status(self, job_id: UUID | str) -> Job:
@@ -156,7 +153,7 @@ class Farm(ABC):
         `on_progress` is called with the job at first and after each change. Raises WaitTimeout after `timeout` seconds;
         the job goes on. A service that is away meanwhile is waited for, up to `patience` seconds.
         """
-        return wait_for(self.watch(job_id), timeout, on_progress, patience=patience)
+        return self._carry_out(waiting(self.watch(job_id), timeout, on_progress, patience=patience, sleep=self._sleep))
 
     @abstractmethod
     def watch(self, job_id: UUID | str) -> Watched:
@@ -201,7 +198,7 @@ class Farm(ABC):
             until=until,
             sort=sort,
         )
-        return _walk(partial(self._page, filters), limit)
+        return self._each(plans.walk(partial(self._page, filters), limit))
 
     @abstractmethod
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]: ...
@@ -211,7 +208,7 @@ class Farm(ABC):
 
         `limit` is the largest number of keys, None: all. Raises Conflict for a queue that is not ordered.
         """
-        return _walk(partial(self._keys, queue), limit)
+        return self._each(plans.walk(partial(self._keys, queue), limit))
 
     @abstractmethod
     def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]: ...
@@ -262,7 +259,7 @@ class Farm(ABC):
         """Refuse new jobs while the queue has `max_length` queued jobs; None removes the limit."""
 
     @abstractmethod
-    def set_queue(self, queue: str, **changes: Any) -> Queue:
+    def set_queue(self, /, queue: str, **changes: Any) -> Queue:
         """Change `ordered`, `merge`, `merge_limit`, `batch`, `on_dead` or `fair_by` of a queue (docs/ordered.md)."""
 
     @abstractmethod
@@ -274,14 +271,14 @@ class Farm(ABC):
         """The schedule of this name; raises NotFound where there is none, as all that take a name."""
 
     @abstractmethod
-    def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
+    def add_schedule(self, /, name: str, task: str, **words: Any) -> Schedule:
         """Add a schedule of a task: `cron` or `interval_sec`, and the other words of docs/schedules.md.
 
         Raises Conflict where the name is taken, Refused for words that are not valid.
         """
 
     @abstractmethod
-    def change_schedule(self, name: str, **words: Any) -> Schedule:
+    def change_schedule(self, /, name: str, **words: Any) -> Schedule:
         """Change words of a schedule; None takes one back to its default. Raises Refused, having changed nothing."""
 
     @abstractmethod
@@ -309,7 +306,7 @@ class Farm(ABC):
         """The backfill of this name; raises NotFound where there is none, as all that take a name."""
 
     @abstractmethod
-    def add_backfill(self, name: str, task: str, **words: Any) -> Backfill:
+    def add_backfill(self, /, name: str, task: str, **words: Any) -> Backfill:
         """Add a backfill of a task: `since`, `until` and `step`, or `partitions`; the other words of docs/backfills.md.
 
         Its jobs are made behind the answer. Raises Conflict where the name is taken, Refused for words that are not
@@ -317,7 +314,7 @@ class Farm(ABC):
         """
 
     @abstractmethod
-    def try_backfill(self, name: str, task: str, **words: Any) -> Document:
+    def try_backfill(self, /, name: str, task: str, **words: Any) -> Document:
         """What `add_backfill` would do, having changed nothing: `total`, `skipped`, and `samples` of its jobs."""
 
     @abstractmethod
@@ -338,13 +335,7 @@ class Farm(ABC):
 
     def retry_backfill(self, name: str) -> int:
         """Queue the dead jobs of a backfill again, with a fresh budget of attempts; returns how many."""
-        total, after = 0, 0
-        while True:
-            changed, following = self._retry_some(name, after)
-            total += changed
-            if following is None:
-                return total
-            after = following
+        return self._carry_out(plans.total(partial(self._retry_some, name), 0))
 
     @abstractmethod
     def _retry_some(self, name: str, after: int) -> tuple[int, int | None]: ...
@@ -358,10 +349,7 @@ class Farm(ABC):
 
         `status` is that of a job, `missing` (there is no job) or `skipped` (another backfill has done it).
         """
-        after: int | None = 0
-        while after is not None:
-            found, after = self._partitions(name, after, status)
-            yield from found
+        return self._each(plans.follow(lambda after: self._partitions(name, after, status), 0))
 
     @abstractmethod
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]: ...
@@ -390,45 +378,39 @@ class Farm(ABC):
         `start-over` requeues jobs, which begin at the start and not at their checkpoints. The outcome of each is
         `done`, `unknown` or the status that forbids the change.
         """
-        found: dict[UUID, str] = {}
-        for start in range(0, len(job_ids), BATCH):
-            found |= self._change(verb, job_ids[start : start + BATCH], force)
-        return found
+        starts = range(0, len(job_ids), BATCH)
+        calls = [partial(self._change, verb, job_ids[start : start + BATCH], force) for start in starts]
+        return self._carry_out(plans.merged(calls))
 
     @abstractmethod
     def _change(self, verb: str, job_ids: Sequence[UUID | str], force: bool) -> dict[UUID, str]: ...
 
-    def requeue_dead(self, queue: str, **only: str) -> int:
+    def requeue_dead(self, /, queue: str, **only: str) -> int:
         """Requeue some failed and lost jobs of the queue; their number, 0 when none is left. `only` as `change_all`."""
-        return _some(self.change_all("requeue-dead", queue, **only))
+        return self._carry_out(plans.some(partial(self._change_some, "requeue-dead", queue, only)))
 
-    def delete_dead(self, queue: str, **only: str) -> int:
+    def delete_dead(self, /, queue: str, **only: str) -> int:
         """Delete some failed and lost jobs of the queue; their number, 0 when none is left. `only` as `change_all`."""
-        return _some(self.change_all("delete-dead", queue, **only))
+        return self._carry_out(plans.some(partial(self._change_some, "delete-dead", queue, only)))
 
-    def run_all(self, queue: str, **only: str) -> int:
+    def run_all(self, /, queue: str, **only: str) -> int:
         """Make some scheduled jobs of the queue due; their number, 0 when none is left. `only` as `change_all`."""
-        return _some(self.change_all("run-all", queue, **only))
+        return self._carry_out(plans.some(partial(self._change_some, "run-all", queue, only)))
 
-    def kill_retries(self, queue: str, **only: str) -> int:
+    def kill_retries(self, /, queue: str, **only: str) -> int:
         """Let some jobs of the queue be failed that wait for a retry; their number, 0 when none is left.
 
         `only` as `change_all`.
         """
-        return _some(self.change_all("kill-retries", queue, **only))
+        return self._carry_out(plans.some(partial(self._change_some, "kill-retries", queue, only)))
 
-    def change_all(self, verb: str, queue: str, **only: str) -> Iterator[int]:
+    def change_all(self, /, verb: str, queue: str, **only: str) -> Iterator[int]:
         """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
 
         `only` filters by `task`, `lock_key`, `partition_key` and, but for `run-all`, `error`, a text that the error
         contains. A job that comes back meanwhile may be changed again.
         """
-        after: str | None = None
-        while True:
-            changed, after = self._change_some(verb, queue, only, after)
-            yield changed
-            if after is None:
-                return
+        return self._each(plans.steps(partial(self._change_some, verb, queue, only)))
 
     @abstractmethod
     def _change_some(
@@ -442,10 +424,7 @@ class Farm(ABC):
         Refused for a name that `to` may not be, Conflict where the queues do not go together, another move has paused
         one of them, or another session is in the way: then the same call again completes what was left.
         """
-        is_done = False
-        while not is_done:
-            moved, is_done = self._move_some(queue, to)
-            yield moved
+        return self._each(plans.until_done(partial(self._move_some, queue, to)))
 
     @abstractmethod
     def _move_some(self, queue: str, to: str) -> tuple[int, bool]: ...
@@ -455,7 +434,7 @@ class Farm(ABC):
         """The receivers of alerts, and whether a worker serves the queue of their messages."""
 
     @abstractmethod
-    def put_webhook(self, name: str, url: str, **fields: Any) -> Webhook:
+    def put_webhook(self, /, name: str, url: str, **fields: Any) -> Webhook:
         """Add a receiver of alerts, or change the one of this name.
 
         `fields` are `shape`, `signed_by`, `kinds`, `queues` and `lag_sec` (docs/alerts.md); the default counts for one
@@ -477,22 +456,6 @@ class Farm(ABC):
     @abstractmethod
     def test_webhook(self, name: str) -> UUID:
         """Send a receiver a test message; the id of the job that sends it. NotFound where there is no such receiver."""
-
-
-def _some(steps: Iterator[int]) -> int:
-    """The first step that has changed something."""
-    return next(filter(None, steps), 0)
-
-
-def _walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Iterator[R]:
-    """The rows of all pages, at most `limit`."""
-    left, after = inf if limit is None else limit, None
-    while left > 0:
-        found, after = page(int(min(PAGE, left)), after)
-        yield from found
-        left -= len(found)
-        if after is None:
-            return
 
 
 def given(**fields: Any) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 from dataloader.client.errors import Unavailable, WaitTimeout
+from dataloader.client.plans import Plan, carry_out
 from dataloader.client.results import Job, read
-from dataloader.client.transport import Answer
+from dataloader.client.wire import Answer
 
 POLL_SEC = 25  # the longest wait of one request for a change
 OUTAGE_SEC = 600.0  # the longest absence of the service that a wait tolerates
@@ -18,22 +20,28 @@ _QUICK = 0.3  # seconds; the service did not wait for a change before a faster a
 # Requests a job's status: the seconds to wait for a change, the headers, the seconds for repetitions.
 Ask = Callable[[int, Mapping[str, str], float], Answer]
 
+CarryOut = Callable[[Plan[Job]], Any]  # plans.carry_out, or one that is awaited
+
 
 class Watch:
     """One job, requested again and again; each request waits for a change as long as the service allows."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, ask: Ask, carry_out: CarryOut = carry_out) -> None:
+        self._ask, self._carry_out = ask, carry_out
         self._etag: str | None = None
         self._job: Job | None = None
         self.pause = 0.0  # seconds until the next request
 
     def look(self, within: float, patience: float) -> Job:
         """The job, as soon as it differs from the last answer, or after `within` seconds."""
+        found: Job = self._carry_out(self._looking(within, patience))
+        return found
+
+    def _looking(self, within: float, patience: float) -> Plan[Job]:
         begun = time.monotonic()
         seconds = int(within) if self._job else 0  # the first answer is always news
         headers = {"If-None-Match": self._etag} if self._etag else {}
-        answer = self._ask(seconds, headers, patience)
+        answer: Answer = yield partial(self._ask, seconds, headers, patience)
         is_news = answer.status == 200 and (job := read(Job, answer.document)) != self._job
         if is_news:
             self._job = job
@@ -67,21 +75,33 @@ def wait_for(
     patience: float = OUTAGE_SEC,
 ) -> Job:
     """Wait for the end of a watched job; see Farm.wait."""
+    return carry_out(waiting(watch, timeout, on_progress, patience=patience, sleep=time.sleep))
+
+
+def waiting(
+    watch: Watched,
+    timeout: float | None,
+    on_progress: Callable[[Job], object] | None,
+    *,
+    patience: float,
+    sleep: Callable[[float], object],
+) -> Plan[Job]:
+    """The plan of `wait_for`."""
     until = inf if timeout is None else time.monotonic() + timeout
     seen: Job | None = None
     while True:
         left = max(0.0, until - time.monotonic())
         try:
-            job = watch.look(min(POLL_SEC, left), min(patience, left))
+            job: Job = yield partial(watch.look, min(POLL_SEC, left), min(patience, left))
         except Unavailable as e:
             if e.is_lasting or patience < left:
                 raise
             raise WaitTimeout(seen, timeout or 0) from None
         if on_progress and job != seen:
-            on_progress(job)
+            yield partial(on_progress, job)
         seen = job
         if job.is_final:
             return job
         if time.monotonic() >= until:
             raise WaitTimeout(job, timeout or 0)
-        time.sleep(min(watch.pause, max(0.0, until - time.monotonic())))
+        yield partial(sleep, min(watch.pause, max(0.0, until - time.monotonic())))

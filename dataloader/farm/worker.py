@@ -22,7 +22,7 @@ import structlog
 
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
-from dataloader.farm import starts, traces
+from dataloader.farm import figures, starts, traces
 from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
@@ -79,6 +79,7 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
         return EXIT_FAILED
     finally:
         worker.traces.close()
+        worker.figures.close()
 
 
 class Worker:
@@ -104,6 +105,7 @@ class Worker:
         self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference, self.admission)
         self.heartbeat = Heartbeat(self.session, self.batch, settings)
         self.traces = traces.start(name)
+        self.figures = figures.start(name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
@@ -216,6 +218,8 @@ class Worker:
         self._meter.look()
         if self.traces.is_on:
             self._learn_traces(step.jobs)
+        if self.figures.is_on:
+            self._learn_waits(step.jobs)
         began, runs, has_room = now(), 0, True
         with self.heartbeat.holding():
             while self._goes_on(sent, began, runs) and (delivery := self.batch.next()):
@@ -270,9 +274,11 @@ class Worker:
             self.slot.end()
             self._hand_back(delivery, "not started: its lease ran out")
             return
-        with log.context(**identity(delivery.first)), self.traces.run(delivery.first) as report:
+        job = delivery.first
+        with log.context(**identity(job)), self.traces.run(job) as report, self.figures.run(job) as measure:
             outcome, facts = self._run_pipeline(delivery)
             report(outcome)
+            measure(outcome)
             self._log_failure(delivery.first, outcome)
             self._end(delivery, outcome, facts, now() - began)
 
@@ -342,6 +348,10 @@ class Worker:
     def _learn_traces(self, jobs: Sequence[Job]) -> None:
         with suppress(psycopg.Error):  # the heartbeat handles a lost session; the jobs are claimed
             self.traces.learn(lifecycle.traces(self.session.conn, [job.job_id for job in jobs]))
+
+    def _learn_waits(self, jobs: Sequence[Job]) -> None:
+        with suppress(psycopg.Error):  # as with traces
+            self.figures.learn(lifecycle.waits(self.session.conn, [job.job_id for job in jobs]))
 
     def _rest(self) -> None:
         """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""

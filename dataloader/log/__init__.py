@@ -9,6 +9,7 @@ after a fork. A log call never waits for the reader or the storage of the lines.
     outage     `Outage`: a lasting failure, in few lines
     channel    the bounded queue and its thread; it counts lost lines
     sinks      a shared pipe; a shared file and its rotation
+    telemetry  where metrics by OpenTelemetry go, if anywhere
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from psycopg.rows import tuple_row
 from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.fields import OF_NEW_JOB, OF_PRODUCER, Field
+from dataloader.queue.foreign import Foreign, array
 from dataloader.queue.parents import Parents, UnknownParents, links
 
 AT_ONCE = 1_000  # jobs that enqueue_many adds in one statement
@@ -197,11 +198,11 @@ def _enqueue_one(schema: str | None) -> bytes:
     return _in_schema(_ENQUEUE_ONE, schema).encode()
 
 
-def not_for(conn: Conn, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
+def not_for(conn: Conn | Foreign, asker: Asker, job_ids: Collection[UUID]) -> set[UUID]:
     """The ids of these jobs without the ids that the asker may see."""
     if asker.sees_all or not job_ids:
         return set()
-    return {row[0] for row in conn.execute(_SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
+    return {row[0] for row in _execute(conn, _SQL["not_added_by"], {"job_ids": list(job_ids), "by": asker.by})}
 
 
 def require_room(conn: Conn, queues: Iterable[str]) -> None:
@@ -250,7 +251,7 @@ def as_texts(objects: list[Mapping[str, Any]]) -> list[str]:
 
 
 def enqueue_columns(
-    conn: Conn, columns: Columns, schema: str | None = None, asker: Asker | None = None
+    conn: Conn | Foreign, columns: Columns, schema: str | None = None, asker: Asker | None = None
 ) -> list[tuple[UUID, str]]:
     """Add jobs as enqueue_many does, from a list for each field.
 
@@ -258,7 +259,7 @@ def enqueue_columns(
     KeyTaken, having added nothing, for a key whose job the `asker` may not see, UnknownParents for such a parent. The
     journal of jobs with keys names the asker.
     """
-    columns = columns | {"limits": [None if names is None else _literal(names) for names in columns["limits"]]}
+    columns = columns | {"limits": [None if names is None else array(names) for names in columns["limits"]]}
     count = len(columns["args"])
     results = [(_NOT_YET, "queued")] * count
     found: set[int] = set()
@@ -276,11 +277,6 @@ def enqueue_columns(
     return results
 
 
-def _literal(names: Iterable[str]) -> str:
-    """A list as PostgreSQL writes it."""
-    return "{" + ",".join(['"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names]) + "}"
-
-
 def _needs_several(columns: Columns) -> bool:
     """Whether these jobs may take several statements; one is a transaction by itself."""
     return (
@@ -291,7 +287,7 @@ def _needs_several(columns: Columns) -> bool:
     )
 
 
-def _sign(conn: Conn, results: list[tuple[UUID, str]], found: set[int], asker: Asker) -> None:
+def _sign(conn: Conn | Foreign, results: list[tuple[UUID, str]], found: set[int], asker: Asker) -> None:
     """See that the jobs that were `found` are the asker's, and note that the others are."""
     added = {result[0] for number, result in enumerate(results) if number not in found}
     taken = not_for(conn, asker, {results[number][0] for number in found} - added)
@@ -314,7 +310,7 @@ def _are_known(conn: Conn, keys: set[str | None]) -> bool:
     return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
 
 
-def _set_traces(conn: Conn, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
+def _set_traces(conn: Conn | Foreign, columns: Columns, results: list[tuple[UUID, str]], schema: str | None) -> None:
     """A statement for each trace, of which a list mostly has one or none."""
     traces = columns.get("trace", [])
     for trace in set(traces) - {None}:
@@ -322,14 +318,16 @@ def _set_traces(conn: Conn, columns: Columns, results: list[tuple[UUID, str]], s
         _execute(conn, _in_schema(_SQL["set_trace"], schema), {"trace": trace, "job_ids": of_it})
 
 
-def _depend(conn: Conn, links: Iterable[tuple[UUID, UUID, str]], schema: str | None, asker: Asker | None) -> None:
+def _depend(
+    conn: Conn | Foreign, links: Iterable[tuple[UUID, UUID, str]], schema: str | None, asker: Asker | None
+) -> None:
     """Let jobs that this transaction has added wait for their parents."""
     job_ids, parent_ids, on_failure = (list(each) for each in zip(*links, strict=True))
     hidden = not_for(conn, asker, {*parent_ids}.difference(job_ids)) if asker else set()
     parameters = {"job_ids": job_ids, "parent_ids": parent_ids, "on_failure": on_failure}
-    ((unknown,),) = _execute(conn, _in_schema(_PARENTS["depend"], schema), parameters).fetchall()
+    ((unknown,),) = _execute(conn, _in_schema(_PARENTS["depend"], schema), parameters)
     if unknown or hidden:
-        raise UnknownParents({*unknown} | hidden)
+        raise UnknownParents({*map(UUID, unknown)} | hidden)
 
 
 def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
@@ -340,7 +338,7 @@ def _fixed_order(keys: list[str | None], count: int) -> Sequence[int]:
 
 
 def _add(
-    conn: Conn,
+    conn: Conn | Foreign,
     columns: Columns,
     results: list[tuple[UUID, str]],
     found: set[int],
@@ -354,7 +352,7 @@ def _add(
     """
     statement, new_ids, steps = _in_schema(_ENQUEUE_MANY, schema), _new_ids(len(wanted)), _steps(wanted)
     sent, gone = [], []
-    with conn.pipeline() if len(steps) > 1 else nullcontext():
+    with nullcontext() if isinstance(conn, Foreign) or len(steps) == 1 else conn.pipeline():
         for step in steps:  # while the server adds one, the next is made ready here
             ids = list(islice(new_ids, len(step)))
             sent.append(_execute(conn, statement, _parameters(columns, ids, step, since)))
@@ -395,11 +393,13 @@ def _chosen(values: list[Any], numbers: Sequence[int]) -> list[Any]:
     return [values[number] for number in numbers]
 
 
-def _execute(conn: Conn, statement: str, parameters: Mapping[str, Any]) -> psycopg.Cursor[tuple[Any, ...]]:
+def _execute(conn: Conn | Foreign, statement: str, parameters: Mapping[str, Any]) -> Iterable[Sequence[Any]]:
     """Tuples from any connection, whatever its owner has made its cursors and rows.
 
     Nothing is prepared: a pooler in transaction mode may stand before it.
     """
+    if isinstance(conn, Foreign):
+        return conn.execute(statement, parameters)
     return psycopg.Cursor(conn, row_factory=tuple_row).execute(statement.encode(), parameters, prepare=False)
 
 
@@ -411,14 +411,17 @@ def _in_schema(statement: str, schema: str | None) -> str:
     return re.sub(r"^(SELECT|.* FROM) dl_", lambda found: f"{found[1]} {name}.dl_", statement)
 
 
-def _in_one_transaction(conn: Conn) -> AbstractContextManager[Any]:
+def _in_one_transaction(conn: Conn | Foreign) -> AbstractContextManager[Any]:
     """A transaction of our own where the caller has none; his is not ours to end."""
+    if isinstance(conn, Foreign):
+        return conn.in_one_transaction()
     idle = conn.info.transaction_status == TransactionStatus.IDLE
     return conn.transaction() if conn.autocommit and idle else nullcontext()
 
 
-def _now(conn: Conn) -> Any:
-    return _execute(conn, "SELECT clock_timestamp()::text", {}).fetchall()[0][0]
+def _now(conn: Conn | Foreign) -> Any:
+    ((at,),) = _execute(conn, "SELECT clock_timestamp()::text", {})
+    return at
 
 
 def _new_ids(count: int) -> Iterator[UUID]:

@@ -285,6 +285,11 @@ def traces(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, str]:
     return dict(conn.execute(_SQL["traces"], {"job_ids": list(job_ids)}).fetchall())
 
 
+def waits(conn: Conn, job_ids: Collection[UUID]) -> dict[UUID, float]:
+    """For how many seconds each of these jobs has been due."""
+    return dict(conn.execute(_SQL["waits"], {"job_ids": list(job_ids)}).fetchall())
+
+
 def beat(conn: Conn, jobs: Sequence[Job], progress: str | None, journal: bool) -> bool | None:
     """Renew the leases of a run's jobs; progress, where given, is that of the first of them.
 

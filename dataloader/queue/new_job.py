@@ -12,10 +12,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
-import psycopg
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -32,8 +31,12 @@ from dataloader import config
 from dataloader.queue import fields
 from dataloader.queue.enqueue import Columns, NewJob, as_json, as_texts, enqueue_columns, enqueue_one, merged, spread
 from dataloader.queue.fields import INT4_MAX as INT4_MAX
+from dataloader.queue.foreign import Foreign, opened
 from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
 from dataloader.queue.parents import ON_FAILURE, Parents, fault
+
+if TYPE_CHECKING:
+    from dataloader.queue.foreign import ProducerConn
 
 DEPTH_LIMIT = 64  # objects and arrays within each other, a job's document being the first, its args the second
 EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -161,7 +164,7 @@ _RULES: dict[str, TypeAdapter[Any]] = {
 
 
 def enqueue(
-    conn: psycopg.Connection[Any],
+    conn: ProducerConn,
     *,
     queue: str,
     task: str,
@@ -186,12 +189,13 @@ def enqueue(
 ) -> tuple[UUID, str]:
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
+    `conn` is a connection of psycopg 3, of Django, or of SQLAlchemy on any of its drivers, or a session of SQLAlchemy.
     The fields are the API's (docs/api.md); `available_at` and `deadline` need a time zone. A `lock_key` "" leaves it
     to a hook (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen
     before, the id and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the
     connection's search_path does not matter. Raises ValueError, which names every wrong field, before `conn` is
-    touched; UnknownParents for jobs in `depends_on` that are not there; psycopg.Error as any statement on `conn`
-    does.
+    touched; TypeError for a `conn` that is none of these; UnknownParents for jobs in `depends_on` that are not there;
+    the errors of the library of `conn` (psycopg.Error) as any statement on `conn` does.
     """
     given = locals() | {"args": {} if args is None else args}
     del given["conn"], given["schema"]
@@ -200,14 +204,13 @@ def enqueue(
         checked(keyed(given))
         given = hooked(given)
     fields, schema = checked(given), _configured_schema() if schema is None else schema
-    if fields["depends_on"]:
-        return enqueue_columns(conn, {name: [value] for name, value in fields.items()}, schema)[0]
-    return enqueue_one(conn, fields, schema)
+    own = opened(conn)
+    if fields["depends_on"] or isinstance(own, Foreign):
+        return enqueue_columns(own, {name: [value] for name, value in fields.items()}, schema)[0]
+    return enqueue_one(own, fields, schema)
 
 
-def enqueue_many(
-    conn: psycopg.Connection[Any], jobs: Sequence[NewJob], *, schema: str | None = None
-) -> list[tuple[UUID, str]]:
+def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | None = None) -> list[tuple[UUID, str]]:
     """Add jobs on `conn`, all or none, in the transaction that it is in, if any; returns ids and statuses, in order.
 
     Jobs of equal priority run in the order of the list. A key may stand in it twice. Otherwise as `enqueue`; an error
@@ -216,7 +219,7 @@ def enqueue_many(
     if not jobs:
         return []
     columns = _many_hooked(jobs) if AROUND_ENQUEUE else _all_checked(lambda: spread(jobs), map(_document_of, jobs))
-    return enqueue_columns(conn, columns, _configured_schema() if schema is None else schema)
+    return enqueue_columns(opened(conn), columns, _configured_schema() if schema is None else schema)
 
 
 def without_defaults(fields: Mapping[str, Any]) -> dict[str, Any]:

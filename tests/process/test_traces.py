@@ -11,11 +11,17 @@ from typing import Any
 
 import pytest
 from farming import Farm, until
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SECRET = "canary-of-the-args"
-OFF = {"otel_exporter_otlp_endpoint": "", "otel_traces_exporter": "", "otel_exporter_otlp_traces_endpoint": ""}
+OFF = {
+    "otel_metrics_exporter": "",
+    "otel_exporter_otlp_endpoint": "",
+    "otel_traces_exporter": "",
+    "otel_exporter_otlp_traces_endpoint": "",
+}
 
 
 class Collector(ThreadingHTTPServer):
@@ -24,6 +30,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receiver)
         self.bodies: list[bytes] = []
+        self.figures: list[bytes] = []
         self.thread = threading.Thread(target=self.serve_forever)
         self.thread.start()
 
@@ -40,6 +47,15 @@ class Collector(ThreadingHTTPServer):
                     found |= {span.name: (span, attributes(resource.resource)) for span in scope.spans}
         return found
 
+    def metrics(self) -> dict[str, Any]:
+        """The metrics so far by their names, the last of each."""
+        found = {}
+        for body in self.figures:
+            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                for scope in resource.scope_metrics:
+                    found |= {metric.name: metric for metric in scope.metrics}
+        return found
+
     def close(self) -> None:
         self.shutdown()
         self.thread.join()
@@ -50,8 +66,8 @@ class Receiver(BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
-        assert self.path == "/v1/traces"
-        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        bodies = {"/v1/traces": self.server.bodies, "/v1/metrics": self.server.figures}[self.path]
+        bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
 
@@ -120,6 +136,23 @@ def test_an_error_is_told_masked_and_one_span_is_sent_for_each_attempt(farm: Far
     assert SECRET.encode() not in b"".join(collector.bodies)
 
 
+def test_the_figures_of_runs_are_sent_at_the_end_of_a_worker(farm: Farm, collector: Collector) -> None:
+    on = {"otel_metrics_exporter": "otlp", "otel_traces_exporter": "none"}
+    program = start(farm, otel_exporter_otlp_endpoint=collector.url, **on)
+    farm.wait(farm.enqueue("traced", args={"password": SECRET}), "succeeded")
+    farm.wait(farm.enqueue("traced", args={"password": SECRET, "fails": True}, max_attempts=1), "failed")
+    assert program.stop() == 0
+    found = collector.metrics()
+    runs = {attributes(point)["dataloader.outcome"]: point.as_int for point in found["dataloader.runs"].sum.data_points}
+    assert runs == {"done": 1, "error": 1}
+    (waited,) = found["dataloader.queue.latency"].histogram.data_points
+    assert (waited.count, attributes(waited)) == (2, {"dataloader.queue": "q", "dataloader.task": "traced"})
+    assert [point.count for point in found["dataloader.run.duration"].histogram.data_points] == [1, 1]
+    assert [point.as_int for point in found["dataloader.running"].sum.data_points] == [0]
+    assert not collector.bodies, "traces are off"
+    assert SECRET.encode() not in b"".join(collector.figures)
+
+
 def test_a_collector_that_hangs_delays_no_drain(farm: Farm) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         program = start(farm, otel_exporter_otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}")
@@ -138,3 +171,17 @@ def test_unwanted_traces_cost_nothing_and_impossible_ones_are_told(farm: Farm) -
     until(lambda: program.events("traces.off"), "the word on the exporter")
     (event,) = program.events("traces.off")
     assert event["error"].startswith("OTEL_TRACES_EXPORTER: there is no exporter 'pigeon'; there are otlp, console")
+
+
+def test_an_api_sends_the_figures_of_its_scrapes(farm: Farm, collector: Collector) -> None:
+    farm.enqueue("waits for ever")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    on = {"otel_metrics_exporter": "otlp", "otel_metric_export_interval": "100", "app_host": "127.0.0.1"}
+    endpoint = {"otel_exporter_otlp_endpoint": collector.url}
+    program = farm.start("api --processes 1", app_port=port, **(OFF | on | endpoint))
+    until(lambda: "dl_jobs" in collector.metrics(), "the figures of the farm")
+    points = collector.metrics()["dl_jobs"].gauge.data_points
+    by_status = {attributes(point)["status"]: point.as_double for point in points}
+    assert by_status == {"queued": 1.0, "running": 0.0, "dead": 0.0}
+    assert program.stop() == 0

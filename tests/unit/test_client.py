@@ -1,8 +1,10 @@
-"""The client against a service with given answers: retries, time limits, long polls, and secrets, which stay here."""
+"""Both clients against a service with given answers: retries, time limits, long polls, and secrets, which stay here."""
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import random
 import socket
 import subprocess
 import sys
@@ -14,12 +16,16 @@ from email.utils import format_datetime
 from typing import Any
 from uuid import UUID
 
+import anyio
 import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from both_clients import Blocking
 
 import dataloader
 from dataloader import client as module
 from dataloader.client import (
+    AsyncClient,
     Client,
     ClientError,
     Conflict,
@@ -33,7 +39,7 @@ from dataloader.client import (
     Unavailable,
     Unexpected,
     WaitTimeout,
-    transport,
+    wire,
 )
 from dataloader.client.results import Overview, fraction, read
 
@@ -45,14 +51,35 @@ def service() -> Iterator[Service]:
     made.close()
 
 
-@pytest.fixture
-def client(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    monkeypatch.setattr(module.random, "uniform", lambda low, high: 0.01)
-    with Client(service.url, TOKEN, timeout=5, patience=5) as made:
+@pytest.fixture(scope="module")
+def portal() -> Iterator[BlockingPortal]:
+    """An event loop in a thread of its own, for the tests of AsyncClient."""
+    with start_blocking_portal() as made:
         yield made
 
 
-def test_a_trigger_says_all_fields_and_makes_a_key_that_its_retries_share(service: Service, client: Client) -> None:
+@pytest.fixture(params=["Client", "AsyncClient"])
+def make(request: pytest.FixtureRequest, portal: BlockingPortal) -> Iterator[Callable[..., Any]]:
+    """Makes clients of either kind; every test that asks for it runs for both."""
+    made: list[Any] = []
+
+    def new(*args: Any, **kwargs: Any) -> Any:
+        is_async = request.param == "AsyncClient"
+        made.append(Blocking(AsyncClient(*args, **kwargs), portal) if is_async else Client(*args, **kwargs))
+        return made[-1]
+
+    yield new
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def client(service: Service, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(random, "uniform", lambda low, high: 0.01)
+    return make(service.url, TOKEN, timeout=5, patience=5)
+
+
+def test_a_trigger_says_all_fields_and_makes_a_key_that_its_retries_share(service: Service, client: Any) -> None:
     service.answers = [problem(503, "unavailable"), Answer(close=True), Answer(document=STARTED | {"new": 1})]
     at = datetime(2026, 1, 31, 6, tzinfo=UTC)
     started = client.trigger("t", queue="q", args={"a": "ü"}, priority=0, available_at=at, trace="00-ab-cd-01")
@@ -74,7 +101,7 @@ def test_a_trigger_says_all_fields_and_makes_a_key_that_its_retries_share(servic
     }
 
 
-def test_many_jobs_are_sent_by_the_thousand_each_with_a_key(service: Service, client: Client) -> None:
+def test_many_jobs_are_sent_by_the_thousand_each_with_a_key(service: Service, client: Any) -> None:
     service.answers = [Answer(document={"jobs": [STARTED] * 1000}), Answer(document={"jobs": [STARTED]})]
     found = client.trigger_many([{"task": "t", "idempotency_key": "mine"}, *[{"task": "t", "queue": "q"}] * 1000])
     assert len(found) == 1001
@@ -84,7 +111,7 @@ def test_many_jobs_are_sent_by_the_thousand_each_with_a_key(service: Service, cl
     assert len({job["idempotency_key"] for job in first + second}) == 1001
 
 
-def test_a_group_has_a_last_job_in_the_same_request(service: Service, client: Client) -> None:
+def test_a_group_has_a_last_job_in_the_same_request(service: Service, client: Any) -> None:
     service.answers = [Answer(document={"jobs": [STARTED] * 2}), Answer(document={"jobs": [STARTED]})]
     assert len(client.trigger_many([{"task": "t"}], on_done={"task": "report"})) == 2
     assert len(client.trigger_many([], on_done={"task": "report"})) == 1
@@ -93,7 +120,7 @@ def test_a_group_has_a_last_job_in_the_same_request(service: Service, client: Cl
         assert (last["task"], last["lock_key"], bool(last["idempotency_key"])) == ("report", "report", True)
 
 
-def test_a_group_of_several_requests_has_no_last_job(service: Service, client: Client) -> None:
+def test_a_group_of_several_requests_has_no_last_job(service: Service, client: Any) -> None:
     with pytest.raises(ValueError, match="up to 1000 jobs: name their ids in the depends_on of another job"):
         client.trigger_many([{"task": "t"}] * 1001, on_done={"task": "report"})
     assert service.asked == []
@@ -119,7 +146,7 @@ def test_a_group_of_several_requests_has_no_last_job(service: Service, client: C
     ],
 )
 def test_what_does_not_pass_is_a_typed_error_at_once(
-    service: Service, client: Client, answer: Answer, kind: type[ClientError]
+    service: Service, client: Any, answer: Answer, kind: type[ClientError]
 ) -> None:
     service.answers = [answer]
     with pytest.raises(ClientError) as caught:
@@ -128,7 +155,7 @@ def test_what_does_not_pass_is_a_typed_error_at_once(
     assert len(service.asked) == 1
 
 
-def test_a_refusal_has_the_fields_of_the_problem(service: Service, client: Client) -> None:
+def test_a_refusal_has_the_fields_of_the_problem(service: Service, client: Any) -> None:
     fault = {"pointer": "/queue", "code": "too_short", "message": "at least 1 character"}
     service.answers = [problem(400, "invalid-input", "one field", errors=[fault, "odd", {"pointer": 1}])]
     with pytest.raises(Refused) as caught:
@@ -145,7 +172,7 @@ def test_a_fault_of_the_whole_document_is_told_once() -> None:
     assert str(Refused("title", "until is missing", faults=(whole,))) == "title: until is missing"
 
 
-def test_retry_after_is_kept(service: Service, client: Client) -> None:
+def test_retry_after_is_kept(service: Service, client: Any) -> None:
     service.answers = [problem(429, "queue-full", headers={"Retry-After": "1"}), Answer(document=STARTED)]
     begun = time.monotonic()
     client.trigger("t")
@@ -154,12 +181,12 @@ def test_retry_after_is_kept(service: Service, client: Client) -> None:
 
 def test_retry_after_may_be_a_date() -> None:
     soon = datetime.now(UTC) + timedelta(seconds=60)
-    assert 58 < (transport._seconds(format_datetime(soon, usegmt=True)) or 0) <= 60
-    assert transport._seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert [transport._seconds(text) for text in ("120", "soon", "", None)] == [120, None, None, None]
+    assert 58 < (wire.seconds(format_datetime(soon, usegmt=True)) or 0) <= 60
+    assert wire.seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert [wire.seconds(text) for text in ("120", "soon", "", None)] == [120, None, None, None]
 
 
-def test_a_pause_longer_than_the_patience_is_not_begun(service: Service, client: Client) -> None:
+def test_a_pause_longer_than_the_patience_is_not_begun(service: Service, client: Any) -> None:
     service.answers = [problem(429, "queue-full", headers={"Retry-After": "60"})]
     begun = time.monotonic()
     with pytest.raises(QueueFull) as caught:
@@ -168,7 +195,7 @@ def test_a_pause_longer_than_the_patience_is_not_begun(service: Service, client:
     assert time.monotonic() - begun < 2
 
 
-def test_what_means_something_else_twice_is_sent_once(service: Service, client: Client) -> None:
+def test_what_means_something_else_twice_is_sent_once(service: Service, client: Any) -> None:
     service.answers = [Answer(close=True), Answer(document=state("queued"))]
     with pytest.raises(Unavailable):
         client.requeue(ID)
@@ -179,7 +206,7 @@ def test_what_means_something_else_twice_is_sent_once(service: Service, client: 
     assert service.asked[-1][:2] == ("DELETE", f"/api/v1/jobs/{ID}")
 
 
-def test_a_connection_is_kept_and_a_closed_one_is_seen(service: Service, client: Client) -> None:
+def test_a_connection_is_kept_and_a_closed_one_is_seen(service: Service, client: Any) -> None:
     for _ in range(3):
         client.status(ID)
     service.answers = [Answer(document=STARTED, headers={"Connection": "close"})]
@@ -189,24 +216,24 @@ def test_a_connection_is_kept_and_a_closed_one_is_seen(service: Service, client:
     assert len({asked.connection for asked in service.asked}) == 2
 
 
-def test_every_wait_ends(service: Service) -> None:
+def test_every_wait_ends(service: Service, make: Callable[..., Any]) -> None:
     service.answers = [Answer(document=STARTED, delay=1)]
     begun = time.monotonic()
     with pytest.raises(Unavailable, match="timed out"):
-        Client(service.url, timeout=0.2, patience=0).status(ID)
+        make(service.url, timeout=0.2, patience=0).status(ID)
     silent = socket.create_server(("127.0.0.1", 0))  # the service accepts the connection and does not answer
     with silent, pytest.raises(Unavailable, match="timed out"):
-        Client(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2, patience=0).status(ID)
+        make(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.2, patience=0).status(ID)
     assert time.monotonic() - begun < 1
 
 
-def test_an_answer_that_ends_early_is_none(service: Service) -> None:
+def test_an_answer_that_ends_early_is_none(service: Service, make: Callable[..., Any]) -> None:
     service.answers = [Answer(raw=b'{"job_id"', headers={"Content-Length": "50", "Connection": "close"})]
     with pytest.raises(Unavailable, match="no whole HTTP answer"):
-        Client(service.url, patience=0).status(ID)
+        make(service.url, patience=0).status(ID)
 
 
-def test_a_wait_polls_with_what_it_knows_and_tells_of_changes(service: Service, client: Client) -> None:
+def test_a_wait_polls_with_what_it_knows_and_tells_of_changes(service: Service, client: Any) -> None:
     service.answers = [
         Answer(document=state("queued"), headers={"ETag": 'W/"1"'}),
         Answer(304, headers={"ETag": 'W/"1"', "Retry-After": "1"}),  # the service has too many long polls
@@ -226,7 +253,7 @@ def test_a_wait_polls_with_what_it_knows_and_tells_of_changes(service: Service, 
     assert known == [None, 'W/"1"', 'W/"1"', 'W/"1"', 'W/"1"', 'W/"2"', 'W/"3"']
 
 
-def test_a_wait_ends_in_time_whatever_the_service_does(service: Service, client: Client) -> None:
+def test_a_wait_ends_in_time_whatever_the_service_does(service: Service, client: Any) -> None:
     service.answers = [Answer(document=state("running"))]  # an older service, without long polls
     with pytest.raises(WaitTimeout) as caught:
         client.wait(ID, 1)
@@ -241,7 +268,7 @@ def test_a_wait_ends_in_time_whatever_the_service_does(service: Service, client:
         client.wait(ID, patience=0.2)
 
 
-def test_run_returns_a_success_and_raises_any_other_end(service: Service, client: Client) -> None:
+def test_run_returns_a_success_and_raises_any_other_end(service: Service, client: Any) -> None:
     done, returned = Answer(document=state("succeeded")), {"job_id": ID, "status": "succeeded", "result": [1]}
     service.answers = [Answer(document=STARTED), done, Answer(document=returned)]
     job = client.run("t", args={"a": 1})
@@ -255,7 +282,7 @@ def test_run_returns_a_success_and_raises_any_other_end(service: Service, client
     assert caught.value.job.error == "boom"
 
 
-def test_a_result_may_be_any_json_and_has_to_be_there(service: Service, client: Client) -> None:
+def test_a_result_may_be_any_json_and_has_to_be_there(service: Service, client: Any) -> None:
     for value in ({"a": 1}, [], "", 0, False, None):
         service.answers = [Answer(document={"job_id": ID, "status": "succeeded", "result": value})]
         assert client.result(ID) == value
@@ -267,7 +294,7 @@ def test_a_result_may_be_any_json_and_has_to_be_there(service: Service, client: 
         client.result(ID)
 
 
-def test_pages_are_asked_for_as_they_are_taken(service: Service, client: Client) -> None:
+def test_pages_are_asked_for_as_they_are_taken(service: Service, client: Any) -> None:
     pages = [([state("failed")] * 2, "c 1"), ([], "c2"), ([state("lost")], None)]
     service.answers = [Answer(document={"jobs": jobs, "next": after}) for jobs, after in pages]
     found = client.jobs(queue="q", status="dead", since=datetime(2026, 1, 1, tzinfo=UTC))
@@ -282,7 +309,7 @@ def test_pages_are_asked_for_as_they_are_taken(service: Service, client: Client)
     assert service.asked[-1].path.endswith("limit=2&after=x")
 
 
-def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Client) -> None:
+def test_names_of_queues_are_quoted_in_addresses(service: Service, client: Any) -> None:
     service.answers = [Answer(document={"queue": "a/b ?", "paused_at": None})]
     assert client.pause("a/b ?").queue == "a/b ?"
     assert service.asked[-1].path == "/api/v1/queues/a%2Fb%20%3F/pause"
@@ -328,37 +355,38 @@ def test_the_share_of_what_is_done(progress: Any, share: float | None) -> None:
     "url",
     ["ftp://x", "x", "http://", "http://u:geheim@x", "http://x:port", "http://x/?a=1", "http://x/\r\nA: b", "//x"],
 )
-def test_an_address_that_is_none_is_refused_without_its_password(url: str) -> None:
+def test_an_address_that_is_none_is_refused_without_its_password(url: str, make: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="the URL should") as caught:
-        Client(url)
+        make(url)
     assert "geheim" not in str(caught.value)
 
 
-def test_the_token_is_nowhere_to_be_seen(service: Service) -> None:
-    client = Client(service.url, TOKEN, patience=0)
+def test_the_token_is_nowhere_to_be_seen(service: Service, make: Callable[..., Any]) -> None:
+    client = make(service.url, TOKEN, patience=0)
     service.answers = [problem(400, "invalid-input", f"the header was Bearer {TOKEN}")]
     with pytest.raises(Refused) as caught:
         client.status(ID)
-    texts = [repr(client), str(caught.value), repr(caught.value), caught.value.detail, repr(vars(client._transport))]
+    texts = [repr(client), str(caught.value), repr(caught.value), caught.value.detail]
+    texts += [repr(vars(client._transport)), repr(vars(client._service))]
     with pytest.raises(ValueError, match="printable") as refused:
-        Client(service.url, f"{TOKEN}\nX-Evil: 1")
-    texts += [str(refused.value), repr(client._transport._token)]
+        make(service.url, f"{TOKEN}\nX-Evil: 1")
+    texts += [str(refused.value), repr(client._service._token)]
     assert not any("canary" in text for text in texts), texts
     with pytest.raises(TypeError):
-        pickle.dumps(client._transport._token)
+        pickle.dumps(client._service._token)
 
 
 def test_the_environments_token_goes_to_the_environments_address_only(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]
 ) -> None:
     monkeypatch.setenv("DL_URL", service.url)
     monkeypatch.setenv("DL_TOKEN", TOKEN)
-    Client().status(ID)
-    Client(service.url).status(ID)
+    make().status(ID)
+    make(service.url).status(ID)
     assert ["authorization" in asked.headers for asked in service.asked] == [True, False]
 
 
-def test_threads_share_a_client(service: Service, client: Client) -> None:
+def test_threads_share_a_client(service: Service, client: Any) -> None:
     service.answers = [Answer(document=STARTED, delay=0.02)]
     failed: list[BaseException] = []
 
@@ -378,7 +406,7 @@ def test_threads_share_a_client(service: Service, client: Client) -> None:
     assert len(service.asked) == 40
 
 
-def test_bad_arguments_are_refused_before_anything_is_sent(service: Service, client: Client) -> None:
+def test_bad_arguments_are_refused_before_anything_is_sent(service: Service, client: Any) -> None:
     wrong: list[Callable[[], object]] = [
         lambda: client.trigger("t", available_at=datetime(2026, 1, 1)),  # noqa: DTZ001
         lambda: client.trigger("t", args={"a": float("nan")}),
@@ -389,7 +417,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(service: Service, cli
     assert not service.asked
 
 
-def test_the_span_under_way_goes_along(service: Service, client: Client) -> None:
+def test_the_span_under_way_goes_along(service: Service, client: Any) -> None:
     from opentelemetry.sdk.trace import TracerProvider
 
     service.answers = [Answer(200, STARTED), Answer(200, {"jobs": [STARTED]}), Answer(200, STARTED)]
@@ -403,10 +431,96 @@ def test_the_span_under_way_goes_along(service: Service, client: Client) -> None
     assert "traceparent" not in outside.headers
 
 
+def test_an_answer_that_is_too_large_is_not_kept(
+    service: Service, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "ANSWER_LIMIT", 1 << 20)
+    service.answers = [Answer(raw=b'"' + b"x" * (2 << 20) + b'"')]
+    with pytest.raises(Unexpected, match="too large"):
+        make(service.url, patience=0).status(ID)
+
+
+PUBLIC = sorted(name for name in dir(Client) if not name.startswith("_"))
+# What a method is called with where it needs arguments, by their names.
+GIVEN: dict[str, Any] = {
+    "job_id": ID,
+    "job_ids": [ID],
+    "jobs": [{"task": "t"}],
+    "verb": "requeue-dead",
+    "max_length": 1,
+    "max_running": 1,
+    "queue": "a/b",
+    "to": "c",
+    "url": "http://x",
+}
+
+
+def test_both_clients_have_the_same_methods_and_signatures() -> None:
+    assert sorted(name for name in dir(AsyncClient) if not name.startswith("_")) == PUBLIC
+    for name in PUBLIC:
+        blocking, waiting = getattr(Client, name), getattr(AsyncClient, name)
+        if not callable(blocking) or name == "watch":
+            continue
+        assert inspect.signature(blocking).parameters == inspect.signature(waiting).parameters, name
+        is_iterator = str(inspect.signature(blocking).return_annotation).startswith("Iterator")
+        assert inspect.iscoroutinefunction(waiting) is not is_iterator, name
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ("url", "close", "watch")])
+def test_both_clients_send_the_same_request(
+    name: str, service: Service, portal: BlockingPortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataloader.client.new_key", lambda: "key")
+    monkeypatch.setattr("dataloader.client.farm.new_key", lambda: "key")
+    service.answers = [problem(404, "not-found")]
+    needed = [
+        parameter.name
+        for parameter in list(inspect.signature(getattr(Client, name)).parameters.values())[1:]
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    for client in (Client(service.url), Blocking(AsyncClient(service.url), portal)):
+        with client, pytest.raises(NotFound):
+            list(getattr(client, name)(**{each: GIVEN.get(each, f"some {each}") for each in needed}))
+    one, other = service.asked
+    assert (one.method, one.path, one.body) == (other.method, other.path, other.body)
+    drop = {"accept-encoding", "connection", "host"}
+    assert {k: v for k, v in one.headers.items() if k not in drop} == {
+        k: v for k, v in other.headers.items() if k not in drop
+    }
+
+
+def test_an_asynchronous_wait_tells_coroutines_and_ends_when_it_is_cancelled(service: Service) -> None:
+    seen: list[str] = []
+
+    async def show(job: Job) -> None:
+        await anyio.sleep(0)
+        seen.append(job.status)
+
+    async def use() -> None:
+        async with AsyncClient(service.url) as client:
+            assert (await client.wait(ID, 60, show)).status == "succeeded"
+            service.answers = [Answer(document=state("running"))]
+            with anyio.move_on_after(0.3) as scope:
+                await client.wait(ID)
+            assert scope.cancelled_caught
+
+    service.answers = [Answer(document=state("running")), Answer(document=state("succeeded"))]
+    anyio.run(use)
+    assert seen == ["running", "succeeded"]
+
+
+def test_without_httpx_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = None; from dataloader import AsyncClient"
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "AsyncClient needs it; install 'dataloader-farm[async]'" in failed.stderr
+
+
 def test_it_needs_none_of_the_services_libraries() -> None:
     assert dataloader.Client is Client
+    assert dataloader.AsyncClient is AsyncClient
     code = (
         "import sys, dataloader; dataloader.Client;"
-        "print([m for m in ('flask', 'pydantic', 'psycopg', 'structlog', 'rich') if m in sys.modules])"
+        "unwanted = ('flask', 'pydantic', 'psycopg', 'structlog', 'rich', 'httpx', 'anyio');"
+        "print([m for m in unwanted if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

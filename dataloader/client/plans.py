@@ -1,0 +1,150 @@
+"""PURE: methods of several calls, as generators that any kind of client carries out.
+
+A plan yields a call without arguments, and receives what the call has returned or raised: `Farm` makes the call,
+`AsyncClient` also awaits it. A series is a plan that yields rows for the caller as well, as `Rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from dataloader.client.errors import JobFailed, NotFound
+from dataloader.client.results import Job
+
+A = TypeVar("A")
+R = TypeVar("R")
+Call = Callable[[], Any]
+Plan = Generator[Call, Any, R]
+PAGE = 200  # jobs or events of one answer
+
+
+class Rows(Generic[R]):
+    """What a series has found for its caller."""
+
+    def __init__(self, rows: Sequence[R]) -> None:
+        self.rows = rows
+
+
+Series = Generator[Call | Rows[R], Any, None]
+
+
+def carry_out(plan: Plan[R]) -> R:
+    """Make the calls of a plan, one after the other; returns what the plan returns."""
+    try:
+        call = next(plan)
+        while True:
+            try:
+                found = call()
+            except Exception as e:
+                call = plan.throw(e)
+            else:
+                call = plan.send(found)
+    except StopIteration as e:
+        result: R = e.value
+        return result
+
+
+def each(series: Series[R]) -> Iterator[R]:
+    """The rows of a series; its calls are made as the rows are taken."""
+    found = None
+    try:
+        while True:
+            step = series.send(found)
+            if isinstance(step, Rows):
+                yield from step.rows
+                found = None
+            else:
+                found = step()
+    except StopIteration:
+        return
+
+
+def run(farm: Any, trigger: Call, timeout: float | None) -> Plan[Job]:
+    """Trigger a job and wait for it; raises JobFailed where the end is not `succeeded`."""
+    started = yield trigger
+    job: Job = yield lambda: farm.wait(started.job_id, timeout)
+    if job.status != "succeeded":
+        raise JobFailed(job)
+    try:
+        result = yield lambda: farm.result(job.job_id)
+    except NotFound:  # deleted by now, or an older service
+        return job
+    return replace(job, result=result)
+
+
+def all_of(calls: Sequence[Callable[[], list[R]]]) -> Plan[list[R]]:
+    """The rows that these calls return, in one list."""
+    found: list[R] = []
+    for call in calls:
+        found += yield call
+    return found
+
+
+def merged(calls: Sequence[Callable[[], dict[UUID, str]]]) -> Plan[dict[UUID, str]]:
+    """What these calls return, in one dict."""
+    found: dict[UUID, str] = {}
+    for call in calls:
+        found |= yield call
+    return found
+
+
+def total(step: Callable[[A], tuple[int, A | None]], after: A) -> Plan[int]:
+    """The sum of all steps; each names the place of the next one."""
+    found: int = 0
+    place = after
+    while True:
+        changed, following = yield partial(step, place)
+        found += changed
+        if following is None:
+            return found
+        place = following
+
+
+def some(step: Callable[[str | None], tuple[int, str | None]]) -> Plan[int]:
+    """The number of the first step that has changed something, 0 where none has."""
+    changed, after = yield partial(step, None)
+    while not changed and after is not None:
+        changed, after = yield partial(step, after)
+    return int(changed)
+
+
+def steps(step: Callable[[str | None], tuple[int, str | None]]) -> Series[int]:
+    """The number of each step."""
+    after: str | None = None
+    while True:
+        changed, after = yield partial(step, after)
+        yield Rows([changed])
+        if after is None:
+            return
+
+
+def until_done(step: Callable[[], tuple[int, bool]]) -> Series[int]:
+    """The number of each step; a step says whether it was the last."""
+    is_done = False
+    while not is_done:
+        moved, is_done = yield step
+        yield Rows([moved])
+
+
+def walk(page: Callable[[int, str | None], tuple[list[R], str | None]], limit: int | None) -> Series[R]:
+    """The rows of all pages, at most `limit`."""
+    left, after = inf if limit is None else limit, None
+    while left > 0:
+        found, after = yield partial(page, int(min(PAGE, left)), after)
+        yield Rows(found)
+        left -= len(found)
+        if after is None:
+            return
+
+
+def follow(page: Callable[[A], tuple[list[R], A | None]], after: A) -> Series[R]:
+    """The rows of all pages, from the place `after` on."""
+    place: A | None = after
+    while place is not None:
+        found, place = yield partial(page, place)
+        yield Rows(found)

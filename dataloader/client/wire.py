@@ -1,0 +1,211 @@
+"""PURE: a request as it is sent to a service, its answer as it is read, and what may be sent again.
+
+`Transport` and `AsyncTransport` share this module: they differ only in how they wait.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Generic, NamedTuple, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from tenacity import RetryCallState, retry_if_exception, stop_before_delay
+
+import dataloader
+from dataloader.client.errors import ClientError, QueueFull, Unavailable, Unexpected, of_answer
+
+R = TypeVar("R")
+ANSWER_LIMIT = 256 * 1024 * 1024  # bytes; no answer of the API is as large
+KEPT = 8  # idle connections
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer: 200 with a document, or 304."""
+
+    status: int
+    document: Any
+    etag: str | None
+    retry_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[R]):
+    """A request to the API, and how its answer is read.
+
+    The exchange may take `extra` seconds more than the client's timeout. `patience` is in seconds, None: the client's.
+    """
+
+    read: Callable[[Answer], R]
+    method: str
+    path: str
+    body: Any = None
+    query: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] | None = None
+    extra: float = 0
+    patience: float | None = None
+    is_once: bool = False  # it must not be sent twice
+
+
+class Message(NamedTuple):
+    """What is sent; the header Authorization is not among the headers, because a dump of variables may show these."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    content: bytes | None
+
+
+class Token:
+    """A bearer token that no repr and no dump of variables contains."""
+
+    __slots__ = ("_header",)
+
+    def __init__(self, text: str) -> None:
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise ValueError("the token should be printable ASCII without spaces")
+        self._header = f"Bearer {text}"
+
+    def __repr__(self) -> str:
+        return "***"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a token is not to be pickled")
+
+    def headers(self) -> dict[str, str]:
+        """The Authorization header."""
+        return {"Authorization": self._header}
+
+    def hidden(self, text: str) -> str:
+        """`text` with the token masked: a server may repeat it."""
+        return text.replace(self._header.removeprefix("Bearer "), "***")
+
+
+class Service:
+    """The address of a service, and the token for it. Raises ValueError for a URL or token that is none."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url.rstrip("/")
+        self.scheme, self.host, self.port, self._path = _address(self.url)
+        self.origin = self.url.removesuffix(self._path)
+        self._token = Token(token) if token else None
+        self._agent = f"dataloader-client/{dataloader.version()}"
+
+    def message(self, request: Request[Any]) -> Message:
+        """The request as it is sent; raises ValueError for a body that JSON cannot say."""
+        given = {name: value for name, value in (request.query or {}).items() if value is not None}
+        target = f"{self._path}/api/v1{request.path}" + (f"?{urlencode(given)}" if given else "")
+        body = {} if request.body is None and request.method == "POST" else request.body
+        headers = {"Accept": "application/json", "User-Agent": self._agent, **(request.headers or {})}
+        if body is None:
+            return Message(request.method, target, headers, None)
+        content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        return Message(request.method, target, headers | {"Content-Type": "application/json"}, content)
+
+    def authorization(self) -> dict[str, str]:
+        """The header with the token, if there is one."""
+        return self._token.headers() if self._token else {}
+
+    def hidden(self, error: ClientError) -> ClientError:
+        """The error with the token masked."""
+        if self._token:
+            error.title, error.detail = self._token.hidden(error.title), self._token.hidden(error.detail)
+            error.args = (error.title,)
+        return error
+
+    def no_answer(self, error: Exception) -> Unavailable:
+        """The exception for an exchange that this error has ended."""
+        made = Unavailable(f"no answer from {self.url}", self.hidden(Unavailable(_reason(error))).title)
+        made.is_lasting = isinstance(error, ssl.SSLCertVerificationError | UnicodeError)
+        made.is_open = not (made.is_lasting or isinstance(error, ConnectionRefusedError | socket.gaierror))
+        return made
+
+
+def answer(status: int, reason: str, headers: Mapping[str, str], raw: bytes) -> Answer:
+    """An answer as it has arrived; raises ClientError for all but 200 and 304."""
+    headers = {name.lower(): value for name, value in headers.items()}
+    wait = seconds(headers.get("retry-after"))
+    try:
+        document = json.loads(raw) if raw else None
+        is_json = True
+    except (ValueError, RecursionError):
+        document, is_json = None, False
+    if status == 304 or (status == 200 and is_json):
+        return Answer(status, document, headers.get("etag"), wait)
+    if status < 400:
+        what = f"HTTP {status}" if status != 200 else "text that is no JSON"
+        raise Unexpected("The answer is not understood", f"it is {what}; is this the address of the dataloader API?")
+    raise of_answer(status, reason, document, wait)
+
+
+def checked_size(size: int) -> None:
+    """Raise Unexpected for an answer of more than ANSWER_LIMIT bytes."""
+    if size > ANSWER_LIMIT:
+        raise Unexpected("The answer is too large", f"it has more than {ANSWER_LIMIT >> 20} MB")
+
+
+def repetition(patience: float) -> dict[str, Any]:
+    """When tenacity sends a request again: while the service is away, for so many seconds."""
+    return {
+        "retry": retry_if_exception(_may_pass),
+        "wait": _pause,
+        "stop": stop_before_delay(patience),
+        "reraise": True,
+    }
+
+
+def seconds(text: str | None) -> float | None:
+    """The seconds of a Retry-After, which is a number or a date."""
+    if not text:
+        return None
+    try:
+        return max(0.0, float(text) if text.isdigit() else parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, QueueFull | Unavailable) and not getattr(error, "is_lasting", False)
+
+
+def _pause(state: RetryCallState) -> float:
+    """The seconds until the next try: growing, jittered, at least Retry-After."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = getattr(error, "retry_after", None) or 0.0
+    longest: float = min(5.0, 0.2 * 2 ** min(state.attempt_number, 10))
+    return asked + random.uniform(0.05, longest)  # noqa: S311  jitter
+
+
+def _address(url: str) -> tuple[str, str, int | None, str]:
+    """Scheme, host, port and path of a URL. Raises ValueError, whose text does not repeat a password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError("the URL should be http://host:port or https://host") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("the URL should begin with http:// or https:// and name a host")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the URL should have no user or password; use a token")
+    if parts.query or parts.fragment or any(ord(letter) <= 32 or ord(letter) == 127 for letter in url):
+        raise ValueError("the URL should have no query, no fragment and no spaces")
+    return parts.scheme, parts.hostname, port, parts.path
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, UnicodeError):
+        return "the host's name is not valid"
+    if not isinstance(error, OSError):
+        return f"it is no whole HTTP answer ({type(error).__name__})"
+    return error.strerror or str(error) or type(error).__name__

@@ -1,0 +1,119 @@
+"""Metrics by OpenTelemetry, read by the SDK's reader in memory; without the wish for them they cost nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from dataloader.api.server import pushed
+from dataloader.api.server.pushed import Figures
+from dataloader.farm import figures
+from dataloader.log import telemetry
+from dataloader.queue.job import End, Job, Outcome
+
+JOB = Job(UUID(int=7), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "w")
+NAMED = {"dataloader.queue": "q", "dataloader.task": "t"}
+
+
+def read(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    """The points of each metric, by its name."""
+    data = reader.get_metrics_data()
+    scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics] if data else []
+    return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
+
+
+@pytest.fixture
+def reader() -> InMemoryMetricReader:
+    return InMemoryMetricReader()
+
+
+def test_a_run_is_measured_and_counted_by_its_outcome(reader: InMemoryMetricReader) -> None:
+    measured = figures.Measured("vm1:7:b", reader)
+    measured.learn({JOB.job_id: 40.0})
+    with measured.run(JOB) as report:
+        assert [(point.value, point.attributes) for point in read(reader)["dataloader.running"]] == [(1, NAMED)]
+        report(Outcome(End.DONE))
+    with pytest.raises(KeyboardInterrupt), measured.run(JOB._replace(job_id=UUID(int=8))):
+        raise KeyboardInterrupt
+    found = read(reader)
+    measured.close()
+    assert [point.value for point in found["dataloader.running"]] == [0]
+    assert [(point.value, point.attributes) for point in found["dataloader.runs"]] == [
+        (1, NAMED | {"dataloader.outcome": "done"})
+    ]
+    (took,), (waited,) = found["dataloader.run.duration"], found["dataloader.queue.latency"]
+    assert (took.count, tuple(took.explicit_bounds)) == (1, figures.BOUNDS_SEC)
+    assert 0 <= took.sum < 5
+    assert (waited.count, waited.attributes) == (1, NAMED), "the wait of the second job is not known"
+    assert 40 <= waited.sum < 45
+
+
+def test_the_figures_of_a_scrape_are_sent_under_their_names(reader: InMemoryMetricReader) -> None:
+    jobs = [3.0]
+
+    def collect() -> Iterator[Metric]:
+        gauge = GaugeMetricFamily("dl_jobs", "Jobs", labels=("queue",))
+        gauge.add_metric(("q",), jobs[-1])
+        steps = CounterMetricFamily("dl_job_steps", "Steps", labels=("step",))
+        steps.add_metric(("done",), 9)
+        took = HistogramMetricFamily("dl_run_duration_seconds", "Took", labels=("task",))
+        took.add_metric(("t",), [("0.1", 1), ("+Inf", 4)], 7.5)
+        yield from (gauge, steps, took)
+
+    provider = telemetry.provider("api", reader)
+    meter, sent = telemetry.meter(provider), Figures(collect)
+    for jobs[0] in (3.0, 2.0):
+        sent.renew(meter)
+        found = read(reader)
+        assert [(point.value, point.attributes) for point in found["dl_jobs"]] == [(jobs[0], {"queue": "q"})]
+    assert [(point.value, point.attributes) for point in found["dl_job_steps_total"]] == [(9, {"step": "done"})]
+    buckets = {point.attributes["le"]: point.value for point in found["dl_run_duration_seconds_bucket"]}
+    assert buckets == {"0.1": 1, "+Inf": 4}
+    parts = [found[f"dl_run_duration_seconds_{part}"][0].value for part in ("count", "sum")]
+    assert parts == [4, 7.5]
+    provider.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "disabled", "wanted"),
+    [("", "", False), ("none", "", False), ("otlp", "", True), ("console", "false", True), ("otlp", "TRUE", False)],
+)
+def test_metrics_are_off_unless_an_exporter_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, disabled: str, wanted: bool
+) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", name)
+    monkeypatch.setenv("OTEL_SDK_DISABLED", disabled)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318")  # asks for traces alone
+    assert telemetry.are_wanted() is wanted
+
+
+def test_an_exporter_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "pigeon")
+    with pytest.raises(ValueError, match="no exporter 'pigeon'; there are otlp, console"):
+        telemetry.exporter()
+    assert figures.start("w").is_on is False
+
+
+@pytest.mark.parametrize("said", ["0", "soon", "-5"])
+def test_an_interval_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", said)
+    with pytest.raises(ValueError, match="OTEL_METRIC_EXPORT_INTERVAL should be milliseconds"):
+        pushed.Sender(list)
+    assert pushed.start(list) is None
+
+
+def test_metrics_that_are_off_import_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
+    code = (
+        "import sys; from dataloader.farm import figures, worker; from dataloader.api.server import pushed;"
+        "print(figures.start('w').is_on, pushed.start(list), any('opentelemetry' in name for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False None False\n"

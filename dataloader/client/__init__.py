@@ -42,6 +42,8 @@ from dataloader.client.results import (
     Backfill,
     Database,
     Document,
+    ErrorGroup,
+    ErrorGroups,
     Event,
     Job,
     Key,
@@ -70,6 +72,8 @@ __all__ = [
     "ClientError",
     "Conflict",
     "Database",
+    "ErrorGroup",
+    "ErrorGroups",
     "Event",
     "Fault",
     "Forbidden",
@@ -286,6 +290,15 @@ class Client(Farm):
         query = {"after": after, "status": status}
         document = self._call("GET", f"{_backfill(name)}/partitions", query=query).document
         return read_all(Partition, document, "partitions"), document["next"]
+
+    def errors(
+        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
+    ) -> ErrorGroups:
+        query = _json(given(queue=queue, task=task, since=since))
+        return read(ErrorGroups, self._call("GET", "/errors", query=query).document)
+
+    def write_error_note(self, task: str, error_group: str, note: str) -> None:
+        self._call("PUT", "/errors/note", {"task": task, "error_group": error_group, "note": note})
 
     def limits(self) -> list[Limit]:
         return read_all(Limit, self._call("GET", "/limits").document, "limits")

@@ -46,6 +46,7 @@ FARMS = {
     "test_example_llm",
     "test_limits_of_farms",
     "test_commands_of_farms",
+    "test_errors_of_farms",
 }
 
 

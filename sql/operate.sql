@@ -121,7 +121,7 @@ SELECT job_id, status::text, cancel_requested FROM dl_jobs WHERE job_id = ANY (%
 -- final -> queued, due at once, with a fresh budget: the trigger takes back the cancellation that had ended the job. In a
 -- merged queue the same for the jobs of its key that wait for a retry: they go as one. Others' locked ones stay.
 WITH again AS (
-  UPDATE dl_jobs SET status = 'queued', available_at = now(), attempt = 0, error = NULL, progress = '{}',
+  UPDATE dl_jobs SET status = 'queued', available_at = now(), attempt = 0, error = NULL, error_group = NULL, progress = '{}',
          backoffs = 0, journaled = journaled + 1
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                               ORDER BY job_id FOR NO KEY UPDATE))
@@ -181,7 +181,8 @@ RETURNING job_id;
 WITH killed AS (
   UPDATE dl_jobs SET status = CASE WHEN cancel_requested THEN 'canceled' ELSE 'failed' END::dl_status,
          finished_at = now(), blocked_on = NULL, journaled = journaled + 1,
-         error = coalesce(error, 'killed by ' || %(by)s::text)
+         error = coalesce(error, 'killed by ' || %(by)s::text),
+         error_group = coalesce(error_group, CASE WHEN error IS NULL THEN 'killed by hand' END)
    WHERE job_id = ANY (ARRAY(SELECT job_id FROM dl_jobs WHERE job_id = ANY (%(job_ids)s)
                               ORDER BY job_id FOR NO KEY UPDATE))
      AND status = 'queued' AND attempt > 0
@@ -213,7 +214,8 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit
 -- Whether a row passes the filter, in the place of {passes}; null is no filter.
 (%(task)s::text IS NULL OR task = %(task)s) AND (%(lock_key)s::text IS NULL OR lock_key = %(lock_key)s)
 AND (%(partition_key)s::text IS NULL OR partition_key = %(partition_key)s)
-AND (%(error)s::text IS NULL OR coalesce(strpos(error, %(error)s) > 0, false));
+AND (%(error)s::text IS NULL OR coalesce(strpos(error, %(error)s) > 0, false))
+AND (%(error_group)s::text IS NULL OR coalesce(coalesce(error_group, dl_error_group(error)) = %(error_group)s, false));
 
 -- name: dead
 -- The oldest end first. Served by ix_dl_jobs_dead; rows with one time of their end are sorted.

@@ -26,7 +26,7 @@ DECLARE
       FROM unnest('{dl_queues, dl_workers, dl_served, dl_tasks, dl_totals, dl_pace, dl_rolled, dl_lengths, dl_freed,
               dl_results, dl_needs, dl_parents, dl_waiting, dl_schedules, dl_limits,
               dl_checkpoints, dl_webhooks, dl_alerts, dl_alerted, dl_backfills, dl_partitions, dl_durations,
-              dl_predictions}'::text[]) name
+              dl_predictions, dl_error_notes}'::text[]) name
      WHERE to_regclass(name) IS NOT NULL);
   all_functions text;
   called text;        -- by a role; the others are triggers'
@@ -36,7 +36,7 @@ DECLARE
 BEGIN
   SELECT string_agg(oid::regprocedure::text, ', '),
          string_agg(oid::regprocedure::text, ', ') FILTER (WHERE prorettype <> 'trigger'::regtype),
-         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state')),
+         string_agg(oid::regprocedure::text, ', ') FILTER (WHERE proname IN ('dl_readable', 'dl_matches', 'dl_last_run_sec', 'dl_counted', 'dl_limit_state', 'dl_error_group')),
          string_agg(oid::regprocedure::text, ', ')
            FILTER (WHERE proname IN ('dl_enqueue', 'dl_enqueue_one', 'dl_enqueue_many', 'dl_set_trace', 'dl_depend',
                               'dl_job_status'))

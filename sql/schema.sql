@@ -74,7 +74,8 @@ CREATE TABLE dl_jobs (
   limits text[],                                     -- names in dl_limits that the job's runs count for; null: none
   turn_at timestamptz,                               -- place among those of its queue and priority; null: created_at
   share text,                                        -- whose job it is, in a fair queue; else null
-  deadline timestamptz                               -- when the job should have ended; null: no matter when
+  deadline timestamptz,                              -- when the job should have ended; null: no matter when
+  error_group text                                   -- what the error has in common with others of its kind
 ) WITH (
   fillfactor = 70,                                   -- room for heartbeats on the row's own page
   -- A queue's rows die young: by default a vacuum would wait for a fifth of the history.
@@ -98,6 +99,7 @@ COMMENT ON COLUMN dl_jobs.limits IS 'the limits that the job''s runs count for; 
 COMMENT ON COLUMN dl_jobs.turn_at IS 'place among the ready jobs of the queue and priority; null: created_at';
 COMMENT ON COLUMN dl_jobs.share IS 'whose job it is, in a fair queue: its partition_key or producer; else null';
 COMMENT ON COLUMN dl_jobs.deadline IS 'when the job should have ended; null: no matter when';
+COMMENT ON COLUMN dl_jobs.error_group IS 'the error without what differs from job to job; null: no error, or dl_error_group tells it';
 
 -- The plain protocol's claim, of other services: it sorts what this index finds. A list's jobs share an entry.
 CREATE INDEX ix_dl_jobs_claim ON dl_jobs (queue, available_at) WHERE status = 'queued';
@@ -437,6 +439,17 @@ CREATE TABLE dl_lengths (
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_lengths IS 'what the reaper has counted of each queue that has jobs';
 COMMENT ON COLUMN dl_lengths.keys IS 'keys with queued jobs; null: the queue is not ordered, or they were not counted';
+
+-- What people have written about an error group.
+CREATE TABLE dl_error_notes (
+  task text NOT NULL,
+  error_group text NOT NULL,
+  note text NOT NULL,
+  by text NOT NULL,
+  at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (task, error_group)
+);
+COMMENT ON TABLE dl_error_notes IS 'what people have written about an error group';
 
 -- Receivers of alerts, and what they were told.
 CREATE TABLE dl_webhooks (

@@ -308,7 +308,9 @@ dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS f
 
 -- name: matches
 -- Whether the list has the job, in the place of {matches}.
-dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s);
+dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
+AND (%(error_group)s::text IS NULL
+     OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false));
 
 -- name: listed
 SELECT nth = %(scan)s AS is_edge, {matches} AS is_wanted, {shown}, changed_at

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
@@ -22,6 +23,7 @@ from dataloader.client import (
     Backfill,
     Conflict,
     Database,
+    ErrorGroups,
     Event,
     Fault,
     Job,
@@ -51,6 +53,7 @@ from dataloader.queue import (
     backfills,
     db,
     enqueue,
+    errors,
     hooks,
     keys,
     lifecycle,
@@ -265,6 +268,16 @@ class Direct(Farm):
             return self._ask(change, name, self._by)
         except backfills.NotNow as e:
             raise Conflict("The backfill was not changed", str(e)) from None
+
+    def errors(
+        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
+    ) -> ErrorGroups:
+        at = datetime.fromisoformat(since).astimezone() if isinstance(since, str) else since
+        found = self._ask(errors.groups, queue, task, at)
+        return _one(ErrorGroups, {"groups": found.groups, "is_cut": found.is_cut})
+
+    def write_error_note(self, task: str, error_group: str, note: str) -> None:
+        self._ask(errors.write_note, task, error_group, note, self._by)
 
     def limits(self) -> list[Limit]:
         return [_one(Limit, row) for row in self._ask(stats.limits)]

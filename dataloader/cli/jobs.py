@@ -146,6 +146,7 @@ def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
 @click.option("--partition-key")
 @click.option("--producer")
 @click.option("--consumer-group")
+@click.option("--error-group", metavar="TEXT", help="only jobs of this group, as `dataloader errors` has it")
 @click.option("--since", metavar="TIME", help="only jobs that changed since then: 2h (min, h, d) ago, or a time")
 @click.option("--until", metavar="TIME", help="only jobs that changed before then")
 @click.option("--sort", type=click.Choice(["changed", "key"]), default="changed", show_default=True)
@@ -156,7 +157,7 @@ def jobs(
     reached: Reached, since: str | None, until: str | None, limit: int, has_no_limit: bool, **filters: Any
 ) -> None:
     """List jobs, the newest change first."""
-    filters |= {"since": _instant("--since", since, reached.zone), "until": _instant("--until", until, reached.zone)}
+    filters |= {"since": instant("--since", since, reached.zone), "until": instant("--until", until, reached.zone)}
     found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **filters))
     if reached.as_json:
         reached.print_json({"jobs": [job.document for job in found]})
@@ -230,7 +231,7 @@ def arguments(text: str) -> Any:
     return args
 
 
-def _instant(name: str, text: str | None, zone: tzinfo) -> datetime | None:
+def instant(name: str, text: str | None, zone: tzinfo) -> datetime | None:
     """A time, or so long ago; without an offset it is in the zone of the people."""
     if text is None:
         return None

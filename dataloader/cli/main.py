@@ -7,6 +7,7 @@ modules beside it the other commands:
     operate   requeue, run-now, delete, pause, resume, limit, queue
     schedules schedule: jobs by the clock
     backfills backfill: jobs of one task for many partitions
+    errors    errors: dead and retrying jobs in groups by their errors
     farm      queues, ps, tasks, top (drawn by `top`), completion
     webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
     doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
@@ -44,6 +45,7 @@ _MODULES = {
         "operate": "requeue run-now delete pause resume limit queue",
         "schedules": "schedule",
         "backfills": "backfill",
+        "errors": "errors",
         "farm": "queues ps tasks predict top completion",
         "webhooks": "webhook",
     }.items()

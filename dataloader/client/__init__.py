@@ -47,6 +47,8 @@ from dataloader.client.results import (
     Backfill,
     Database,
     Document,
+    ErrorGroup,
+    ErrorGroups,
     Event,
     Job,
     Key,
@@ -80,6 +82,8 @@ __all__ = [
     "ClientError",
     "Conflict",
     "Database",
+    "ErrorGroup",
+    "ErrorGroups",
     "Event",
     "Fault",
     "Forbidden",
@@ -297,6 +301,15 @@ class Client(Farm):
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]:
         query = {"after": after, "status": status}
         return self._call(_page_of(Partition, "partitions"), "GET", f"{_backfill(name)}/partitions", query=query)
+
+    def errors(
+        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
+    ) -> ErrorGroups:
+        query = _json(given(queue=queue, task=task, since=since))
+        return self._call(_one(ErrorGroups), "GET", "/errors", query=query)
+
+    def write_error_note(self, task: str, error_group: str, note: str) -> None:
+        return self._call(_nothing, "PUT", "/errors/note", {"task": task, "error_group": error_group, "note": note})
 
     def limits(self) -> list[Limit]:
         return self._call(_many(Limit, "limits"), "GET", "/limits")

@@ -144,6 +144,8 @@ class AsyncClient:
     retry_backfill = _awaited(Client.retry_backfill)
     remove_backfill = _awaited(Client.remove_backfill)
     partitions = _iterated(Client.partitions)
+    errors = _awaited(Client.errors)
+    write_error_note = _awaited(Client.write_error_note)
     limits = _awaited(Client.limits)
     set_limit = _awaited(Client.set_limit)
     remove_limit = _awaited(Client.remove_limit)

@@ -19,6 +19,7 @@ from dataloader.client.results import (
     Backfill,
     Database,
     Document,
+    ErrorGroups,
     Event,
     Job,
     Key,
@@ -176,6 +177,7 @@ class Farm(ABC):
         partition_key: str | None = None,
         producer: str | None = None,
         consumer_group: str | None = None,
+        error_group: str | None = None,
         since: datetime | str | None = None,
         until: datetime | str | None = None,
         sort: str | None = None,
@@ -194,6 +196,7 @@ class Farm(ABC):
             partition_key=partition_key,
             producer=producer,
             consumer_group=consumer_group,
+            error_group=error_group,
             since=since,
             until=until,
             sort=sort,
@@ -355,6 +358,22 @@ class Farm(ABC):
     def _partitions(self, name: str, after: int, status: str | None) -> tuple[list[Partition], int | None]: ...
 
     @abstractmethod
+    def errors(
+        self, *, queue: str | None = None, task: str | None = None, since: datetime | str | None = None
+    ) -> ErrorGroups:
+        """Dead and retrying jobs in groups by queue, task and error, the largest first; `since` is of the failures.
+
+        The jobs of a group: `jobs(error_group=...)`, `change_all("requeue-dead", queue, task=..., error_group=...)`.
+        """
+
+    @abstractmethod
+    def write_error_note(self, task: str, error_group: str, note: str) -> None:
+        """Keep a note of up to 2,000 characters about a group of a task, in the place of an earlier one; "" removes it.
+
+        Raises Refused for a longer one.
+        """
+
+    @abstractmethod
     def limits(self) -> list[Limit]:
         """The limits of the fleet, by name."""
 
@@ -408,7 +427,7 @@ class Farm(ABC):
         """`requeue-dead`, `delete-dead`, `run-all` or `kill-retries`, step by step; yields how many each step changed.
 
         `only` filters by `task`, `lock_key`, `partition_key` and, but for `run-all`, `error`, a text that the error
-        contains. A job that comes back meanwhile may be changed again.
+        contains, and `error_group`. A job that comes back meanwhile may be changed again.
         """
         return self._each(plans.steps(partial(self._change_some, verb, queue, only)))
 

@@ -169,6 +169,40 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """The dead and retrying jobs of a queue and a task whose errors are of one kind.
+
+    `error_group` is what they have in common: a filter of `jobs` and `change_all`. `by_hour` counts the failures of the
+    last 24 hours, the oldest hour first. `job_id` and `error` are of the latest job, `hosts` of the latest five.
+    """
+
+    queue: str
+    task: str
+    error_group: str
+    dead: int
+    retrying: int
+    first_at: datetime
+    last_at: datetime
+    job_id: UUID
+    error: str | None = None
+    by_hour: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    note: str | None = None
+    noted_by: str | None = None
+    noted_at: datetime | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroups:
+    """The largest groups, up to 100; `is_cut`: of some queue only the latest jobs were counted."""
+
+    groups: tuple[ErrorGroup, ...] = ()
+    is_cut: bool = False
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key of an ordered queue that has queued jobs: `payloads` counts them.
 
@@ -455,7 +489,9 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
             each_kind = get_args(kind)[0]
             if each_kind is datetime:
                 return tuple(map(datetime.fromisoformat, value))
-            return tuple(map(str, value) if each_kind is str else (read(each_kind, each) for each in value))
+            if each_kind in (str, int):
+                return tuple(map(each_kind, value))
+            return tuple(read(each_kind, each) for each in value)
         if kind is Queue:
             return read(Queue, value)
         if kind in (UUID, datetime):

@@ -19,7 +19,7 @@ from dataloader import log, pipelines
 from dataloader.config import Settings
 from dataloader.farm import fence
 from dataloader.farm.checkpoints import Checkpoints
-from dataloader.farm.failures import described, headline, message
+from dataloader.farm.failures import described, fingerprint, headline, message
 from dataloader.farm.family import Family
 from dataloader.farm.lease import Lease
 from dataloader.farm.warm import Place, Resource, WarmResources, prepared
@@ -393,7 +393,8 @@ def _decide_key(delivery: Delivery, by_key: dict[str, Outcome], key: str, outcom
     if key not in {job.lock_key for job in delivery.jobs}:
         raise KeyError(f"{key!r} is no key of this run")
     error = outcome.error if outcome.error is None else log.masked(outcome.error)
-    by_key[key] = outcome._replace(error=error)
+    group = None if outcome.raised is None else _group_of(outcome.raised)
+    by_key[key] = outcome._replace(error=error, error_group=group)
 
 
 def _stopped(lease: Lease, progress: dict[str, Any] | None) -> Outcome:
@@ -405,9 +406,16 @@ def _failed(error: BaseException, progress: dict[str, Any] | None) -> Outcome:
     if isinstance(error, PermanentError | UnknownTask | WrongPipeline | Retry):
         end = End.PERMANENT if isinstance(error, PermanentError) else End.ERROR
         delay_sec = error.in_sec if isinstance(error, Retry) else None
-        return Outcome(end, log.masked(message(error)), progress, delay_sec=delay_sec, raised=error)
+        text = log.masked(message(error))
+        return Outcome(end, text, progress, delay_sec=delay_sec, raised=error, error_group=_group_of(error))
     sound = isinstance(error, Exception) and not isinstance(error, MemoryError)
-    return Outcome(End.ERROR, log.masked(described(error)), progress, worker_is_sound=sound, raised=error)
+    text, group = log.masked(described(error)), _group_of(error)
+    return Outcome(End.ERROR, text, progress, worker_is_sound=sound, raised=error, error_group=group)
+
+
+def _group_of(error: BaseException) -> str:
+    """The error group, of the masked message: what is secret has to go before its digits do."""
+    return clip(fingerprint(error, log.masked(message(error))))
 
 
 def delayed(delivery: Delivery, outcome: Outcome, retry_in: Callable[[int], float]) -> Outcome:

@@ -101,6 +101,7 @@ FIELDS = (
     Field("cancel_forced", "boolean", "the cancellation does not wait for a safe point", PAGE),
     Field("progress", "jsonb", "what the pipeline last reported", EVERYWHERE),
     Field("error", "text", "the last error", EVERYWHERE),
+    Field("error_group", "text", "the last error without what differs from job to job", NOWHERE),
     Field("created_at", "timestamptz", "when the job was added", EVERYWHERE),
     Field("started_at", "timestamptz", "the first start, over all attempts", EVERYWHERE),
     Field("heartbeat_at", "timestamptz", "the last sign of life of the run", EVERYWHERE),

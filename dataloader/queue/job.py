@@ -202,7 +202,8 @@ class Outcome(NamedTuple):
     `delay_sec`: how long the job waits for its next run; None leaves that to dl_retry_delay. `by_key` has what differs
     for single keys of a batch. `raised` is the pipeline's exception, for hooks. `result` is what the pipeline has
     returned, as JSON; None: nothing. `notes` are for the journal. `checkpoint` is where the next run goes on; None: the
-    pipeline has no checkpoints. `is_free`: the run has failed and does not count.
+    pipeline has no checkpoints. `is_free`: the run has failed and does not count. `error_group` is what the error has
+    in common with others of its kind; None: the database tells it by the text.
     """
 
     end: End
@@ -216,13 +217,14 @@ class Outcome(NamedTuple):
     notes: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
     is_free: bool = False
+    error_group: str | None = None
 
 
 class Finish(NamedTuple):
     """The write at the end of a run: one of Verb, and the parameters of dl_finish.
 
     `delay_sec`: how long a retry or a release waits; None leaves that to dl_retry_delay, a release is due at once.
-    `result` is kept before the end is written (see lifecycle.keep_results).
+    `result` is kept before the end is written (see lifecycle.keep_results). `error_group` is as in Outcome.
     """
 
     verb: str
@@ -230,6 +232,7 @@ class Finish(NamedTuple):
     delay_sec: float | None = None
     progress: str | None = None
     result: str | None = None
+    error_group: str | None = None
 
 
 def decide(delivery: Delivery, outcome: Outcome) -> list[Finish | None]:
@@ -276,9 +279,9 @@ def _decide(job: Job, outcome: Outcome) -> Finish | None:
             delay_sec = RETRY_SEC * job.attempt if outcome.delay_sec is None else outcome.delay_sec
             return Finish(Verb.HAND_BACK, error, delay_sec, progress)
         case End.ERROR | End.TIMEOUT if job.attempt < job.max_attempts:
-            return Finish(Verb.RETRY, error, outcome.delay_sec, progress)
+            return Finish(Verb.RETRY, error, outcome.delay_sec, progress, error_group=outcome.error_group)
         case End.ERROR | End.TIMEOUT | End.PERMANENT:
-            return Finish(Verb.FAIL, error, progress=progress)
+            return Finish(Verb.FAIL, error, progress=progress, error_group=outcome.error_group)
 
 
 def beat_interval(heartbeat_sec: float, lease_ttl_sec: float) -> float:

@@ -330,7 +330,7 @@ def finish(
         written = _finish(conn, job.claimed_by, [Ended(job, end, facts)], let_go)
     except psycopg.DataError:
         plain = (end.error or "").encode("ascii", "backslashreplace").decode()
-        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None, result=None)
+        bare = end._replace(error=plain.replace("\x00", "") or None, progress=None, result=None, error_group=None)
         written = _finish(conn, job.claimed_by, [Ended(job, bare, facts)], let_go)
     if written.locked:
         raise errors.LockNotAvailable(f"another session has the row of job {job.job_id} locked")
@@ -433,8 +433,10 @@ def _arrays(ends: Collection[Ended] | None) -> dict[str, str | None]:
 
 
 def _row(ended: Ended) -> tuple[Any, ...]:
-    job, (verb, error, delay_sec, progress, _), facts, *_ = ended
+    job, (verb, error, delay_sec, progress, _, group), facts, *_ = ended
     delay = None if delay_sec is None else str(delay_sec)
+    if group is not None:
+        facts = {**(facts or {}), "error_group": group}
     return job.job_id.hex, str(job.attempt), verb, error, delay, progress, _told_of(facts) if facts else None
 
 
@@ -457,8 +459,8 @@ def _quoted(text: str) -> str:
 
 
 def _told_of(facts: Mapping[str, Any]) -> str:
-    """A JSON object of numbers, and of a run's notes; without notes it is made here, which is quicker."""
-    if "notes" in facts:
+    """A JSON object of numbers, of a run's notes and its error group; one of numbers is made here, which is quicker."""
+    if "notes" in facts or "error_group" in facts:
         return json.dumps(facts)
     return "{" + ", ".join([f'"{name}": {number}' for name, number in facts.items()]) + "}"
 

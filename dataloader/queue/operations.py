@@ -124,12 +124,16 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs of a group a change is for; None is no filter. `error` is a text that the job's error contains."""
+    """Which jobs of a group a change is for; None is no filter.
+
+    `error` is a text that the job's error contains, `error_group` the group of that error (`errors.groups`).
+    """
 
     task: str | None = None
     lock_key: str | None = None
     partition_key: str | None = None
     error: str | None = None
+    error_group: str | None = None
 
 
 class Changed(NamedTuple):
@@ -382,10 +386,10 @@ def run_all(
 ) -> Changed:
     """Let up to `limit` jobs of the queue wait for their time no longer; the rest as `requeue_dead`.
 
-    Raises ValueError for a filter by `error` as well: most of these jobs have not run.
+    Raises ValueError for a filter by `error` or `error_group` as well: most of these jobs have not run.
     """
-    if only.error is not None:
-        raise ValueError("run-all has no filter error: jobs that have not run have none")
+    if only.error is not None or only.error_group is not None:
+        raise ValueError("run-all has no filter error or error_group: jobs that have not run have none")
     return _change_next(conn, "not_due", "run_now", queue, by, limit, only, after)
 
 

@@ -69,7 +69,8 @@ class TooMany(ValueError):
 class Wanted:
     """Which jobs a list is to have, and its order; None is no filter.
 
-    `status` is one of job.STATUSES; `since` and `until` bound the last change; `sort` is one of SORTS.
+    `error_group` is that of a job's error (`errors.groups`). `status` is one of job.STATUSES; `since` and `until` bound
+    the last change; `sort` is one of SORTS.
     """
 
     queue: str | None = None
@@ -79,6 +80,7 @@ class Wanted:
     partition_key: str | None = None
     producer: str | None = None
     consumer_group: str | None = None
+    error_group: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     sort: str = "changed"

@@ -7,6 +7,16 @@ CREATE OR REPLACE FUNCTION dl_retry_delay(p_attempt int) RETURNS float8 LANGUAGE
 $$;
 
 
+-- The error group of an error's text, for errors of which no worker has told it: the first line, with … in the place of
+-- what differs from job to job (addresses, quoted values, times, paths, ids) and # in that of numbers. The same rules as
+-- in farm/failures.py, where each is explained.
+CREATE OR REPLACE FUNCTION dl_error_group(p_error text) RETURNS text LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT left(regexp_replace(regexp_replace(left(split_part(ltrim(p_error, E' \t\r\n'), E'\n', 1), 1000),
+    $re$[A-Za-z][A-Za-z0-9+.-]*://[^\s'"]+|(?<![A-Za-z0-9_])'[^']*'|"[^"]*"|`[^`]*`|[^\s@'"(),;:=<>]+@[^\s@'"(),;:=<>]+|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?)?(Z|[+-][0-9]{2}:?[0-9]{2})?|[^\s/'"(),;:=]*(/[^\s/'"(),;:]+){2,}/?|[A-Za-z]:\\[^\s'"]+|(?<==)[^\s,;]+|(?=[A-Za-z_+/-]*[0-9])[A-Za-z0-9+/_-]{20,}$re$,
+    '…', 'g'), $re$0[xX][0-9a-fA-F]+|[0-9a-fA-F]{8,}|[0-9]+([.,:][0-9]+)*$re$, '#', 'g'), 200)
+$$;
+
+
 -- Write how runs of this worker have ended. The arrays have one value for each run; an array that is null has nulls.
 --   p_job_id, p_attempt   the claim
 --   p_verb                succeed; retry (again after p_delay_sec, null: dl_retry_delay); fail; cancel (the run stopped
@@ -63,7 +73,10 @@ BEGIN
              error = CASE verb WHEN 'hand_back' THEN j.error
                                WHEN 'succeed' THEN CASE WHEN cancel_requested THEN
                                  'canceled when the pipeline had finished: its work stands' END
-                               ELSE e.error END
+                               ELSE e.error END,
+             error_group = CASE WHEN verb = 'hand_back' THEN j.error_group
+                                WHEN verb IN ('retry', 'fail', 'restart')
+                                  THEN coalesce(e.facts::jsonb ->> 'error_group', dl_error_group(e.error)) END
         FROM free e WHERE j.ctid = e.at AND j.attempt = e.attempt AND claimed_by = p_worker AND status::text = 'running'
       RETURNING j.job_id, queue, lock_key, limits, status, j.attempt, verb, facts,
                 CASE WHEN verb = 'retry' AND status = 'queued' THEN wait_sec END AS delay_sec,

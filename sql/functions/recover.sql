@@ -70,7 +70,8 @@ BEGIN
            available_at = now() + make_interval(secs => CASE WHEN is_spent THEN 0 ELSE delay_sec END),
            finished_at = CASE WHEN cancel_requested OR is_spent AND job_id = first THEN now() END,
            lease_expires_at = NULL, claimed_by = NULL, claimed_pid = NULL, claimed_backend_start = NULL,
-           error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END
+           error = CASE WHEN p_end = 'drain' THEN error ELSE p_reason END,
+           error_group = CASE WHEN p_end = 'drain' THEN error_group ELSE dl_error_group(p_reason) END
      WHERE job_id = ANY (delivery)
     RETURNING job_id, queue, status, attempt),
   journal AS (

@@ -138,6 +138,11 @@ BEGIN
      AND (is_back OR j.status <> 'running' AND j.claimed_by IS NOT NULL
           OR j.blocked_on IS DISTINCT FROM place.blocked_on OR place.score IS NOT NULL
           OR j.status NOT IN ('queued', 'running') AND j.finished_at IS NULL);
+  -- The error of a service that knows no groups. Read as JSON, for the column may not be there yet: 0043 makes it.
+  IF NEW.error IS DISTINCT FROM OLD.error AND NEW.journaled = OLD.journaled
+     AND to_jsonb(NEW) ? 'error_group' AND to_jsonb(NEW) -> 'error_group' = to_jsonb(OLD) -> 'error_group' THEN
+    UPDATE %1$I.dl_jobs SET error_group = %1$I.dl_error_group(error) WHERE job_id = NEW.job_id;
+  END IF;
   IF (is_back OR NEW.status = 'succeeded' AND OLD.status <> 'succeeded') AND to_regclass(%3$L) IS NOT NULL THEN
     DELETE FROM %1$I.dl_results WHERE job_id = NEW.job_id;
   END IF;

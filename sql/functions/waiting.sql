@@ -224,7 +224,8 @@ BEGIN
            journaled = journaled + CASE WHEN becomes <> 'queued' THEN 1 ELSE 0 END,
            finished_at = CASE WHEN becomes <> 'queued' THEN now() END,
            error = CASE becomes WHEN 'lost' THEN
-                     concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) ELSE error END
+                     concat_ws(E'\n', 'no attempts left: ' || attempt || ' of ' || max_attempts, error) ELSE error END,
+           error_group = CASE becomes WHEN 'lost' THEN coalesce(error_group, 'no attempts left') ELSE error_group END
       FROM odd WHERE dl_jobs.ctid = odd.at AND (becomes IS NOT NULL OR place IS NOT NULL)
     RETURNING job_id, queue, becomes, attempt),
   journal AS (

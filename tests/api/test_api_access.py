@@ -83,7 +83,7 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/logout"): frozenset(),
     **{
         ("GET", path): READ
-        for path in ("/", "/jobs", "/keys", "/key", "/workers", "/limits", "/metrics", "/openapi.json")
+        for path in ("/", "/jobs", "/keys", "/key", "/workers", "/limits", "/errors", "/metrics", "/openapi.json")
     },
     ("GET", "/schedules"): READ,
     ("POST", "/schedules"): OPERATES,
@@ -129,6 +129,9 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("PUT", QUEUE.replace("anything", "queue")): OPERATES,
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("GET", "/api/v1/limits"): READ,
+    ("GET", "/api/v1/errors"): READ,
+    ("PUT", "/api/v1/errors/note"): OPERATES,
+    ("POST", "/errors/note"): OPERATES,
     ("GET", "/api/v1/limits/<anything:limit>"): READ,
     ("PUT", "/api/v1/limits/<anything:limit>"): OPERATES,
     ("DELETE", "/api/v1/limits/<anything:limit>"): OPERATES,

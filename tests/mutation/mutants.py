@@ -17,6 +17,7 @@ JOURNAL, STEP, INSERTS = (f"migrations/{name}.sql" for name in ("0004_journal", 
 ORDERED = "migrations/0023_ordered.sql"
 SCHEDULES, BACKFILLS = "schedules.sql", "backfills.sql"
 PREDICTIONS = "predictions.sql"
+ERRORS = "errors.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -1376,8 +1377,8 @@ MUTANTS: list[Mutant] = [
         ("journals what is no step", "NEW.status <> OLD.status AND NEW.journaled", "NEW.journaled"),
         (
             "our own steps too",
-            " AND NEW.journaled = OLD.journaled",
-            "",
+            "NEW.status <> OLD.status AND NEW.journaled = OLD.journaled",
+            "NEW.status <> OLD.status",
             "the function finds our row, of the same transaction, and adds none",
         ),
         (
@@ -2497,5 +2498,119 @@ MUTANTS: list[Mutant] = [
         BACKFILLS,
         "-- name: failed\n",
         ("a backfill rests not", "clock_timestamp() + make_interval(secs => %(retry_sec)s)", "clock_timestamp()"),
+    ),
+    # --- error groups
+    *_function(
+        "dl_finish",
+        ("forgets the group of an earlier run", "WHEN verb = 'hand_back' THEN j.error_group", "WHEN false THEN NULL"),
+        ("a success keeps the group", "WHEN verb IN ('retry', 'fail', 'restart')\n", "WHEN true\n"),
+        (
+            "a group by the text alone",
+            "coalesce(e.facts::jsonb ->> 'error_group', dl_error_group(e.error))",
+            "dl_error_group(e.error)",
+        ),
+        (
+            "a group by its worker alone",
+            "coalesce(e.facts::jsonb ->> 'error_group', dl_error_group(e.error))",
+            "e.facts::jsonb ->> 'error_group'",
+        ),
+    ),
+    *_function(
+        "dl_give_back",
+        (
+            "a drain has a group",
+            "error_group = CASE WHEN p_end = 'drain' THEN error_group ELSE dl_error_group(p_reason) END",
+            "error_group = dl_error_group(p_reason)",
+        ),
+        ("a lost run has none", "ELSE dl_error_group(p_reason) END", "END"),
+    ),
+    *_function(
+        "dl_set_aside",
+        ("forgets what spent the attempts", "coalesce(error_group, 'no attempts left')", "'no attempts left'"),
+        (
+            "without a group",
+            "CASE becomes WHEN 'lost' THEN coalesce(error_group, 'no attempts left') ELSE error_group END",
+            "error_group",
+        ),
+    ),
+    *_body(
+        "CREATE OR REPLACE FUNCTION dl_jobs_step()",
+        (
+            "another service's error in our group",
+            "UPDATE %1$I.dl_jobs SET error_group = %1$I.dl_error_group(error) WHERE job_id = NEW.job_id",
+            "NULL",
+        ),
+        ("the group of all jobs", "dl_error_group(error) WHERE job_id = NEW.job_id", "dl_error_group(error)"),
+        ("a group for an error that stays", "NEW.error IS DISTINCT FROM OLD.error AND NEW.journaled", "NEW.journaled"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: requeue\n",
+        ("keeps the group", "error_group = NULL, ", ""),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: kill\n",
+        ("another group", "coalesce(error_group, CASE", "coalesce(NULL, CASE"),
+        ("no group", "CASE WHEN error IS NULL THEN 'killed by hand' END", "NULL"),
+    ),
+    *_in(
+        OPERATE,
+        "-- name: passes\n",
+        ("every group", "coalesce(coalesce(error_group, dl_error_group(error)) = %(error_group)s, false)", "true"),
+        (
+            "only groups that are told",
+            "coalesce(error_group, dl_error_group(error)) = %(error_group)s",
+            "error_group = %(error_group)s",
+        ),
+    ),
+    *_in(
+        STATS,
+        "-- name: matches\n",
+        (
+            "every group",
+            "coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false)",
+            "true",
+        ),
+    ),
+    *_in(
+        ERRORS,
+        "-- name: groups\n",
+        ("every task", "OR task = %(task)s)", "OR true)"),
+        (
+            "every dead queue",
+            "('failed', 'lost') AND (%(queue)s::text IS NULL OR queue = %(queue)s)",
+            "('failed', 'lost')",
+        ),
+        ("every retried queue", "attempt > 0 AND (%(queue)s::text IS NULL OR queue = %(queue)s)", "attempt > 0"),
+        ("the first dead queue", "FROM with_dead WHERE queue IS NOT NULL AND", "FROM with_dead WHERE false AND"),
+        (
+            "the first retried queue",
+            "FROM with_retried WHERE queue IS NOT NULL AND",
+            "FROM with_retried WHERE false AND",
+        ),
+        ("whatever the time", "at >= coalesce(%(since)s::timestamptz, '-infinity')),", "true),"),
+        (
+            "succeeded jobs",
+            "WHERE status IN ('failed', 'lost') AND dl_jobs.queue = w.queue",
+            "WHERE dl_jobs.queue = w.queue",
+        ),
+        ("untold groups", "coalesce(error_group, dl_error_group(error)) AS", "error_group AS"),
+        ("an hour of long ago", "FILTER (WHERE hours_ago < 24)", "FILTER (WHERE hours_ago < 1)"),
+        ("the oldest job", "ORDER BY at DESC, job_id)", "ORDER BY at, job_id)"),
+        ("never cut", "HAVING count(*) >= (SELECT s.dead FROM shares s)", "HAVING false"),
+        ("the note of another task", "n.task = found.task AND ", ""),
+    ),
+    *_in(
+        ERRORS,
+        "-- name: write_note\n",
+        ("the first author", "by = excluded.by", "by = n.by"),
+        ("the first note", "note = excluded.note", "note = n.note"),
+    ),
+    *_in(
+        ERRORS,
+        "-- name: clear_note\n",
+        ("every task", "task = %(task)s AND ", ""),
+        ("every group", " AND error_group = %(error_group)s", ""),
     ),
 ]

@@ -52,10 +52,11 @@ TESTS = [
         "model",
         "parents",
     ),
-    *("parents_model", "interleavings", "plans"),
+    *("parents_model", "interleavings", "plans", "errors"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
+    **dict.fromkeys(("dl_error_group", "groups", "write_note", "clear_note"), "errors"),
     "dl_is_running": "guards park",
     "dl_park": "park ordered lock guards",
     "dl_unpark": "park ordered notify rights order",

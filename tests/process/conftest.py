@@ -49,6 +49,7 @@ FARMS = {
     "test_compose",
     "test_monitored",
     "test_proxies",
+    "test_errors_of_farms",
 }
 
 

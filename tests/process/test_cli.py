@@ -672,3 +672,30 @@ def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:
         client.cancel(job_id)
         waiting.join(60)
     assert [job.status for job in ended] == ["canceled"]
+
+
+def test_an_error_group_is_listed_requeued_noted_and_deleted(ask: Ask, farm: Farm) -> None:
+    for group, number in (("of two", 1), ("of two", 2), ("of one", 3)):
+        farm.conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, error_group, finished_at)"
+            " VALUES (gen_random_uuid(), 'grouped', 'grouping', %s, 'failed', 'no', %s, now())",
+            (str(number), group),
+        )
+    listed = answer(ask("errors", "--queue", "grouped", "--json"))
+    assert [(group["error_group"], group["dead"]) for group in listed["groups"]] == [("of two", 2), ("of one", 1)]
+    assert "of two" in ask("errors", "list", "--task", "grouping").stdout
+    assert answer(ask("jobs", "--error-group", "of two", "--json"))["jobs"][0]["queue"] == "grouped"
+    refused = ask("errors", "requeue", "--group", "of two", input="n\n")
+    assert refused.exit_code == 1
+    assert "grouped: 2 dead jobs of grouping" in refused.stderr
+    assert (
+        ask("errors", "requeue", "--group", "of two", "--task", "grouping", "--yes").stdout == "2 jobs queued again\n"
+    )
+    assert ask("errors", "note", "--group", "of one", "--task", "grouping", "known").stdout == "the note is written\n"
+    assert answer(ask("errors", "--queue", "grouped", "--json"))["groups"][0]["note"] == "known"
+    assert ask("errors", "delete", "--group", "of one", input="y\n").stdout.endswith("1 jobs deleted\n")
+    unknown = ask("errors", "delete", "--group", "of one", "--yes")
+    assert unknown.exit_code == 2
+    assert "`dataloader errors` lists the groups" in unknown.stderr
+    farm.conn.execute("DELETE FROM dl_jobs WHERE queue = 'grouped'")
+    farm.conn.execute("TRUNCATE dl_error_notes")

@@ -451,6 +451,7 @@ NEW_TABLES = (
     "dl_alerted",
     "dl_durations",
     "dl_predictions",
+    "dl_error_notes",
 )
 
 

@@ -339,7 +339,7 @@ def test_a_filter_reads_along_an_index_and_only_so_far(conn: db.Connection, grou
             "  FROM (SELECT i, now() + i * interval '1 s' AS at FROM generate_series(1, 20000) i) rows"
         )
     conn.execute("ANALYZE dl_jobs")
-    given = {"task": "none", "lock_key": None, "partition_key": None, "error": None, "queue": "q"}
+    given = {"task": "none", "lock_key": None, "partition_key": None, "error": None, "error_group": None, "queue": "q"}
     given |= {"after": operations._GROUPS[group], "limit": 1_000, "scan": 200}
     explain = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) "
     with conn.transaction():

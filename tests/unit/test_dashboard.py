@@ -215,3 +215,9 @@ def test_a_form_is_read_as_the_settings_of_a_queue() -> None:
     for wrong in ({"merge_limit": ""}, {"merge_limit": "1001"}, {"batch": "-1"}, {"on_dead": ""}, {"fair_by": "task"}):
         with pytest.raises(Problem, match="should be"):
             actions.order_of(FORM | wrong)
+
+
+def test_bars_show_the_least_count_beside_the_largest() -> None:
+    assert formats.bars([0, 1, 4, 1_000, 0]) == "▁▂▂█▁"
+    assert formats.bars([0, 0]) == "▁▁"
+    assert formats.bars([]) == ""

@@ -21,7 +21,7 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.config import Settings
-from dataloader.queue import backfills, db, new_schedule, operations, schedules
+from dataloader.queue import backfills, db, errors, new_schedule, operations, schedules
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -42,7 +42,7 @@ _QUEUE_VERBS: dict[str, tuple[Callable[..., operations.Changed], str]] = {
 
 
 # The filters of the list of jobs that a change of a whole queue knows too.
-FILTERS = ("task", "lock_key", "partition_key")
+FILTERS = ("task", "lock_key", "partition_key", "error_group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,17 @@ def of_schedule(schedule: Mapping[str, Any]) -> list[Button]:
     """A schedule's buttons."""
     pause = Button("pause", "Pause", "Pause this schedule? It makes no jobs until it is resumed.")
     return [Button("resume", "Resume") if schedule["paused_at"] else pause, Button("run", "Run now")]
+
+
+def of_errors(group: Mapping[str, Any]) -> list[Button]:
+    """The buttons of an error group, for its dead jobs."""
+    dead = _jobs(group["dead"], "dead")
+    because = "" if group["dead"] else "No job of this group is dead: those that retry have attempts left."
+    requeue = f"Run {dead} of this group again, with a fresh budget of attempts?"
+    return [
+        Button("requeue-dead", "Requeue these", requeue, because),
+        Button("delete-dead", "Delete these", f"Delete {dead} of this group, with their journals?", because, True),
+    ]
 
 
 def of_backfill(backfill: Mapping[str, Any]) -> list[Button]:
@@ -261,6 +272,22 @@ def change_queue(queue: str, verb: str) -> Response:
     jobs = "1 job" if changed == 1 else f"{formats.count(changed)} jobs"
     more = queue_url(queue, verb, **only, after=after) if after else ""
     return done(f"{jobs} {words}." + (" There may be more behind these." if more else ""), more=more)
+
+
+@blueprint.post("/errors/note")
+@auth.require("operate")
+def note_error() -> Response:
+    """Keep the note of the form about an error group."""
+    task, group, note = (request.form.get(name, "") for name in ("task", "error_group", "note"))
+    if "\0" in task + group + note or not (task and group):
+        raise Problem(400, "A note should name its task and group, and have no NUL character in it.")
+    with session() as conn:
+        try:
+            errors.write_note(conn, task, group, note, auth.who())
+        except ValueError as e:
+            raise Problem(400, f"That was not done: {e}.") from None
+    g.changed = {"task": task, "error_group": group, "action": "note"}
+    return done("The note is kept." if note.strip() else "The note is removed.")
 
 
 @blueprint.post("/schedules/<name>/<any('pause', 'resume', 'run'):verb>")

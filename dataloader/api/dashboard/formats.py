@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -17,6 +17,7 @@ from dataloader.queue.words import number_of as number_of
 from dataloader.queue.words import percent as percent
 from dataloader.queue.words import share as share
 
+_BARS = "▁▂▃▄▅▆▇█"
 _SIZES = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -34,6 +35,12 @@ def size(octets: float | None) -> str:
 def number(value: float | None) -> str:
     """A number as short as it can be without a loss: `3`, `0.5`, `1795411234.123456`."""
     return NOTHING if value is None else repr(value).removesuffix(".0")
+
+
+def bars(counts: Sequence[int]) -> str:
+    """Counts as bars of text, the largest as high as a letter: `▁▁▂█`. Only zero has the lowest bar."""
+    most = max(counts, default=0)
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] if count else _BARS[0] for count in counts)
 
 
 def pretty(value: Any) -> str:
@@ -84,7 +91,7 @@ def _parsed(text: str) -> datetime | str:
     return at if at.tzinfo else text
 
 
-IN_FULL = frozenset({"stacks", "notes"})  # facts that a page shows in full beside the line
+IN_FULL = frozenset({"stacks", "notes", "error_group"})  # facts that a page shows in another place than the line
 
 
 def steps(progress: Any, most: int = 120) -> str:

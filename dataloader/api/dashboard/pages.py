@@ -25,6 +25,7 @@ from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.queue import alerts, db, operations, parents, predictions, stats, waiting
 from dataloader.queue import backfills as of_backfills
+from dataloader.queue import errors as of_errors
 from dataloader.queue import keys as of_keys
 from dataloader.queue import schedules as of_schedules
 from dataloader.queue import webhooks as receivers
@@ -44,7 +45,7 @@ CELLS = 4_000  # partitions of one page: ten years of days
 ANSWERS = 50  # of pages of backfills, that are kept for a second
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 TRAIL = 30  # earlier pages that the link `newer` can return to
-FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group")
+FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
 STATUSES = [
     *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
     ("scheduled", "scheduled: time has not come"),
@@ -161,12 +162,41 @@ def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _asked_lately(key: str, question: Callable[[], T]) -> T:
-    """The answer, shared by all viewers of a page: the counts of a large backfill take some tenths of a second."""
+    """The answer, shared by all viewers of a page: to count a large backfill, or many errors, takes its time."""
     known: dict[str, SharedAnswer[Any]] = current_app.extensions.setdefault("backfills", {})
     if len(known) > ANSWERS:
         known.clear()
     answer: T = known.setdefault(key, SharedAnswer()).ask(question)
     return answer
+
+
+@blueprint.get("/errors")
+def errors() -> Response:
+    """The groups of dead and retrying jobs; the address holds the filter."""
+    given = {name: request.args.get(name, "") for name in ("queue", "task", "since")}
+    found, mistake, local = of_errors.Groups([], False), "", ""
+    try:
+        if "\0" in "".join(given.values()):
+            raise ValueError("A filter should have no NUL character in it.")
+        since = _instant(given["since"])
+        local = _local(since)
+        found = _asked_lately(f"errors {given}", lambda: _read_errors(given, since))
+    except ValueError as error:
+        mistake = str(error)
+    return show(
+        "errors.html",
+        400 if mistake else 200,
+        given=given | {"since": local},
+        is_filtered=any(given.values()),
+        groups=[row | {"buttons": [asdict(button) for button in actions.of_errors(row)]} for row in found.groups],
+        is_cut=found.is_cut,
+        mistake=mistake,
+    )
+
+
+def _read_errors(given: Mapping[str, str], since: datetime | None) -> of_errors.Groups:
+    with session() as conn:
+        return of_errors.groups(conn, given["queue"] or None, given["task"] or None, since)
 
 
 @blueprint.get("/limits")

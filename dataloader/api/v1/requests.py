@@ -21,6 +21,7 @@ from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue import webhooks
 from dataloader.queue.enqueue import Columns, NewJob
+from dataloader.queue.errors import NOTE_MOST
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.messages import KINDS
@@ -87,6 +88,7 @@ class Jobs(Query):
     partition_key: Text | None = None
     producer: Text | None = None
     consumer_group: Text | None = None
+    error_group: Text | None = Field(default=None, description="the group of the error, as /api/v1/errors has it")
     since: Instant | None = Field(default=None, description="changed then or later")
     until: Instant | None = Field(default=None, description="changed before")
     sort: Literal["changed", "key"] = "changed"
@@ -143,6 +145,14 @@ class Keys(OfQueue):
     after: Annotated[str, Field(min_length=1, max_length=4_000), AfterValidator(_storable)] | None = Field(
         default=None, description="`next` of the page before", json_schema_extra={"format": "cursor"}
     )
+
+
+class Errors(Query):
+    """GET /api/v1/errors. Filters that are given must all hold."""
+
+    queue: Text | None = None
+    task: Text | None = None
+    since: Instant | None = Field(default=None, description="failed then or later")
 
 
 class Pace(Query):
@@ -230,6 +240,17 @@ class OfTried(OfQueued):
     """The same for jobs that have run: dead ones, and retries."""
 
     error: Text | None = Field(default=None, description="a text that the job's error contains; no pattern")
+    error_group: Text | None = Field(default=None, description="the group of the error, as /api/v1/errors has it")
+
+
+class ErrorNoteSet(Body):
+    """The body of PUT /api/v1/errors/note."""
+
+    task: Text
+    error_group: Text
+    note: Annotated[str, Field(max_length=NOTE_MOST), AfterValidator(_storable)] = Field(
+        description="for people; an empty one removes what is there"
+    )
 
 
 class Move(Body):

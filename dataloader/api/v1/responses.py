@@ -606,6 +606,40 @@ class LimitRemoved(BaseModel):
     name: str
 
 
+class ErrorGroup(BaseModel):
+    """The dead and retrying jobs of a queue and a task with errors of one kind; the latest failure of a job counts."""
+
+    queue: str
+    task: str
+    error_group: str = Field(description="the error without what differs from job to job; a filter of lists and orders")
+    dead: Count
+    retrying: Count = Field(description="jobs that wait for their next attempt")
+    first_at: datetime
+    last_at: datetime
+    by_hour: list[Count] = Field(description="failures in each of the last 24 hours, the oldest first")
+    hosts: list[str] = Field(description="where the latest five jobs ran")
+    job_id: UUID = Field(description="the latest job")
+    error: str | None = Field(description="the begin of its error")
+    note: str | None
+    noted_by: str | None
+    noted_at: datetime | None
+
+
+class ErrorGroups(BaseModel):
+    """The largest groups, up to 100."""
+
+    groups: list[ErrorGroup]
+    is_cut: bool = Field(description="there are more jobs than were counted: the latest of each queue, 10,000 in all")
+
+
+class ErrorNote(BaseModel):
+    """The note about a group, as it is now."""
+
+    task: str
+    error_group: str
+    note: str | None = Field(description="null: there is none any more")
+
+
 class Webhook(BaseModel):
     """A receiver of alerts. Its secrets are the workers'; here are the names of their variables."""
 

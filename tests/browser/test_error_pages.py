@@ -1,0 +1,95 @@
+"""The page of errors in a browser: groups, their buttons, their jobs, notes, hostile texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from browsing import Visitor, served
+from hands import Worker, enqueue, row
+from playwright.sync_api import expect
+from test_hostile import TEXTS, is_inert
+
+from dataloader.queue import db
+
+BOOM = "ValueError at load.py:step: row # is wrong"
+SECRET = "canary-7f3b-hunter2"
+
+
+class Failures(NamedTuple):
+    """A database with dead jobs, and the dashboard on it."""
+
+    conn: db.Connection
+    worker: Worker
+    address: str
+
+    def dead(self, group: str, **new: Any) -> UUID:
+        """One more dead job of this group."""
+        job_id = enqueue(self.conn, **new)
+        self.worker.finish(
+            self.worker.take(new.get("queue", "q")), "fail", error=f"password={SECRET}", error_group=group
+        )
+        return job_id
+
+
+@pytest.fixture(scope="module")
+def failures(chromium: Any, lend: Any) -> Iterator[Failures]:
+    with lend() as dsn, served(dsn) as address, db.connect(dsn, name="scene", schema="public") as conn:
+        worker = Worker(dsn, "host:1:boot")
+        found = Failures(conn, worker, address)
+        for _ in range(3):
+            found.dead(BOOM, task="load")
+        yield found
+        worker.conn.close()
+
+
+@pytest.fixture
+def visitor(failures: Failures, visit: Callable[[str], Visitor]) -> Iterator[Visitor]:
+    with visit(failures.address) as visitor:
+        yield visitor
+
+
+def test_the_page_is_for_everybody_and_tells_no_secret(visitor: Visitor) -> None:
+    assert visitor.faults_for_somebody("/errors") == []
+    assert SECRET not in visitor.page.content()
+    expect(visitor.go("/errors?queue=q").locator(".error-name")).to_have_text(BOOM)
+
+
+def test_a_group_leads_to_its_jobs(visitor: Visitor) -> None:
+    page = visitor.go("/errors")
+    page.get_by_role("link", name="3 dead").click()
+    expect(page.locator("tbody tr")).to_have_count(3)
+
+
+def test_a_note_is_written_for_everybody(visitor: Visitor) -> None:
+    page = visitor.go("/errors?task=load")
+    page.get_by_text("Write a note").click()
+    page.get_by_label("Note, empty to remove it").fill("known, see the wiki")
+    visitor.press("Keep the note")
+    expect(page.locator("#flash")).to_contain_text("The note is kept.")
+    expect(page.locator("dd.note")).to_contain_text("known, see the wiki anonymous from 127.0.0.1")
+
+
+def test_the_buttons_change_the_jobs_of_their_group_alone(visitor: Visitor, failures: Failures) -> None:
+    again, gone, other = (failures.dead(group, queue="two") for group in ("again", "gone", "other"))
+    page = visitor.go("/errors?queue=two")
+    for group, label, said in (("again", "Requeue these", "queued again"), ("gone", "Delete these", "deleted")):
+        card = page.locator(".error-group").filter(has=page.get_by_text(group, exact=True))
+        card.get_by_role("button", name=label).click()
+        expect(page.locator("#question")).to_contain_text("the one dead job of this group")
+        page.locator("dialog[open]").get_by_role("button", name=label).click()
+        expect(page.locator("#flash")).to_contain_text(f"1 job {said}.")
+        expect(card).to_have_count(0)
+    assert [row(failures.conn, job_id)["status"] for job_id in (again, other)] == ["queued", "failed"]
+    found = failures.conn.execute("SELECT count(*) FROM dl_jobs WHERE job_id = %s", (gone,)).fetchone()
+    assert found == (0,)
+
+
+def test_whatever_an_error_holds_is_text(visitor: Visitor, failures: Failures) -> None:
+    text = TEXTS[0]
+    failures.dead(text, task=text, queue="hostile")
+    page = visitor.go("/errors?queue=hostile")
+    expect(page.locator(".error-name")).to_have_text(text)
+    assert is_inert(page, failures.address)

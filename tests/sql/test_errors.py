@@ -1,0 +1,269 @@
+"""Errors in groups: what each end of a run writes, what people see of the groups, and what they do to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hands import Worker, enqueue, journal, plain, row, value
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dataloader.farm import failures
+from dataloader.queue import db, errors, lifecycle, operations, stats
+from dataloader.queue.operations import Filter
+
+BOOM = "ValueError at load.py:step: row # is wrong"
+TEXTS = [
+    "row 17 of 'x.csv' has 3 fields",
+    "order 0190a5d0-ac96-774b-bcce-b302099a8057 is late since 2026-01-31T14:30:05.123Z",
+    "cannot read /data/in/2026/x.csv or in/orders/7.csv: gone",
+    r"cannot read C:\data\x.csv",
+    "mail to ann.lee@example.org bounced, GET https://example.org/a?b=1 gave 503",
+    "it doesn't fit, user=ann id=7, at 0xdeadBEEF, took 1,234.5 s",
+    "key AKIA5EXAMPLEKEY0000000000 refused\nand more 1",
+    "  \n first line 5\n second",
+    "x" * 3_000,
+]
+
+
+def ended(conn: db.Connection, worker: Worker, verb: str, group: str | None = BOOM, **new: Any) -> UUID:
+    """A job whose run has ended so."""
+    job_id = enqueue(conn, **new)
+    worker.finish(worker.take(new.get("queue", "q")), verb, error="row 7 is wrong", error_group=group, delay_sec=60)
+    return job_id
+
+
+def shown(conn: db.Connection, **wanted: Any) -> dict[tuple[str, str], tuple[int, int]]:
+    """The groups by task and group, each with its dead and its retrying jobs."""
+    return {(g["task"], g["error_group"]): (g["dead"], g["retrying"]) for g in errors.groups(conn, **wanted).groups}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_database_and_the_workers_take_the_same_from_a_text(conn: db.Connection, text: str) -> None:
+    assert value(conn, "SELECT dl_error_group(%s)", text).strip() == failures.general(text)
+
+
+@pytest.mark.parametrize("verb", ["retry", "fail"])
+def test_an_end_with_an_error_keeps_the_group_that_its_worker_tells(
+    conn: db.Connection, worker: Worker, verb: str
+) -> None:
+    job_id = ended(conn, worker, verb)
+    assert row(conn, job_id)["error_group"] == BOOM
+    assert journal(conn, job_id)[-1][1]["error_group"] == BOOM
+
+
+@pytest.mark.parametrize("verb", ["retry", "fail"])
+def test_an_end_whose_worker_tells_no_group_gets_it_from_the_text(
+    conn: db.Connection, worker: Worker, verb: str
+) -> None:
+    assert row(conn, ended(conn, worker, verb, None))["error_group"] == "row # is wrong"
+
+
+def test_a_group_that_postgresql_cannot_store_does_not_lose_the_end(conn: db.Connection, worker: Worker) -> None:
+    job_id = ended(conn, worker, "fail", "a\0b")
+    assert (row(conn, job_id)["status"], row(conn, job_id)["error_group"]) == ("failed", "row # is wrong")
+
+
+@pytest.mark.parametrize(("verb", "group"), [("succeed", None), ("cancel", None), ("hand_back", BOOM)])
+def test_the_next_end_clears_the_group_as_it_clears_the_error(
+    conn: db.Connection, worker: Worker, verb: str, group: str | None
+) -> None:
+    job_id = ended(conn, worker, "retry")
+    operations.run_now(conn, [job_id], "test")
+    worker.finish(worker.take(), verb)
+    found = row(conn, job_id)
+    assert (found["error_group"], found["error"] is None) == (group, group is None)
+
+
+@pytest.mark.parametrize(
+    ("end", "group"),
+    [("crash", "worker died on attempt #"), ("timeout", "worker died on attempt #"), ("drain", None)],
+)
+def test_the_end_of_a_dead_worker_has_the_group_of_its_reason(
+    conn: db.Connection, worker: Worker, end: str, group: str | None
+) -> None:
+    job_id = enqueue(conn)
+    worker.take()
+    lifecycle.settle(conn, worker.name, end, "worker died")
+    assert row(conn, job_id)["error_group"] == group
+
+
+def test_a_lease_that_ran_out_has_a_group_without_its_times(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    worker.take()
+    conn.execute("UPDATE dl_jobs SET lease_expires_at = now() - interval '1 s', heartbeat_at = now()")
+    assert lifecycle.reap(conn) is not None
+    assert row(conn, job_id)["error_group"] == "lease expired on attempt #: no heartbeat since …"
+    assert shown(conn) == {("t", "lease expired on attempt #: no heartbeat since …"): (1, 0)}
+
+
+def test_a_job_without_attempts_keeps_the_group_of_what_spent_them(conn: db.Connection, worker: Worker) -> None:
+    spent, never = ended(conn, worker, "retry"), enqueue(conn, lock_key="other")
+    conn.execute("UPDATE dl_jobs SET attempt = max_attempts, available_at = now(), blocked_on = NULL")
+    assert worker.claim().job is None
+    assert (row(conn, spent)["status"], row(conn, spent)["error_group"]) == ("lost", BOOM)
+    assert (row(conn, never)["status"], row(conn, never)["error_group"]) == ("lost", "no attempts left")
+
+
+def test_a_killed_retry_keeps_its_group_and_one_without_an_error_gets_one(conn: db.Connection, worker: Worker) -> None:
+    job_id, other = ended(conn, worker, "retry"), ended(conn, worker, "retry", lock_key="other")
+    conn.execute("UPDATE dl_jobs SET error = NULL, error_group = NULL WHERE job_id = %s", (other,))
+    operations.kill_retries(conn, "q", "ann")
+    assert row(conn, job_id)["error_group"] == BOOM
+    assert (row(conn, other)["error"], row(conn, other)["error_group"]) == ("killed by ann", "killed by hand")
+
+
+def test_another_services_error_takes_the_place_of_ours_in_its_group_too(conn: db.Connection, worker: Worker) -> None:
+    job_id = ended(conn, worker, "retry")
+    other = ended(conn, worker, "fail", lock_key="other")
+    conn.execute("UPDATE dl_jobs SET status = 'failed', error = 'no file 5' WHERE job_id = %s", (job_id,))
+    assert (row(conn, job_id)["error_group"], row(conn, other)["error_group"]) == ("no file #", BOOM)
+
+
+def test_a_step_of_another_service_that_leaves_the_error_alone_leaves_the_group(
+    conn: db.Connection, worker: Worker
+) -> None:
+    job_id = ended(conn, worker, "retry")
+    conn.execute("UPDATE dl_jobs SET status = 'failed' WHERE job_id = %s", (job_id,))
+    assert row(conn, job_id)["error_group"] == BOOM
+
+
+def test_a_dead_row_of_another_service_is_in_the_group_of_its_text(conn: db.Connection) -> None:
+    job_id = plain(conn, status="failed", task="old")
+    conn.execute("UPDATE dl_jobs SET error = 'no file 5', error_group = NULL WHERE job_id = %s", (job_id,))
+    assert shown(conn) == {("old", "no file #"): (1, 0)}
+    assert operations.requeue_dead(conn, "q", "ann", only=Filter(error_group="no file #")).changed == 1
+
+
+def test_a_group_tells_its_jobs_times_hosts_and_latest_error(conn: db.Connection, worker: Worker) -> None:
+    first, second = ended(conn, worker, "fail"), ended(conn, worker, "retry", lock_key="b")
+    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '2 h' WHERE job_id = %s", (first,))
+    (group,) = errors.groups(conn).groups
+    assert (group["queue"], group["task"], group["error_group"]) == ("q", "t", BOOM)
+    assert (group["dead"], group["retrying"], group["job_id"], group["error"]) == (1, 1, second, "row 7 is wrong")
+    assert (group["last_at"] - group["first_at"]).total_seconds() == pytest.approx(7_200, abs=60)
+    assert [group["by_hour"][at] for at in (-1, -2, -3)] == [1, 0, 1]
+    assert (sum(group["by_hour"]), len(group["by_hour"])) == (2, errors.HOURS)
+    assert group["hosts"] == [worker.name.split(":")[0]]
+
+
+def test_filters_of_the_groups_leave_out_the_rest(conn: db.Connection, worker: Worker) -> None:
+    old = ended(conn, worker, "fail", task="a")
+    ended(conn, worker, "fail", task="b")
+    ended(conn, worker, "retry", task="c", queue="r")
+    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '2 h' WHERE job_id = %s", (old,))
+    since = value(conn, "SELECT now() - interval '1 h'")
+    assert {task for task, _ in shown(conn)} == {"a", "b", "c"}
+    assert {task for task, _ in shown(conn, queue="q")} == {"a", "b"}
+    assert {task for task, _ in shown(conn, queue="r")} == {"c"}
+    assert {task for task, _ in shown(conn, task="b")} == {"b"}
+    assert {task for task, _ in shown(conn, since=since)} == {"b", "c"}
+
+
+def test_an_answer_that_does_not_count_all_says_so(
+    conn: db.Connection, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conn.execute(
+        "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, error, error_group, finished_at)"
+        " SELECT gen_random_uuid(), 'q', 't', 'k', 'failed', 'x', 'x', now() - i * interval '1 s'"
+        " FROM generate_series(1, 150) i"
+    )
+    found = errors.groups(conn)
+    assert (found.is_cut, found.groups[0]["dead"]) == (False, 150)
+    monkeypatch.setattr(errors, "SCAN", 120)
+    found = errors.groups(conn)
+    assert (found.is_cut, found.groups[0]["dead"]) == (True, 120)
+
+
+@pytest.mark.parametrize(("change", "left"), [(operations.requeue_dead, "queued"), (operations.delete_dead, None)])
+def test_a_change_of_a_group_leaves_all_others_alone(
+    conn: db.Connection, worker: Worker, change: Callable[..., operations.Changed], left: str | None
+) -> None:
+    mine = ended(conn, worker, "fail")
+    others = [
+        ended(conn, worker, "fail", "another group"),
+        ended(conn, worker, "fail", task="other"),
+        ended(conn, worker, "retry", lock_key="waits"),
+        ended(conn, worker, "fail", queue="r"),
+    ]
+    before = [row(conn, job_id)["status"] for job_id in others]
+    assert change(conn, "q", "ann", only=Filter(task="t", error_group=BOOM)).changed == 1
+    assert [row(conn, job_id)["status"] for job_id in others] == before == ["failed", "failed", "queued", "failed"]
+    assert value(conn, "SELECT min(status::text) FROM dl_jobs WHERE job_id = %s", mine) == left
+    if left:
+        assert (row(conn, mine)["error"], row(conn, mine)["error_group"]) == (None, None)
+        assert journal(conn, mine)[-1][1]["by"] == "ann"
+
+
+def test_the_list_of_jobs_has_a_groups_jobs_alone(conn: db.Connection, worker: Worker) -> None:
+    mine = ended(conn, worker, "fail")
+    ended(conn, worker, "fail", "another group")
+    enqueue(conn)
+    for status in ("dead", None):
+        found = stats.jobs(conn, stats.Wanted(error_group=BOOM, status=status)).jobs
+        assert [job["job_id"] for job in found] == [mine]
+
+
+def test_scheduled_jobs_have_no_group_to_be_chosen_by(conn: db.Connection) -> None:
+    with pytest.raises(ValueError, match="jobs that have not run have none"):
+        operations.run_all(conn, "q", "ann", only=Filter(error_group=BOOM))
+
+
+def test_a_note_is_written_changed_and_cleared(conn: db.Connection, worker: Worker) -> None:
+    ended(conn, worker, "fail")
+    errors.write_note(conn, "other", BOOM, "of another task", "cy")
+    errors.write_note(conn, "t", "other", "of another group", "cy")
+    for note, by in (("known, see wiki", "ann"), ("fixed", "bob")):
+        errors.write_note(conn, "t", BOOM, note, by)
+        (group,) = errors.groups(conn).groups
+        assert (group["note"], group["noted_by"]) == (note, by)
+    errors.write_note(conn, "t", BOOM, "  ", "bob")
+    assert errors.groups(conn).groups[0]["note"] is None
+    assert value(conn, "SELECT array_agg(task || error_group ORDER BY 1) FROM dl_error_notes") == [
+        f"other{BOOM}",
+        "tother",
+    ]
+
+
+def test_a_note_that_is_too_long_changes_nothing(conn: db.Connection) -> None:
+    errors.write_note(conn, "t", BOOM, "x" * errors.NOTE_MOST, "ann")
+    with pytest.raises(ValueError, match="at most 2,000 characters, not 2,001"):
+        errors.write_note(conn, "t", BOOM, "y" * 2_001, "bob")
+    assert value(conn, "SELECT by FROM dl_error_notes") == "ann"
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(["q", "r"]),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from(["failed", "lost", "queued", "succeeded", "canceled"]),
+            st.sampled_from([None, "x", "y"]),
+        ),
+        max_size=25,
+    )
+)
+def test_the_counts_of_the_groups_add_up_to_the_jobs(conn: db.Connection, rows: list[tuple[Any, ...]]) -> None:
+    conn.execute("TRUNCATE dl_jobs, dl_job_events")
+    for number, (queue, task, status, group) in enumerate(rows):
+        conn.execute(
+            "WITH j AS (INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, error, error_group,"
+            " finished_at) VALUES (gen_random_uuid(), %s, %s, %s, %s, 1, %s, %s, now()) RETURNING job_id, queue)"
+            " INSERT INTO dl_job_events (job_id, queue, kind) SELECT job_id, queue, 'requeue' FROM j",
+            (queue, task, str(number), status, group and f"{group}!", group),
+        )
+    wanted = Counter(
+        (queue, task, group, status == "queued")
+        for queue, task, status, group in rows
+        if group and status in ("failed", "lost", "queued")
+    )
+    found = Counter[tuple[str, str, str, bool]]()
+    for group in errors.groups(conn).groups:
+        for is_queued, count in ((False, group["dead"]), (True, group["retrying"])):
+            found[group["queue"], group["task"], group["error_group"], is_queued] += count
+    assert +found == wanted

@@ -166,7 +166,7 @@ class AsyncClient:
     resume_webhook = _awaited(Client.resume_webhook)
     test_webhook = _awaited(Client.test_webhook)
 
-    # What the methods above call of themselves: their requests and plans end in the three that follow.
+    # The methods above hand their requests and plans to these three.
     _add, _add_some, _call, _once = Client._add, Client._add_some, Client._call, Client._once
     _page, _keys, _partitions, _change = Client._page, Client._keys, Client._partitions, Client._change
     _change_some, _move_some, _retry_some = Client._change_some, Client._move_some, Client._retry_some
@@ -214,7 +214,7 @@ class AsyncClient:
 
 
 async def _made(call: Callable[[], Any]) -> Any:
-    """What the call returns; awaited, unless it is a plain function of the user's."""
+    """Call the function and return its answer, awaited unless the user's function is a plain one."""
     found = call()
     return await found if isawaitable(found) else found
 

@@ -24,7 +24,7 @@ PAGE = 200  # jobs or events of one answer
 
 
 class Rows(Generic[R]):
-    """What a series has found for its caller."""
+    """The rows that a series has found for its caller."""
 
     def __init__(self, rows: Sequence[R]) -> None:
         self.rows = rows
@@ -86,7 +86,7 @@ def all_of(calls: Sequence[Callable[[], list[R]]]) -> Plan[list[R]]:
 
 
 def merged(calls: Sequence[Callable[[], dict[UUID, str]]]) -> Plan[dict[UUID, str]]:
-    """What these calls return, in one dict."""
+    """The answers of these calls, in one dict."""
     found: dict[UUID, str] = {}
     for call in calls:
         found |= yield call

@@ -55,7 +55,7 @@ class Request(Generic[R]):
 
 
 class Message(NamedTuple):
-    """What is sent; the header Authorization is not among the headers, because a dump of variables may show these."""
+    """A message to the API; `headers` has no Authorization, because a dump of variables may show them."""
 
     method: str
     target: str

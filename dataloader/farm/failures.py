@@ -10,7 +10,8 @@ from types import FrameType
 
 GROUP_MOST = 200  # characters of an error group
 LINE_MOST = 1_000  # characters of a message that count for its group
-# What differs from job to job. The same in `dl_error_group` (sql/functions/finish.sql): a test compares the two.
+# The parts of an error's text that differ from job to job. The same in `dl_error_group` (sql/functions/finish.sql): a
+# test compares the two.
 VALUES = re.compile(
     "|".join(
         (

@@ -187,13 +187,19 @@ def test_c7_reapers_side_by_side_delete_each_job_once(conn: db.Connection, worke
 def test_c7_a_batch_costs_the_same_whatever_the_table_and_its_statistics(conn: db.Connection) -> None:
     call = "SELECT * FROM dl_prune(%s, '-infinity', %s)"
     many_ended(conn, 10_000, days_ago=1, events=3)  # never analysed
-    buffers(conn, call, 7 * DAY, 10)
-    assert buffers(conn, call, 7 * DAY, 10) < 30
+    assert least_buffers(conn, call) < 30
     many_ended(conn, 100, days_ago=30)
-    for _ in range(2):  # the first one plans
+    assert least_buffers(conn, call) < 10 * 30
+
+
+def least_buffers(conn: db.Connection, call: str) -> int:
+    """Of three calls, each undone: the first plans, and another does when autovacuum has just been at the table."""
+
+    def one() -> int:
         with conn.transaction(force_rollback=True):
-            cost = buffers(conn, call, 7 * DAY, 10)
-    assert cost < 10 * 30
+            return buffers(conn, call, 7 * DAY, 10)
+
+    return min(one() for _ in range(3))
 
 
 def test_c7_a_key_is_free_again_when_its_job_is_gone(conn: db.Connection) -> None:

@@ -4,15 +4,15 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
 `farm/worker.py` claims, `farm/runner.py` runs a function of `pipelines/` with `farm/heartbeat.py` beside it,
 `queue/job.py` decides and `queue/lifecycle.py` writes the end.
 
-    room            what it holds                                    may import (besides config, log)
+    room            what it holds                                    may import (besides config, log, otel)
     queue           the queue in PostgreSQL: rows, statements        -
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.new_schedule
-                                                                     queue.webhooks queue.messages
+                                                                     queue.webhooks queue.messages queue.args_schema
     farm            PROCESSES of one machine                         queue pipelines
-    api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue
-    client          the HTTP API from Python, for other programs     farm.traces
+    api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database
+    client          the HTTP API from Python, for other programs     farm.traces queue.typed_args
     embedded        a PostgreSQL of our own                          -
-    check           findings: settings, pipelines, databases         queue pipelines
+    check           findings: settings, pipelines, databases         queue pipelines farm.failures
     local           PROCESS everything on one machine                anything below cli
     cli             the command line, one command per process        anything
     bench           PROCESS a farm beside its database's bare limit  anything below cli
@@ -20,6 +20,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     testing         runs a pipeline as a job, in users' tests        anything below cli
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
+    otel            what traces and metrics by OpenTelemetry share   -
 
 Other programs import from here: `Client` and `AsyncClient` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many`
 (docs/producers.md).

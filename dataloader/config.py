@@ -305,10 +305,11 @@ def machine_zone(root: Path = Path("/")) -> str:
     names.append(os.path.realpath(root / "etc/localtime").partition("/zoneinfo/")[2])
     with suppress(OSError, UnicodeDecodeError):
         names.append((root / "etc/timezone").read_text("utf-8").strip())
-    return next((name for name in names if _is_zone(name)), "UTC")
+    return next((name for name in names if is_zone(name)), "UTC")
 
 
-def _is_zone(name: str) -> bool:
+def is_zone(name: str) -> bool:
+    """Whether this machine knows a time zone of this name."""
     with suppress(ValueError):
         return bool(_zone(name))
     return False
@@ -382,7 +383,8 @@ class Settings(BaseSettings):
     timezone: Zone = Field(
         default="Europe/Moscow",
         description="Time zone of times for people, and of schedules that name none; the database stores UTC. The "
-        "default holds for servers: without this setting, `up` and the commands for people take this machine's zone.",
+        "default holds for servers: without this setting the dashboard, `up` and the commands for people take this "
+        "machine's zone.",
     )
     environment: str = Field(default="development", description="Name of the installation, shown by `/info`.")
     dl_api_tokens: Tokens = Field(
@@ -561,6 +563,14 @@ class Settings(BaseSettings):
         ge=1,
         le=976,
         description="Largest result of a job, in KB of JSON; a run whose pipeline returns more has failed.",
+    )
+
+    dl_job_log_kb: int = Field(
+        default=256,
+        ge=0,
+        le=65_536,
+        description="Most that the queue keeps of what a run writes, in KB; of a larger log the middle is left out. 0: "
+        "the farm keeps no logs of jobs.",
     )
 
     dl_pipelines: str = Field(
@@ -808,6 +818,11 @@ def _complaint(error: Any) -> str:
     where = variable.upper() + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in rest)
     if variable == "dl_api_tokens" and not rest:
         where += " as a whole"  # masking would take the text after "..._TOKENS:" for a secret
+    if error["type"] == "extra_forbidden" and variable == "workers_json":
+        known = list(WorkerSpec.model_fields)
+        close = difflib.get_close_matches(rest[-1], known, 1)
+        meant = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(known)}"
+        return f"{where}: there is no such word{meant}"
     return f"{where}: {error['msg'].removeprefix('Value error, ')}"
 
 

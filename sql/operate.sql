@@ -60,14 +60,18 @@ SELECT dl_give_turns(array_agg(job_id)), max(created_at)::text
 
 -- name: tell_tasks
 -- What pipelines say of their tasks. Of a farm that starts only the first worker finds a difference.
-INSERT INTO dl_tasks (task, max_attempts, affinity, limits, memory_mb, cpus)
-SELECT task, max_attempts, affinity, limits, memory_mb, cpus
+INSERT INTO dl_tasks (task, max_attempts, affinity, limits, memory_mb, cpus, args_schema)
+SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema
   FROM json_to_recordset(%(tasks)s) AS said (
-         task text, max_attempts int, affinity text[], limits text[], memory_mb real, cpus real)
-EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus FROM dl_tasks ORDER BY task
+         task text, max_attempts int, affinity text[], limits text[], memory_mb real, cpus real, args_schema text)
+EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema FROM dl_tasks ORDER BY task
 ON CONFLICT (task) DO UPDATE SET
    max_attempts = excluded.max_attempts, affinity = excluded.affinity, limits = excluded.limits,
-   memory_mb = excluded.memory_mb, cpus = excluded.cpus;
+   memory_mb = excluded.memory_mb, cpus = excluded.cpus, args_schema = excluded.args_schema;
+
+-- name: args_schemas
+-- The JSON Schemas of those of these tasks that workers have shown; null: the task's args have none.
+SELECT task, args_schema FROM dl_tasks WHERE task = ANY (%(tasks)s);
 
 -- name: lock_limit
 -- Claims that decide on this limit have committed, and others pass its jobs over until the commit.
@@ -98,6 +102,16 @@ SELECT dl_let_in(ARRAY[%(name)s]);
 -- name: is_past
 -- Whether every transaction sees the commit of this one.
 SELECT %(transaction)s::xid8 < pg_snapshot_xmin(pg_current_snapshot());
+
+-- name: task_names
+-- The tasks that workers have shown, and those of jobs: by their runs, by the journal's sums, and of the queued ones the
+-- newest. This one is looked for by itself, for there may be more than `most`. Served by the keys of the small tables
+-- and by ix_dl_jobs_queued.
+(SELECT task FROM dl_tasks UNION SELECT task FROM dl_needs UNION SELECT task FROM dl_totals
+ UNION SELECT task FROM (SELECT task FROM dl_jobs WHERE enum_eq(status, 'queued') ORDER BY created_at DESC LIMIT 100) new
+ LIMIT %(most)s)
+UNION SELECT task FROM dl_tasks WHERE task = %(task)s
+UNION (SELECT task FROM dl_totals WHERE task = %(task)s LIMIT 1);
 
 -- name: queue_names
 -- The queues that workers serve, that have settings, or that the journal's sums name; and this one, when it has jobs

@@ -257,11 +257,14 @@ CREATE TABLE dl_tasks (
   memory_mb real,                                    -- what a run needs; null: as its runs have shown, 0: none
   cpus real,                                         -- the same, processors
   limits text[],                                     -- those of a job whose producer names none; null: none
-  CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0)
+  args_schema text,                                  -- the JSON Schema of the args; null: any object will do
+  CONSTRAINT dl_tasks_chk_positive CHECK (max_attempts > 0),
+  CONSTRAINT dl_tasks_chk_args_schema CHECK (octet_length(args_schema) <= 65536)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_tasks IS 'what the pipeline of a task says of its jobs, by the worker that came last';
 COMMENT ON COLUMN dl_tasks.affinity IS 'args of which the first fit one is the affinity_key of a job whose producer gives none; null: none';
 COMMENT ON COLUMN dl_tasks.limits IS 'the limits of a job whose producer names none; null: none';
+COMMENT ON COLUMN dl_tasks.args_schema IS 'the JSON Schema of the args, by the pipeline''s model; null: any object will do';
 
 -- What each limit of the whole fleet allows. A name that is not here has no bound.
 CREATE TABLE dl_limits (
@@ -423,8 +426,39 @@ CREATE TABLE dl_pace (
   PRIMARY KEY (at, queue)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE dl_pace IS 'runs that ended within each ten seconds, for two days';
+CREATE TABLE dl_pace_long (
+  at timestamptz NOT NULL,                           -- the begin of five minutes
+  queue text NOT NULL,
+  processed bigint NOT NULL,
+  failed bigint NOT NULL,
+  PRIMARY KEY (at, queue)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_pace_long IS 'runs that ended within each five minutes, for eight days';
 CREATE TABLE dl_rolled (last_event bigint NOT NULL);
 COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
+
+-- What the runs of each task used, by dl_roll: the pages of tasks and queues. Percentiles are read from the histograms,
+-- see queue/histogram.py.
+CREATE TABLE dl_spans (
+  task text NOT NULL,
+  queue text NOT NULL,
+  minutes smallint NOT NULL,                         -- how long the span is: 5; 60 after dl_fold_spans
+  at timestamptz NOT NULL,                           -- its begin
+  figure text NOT NULL,                              -- succeeded, failed, canceled: seconds of the runs that ended so;
+                                                     -- waiting, cpu: seconds; memory: MB
+  count bigint NOT NULL,
+  total float8 NOT NULL,                             -- of the values
+  largest float8 NOT NULL,
+  slots smallint[] NOT NULL,                         -- slot n: values up to 0.001 * 1.1 ^ n, above those of slot n - 1
+  counts int[] NOT NULL,                             -- how many values each of these slots has
+  PRIMARY KEY (task, minutes, at, queue, figure)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_spans IS 'what the runs of each task used, as histograms: of five minutes, after three hours of an hour, for 90 days';
+COMMENT ON COLUMN dl_spans.figure IS 'succeeded, failed, canceled: seconds of the runs that ended so; waiting, cpu: seconds; memory: MB';
+COMMENT ON COLUMN dl_spans.slots IS 'slot n has the values up to 1.1 to the power of n thousandths, and above those of slot n - 1';
+CREATE INDEX ix_dl_spans_queue ON dl_spans (queue, minutes, at);
+-- For lists of all tasks, and for what has become old.
+CREATE INDEX ix_dl_spans_at ON dl_spans (minutes, at);
 
 -- The reaper's counts of each queue: a page counts the first thousand jobs itself and takes the rest from here.
 CREATE TABLE dl_lengths (
@@ -450,6 +484,25 @@ CREATE TABLE dl_error_notes (
   PRIMARY KEY (task, error_group)
 );
 COMMENT ON TABLE dl_error_notes IS 'what people have written about an error group';
+
+-- What runs write. The reaper makes a partition for each day, dl_job_logs_20261124 and so on, and drops the old ones
+-- (dl_log_days); the default one takes what has no day of its own, so that no insert fails.
+CREATE TABLE dl_job_logs (
+  job_id uuid NOT NULL,
+  claim int NOT NULL,                                -- dl_jobs.claims of the run: an attempt that did not count comes again
+  attempt int NOT NULL,
+  line int NOT NULL,                                 -- from 1 in each run; a gap is what was left out
+  at timestamptz NOT NULL,
+  level text NOT NULL,
+  source text NOT NULL,                              -- log, stdout or stderr
+  text text NOT NULL                                 -- masked, without controls
+) PARTITION BY RANGE (at);
+COMMENT ON TABLE dl_job_logs IS 'what runs write, a line a row';
+COMMENT ON COLUMN dl_job_logs.claim IS 'dl_jobs.claims of the run: attempts that did not count come again';
+COMMENT ON COLUMN dl_job_logs.line IS 'from 1 in each run; a gap is what was left out';
+COMMENT ON COLUMN dl_job_logs.source IS 'log, stdout or stderr';
+CREATE INDEX ix_dl_job_logs_line ON dl_job_logs (job_id, claim, line);
+CREATE TABLE dl_job_logs_rest PARTITION OF dl_job_logs DEFAULT;
 
 -- Receivers of alerts, and what they were told.
 CREATE TABLE dl_webhooks (

@@ -133,6 +133,12 @@ ON CONFLICT (queue) DO UPDATE SET
    length = excluded.length, scheduled = excluded.scheduled, retries = excluded.retries, dead = excluded.dead,
    lag_sec = excluded.lag_sec, keys = excluded.keys, counted_at = now();
 
+-- name: beginning
+-- Whether the farm has had a job, and whether a reaper is there: by its session, whose name every role may see.
+SELECT EXISTS (SELECT FROM dl_totals) OR EXISTS (SELECT FROM dl_jobs) AS has_begun,
+       EXISTS (SELECT FROM pg_stat_activity
+                WHERE datname = current_database() AND application_name LIKE 'dl-reaper%%') AS has_reaper;
+
 -- name: workers
 -- The workers that the keepers of all hosts have shown within ten minutes, with the jobs that run there.
 SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queue]) AS queues, w.state,
@@ -145,6 +151,12 @@ SELECT w.worker, w.farm, w.host, w.pid, w.queue, coalesce(w.queues, ARRAY[w.queu
                       ORDER BY event_id DESC LIMIT 1) p ON true
  WHERE w.seen_at > now() - interval '10 min'
  ORDER BY w.host, w.queue, w.worker;
+
+-- name: used
+-- What the run of a job uses now, as the keeper of its worker last showed it; no row: nobody has shown it lately. Served by
+-- the primary key of dl_workers.
+SELECT memory_bytes, cpu_percent, seen_at FROM dl_workers
+ WHERE worker = %(worker)s AND job_id = %(job_id)s AND seen_at > now() - interval '30 s';
 
 -- name: tasks
 -- What pipelines say of their tasks, and what their runs have used. What counts as a need: the word of the pipeline, else
@@ -249,6 +261,22 @@ SELECT bucket AS at, coalesce(sum(processed), 0)::bigint AS processed, coalesce(
   LEFT JOIN dl_pace p ON p.at = bucket
  GROUP BY bucket ORDER BY bucket;
 
+-- name: throughput
+-- The runs that ended in each step of a span up to now, those without a run too; the last step is not over. Served by the
+-- primary key of the table in the place of {pace}.
+WITH ended AS (
+  SELECT date_bin(make_interval(secs => %(step_sec)s), at, '2000-01-01 00:00+00') AS at,
+         sum(processed)::bigint AS processed, sum(failed)::bigint AS failed
+    FROM {pace}
+   WHERE at >= date_bin(make_interval(secs => %(step_sec)s), now(), '2000-01-01 00:00+00')
+               - make_interval(secs => %(span_sec)s - %(step_sec)s)
+   GROUP BY 1)
+SELECT step AS at, coalesce(processed, 0) AS processed, coalesce(failed, 0) AS failed
+  FROM generate_series(date_bin(make_interval(secs => %(step_sec)s), now(), '2000-01-01 00:00+00')
+                         - make_interval(secs => %(span_sec)s - %(step_sec)s), now(), make_interval(secs => %(step_sec)s)) step
+  LEFT JOIN ended ON ended.at = step
+ ORDER BY step;
+
 -- name: totals
 SELECT queue, task, kind, count, seconds, buckets FROM dl_totals ORDER BY queue, task, kind;
 
@@ -287,7 +315,8 @@ SELECT event_id, job_id, queue, dl_readable(ts) AS ts, kind, payload::text AS pa
  WHERE event_id > %(after)s AND (%(queue)s::text IS NULL OR queue = %(queue)s) ORDER BY event_id LIMIT %(limit)s;
 
 -- A page of jobs, the last change first, is merged of `finished`, `dead`, `running`, `queued`, `retries`: each reads
--- its own jobs in that order, from an index, and stands in `listed` in the place of {branch}. A job has changed when it
+-- its own jobs in that order, from an index, and stands in `listed` in the place of {branch}. `near`, for the jobs that an id
+-- in a search may mean, and `of_args`, for the few that have some arguments, read and sort theirs. A job has changed when it
 -- ended; while it runs, when it started first; while it is queued, when it was added. No statement looks at more than
 -- `scan` jobs: a filter that hardly anything passes ends too, with a row that says up to where it came (is_edge).
 
@@ -310,7 +339,8 @@ dl_readable((j).heartbeat_at) AS heartbeat_at, dl_readable((j).finished_at) AS f
 -- Whether the list has the job, in the place of {matches}.
 dl_matches(j, %(queue)s, %(task)s, %(status)s, %(lock_key)s, %(partition_key)s, %(producer)s, %(consumer_group)s)
 AND (%(error_group)s::text IS NULL
-     OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false));
+     OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false))
+AND {found};
 
 -- name: listed
 SELECT nth = %(scan)s AS is_edge, {matches} AS is_wanted, {shown}, changed_at
@@ -334,6 +364,13 @@ SELECT j, job_id, finished_at AS changed_at FROM dl_jobs j
    AND (finished_at, job_id) < (%(until)s, %(before)s)
  ORDER BY finished_at DESC, job_id DESC LIMIT %(scan)s;
 
+-- name: dead_from
+-- When the last of the next `scan` dead jobs ended, of those before `until`: `dead` of all queues together need not sort
+-- older ones. An index-only scan of ix_dl_jobs_dead.
+SELECT finished_at FROM dl_jobs
+ WHERE status IN ('failed', 'lost') AND finished_at >= %(since)s AND finished_at < %(until)s
+ ORDER BY finished_at DESC OFFSET %(scan)s - 1 LIMIT 1;
+
 -- name: running
 -- Of which there are few. Served by ix_dl_jobs_running.
 SELECT j, job_id, started_at AS changed_at FROM dl_jobs j
@@ -356,20 +393,34 @@ SELECT j, job_id, created_at AS changed_at FROM dl_jobs j
    AND (created_at, job_id) < (%(until)s, %(before)s)
  ORDER BY created_at DESC, job_id DESC LIMIT %(scan)s;
 
+-- name: near
+-- Served by the jobs' key.
+SELECT j, (j).job_id AS job_id, {changed_at} AS changed_at
+  FROM (SELECT j FROM dl_jobs j WHERE job_id BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid LIMIT %(scan)s) meant
+ WHERE {changed_at} >= %(since)s AND {changed_at} <= %(until)s AND ({changed_at}, (j).job_id) < (%(until)s, %(before)s)
+ ORDER BY changed_at DESC, job_id DESC LIMIT %(scan)s;
+
+-- name: of_args
+-- Served by ix_dl_jobs_args.
+SELECT j, job_id, {changed_at} AS changed_at FROM dl_jobs j
+ WHERE args @> ANY (%(args)s::jsonb[])
+   AND {changed_at} >= %(since)s AND {changed_at} <= %(until)s AND ({changed_at}, job_id) < (%(until)s, %(before)s)
+ ORDER BY changed_at DESC, job_id DESC LIMIT %(scan)s;
+
 -- name: last_runs
 -- How long the last runs of these jobs took.
 SELECT job_id, dl_last_run_sec(j) AS run_sec FROM dl_jobs j WHERE job_id = ANY (%(job_ids)s);
 
+-- name: in_time
+-- How many jobs of its branches a list by key would have to look at, of each up to `scan`.
+SELECT count(*) FROM ({branch}) n;
+
 -- name: by_key
--- A page of jobs in the order of their keys: all that match are sorted, so of a long history the filter should leave
--- little.
-SELECT false AS is_edge, true AS is_wanted, {shown},
-       dl_readable(coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at)) AS changed_at
-  FROM dl_jobs j
- WHERE {matches}
-   AND coalesce(finished_at, CASE status WHEN 'running' THEN started_at END, created_at) BETWEEN %(since)s AND %(until)s
-   AND (lock_key, job_id) > (%(key)s, %(before)s)
- ORDER BY lock_key, job_id LIMIT %(limit)s;
+-- A page of the jobs of some branches in the order of their keys: those that match are sorted.
+SELECT false AS is_edge, true AS is_wanted, {shown}, dl_readable(changed_at) AS changed_at
+  FROM ({branch}) near
+ WHERE {matches} AND ((j).lock_key, job_id) > (%(key)s, %(after_id)s)
+ ORDER BY (j).lock_key, job_id LIMIT %(limit)s;
 
 -- name: dead_in_time
 -- How many dead jobs a list would have to sort, counted up to one more than `most`. Served by ix_dl_jobs_dead.

@@ -232,18 +232,18 @@ BEGIN
   FOR left_over IN SELECT format('DROP TABLE IF EXISTS %s CASCADE', oid::regclass) FROM pg_class
     WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
       AND relname NOT IN ('dl_jobs', 'dl_job_events', 'dl_migrations', 'dl_queues', 'dl_workers', 'dl_totals',
-                          'dl_pace', 'dl_rolled', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results', 'dl_needs',
-                          'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
+                          'dl_pace', 'dl_pace_long', 'dl_rolled', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results',
+                          'dl_needs', 'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
                           'dl_webhooks', 'dl_alerts', 'dl_alerted', 'dl_backfills', 'dl_partitions', 'dl_durations',
-                          'dl_predictions', 'dl_error_notes') LOOP
+                          'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans') LOOP
     EXECUTE left_over;
   END LOOP;
   IF to_regclass('dl_jobs') IS NOT NULL THEN
     FOREACH left_over IN ARRAY ARRAY['dl_jobs', 'dl_job_events', 'dl_queues', 'dl_workers', 'dl_totals', 'dl_pace',
-                                     'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results', 'dl_needs',
+                                     'dl_pace_long', 'dl_lengths', 'dl_freed', 'dl_tasks', 'dl_results', 'dl_needs',
                                      'dl_parents', 'dl_waiting', 'dl_schedules', 'dl_limits', 'dl_checkpoints',
                                      'dl_webhooks', 'dl_alerts', 'dl_backfills', 'dl_partitions', 'dl_durations',
-                                     'dl_predictions', 'dl_error_notes'] LOOP
+                                     'dl_predictions', 'dl_error_notes', 'dl_job_logs', 'dl_spans'] LOOP
       EXECUTE format('SELECT EXISTS (SELECT FROM %I)', left_over) INTO has_rows;
       filled := filled || CASE WHEN has_rows THEN left_over END;
     END LOOP;

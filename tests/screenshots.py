@@ -145,6 +145,7 @@ def take(browser: Browser, show: Show, names: Collection[str]) -> None:
     shots = [
         ("overview", "/", {}),
         ("overview-dark", "/", {"color_scheme": "dark"}),
+        ("postgres", "/postgres", {}),
         ("overview-phone", "/", {"viewport": {"width": 375, "height": 812}}),
         ("job-running", f"/jobs/{show.running}", {}),
         ("job-waiting", f"/jobs/{show.waiting}", {}),

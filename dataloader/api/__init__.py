@@ -9,9 +9,24 @@ from uuid import UUID
 from flask import Flask, Response, abort, request
 
 from dataloader import config, log
-from dataloader.api.dashboard import actions, login, pages, render
+from dataloader.api.dashboard import actions, login, render, run_pages, trigger
+from dataloader.api.dashboard import bulk as bulk_orders
 from dataloader.api.server import audit, health, metrics, pushed
-from dataloader.api.v1 import backfills, contract, errors, farm, jobs, limits, openapi, queues, schedules, webhooks
+from dataloader.api.v1 import (
+    again,
+    backfills,
+    bulk,
+    contract,
+    errors,
+    farm,
+    jobs,
+    limits,
+    openapi,
+    queues,
+    schedules,
+    search,
+    webhooks,
+)
 from dataloader.api.web import auth, endpoint, problems
 from dataloader.api.web.json_body import BODY_LIMIT, Json
 from dataloader.api.web.long_poll import LongPolls, Versions
@@ -45,8 +60,8 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
     app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls), lambda _: _push(app)]
     app.extensions["on_drain"] = [polls.stop, health.drain]
-    v1 = (contract, jobs, queues, schedules, backfills, limits, errors, webhooks, farm, openapi)
-    for module in (health, *v1, metrics, login, render, pages, actions):
+    v1 = (contract, jobs, again, search, bulk, queues, schedules, backfills, limits, errors, webhooks, farm, openapi)
+    for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
     problems.install(app)
     audit.install(app)

@@ -42,6 +42,18 @@ def mark(args: dict[str, Any]) -> None:
     marks.leave(marks.Mark(args["n"], start, marks.now()))
 
 
+@register("bench.writes")
+def writes(args: dict[str, Any]) -> Iterator[None]:
+    """Run for `sec` seconds, and print `lines_a_sec` lines in each."""
+    end, number = time.monotonic() + args["sec"], 0
+    while time.monotonic() < end:
+        if args["lines_a_sec"]:
+            print(f"row {number} of the file: 80 characters, as a usual line has; loaded without a word")  # noqa: T201  what is measured
+        number += 1
+        time.sleep(1 / (args["lines_a_sec"] or 100))
+        yield
+
+
 def burn(rounds: int) -> int:
     """Keep a core busy with pure Python for `rounds` rounds."""
     total = 0

@@ -28,6 +28,7 @@ from dataloader.bench import (
     idle,
     keys,
     latency,
+    logs,
     memory,
     ordered,
     pgbench,
@@ -53,6 +54,7 @@ FIGURES: dict[str, Measure] = {
     "enqueue": enqueue.measure,
     "idle": idle.measure,
     "memory": memory.measure,
+    "logs": logs.measure,
 }
 INTERRUPTED = 130
 FILE_WIDTH = 160  # characters; the width of a table that does not go to a terminal

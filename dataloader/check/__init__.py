@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from dataloader import config, log, pipelines
 from dataloader.check import database
 from dataloader.check.database import Finding, Level
 from dataloader.config import Settings
+from dataloader.farm.failures import is_users
 from dataloader.pipelines import hooks
 from dataloader.queue import db
 
@@ -33,6 +34,7 @@ class Report:
 
     settings: Mapping[str, str]
     findings: list[Finding]
+    files: Sequence[str] = ()  # of the users' modules that were imported
 
     @property
     def is_good(self) -> bool:
@@ -51,6 +53,7 @@ class Report:
     def document(self) -> str:
         """The report as JSON."""
         found = {"ok": self.is_good, "settings": self.settings, "findings": [asdict(f) for f in self.findings]}
+        found["files"] = list(self.files)
         return json.dumps(found, ensure_ascii=False, indent=2)
 
 
@@ -62,7 +65,7 @@ def run(find_dsn: Callable[[Settings], str | None]) -> Report:
         return Report({}, [Finding(Level.ERROR, "settings", line) for line in str(e).splitlines()])
     dsn = find_dsn(settings)
     findings = [*of_settings(settings, misspelt), *of_folders(settings), *of_pipelines(settings)]
-    return Report(shown(settings), [*findings, *database.of_databases(settings, dsn)])
+    return Report(shown(settings), [*findings, *database.of_databases(settings, dsn)], users_files())
 
 
 # --- settings ---
@@ -142,6 +145,12 @@ def of_pipelines(settings: Settings) -> list[Finding]:
     wanted += [("DL_PIPELINES", name) for name in settings.pipeline_modules]
     findings = [finding for variable, name in wanted if (finding := _imported(variable, name))]
     return [*findings, Finding(Level.OK, "pipelines", TASKS + ", ".join(pipelines.tasks()))]
+
+
+def users_files() -> list[str]:
+    """The files of the imported modules that are neither Python's nor of an installed package nor of this one."""
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(os.path.abspath(name) for name in named if name and name.endswith(".py") and is_users(name))
 
 
 def _imported(variable: str, module: str) -> Finding | None:

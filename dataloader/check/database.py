@@ -7,6 +7,7 @@ findings of facts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -79,14 +80,29 @@ def of_queue(settings: Settings, dsn: str) -> list[Finding]:
         return [unreachable("database", dsn, e)]
     with conn:
         findings = [Finding(Level.OK, "database", db.shown(dsn)), version(conn.info.server_version)]
-        for about, question in _QUESTIONS.items():
-            try:
-                findings += question(conn, settings, dsn)
-            except psycopg.Error as e:
-                findings.append(Finding(Level.ERROR, about, _line(e), "see the server's log"))
+        for about in _QUESTIONS:
+            findings += _asked(about, conn, settings, dsn)
             if about == "session" and findings[-1].level is Level.ERROR:
                 break  # through such a pooler the other answers are useless
         return findings
+
+
+def of_open(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    """The findings on the queue's database that need no session but `conn`: all except those on a session itself."""
+    findings = [version(conn.info.server_version)]
+    for about in _QUESTIONS.keys() - {"session"}:
+        findings += _asked(about, conn, settings, dsn, conn.transaction())
+    return sorted(findings, key=lambda finding: (finding.level is not Level.ERROR, finding.about))
+
+
+def _asked(
+    about: str, conn: db.Connection, settings: Settings, dsn: str, block: AbstractContextManager[Any] | None = None
+) -> list[Finding]:
+    try:
+        with block or nullcontext():
+            return _QUESTIONS[about](conn, settings, dsn)
+    except psycopg.Error as e:
+        return [Finding(Level.ERROR, about, _line(e), "see the server's log")]
 
 
 def _connect(settings: Settings, dsn: str, schema: str) -> db.Connection:

@@ -16,7 +16,7 @@ import click
 from rich.text import Text
 
 from dataloader import config
-from dataloader.cli import base, screen
+from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import arguments
 from dataloader.client import Backfill
@@ -31,24 +31,12 @@ _QUERY_SEC = 60.0
 EXIT_DEAD, EXIT_CANCELED = 10, 11  # of `wait`, as of a job's
 
 
-class _Group(click.Group):
-    """A group in which a word that is none of its commands is the task of a new backfill."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command in `args`; `add` for a task."""
-        if args and args[0] not in self.commands:
-            args = ["add", *args]
-        return super().resolve_command(ctx, args)
-
-
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """About backfills."""
 
 
-@commands.group(cls=_Group)
+@commands.group(default="add", examples=["dataloader backfill load.csv --from 2019-01-01 --to 2026-11-01 --step day"])
 def backfill() -> None:
     """Jobs of one task for many partitions (docs/backfills.md): `backfill TASK --from .. --to .. --step ..`."""
 
@@ -67,7 +55,7 @@ def _words(command: F) -> F:
         click.option("--lock-key", help="default: {{ task }}:{{ partition }}"),
         click.option("--args", "args_json", help="a JSON object, as --args of trigger; {{ partition }} and the like"),
         click.option("--queue", "-q", help="default: etl.default"),
-        click.option("--on", type=click.Choice(["target", "queue"]), default="target", help="the database of --query"),
+        click.option("--on", type=base.Choice(["target", "queue"]), default="target", help="the database of --query"),
         click.option("--query", metavar="SQL", help="the first column of what this reads: a partition each"),
         click.option("--file", "path", metavar="FILE", help="a partition a line; - is stdin"),
         click.option("--partition", "listed", multiple=True, help="a partition; again for more"),
@@ -79,15 +67,22 @@ def _words(command: F) -> F:
     return command
 
 
-@backfill.command()
+@backfill.command(
+    examples=[
+        "dataloader backfill add load.csv --from 2019-01-01 --to 2026-11-01 --step day",
+        "dataloader backfill add load.csv --file days.txt --max-running 4 --dry-run",
+    ]
+)
 @click.argument("task")
 @click.option("--name", help="default: the task and the range")
 @_words
 @click.option("--dry-run", is_flag=True, help="show what it would do, and change nothing")
+@names.may_be_new
 @reaching
-def add(reached: Reached, task: str, name: str | None, dry_run: bool, **options: Any) -> None:
+def add(reached: Reached, task: str, name: str | None, dry_run: bool, is_new: bool, **options: Any) -> None:
     """Add a backfill of a task: a range, a list, a file or a query of partitions, and a job for each."""
     words = _given(options)
+    names.require(reached, is_new, queue=options["queue"], task=task)
     name = name or _name(task, words)
     if dry_run:
         _preview(reached, reached.farm.try_backfill(name, task, **words))
@@ -95,7 +90,7 @@ def add(reached: Reached, task: str, name: str | None, dry_run: bool, **options:
         _tell(reached, reached.farm.add_backfill(name, task, **words))
 
 
-@backfill.command(name="list")
+@backfill.command(name="list", examples=["dataloader backfill list"])
 @reaching
 def list_backfills(reached: Reached) -> None:
     """List the newest backfills: how far they are, what is wrong with them."""
@@ -106,7 +101,7 @@ def list_backfills(reached: Reached) -> None:
         screen.show(backfill_table(found))
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill show history"])
 @click.argument("name")
 @reaching
 def show(reached: Reached, name: str) -> None:
@@ -114,7 +109,7 @@ def show(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.backfill(name))
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill wait history"])
 @click.argument("name")
 @reaching
 def wait(reached: Reached, name: str) -> None:
@@ -134,9 +129,9 @@ def wait(reached: Reached, name: str) -> None:
     sys.exit(EXIT_CANCELED if found.state == "canceled" else EXIT_DEAD if undone else 0)
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill partitions history --status failed"])
 @click.argument("name")
-@click.option("--status", type=click.Choice(STATUSES), help="only these")
+@click.option("--status", type=base.Choice(STATUSES), help="only these")
 @reaching
 def partitions(reached: Reached, name: str, status: str | None) -> None:
     """List the partitions of a backfill, each with its job."""
@@ -148,7 +143,7 @@ def partitions(reached: Reached, name: str, status: str | None) -> None:
     screen.show(screen.table(("partition", "status", "job"), rows))
 
 
-@backfill.command(name="set")
+@backfill.command(name="set", examples=["dataloader backfill set history --max-running 8"])
 @click.argument("name")
 @click.option("--max-running", required=True, metavar="N", help="so many of its jobs run at once; none: any number")
 @reaching
@@ -159,7 +154,7 @@ def set_backfill(reached: Reached, name: str, max_running: str) -> None:
     _tell(reached, reached.farm.set_backfill(name, None if max_running == "none" else int(max_running)))
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill pause history"])
 @click.argument("name")
 @reaching
 def pause(reached: Reached, name: str) -> None:
@@ -167,7 +162,7 @@ def pause(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.pause_backfill(name))
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill resume history"])
 @click.argument("name")
 @reaching
 def resume(reached: Reached, name: str) -> None:
@@ -175,7 +170,7 @@ def resume(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.resume_backfill(name))
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill cancel history"])
 @click.argument("name")
 @reaching
 def cancel(reached: Reached, name: str) -> None:
@@ -183,7 +178,7 @@ def cancel(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.cancel_backfill(name))
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill retry history"])
 @click.argument("name")
 @reaching
 def retry(reached: Reached, name: str) -> None:
@@ -195,7 +190,7 @@ def retry(reached: Reached, name: str) -> None:
         click.echo("1 job is queued again" if count == 1 else f"{count:,} jobs are queued again")
 
 
-@backfill.command()
+@backfill.command(examples=["dataloader backfill remove history"])
 @click.argument("name")
 @reaching
 def remove(reached: Reached, name: str) -> None:

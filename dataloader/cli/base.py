@@ -1,15 +1,158 @@
-"""Shared by all commands: the refusal, and the DSN of the queue."""
+"""Shared by all commands: their classes and types of arguments, the refusal, and the DSN of the queue.
+
+A command has one or more `examples`, which its help shows as they would be typed. No help text is cut. A mistyped
+word gets an answer with the right ones that are most like it, bounded and without secrets.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any, NoReturn
+from uuid import UUID
 
 import click
 
 from dataloader import embedded, log
 from dataloader.config import Settings
 from dataloader.farm.process import EXIT_CANNOT_START
+from dataloader.log.masking import clipped
+
+SUMMARY_MOST = 1_000  # characters of a command's line in a list: click would cut it to its 80 columns
+WRONG_MOST = 1_000  # characters of the answer to a mistyped command line, which quotes its words
+LIKE_MOST = 3  # names that are offered in the place of a mistyped one
+_WORD = "dataloader.word"  # in a context: the first word behind the group
+EXAMPLE_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+
+
+class Command(click.Command):
+    """A command with `examples`, each a line for a shell."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, not folded: they can be copied."""
+        super().format_epilog(ctx, formatter)
+        write_examples(formatter, self.examples)
+
+
+class Group(click.Group):
+    """A group of commands. With `default`, a first word that is none of its commands belongs to this command."""
+
+    command_class = Command
+    group_class = type
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), default: str | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.examples = tuple(examples)
+        self._default = default
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples."""
+        super().format_epilog(ctx, formatter)
+        write_examples(formatter, self.examples)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """All commands, each with its whole first sentence."""
+        write_commands(ctx, formatter, self, "Commands", self.list_commands(ctx))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command in `args`, else the default one; raises NoSuchCommand with similar names."""
+        ctx.meta[_WORD] = args[0]
+        if self._default and args[0] not in self.commands and not self._is_mistyped(args):
+            args = [self._default, *args]
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; where the default one does not understand its words, another may have been meant."""
+        try:
+            return super().invoke(ctx)
+        except click.exceptions.NoSuchCommand:
+            raise
+        except click.UsageError as e:
+            word = ctx.meta.get(_WORD, "")
+            if self._default and word not in self.commands and (meant := like(word, self.commands)):
+                raise click.UsageError(f"{e.format_message()} {did_you_mean(meant)}", e.ctx) from None
+            raise
+
+    def _is_mistyped(self, args: Sequence[str]) -> bool:
+        """Whether the only word is like a command: the default one always needs another word."""
+        return len(args) == 1 and bool(like(args[0], self.commands))
+
+
+class Choice(click.Choice[str]):
+    """One of some words; a mistyped one gets the right one that is most like it."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """The error for a word that is none of them."""
+        text = super().get_invalid_choice_message(value, ctx)
+        meant = like(str(value), list(map(str, self.choices)))
+        return f"{text} {did_you_mean(meant)}" if meant else text
+
+
+class _JobId(click.ParamType[UUID]):
+    name = "uuid"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
+        try:
+            return value if isinstance(value, UUID) else UUID(str(value).strip())
+        except ValueError:
+            right = f"a job's id is a UUID such as {EXAMPLE_ID}; `dataloader jobs` lists them"
+            self.fail(f"{str(value)!r} is no job id: {right}", param, ctx)
+
+
+JOB_ID = _JobId()
+
+
+def like(word: str, names: Iterable[str]) -> list[str]:
+    """The names most like a mistyped one, the best first: at most LIKE_MOST."""
+    return get_close_matches(word[:200], list(names), LIKE_MOST)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """The sentence that offers one name or several."""
+    return f"Did you mean {' or '.join(map(repr, names))}?"
+
+
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    """The section with the examples of a command; without any nothing."""
+    if examples:
+        with formatter.section("Examples" if len(examples) > 1 else "Example"):
+            for line in examples:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def write_commands(
+    ctx: click.Context, formatter: click.HelpFormatter, group: click.Group, title: str, names: Sequence[str]
+) -> None:
+    """A section with the commands of these names, each with its whole first sentence."""
+    found = [(name, command) for name in names if (command := group.get_command(ctx, name)) and not command.hidden]
+    with formatter.section(title):
+        formatter.write_dl([(name, command.get_short_help_str(SUMMARY_MOST)) for name, command in found])
+
+
+@contextmanager
+def harmless_errors() -> Iterator[None]:
+    """Make the answer to a mistyped command line one that may be shown: it quotes what was typed."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as e:
+        if type(e) is click.BadParameter:  # masked without the name of the option, which may be --token-file
+            raise click.BadParameter(_harmless(e.message), e.ctx, e.param, e.param_hint) from None
+        raise click.UsageError(_harmless(e.format_message()), e.ctx) from None
+
+
+def _harmless(text: str) -> str:
+    text = log.masked(text)
+    return text if len(text) <= WRONG_MOST else " ".join(clipped(text, WRONG_MOST).split())
 
 
 def refuse(message: str, status: int) -> NoReturn:

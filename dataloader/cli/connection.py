@@ -93,7 +93,7 @@ def in_words(error: ClientError, reached: Reached) -> str:
         return f"{text}; is the API running?"
     if isinstance(error, Unauthorized):
         return f"{text}\nset DL_TOKEN to a token of this service, or name a file that holds one by --token-file"
-    if isinstance(error, Forbidden):
+    if isinstance(error, Forbidden) and not reached.is_direct:
         return f"{text}\nthe token comes from DL_TOKEN or --token-file"
     return text
 

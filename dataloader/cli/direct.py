@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -26,18 +27,24 @@ from dataloader.client import (
     ErrorGroups,
     Event,
     Fault,
+    Forbidden,
     Job,
     Key,
     Limit,
+    LogLine,
+    Names,
     NotFound,
     Overview,
     Partition,
     Prediction,
+    Preview,
     Queue,
     QueueFull,
     Refused,
+    Runs,
     Schedule,
     Started,
+    Tally,
     Task,
     Unavailable,
     Unexpected,
@@ -45,23 +52,30 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
-from dataloader.client.farm import PAGE, Farm
+from dataloader.client.farm import LINES, PAGE, Farm, given
 from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
+from dataloader.farm import traces
 from dataloader.queue import (
+    again,
+    args_schema,
     backfills,
+    bulk,
     db,
     enqueue,
     errors,
     hooks,
     keys,
     lifecycle,
+    logs,
     migrations,
     operations,
     predictions,
+    runs,
     schedules,
     stats,
+    tallies,
     webhooks,
 )
 from dataloader.queue.messages import Rules
@@ -73,10 +87,12 @@ T = TypeVar("T")
 STATEMENT_SEC = 30.0  # a person may wait longer than a program
 POLL_SEC = 0.3
 NO_JOB = "there is no job with this job_id"
+NO_TASK = "no worker has shown a pipeline of this task"
 NO_SCHEDULE = "there is no schedule with this name"
 NO_BACKFILL = "there is no backfill with this name"
 NO_WEBHOOK = "there is no webhook of this name"
 LEDGER_PAGE = 1_000
+TIMES = ("since", "until")
 VERBS: dict[str, Callable[..., dict[UUID, str]]] = {
     "cancel": operations.cancel,
     "requeue": operations.requeue,
@@ -110,13 +126,49 @@ class Direct(Farm):
             self._conn.close()
 
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started:
+        new = self._new(fields, trace)
+        self._require_args(new)
+        job_id, status = self._ask(enqueue.enqueue, new, limited=True)
+        return Started(job_id, status, {"job_id": str(job_id), "status": status})
+
+    def _new(self, fields: dict[str, Any], trace: str | None) -> enqueue.NewJob:
         try:
             hooks.load(self._settings.hook_modules)
         except ConfigError as e:
             raise Refused("The job was not added", str(e)) from None
-        new = _checked(fields, self._settings.dl_default_lease_ttl_sec, trace)
-        job_id, status = self._ask(enqueue.enqueue, new, limited=True)
-        return Started(job_id, status, {"job_id": str(job_id), "status": status})
+        return _checked(fields, self._settings.dl_default_lease_ttl_sec, trace)
+
+    def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
+        old_id, changes, without = UUID(str(job_id)), fields.pop("args", {}), fields.pop("without", [])
+        try:
+            old = _known(self._ask(again.fields_of, old_id), NO_JOB)
+        except again.NotEnded as e:
+            raise Conflict("The job was not run again", str(e), status=409) from None
+        try:
+            args = again.changed(old["args"], changes, without)
+        except ValueError as e:
+            raise Refused("The request is not valid", str(e)) from None
+        new = self._new(old | fields | {"args": args}, traces.current())
+        self._require_args(new)
+        new_id, status = self._ask(again.add, old_id, new, self._by)
+        return Started(new_id, status, {"job_id": str(new_id), "status": status})
+
+    def args_schema(self, task: str) -> Document | None:
+        known = self._ask(operations.args_schemas, [task])
+        if task not in known:
+            raise NotFound(NO_TASK, status=404)
+        text = known[task]
+        return None if text is None else args_schema.read(text)
+
+    def _require_args(self, new: enqueue.NewJob) -> None:
+        """Raise Refused for args that the task's schema refuses."""
+        text = self._ask(operations.args_schemas, [new.task]).get(new.task)
+        if text is None or not (wrong := args_schema.faults(text, new.args)):
+            return
+        if self._ask(enqueue.are_known, {new.idempotency_key}):
+            return  # the job is there already
+        faults = [Fault(_pointer("args", *each.path), each.code, str(each)) for each in wrong]
+        raise Refused("The request is not valid", "see below", faults=tuple(faults))
 
     def status(self, job_id: UUID | str) -> Job:
         return _one(Job, self._ask(lifecycle.status, UUID(str(job_id))))
@@ -137,6 +189,25 @@ class Direct(Farm):
         page = self._ask(stats.jobs, stats.Wanted(**filters), limit, after)
         return [_one(Job, row) for row in page.jobs], page.next
 
+    def tally(self, /, **filters: Any) -> Tally:
+        return _one(Tally, self._ask(tallies.tally, _wanted(filters)).document())
+
+    def suggest(self, q: str) -> list[str]:
+        return self._ask(tallies.suggest, q)
+
+    def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
+        target = _target({"job_ids": job_ids} if job_ids is not None else {"matching": filters})
+        found = _one(Preview, self._ask(bulk.preview, order, target).document())
+        named = {"matching": filters} if job_ids is None else {"job_ids": list(job_ids)}
+        return replace(found, target=named)
+
+    def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]:
+        try:
+            step = self._ask(bulk.change, preview.order, _target(preview.target), preview.confirmation, self._by, after)
+        except bulk.Grown as e:
+            raise Conflict("The jobs were not changed", str(e)) from None
+        return step.changed, step.next
+
     def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
         page = self._ask(keys.page, queue, limit, after)
         return [_one(Key, row) for row in page.rows], page.next
@@ -152,6 +223,14 @@ class Direct(Farm):
                 self.status(job_id)  # raises NotFound for an unknown job
         return [_one(Event, row) for row in rows]
 
+    def logs(
+        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
+    ) -> list[LogLine]:
+        page = self._ask(logs.page, UUID(str(job_id)), after, attempt, limit)
+        if not page.lines:
+            self.status(job_id)  # raises NotFound for an unknown job
+        return [_one(LogLine, row) for row in page.lines]
+
     def overview(self) -> Overview:
         return _one(Overview, self._ask(stats.overview))
 
@@ -165,8 +244,17 @@ class Direct(Farm):
     def predict_queue(self, queue: str) -> Prediction:
         return _one(Prediction, predictions.of_queue(self._ask(predictions.outlook, queue)))
 
-    def tasks(self) -> list[Task]:
-        return [_one(Task, row) for row in self._ask(stats.tasks)]
+    def tasks(self, *, range: str | None = None) -> list[Task]:
+        return [_one(Task, row) for row in (self._ask(runs.of_tasks, range) if range else self._ask(stats.tasks))]
+
+    def task_runs(self, task: str, *, range: str = runs.USUAL) -> Runs:
+        return _one(Runs, self._ask(runs.of_task, task, range))
+
+    def queue_runs(self, queue: str, *, range: str = runs.USUAL) -> Runs:
+        return _one(Runs, self._ask(runs.of_queue, queue, range))
+
+    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
+        return _one(Names, self._ask(operations.names, queue, task))
 
     def database(self) -> Database:
         return _one(Database, self._ask(stats.postgres))
@@ -345,6 +433,8 @@ class Direct(Farm):
             raise Refused("The request is not valid", str(e)) from None
         except psycopg.DataError as e:  # text that PostgreSQL cannot store
             raise Refused("The request is not valid", _words(e)) from None
+        except psycopg.errors.InsufficientPrivilege as e:
+            raise Forbidden("database", _words(e)) from None
         except psycopg.Error as e:
             self._forget()
             kind = Unavailable if db.is_passing(e) else Unexpected
@@ -409,18 +499,37 @@ def _checked(fields: dict[str, Any], lease_ttl_sec: int, trace: str | None) -> e
         raise Refused("The request is not valid", "see below", faults=tuple(faults)) from None
     except ValueError as e:  # of a hook
         raise Refused("The request is not valid", str(e)) from None
-    given = {name: getattr(valid, name) for name in valid.model_fields_set}
-    return enqueue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **given, "trace": trace})
+    named = {name: getattr(valid, name) for name in valid.model_fields_set}
+    return enqueue.NewJob(**{"lease_ttl_sec": lease_ttl_sec, **named, "trace": trace})
+
+
+def _pointer(*path: str | int) -> str:
+    return "".join(f"/{step}" for step in path)
 
 
 def _words(error: psycopg.Error) -> str:
-    return log.masked(" ".join(str(error).split()))
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    return log.masked("; ".join(filter(None, lines)))
 
 
 def _one(kind: type[T], row: Any) -> T:
     if row is None:
         raise NotFound(NO_JOB, status=404)
     return read(kind, as_document(row))
+
+
+def _wanted(filters: Mapping[str, Any]) -> stats.Wanted:
+    times = {name: datetime.fromisoformat(at) for name, at in filters.items() if name in TIMES and isinstance(at, str)}
+    return stats.Wanted(**{**filters, **times})
+
+
+def _target(named: Mapping[str, Any]) -> bulk.Target:
+    """The jobs that a preview names."""
+    if "job_ids" in named:
+        return bulk.Target(stats.Wanted(), tuple(dict.fromkeys(UUID(str(job_id)) for job_id in named["job_ids"])))
+    if not given(**named["matching"]):
+        raise Refused("The request is not valid", "an order needs a filter, such as status or q")
+    return bulk.Target(_wanted(named["matching"]))
 
 
 def _scheduled(row: Any) -> Schedule:

@@ -17,13 +17,14 @@ from uuid import UUID
 import click
 from rich.text import Text
 
-from dataloader.cli import journal, screen
+from dataloader.cli import base, journal, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.render import said
 from dataloader.cli.watch import waits_for
 from dataloader.client import (
     Backfill,
     Database,
+    ErrorGroup,
     Event,
     Forbidden,
     Job,
@@ -66,12 +67,12 @@ class Case:
     now: datetime
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """Diagnosis."""
 
 
-@commands.command()
+@commands.command(examples=["dataloader doctor", f"dataloader doctor {base.EXAMPLE_ID}"])
 @click.argument("what", metavar="[JOB_ID|SCHEDULE|BACKFILL]", required=False)
 @reaching
 def doctor(reached: Reached, what: str | None) -> None:
@@ -124,8 +125,12 @@ def _of_whole(farm: Farm) -> Iterator[Finding]:
     receivers = None
     with suppress(Forbidden, NotFound):  # a token that may only read; an older service
         receivers = farm.webhooks()
-    found = list(of_farm(farm.overview(), farm.workers(), farm.database(), receivers))
-    with suppress(NotFound):  # an older service
+    overview = farm.overview()
+    found = list(of_farm(overview, farm.workers(), farm.database(), receivers))
+    if overview.total.dead:
+        with suppress(NotFound):  # an older service
+            found += of_errors(farm.errors().groups)
+    with suppress(NotFound):
         found += of_backfills(farm.backfills())
     yield from found or [Finding("Nothing is wrong with the farm.")]
 
@@ -172,6 +177,27 @@ def diagnose_schedule(found: Schedule) -> Iterator[Finding]:
         yield Finding(text, last)
     elif last and found.last_job_status != "succeeded":
         yield Finding(f"Its last job is {found.last_job_status}.", last)
+
+
+def of_errors(groups: Sequence[ErrorGroup]) -> Iterator[Finding]:
+    """The error that most of the dead jobs have in common, and one of them."""
+    worst = max(groups, key=lambda each: each.dead, default=None)
+    if worst is None or not worst.dead:
+        return
+    dead = sum(each.dead for each in groups)
+    share = "The dead job has the error" if dead == 1 else f"{worst.dead:,} of {dead:,} dead jobs have the same error"
+    where = f"task {worst.task}, queue {worst.queue}"
+    text = f"{share}: {screen.short(worst.error_group, 200)} ({where})."
+    if worst.note:
+        text += f" Its note: {screen.short(worst.note, 200)}."
+    yield Finding(f"{text} One of them, and all groups:", ("doctor", str(worst.job_id)))
+    yield Finding("When what was wrong is put right:", _again(worst))
+
+
+def _again(group: ErrorGroup) -> tuple[str, ...]:
+    """The command that queues the jobs of a group again."""
+    named = ("--group", group.error_group, "--queue", group.queue, "--task", group.task)
+    return ("errors", "requeue", *named)
 
 
 def of_backfills(found: Sequence[Backfill]) -> Iterator[Finding]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from dataloader.cli import screen
+from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import instant
 from dataloader.client import ErrorGroup
@@ -16,12 +16,12 @@ from dataloader.client import ErrorGroup
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """Errors."""
 
 
-class _Errors(click.Group):
+class _Errors(base.Group):
     """Takes `errors` alone, and `errors --queue NAME`, for `errors list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -42,7 +42,7 @@ def _of_group(command: F) -> F:
     return command
 
 
-@commands.group(cls=_Errors)
+@commands.group(cls=_Errors, examples=["dataloader errors -q etl.default --since 1d"])
 def errors() -> None:
     """Dead and retrying jobs in groups by their errors: list them, requeue or delete a group, write a note.
 
@@ -50,7 +50,7 @@ def errors() -> None:
     """
 
 
-@errors.command(name="list")
+@errors.command(name="list", examples=["dataloader errors list -q etl.default --since 1d"])
 @click.option("--queue", "-q")
 @click.option("--task")
 @click.option("--since", metavar="TIME", help="only what failed since then: 2h (min, h, d) ago, or a time")
@@ -60,31 +60,15 @@ def list_errors(reached: Reached, queue: str | None, task: str | None, since: st
     found = reached.farm.errors(queue=queue, task=task, since=instant("--since", since, reached.zone))
     if reached.as_json:
         reached.print_json(found.document)
-        return
-    screen.show(_table(found.groups))
-    if found.is_cut:
+    else:
+        screen.show(_table(found.groups))
+    if not found.groups:
+        names.hint(reached, queue=queue, task=task)
+    if found.is_cut and not reached.as_json:
         click.echo("dataloader: counted among the latest jobs of each queue; there are more", err=True)
 
 
-@errors.command()
-@_of_group
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
-@reaching
-def requeue(reached: Reached, group: str, queue: str | None, task: str | None, yes: bool) -> None:
-    """Queue the dead jobs of a group again, each with a fresh budget of attempts."""
-    _change(reached, "requeue-dead", "Requeue", "queued again", _named(reached, group, queue, task), yes)
-
-
-@errors.command()
-@_of_group
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
-@reaching
-def delete(reached: Reached, group: str, queue: str | None, task: str | None, yes: bool) -> None:
-    """Delete the dead jobs of a group, with their journal."""
-    _change(reached, "delete-dead", "Delete", "deleted", _named(reached, group, queue, task), yes)
-
-
-@errors.command()
+@errors.command(examples=["dataloader errors note --group 'OSError: No space left' --task load.csv 'the disk is full'"])
 @click.option("--group", metavar="TEXT", required=True, help="the group, as the list has it")
 @click.option("--task", required=True)
 @click.argument("text")
@@ -108,17 +92,61 @@ def _named(reached: Reached, group: str, queue: str | None, task: str | None) ->
     return dead
 
 
-def _change(reached: Reached, verb: str, asked: str, words: str, groups: Sequence[ErrorGroup], yes: bool) -> None:
-    for each in groups:
-        click.echo(f"{screen.plain(each.queue)}: {each.dead:,} dead jobs of {screen.plain(each.task)}", err=True)
-    if not yes:
-        click.confirm(f"{asked} these {sum(each.dead for each in groups):,} jobs?", abort=True, err=True)
-    only = ({"task": each.task, "error_group": each.error_group} for each in groups)
-    changed = sum(sum(reached.farm.change_all(verb, each.queue, **of)) for each, of in zip(groups, only, strict=True))
+class _Order(NamedTuple):
+    """What may become of the dead jobs of a group: the order to a queue, what became of them, the help."""
+
+    verb: str
+    done: str
+    text: str
+
+
+_ORDERS = {
+    "requeue": _Order(
+        "requeue-dead", "queued again", "Queue the dead jobs of a group again, each with a fresh budget of attempts."
+    ),
+    "delete": _Order("delete-dead", "deleted", "Delete the dead jobs of a group, with their journal."),
+}
+
+
+def _command(name: str, order: _Order) -> click.Command:
+    """The command that gives an order to a group."""
+
+    @click.command(
+        name=name,
+        cls=base.Command,
+        help=order.text,
+        examples=[f"dataloader errors {name} --group 'OSError: No space left' --task load.csv"],
+    )
+    @_of_group
+    @click.option("--yes", is_flag=True, help="do not ask for confirmation")
+    @reaching
+    def change(reached: Reached, group: str, queue: str | None, task: str | None, yes: bool) -> None:
+        groups = _named(reached, group, queue, task)
+        for each in groups:
+            click.echo(f"{screen.plain(each.queue)}: {each.dead:,} dead jobs of {screen.plain(each.task)}", err=True)
+        if not yes:
+            count = sum(each.dead for each in groups)
+            click.confirm(f"{name.capitalize()} these {count:,} jobs?", abort=True, err=True)
+        _tell(reached, order, sum(_carry_out(reached, order, each) for each in groups))
+
+    made: click.Command = change
+    return made
+
+
+for _name, _order in _ORDERS.items():
+    errors.add_command(_command(_name, _order))
+
+
+def _carry_out(reached: Reached, order: _Order, group: ErrorGroup) -> int:
+    only = {"task": group.task, "error_group": group.error_group}
+    return sum(reached.farm.change_all(order.verb, group.queue, **only))
+
+
+def _tell(reached: Reached, order: _Order, changed: int) -> None:
     if reached.as_json:
         reached.print_json({"changed": changed})
     else:
-        click.echo(f"{changed:,} jobs {words}")
+        click.echo(f"{changed:,} jobs {order.done}")
 
 
 def _table(groups: Sequence[ErrorGroup]) -> Any:

@@ -13,11 +13,12 @@ import click
 from click.shell_completion import get_completion_class
 from rich.text import Text
 
-from dataloader.cli import screen
+from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
-from dataloader.client import Overview, Prediction, Queue, Task, Worker
-from dataloader.client.results import fraction
-from dataloader.queue import predictions
+from dataloader.client import Overview, Prediction, Queue, Runs, Task, Worker
+from dataloader.client.results import Document, fraction
+from dataloader.queue import predictions, words
+from dataloader.queue.runs import RANGES, USUAL
 from dataloader.queue.stats import COUNTED
 from dataloader.queue.words import percent
 
@@ -25,12 +26,12 @@ QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dea
 NUMBERS = QUEUE_TITLES[1:9]
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """About the farm."""
 
 
-@commands.command()
+@commands.command(examples=["dataloader queues"])
 @reaching
 def queues(reached: Reached) -> None:
     """List the queues: what waits, runs and has failed, and for how long the oldest due job has waited."""
@@ -41,7 +42,7 @@ def queues(reached: Reached) -> None:
         screen.show(queue_table(overview))
 
 
-@commands.command()
+@commands.command(examples=["dataloader ps"])
 @reaching
 def ps(reached: Reached) -> None:
     """List the workers of all hosts, and what they run."""
@@ -52,18 +53,79 @@ def ps(reached: Reached) -> None:
         screen.show(worker_table(found, datetime.now(UTC)))
 
 
-@commands.command()
+@commands.command(examples=["dataloader tasks", "dataloader tasks --range 7d", "dataloader tasks load.csv"])
+@click.argument("name", required=False)
+@click.option(
+    "--range", "range_", type=base.Choice(tuple(RANGES)), help="what the runs of this time took  [with NAME: 24h]"
+)
 @reaching
-def tasks(reached: Reached) -> None:
-    """List the tasks, and what a run of each needs of its host: declared by its pipeline, or learned from its runs."""
-    found = reached.farm.tasks()
+def tasks(reached: Reached, name: str | None, range_: str | None) -> None:
+    """List the tasks, and what a run of each needs of its host: declared by its pipeline, or learned from its runs.
+
+    With --range, what the runs of each took. With NAME, what the runs of this task took.
+    """
+    if name is not None:
+        _show_runs(reached, reached.farm.task_runs(name, range=range_ or USUAL))
+        return
+    found = reached.farm.tasks(range=range_)
     if reached.as_json:
         reached.print_json({"tasks": [task.document for task in found]})
+    elif range_:
+        screen.show(run_table(found))
     else:
         screen.show(task_table(found, datetime.now(UTC)))
 
 
-@commands.command()
+def _show_runs(reached: Reached, found: Runs) -> None:
+    if reached.as_json:
+        reached.print_json(found.document)
+        return
+    if not found.is_known:
+        click.echo(f"dataloader: no worker has a pipeline {screen.plain(found.task)}, and no run is known", err=True)
+    screen.show(runs_table(found))
+
+
+def runs_table(found: Runs) -> Any:
+    """The figures of a task or a queue, beside those of the time before."""
+    both = (found.figures, found.before)
+    rows: list[tuple[str, ...]] = [("runs", *(f"{each['runs']:,}" for each in both)), ("failed", *map(_failed, both))]
+    for label, name in (("run time", "run_sec"), ("waiting", "waiting_sec"), ("CPU time", "cpu_sec")):
+        rows += [(f"{label}, {which}", *(_seconds(each[name], which) for each in both)) for which in _SHOWN]
+    for which in _SHOWN:
+        rows.append((f"memory, {which}", *(_figure((each["memory_mb"] or {}).get(which), " MB") for each in both)))
+    return screen.table(("", f"last {found.range}", "before"), rows, (f"last {found.range}", "before"))
+
+
+_SHOWN = ("p50", "p95", "p99", "largest")
+
+
+def run_table(tasks: Sequence[Task]) -> Any:
+    """The tasks with the run times of a range; those without runs are left out."""
+    titles = ("task", "runs", "failed", "p50", "p95", "p99", "p95 before", "waiting p95")
+    return screen.table(titles, (_run_row(task) for task in tasks if task.figures), titles[1:])
+
+
+def _run_row(task: Task) -> Sequence[object]:
+    figures = task.figures
+    return (
+        screen.short(task.task, 60),
+        f"{figures['runs']:,}",
+        _failed(figures),
+        *(_seconds(figures["run_sec"], p) for p in ("p50", "p95", "p99")),
+        _seconds(task.before["run_sec"], "p95"),
+        _seconds(figures["waiting_sec"], "p95"),
+    )
+
+
+def _failed(figures: Document) -> str:
+    return percent(figures["failure_rate"])
+
+
+def _seconds(spread: Document | None, which: str) -> str:
+    return words.duration(spread[which]) if spread else ""
+
+
+@commands.command(examples=["dataloader predict etl.default", f"dataloader predict {base.EXAMPLE_ID}"])
 @click.argument("what", metavar="JOB_ID|QUEUE")
 @reaching
 def predict(reached: Reached, what: str) -> None:
@@ -71,7 +133,9 @@ def predict(reached: Reached, what: str) -> None:
     found = None
     with suppress(ValueError):  # it is the name of a queue
         found = reached.farm.predict(UUID(what))
-    found = found or reached.farm.predict_queue(what)
+    if found is None:
+        names.require(reached, queue=what)
+        found = reached.farm.predict_queue(what)
     if reached.as_json:
         reached.print_json(found.document)
     else:
@@ -94,7 +158,7 @@ def ending(told: Prediction, zone: tzinfo) -> str:
     return words
 
 
-@commands.command()
+@commands.command(examples=["dataloader top --every 5"])
 @click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="seconds")
 @click.option("--once", is_flag=True, help="show the screen once, then end")
 @reaching
@@ -112,8 +176,8 @@ def top(reached: Reached, every: float, once: bool) -> None:
         program.run(reached.farm, every)
 
 
-@commands.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@commands.command(examples=['eval "$(dataloader completion bash)"'])
+@click.argument("shell", type=base.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print what makes a shell complete our commands: eval "$(dataloader completion bash)"."""
     from dataloader.cli.main import main

@@ -15,15 +15,16 @@ from uuid import UUID, uuid4
 import click
 from rich.console import Group
 
-from dataloader.cli import journal, render, screen, watch
+from dataloader.cli import base, bulk, journal, names, render, screen, watch
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Started, Unavailable
-from dataloader.client.farm import PAGE
+from dataloader.client.farm import PAGE, given
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import STATUSES
 from dataloader.queue.parents import ON_FAILURE
 
 F = TypeVar("F", bound=Callable[..., Any])
+QUEUE = "etl.default"  # of a job for which none is named
 _SPAN = re.compile(r"(\d+(?:\.\d+)?) ?(s|sec|m|min|h|d)")
 _UNITS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
@@ -41,7 +42,7 @@ def _fields_of_producer(command: F) -> F:
             command = click.option(f"--{field.name.replace('_', '-')}", type=kind, help=field.text)(command)
     failure = click.option(
         "--on-parent-failure",
-        type=click.Choice(ON_FAILURE),
+        type=base.Choice(ON_FAILURE),
         help="what comes of the job when one of these does not succeed; default: cancel",
     )
     return click.option("--depends-on", multiple=True, metavar="JOB", help="a job that ends before; again for more")(
@@ -53,14 +54,19 @@ def _listed(context: click.Context, parameter: click.Parameter, values: tuple[st
     return list(values) or None
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """About jobs."""
 
 
-@commands.command()
+@commands.command(
+    examples=[
+        "dataloader trigger noop --args '{\"sleep1\": 1}' --wait",
+        "dataloader trigger load.csv -q etl.default --lock-key countries --args @countries.json",
+    ]
+)
 @click.argument("task")
-@click.option("--queue", "-q", default="etl.default", show_default=True)
+@click.option("--queue", "-q", help=f"default: {QUEUE}")
 @click.option("--lock-key", help="jobs of one key never run at the same time; default: the task's name")
 @click.option(
     "--args",
@@ -74,10 +80,12 @@ def commands() -> None:
 @click.option("--wait", "waits", is_flag=True, help="wait for the job's end; the exit status is that of `wait`")
 @click.option("--timeout", type=float, help="with --wait: stop waiting after so many seconds; exit status 13")
 @click.option("--result", "only_result", is_flag=True, help="with --wait: print only what the pipeline has returned")
+@names.may_be_new
 @reaching
 def trigger(
     reached: Reached,
     task: str,
+    is_new: bool,
     args_json: str,
     waits: bool,
     timeout: float | None,
@@ -92,7 +100,9 @@ def trigger(
     fields["lock_key"] = fields["lock_key"] or task
     fields["depends_on"] = fields["depends_on"] or None
     fields["idempotency_key"] = fields["idempotency_key"] or f"cli-{uuid4()}"
-    started = _triggered(reached, task, arguments(args_json), fields)
+    args = arguments(args_json)
+    names.require(reached, is_new, queue=fields["queue"], task=task)
+    started = _triggered(reached, task, args, fields | {"queue": fields["queue"] or QUEUE})
     if not waits:
         reached.print_json(started.document)
         return
@@ -100,8 +110,8 @@ def trigger(
     sys.exit(watch.to_its_end(reached, started.job_id, timeout, watch.tell_result if only_result else watch.tell_end))
 
 
-@commands.command()
-@click.argument("job_id", type=click.UUID)
+@commands.command(examples=[f"dataloader wait {base.EXAMPLE_ID} --timeout 3600"])
+@click.argument("job_id", type=base.JOB_ID)
 @click.option("--timeout", type=float, help="stop waiting after so many seconds; exit status 13")
 @reaching
 def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
@@ -113,35 +123,49 @@ def wait(reached: Reached, job_id: UUID, timeout: float | None) -> None:
     sys.exit(watch.to_its_end(reached, job_id, timeout))
 
 
-@commands.command()
-@click.argument("job_id", type=click.UUID)
+@commands.command(examples=[f"dataloader status {base.EXAMPLE_ID}"])
+@click.argument("job_id", type=base.JOB_ID)
 @reaching
 def status(reached: Reached, job_id: UUID) -> None:
     """Print a job's status."""
     reached.print_json(reached.farm.status(job_id).document)
 
 
-@commands.command()
-@click.argument("job_id", type=click.UUID)
+@commands.command(examples=[f"dataloader result {base.EXAMPLE_ID}"])
+@click.argument("job_id", type=base.JOB_ID)
 @reaching
 def result(reached: Reached, job_id: UUID) -> None:
     """Print what a job's pipeline has returned, as JSON; null before the job has succeeded."""
     reached.print_json(reached.farm.result(job_id))
 
 
-@commands.command()
-@click.argument("job_id", type=click.UUID)
+@commands.command(
+    examples=[
+        f"dataloader cancel {base.EXAMPLE_ID}",
+        f"dataloader cancel {base.EXAMPLE_ID} --force",
+        "dataloader cancel --matching 'task:load.orders status:queued'",
+    ]
+)
+@click.argument("job_id", type=base.JOB_ID, required=False)
 @click.option("--force", is_flag=True, help="do not wait for a safe point: interrupt the run, then kill it")
+@bulk.matching("cancelled")
 @reaching
-def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
+def cancel(reached: Reached, job_id: UUID | None, force: bool, **many: Any) -> None:
     """Cancel a job: a queued one at once, a running one at its next safe point."""
+    if bulk.is_for_many(many, job_id is not None):
+        if force:
+            raise click.UsageError("--force is for one job, not for those of --matching")
+        bulk.order(reached, "cancel", **many)
+        return
+    if job_id is None:
+        raise click.UsageError("name a job, or jobs by --matching")
     reached.print_json(reached.farm.cancel(job_id, force=force).document)
 
 
-@commands.command()
+@commands.command(examples=["dataloader jobs -q etl.default --status dead --since 1d"])
 @click.option("--queue", "-q")
 @click.option("--task")
-@click.option("--status", type=click.Choice(STATUSES))
+@click.option("--status", type=base.Choice(STATUSES))
 @click.option("--lock-key")
 @click.option("--partition-key")
 @click.option("--producer")
@@ -149,26 +173,33 @@ def cancel(reached: Reached, job_id: UUID, force: bool) -> None:
 @click.option("--error-group", metavar="TEXT", help="only jobs of this group, as `dataloader errors` has it")
 @click.option("--since", metavar="TIME", help="only jobs that changed since then: 2h (min, h, d) ago, or a time")
 @click.option("--until", metavar="TIME", help="only jobs that changed before then")
-@click.option("--sort", type=click.Choice(["changed", "key"]), default="changed", show_default=True)
+@click.option("--sort", type=base.Choice(["changed", "key"]), default="changed", show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
 @click.option("--all", "has_no_limit", is_flag=True, help="show all jobs, without a limit")
+@click.option("--search", "-s", "q", metavar="TEXT", help='as in the dashboard: "load args.date:2024-05-01"')
+@click.option("--tally", is_flag=True, help="print how many jobs there are of each kind, and no job")
 @reaching
 def jobs(
-    reached: Reached, since: str | None, until: str | None, limit: int, has_no_limit: bool, **filters: Any
+    reached: Reached, since: str | None, until: str | None, limit: int, has_no_limit: bool, tally: bool, **filters: Any
 ) -> None:
     """List jobs, the newest change first."""
     filters |= {"since": instant("--since", since, reached.zone), "until": instant("--until", until, reached.zone)}
+    if tally:
+        bulk.tell_tally(reached, {name: value for name, value in given(**filters).items() if name != "sort"})
+        return
     found = list(reached.farm.jobs(limit=None if has_no_limit else limit, **filters))
     if reached.as_json:
         reached.print_json({"jobs": [job.document for job in found]})
-        return
-    screen.show(render.listed(found, datetime.now(UTC)))
-    if len(found) == limit and not has_no_limit:
+    else:
+        screen.show(render.listed(found, datetime.now(UTC)))
+    if not found:
+        names.hint(reached, queue=filters["queue"], task=filters["task"])
+    if len(found) == limit and not (has_no_limit or reached.as_json):
         click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
 
 
-@commands.command()
-@click.argument("job_id", type=click.UUID)
+@commands.command(examples=[f"dataloader job {base.EXAMPLE_ID}"])
+@click.argument("job_id", type=base.JOB_ID)
 @reaching
 def job(reached: Reached, job_id: UUID) -> None:
     """Show all that is known of a job: fields, arguments, attempts, journal."""
@@ -180,8 +211,13 @@ def job(reached: Reached, job_id: UUID) -> None:
     screen.show(Group(*render.whole(found, events, reached.zone)))
 
 
-@commands.command()
-@click.argument("job_id", type=click.UUID, required=False)
+@commands.command(
+    examples=[
+        f"dataloader events {base.EXAMPLE_ID} --follow",
+        "dataloader events -q etl.default --limit 100",
+    ]
+)
+@click.argument("job_id", type=base.JOB_ID, required=False)
 @click.option("--queue", "-q", help="show the events of all jobs of this queue")
 @click.option("--follow", is_flag=True, help="show new events as they come, until Ctrl-C or the job's end")
 @click.option(
@@ -193,6 +229,8 @@ def events(reached: Reached, job_id: UUID | None, queue: str | None, follow: boo
     if job_id and queue:
         raise click.UsageError("a job's journal is of one queue: leave --queue out")
     found = journal.whole(reached.farm, job_id)[-limit:] if job_id else reached.farm.events(queue=queue, limit=limit)
+    if not found:
+        names.hint(reached, queue=queue)
     if reached.as_json and not follow:
         reached.print_json({"events": [event.document for event in found]})
         return

@@ -4,11 +4,14 @@ Messages go to stderr, answers to stdout; exit statuses are those of `process`. 
 modules beside it the other commands:
 
     jobs      trigger, wait, status, result, cancel, jobs, job, events
+    again     again: a job that has ended, with changes
     operate   requeue, run-now, delete, pause, resume, limit, queue
     schedules schedule: jobs by the clock
     backfills backfill: jobs of one task for many partitions
     errors    errors: dead and retrying jobs in groups by their errors
+    logs      logs: what the runs of a job have written
     farm      queues, ps, tasks, top (drawn by `top`), completion
+    search_index  search-index: the index for searches by arguments
     webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
     doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
 """
@@ -20,19 +23,21 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import psycopg
 
 import dataloader
 from dataloader import config, embedded, log, pipelines
+from dataloader.cli import base
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
 from dataloader.config import Settings
 from dataloader.farm import keeper, reaper, supervisor, worker
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
 from dataloader.farm.slots import SharedSlots, Slot
+from dataloader.local import ports
 from dataloader.queue import db, hooks, migrations, probe
 
 T = TypeVar("T")
@@ -41,13 +46,16 @@ _MODULES = {
     name: module
     for module, names in {
         "jobs": "trigger wait status result cancel jobs job events",
+        "again": "again",
         "doctor": "doctor",
         "operate": "requeue run-now delete pause resume limit queue",
         "schedules": "schedule",
         "backfills": "backfill",
         "errors": "errors",
+        "logs": "logs",
         "farm": "queues ps tasks predict top completion",
         "webhooks": "webhook",
+        "search_index": "search-index",
     }.items()
     for name in names.split()
 }
@@ -61,7 +69,7 @@ run(prog="gunicorn")
 """
 
 
-class _Main(click.Group):
+class _Main(base.Group):
     """Imports a command of `_MODULES` when it is called: no process of a farm needs their memory."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -74,6 +82,16 @@ class _Main(click.Group):
             return super().get_command(ctx, name)
         group: click.Group = importlib.import_module(f"dataloader.cli.{_MODULES[name]}").commands
         return group.get_command(ctx, name)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """The context of the words behind `dataloader`; an error quotes them without secrets."""
+        with base.harmless_errors():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an error quotes the words without secrets."""
+        with base.harmless_errors():
+            return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -88,27 +106,30 @@ class _Main(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Two lists: the programs, and the commands for a farm."""
         programs = [name for name in self.list_commands(ctx) if name not in _MODULES]
-        for title, names in (("Programs", programs), ("What people ask of a farm", _MODULES)):
-            found = [(name, command) for name in names if (command := self.get_command(ctx, name))]
-            with formatter.section(title):
-                formatter.write_dl([(name, command.get_short_help_str(1_000)) for name, command in found])
+        for title, names in (("Programs", programs), ("What people ask of a farm", list(_MODULES))):
+            base.write_commands(ctx, formatter, self, title, names)
 
 
-@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Main,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    examples=["dataloader up", "dataloader trigger noop --wait", "dataloader top"],
+)
 @click.version_option(dataloader.version(), prog_name="dataloader")
 def main() -> None:
     """A job farm for long, CPU-heavy ETL work on PostgreSQL."""
 
 
-@main.command()
-def up() -> None:
+@main.command(examples=["dataloader up", "DL_PIPELINES=pipelines dataloader up --reload"])
+@click.option("--reload", "reloads", is_flag=True, help="watch the files of your modules; a change brings new workers")
+def up(reloads: bool) -> None:
     """Run everything on this machine; with an embedded PostgreSQL when no database is configured."""
     from dataloader.local import up as program
 
-    sys.exit(program.run(_settings()))
+    sys.exit(program.run(_settings(), reloads))
 
 
-@main.command()
+@main.command(examples=["dataloader workers"])
 def workers() -> None:
     """Run the supervisor with its workers and their keeper."""
     settings = _settings()
@@ -125,14 +146,14 @@ def workers() -> None:
     sys.exit(supervisor.Supervisor(config.load, settings, worker_main, keeper_main).run())
 
 
-@main.command(name="reaper")
+@main.command(name="reaper", examples=["dataloader reaper"])
 def reaper_command() -> None:
     """Run the reaper: jobs of lost machines, rows whose time has come."""
     settings = _settings()
     sys.exit(reaper.main(settings, _dsn(settings)))
 
 
-@main.command()
+@main.command(examples=["dataloader api --processes 2 --threads 32"])
 @click.option("--processes", default=2, show_default=True, help="gunicorn worker processes")
 @click.option("--threads", default=32, show_default=True, help="threads of each worker process")
 def api(processes: int, threads: int) -> None:
@@ -141,6 +162,10 @@ def api(processes: int, threads: int) -> None:
     dsn = _dsn(settings)
     _check_database(settings, dsn, direct=False)
     _check_hooks(settings)
+    try:
+        ports.wait_for(settings.app_host, settings.app_port)
+    except ports.NotFree as e:
+        _refuse(str(e), EXIT_FAILED)
     os.environ["DL_DB_DSN"] = dsn
     options = [
         "--config=python:dataloader.api.server.gunicorn_config",
@@ -162,7 +187,7 @@ def _parsed_roles(context: click.Context, option: click.Parameter, value: str | 
     return roles if value else []
 
 
-@main.command()
+@main.command(examples=["dataloader migrate", "dataloader migrate --roles farm=dl_farm,reader=dl_reader"])
 @click.option(
     "--check", "only_check", is_flag=True, help="change nothing, print what is missing; exit 1 if anything is"
 )
@@ -190,7 +215,7 @@ def migrate(only_check: bool, roles: list[tuple[str, str]], only_print: bool) ->
         click.echo("\n".join(f"granted: {role} is a {kind}" for kind, role in roles))
 
 
-@main.command()
+@main.command(examples=["dataloader check"])
 @click.option("--json", "as_json", is_flag=True, help="print the report as a JSON document")
 def check(as_json: bool) -> None:
     """Check settings, folders, pipelines and databases without starting anything; exit 78 if anything is wrong."""
@@ -201,7 +226,7 @@ def check(as_json: bool) -> None:
     sys.exit(0 if report.is_good else EXIT_CANNOT_START)
 
 
-@main.command()
+@main.command(examples=["dataloader new count_customers"])
 @click.argument("name")
 def new(name: str) -> None:
     """Write a pipeline and its test into this folder: NAME.py and test_NAME.py."""
@@ -214,7 +239,7 @@ def new(name: str) -> None:
     click.echo("\n".join(f"written      {path.name}" for path in written) + "\n\n" + kit.what_next(name))
 
 
-@main.command()
+@main.command(examples=["dataloader bench drain latency --rounds 3"])
 @click.argument("figures", nargs=-1)
 @click.option(
     "--rounds",
@@ -235,7 +260,7 @@ def new(name: str) -> None:
 )
 @click.option(
     "--bare",
-    type=click.Choice(["plain", "contract", "lean"]),
+    type=base.Choice(["plain", "contract", "lean"]),
     default="plain",
     show_default=True,
     help="pgbench's tables: the contract's; with its notify triggers; without its indexes",
@@ -253,8 +278,8 @@ def bench(
 ) -> None:
     """Measure a farm beside its database's bare limit; all FIGURES, or those named.
 
-    They are drain, keys, ordered, fair, claim, affinity, latency, handover, cpu, enqueue, idle and memory. Everything
-    happens in schemas of its own, which are dropped at the end.
+    They are drain, keys, ordered, fair, claim, affinity, latency, handover, cpu, enqueue, idle, memory and logs.
+    Everything happens in schemas of its own, which are dropped at the end.
     """
     from dataloader.bench import program
     from dataloader.bench.place import Wish
@@ -271,7 +296,7 @@ def bench(
     sys.exit(program.run(settings, figures, Wish(rounds, scale, prefetch, bare), json_path))
 
 
-@main.command(name="dsn")
+@main.command(name="dsn", examples=['psql "$(dataloader dsn --show-password)"'])
 @click.option("--show-password", is_flag=True, help="print the password too, if the DSN has one")
 def dsn_command(show_password: bool) -> None:
     """Print the DSN in use, for psql."""
@@ -279,9 +304,9 @@ def dsn_command(show_password: bool) -> None:
     click.echo(dsn if show_password else db.shown(dsn))
 
 
-@main.command(name="token")
+@main.command(name="token", examples=["dataloader token ops --scope read --scope operate"])
 @click.argument("name")
-@click.option("--scope", "scopes", type=click.Choice(["read", "trigger", "operate"]), multiple=True, required=True)
+@click.option("--scope", "scopes", type=base.Choice(["read", "trigger", "operate"]), multiple=True, required=True)
 def token_command(name: str, scopes: tuple[str, ...]) -> None:
     """Make a token for NAME: print it, once, and its entry for DL_API_TOKENS."""
     from dataloader.api.web import tokens

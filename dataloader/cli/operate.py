@@ -10,7 +10,7 @@ from uuid import UUID
 
 import click
 
-from dataloader.cli import render, screen
+from dataloader.cli import base, bulk, names, render, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Limit, Queue
 from dataloader.client.farm import Farm, given
@@ -47,48 +47,69 @@ def _filtered(command: F) -> F:
 _by_error = click.option("--error", metavar="TEXT", help="of the queue's jobs only those whose error contains this")
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """Changes."""
 
 
-@commands.command()
+@commands.command(
+    examples=[
+        f"dataloader requeue {base.EXAMPLE_ID}",
+        "dataloader requeue --dead etl.default --task load.csv --error 'No space left'",
+    ]
+)
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
 @_filtered
 @_by_error
 @click.option("--from-scratch", is_flag=True, help="named jobs begin at the start, not at their checkpoints")
+@bulk.matching("requeued")
 @reaching
-def requeue(
-    reached: Reached, job_ids: tuple[str, ...], dead: str | None, from_scratch: bool, **only: str | None
-) -> None:
+def requeue(reached: Reached, job_ids: tuple[str, ...], dead: str | None, from_scratch: bool, **only: Any) -> None:
     """Queue jobs that have ended again, each with a fresh budget of attempts; - reads their ids from stdin."""
+    many = bulk.taken(only)
+    if bulk.is_for_many(many, bool(job_ids or dead is not None or given(**only))):
+        bulk.order(reached, "start-over" if from_scratch else "requeue", **many)
+        return
     if from_scratch and dead is not None:
         raise click.UsageError("--from-scratch is for named jobs, not for those of a queue")
     _change(reached, "start-over" if from_scratch else "requeue", job_ids, "requeue-dead", dead, given(**only))
 
 
-@commands.command(name="run-now")
+@commands.command(
+    name="run-now",
+    examples=[f"dataloader run-now {base.EXAMPLE_ID}", "dataloader run-now --all etl.default"],
+)
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--all", "scheduled", metavar="QUEUE", help="all jobs of this queue that wait for their time")
 @_filtered
+@bulk.matching("made due")
 @reaching
-def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None, **only: str | None) -> None:
+def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None, **only: Any) -> None:
     """Make jobs due that wait for their time; - reads their ids from stdin."""
+    many = bulk.taken(only)
+    if bulk.is_for_many(many, bool(job_ids or scheduled is not None or given(**only))):
+        bulk.order(reached, "run-now", **many)
+        return
     _change(reached, "run-now", job_ids, "run-all", scheduled, given(**only))
 
 
-@commands.command()
+@commands.command(examples=[f"dataloader delete {base.EXAMPLE_ID}", "dataloader delete --dead etl.default --yes"])
 @click.argument("job_ids", nargs=-1, metavar="[JOB_IDS]... | -")
 @click.option("--dead", metavar="QUEUE", help="all failed and lost jobs of this queue")
 @_filtered
 @_by_error
-@click.option("--yes", is_flag=True, help="do not ask for confirmation")
+@bulk.matching("deleted")
 @reaching
-def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bool, **only: str | None) -> None:
+def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, **only: Any) -> None:
     """Delete jobs that do not run, with their journal; - reads their ids from stdin."""
+    many, yes = bulk.taken(only), only.pop("yes")
+    if bulk.is_for_many(many, bool(job_ids or dead is not None or given(**only))):
+        bulk.order(reached, "delete", **many, yes=yes)
+        return
     if not yes and "-" in job_ids:
         raise click.UsageError("with ids from stdin nobody can be asked: add --yes")
+    names.require(reached, queue=dead)
     if not yes and (job_ids or dead):
         fit = " that pass the filter" if given(**only) else ""
         what = f"all failed and lost jobs of {screen.plain(dead)}{fit}" if dead else f"{len(job_ids)} jobs"
@@ -96,37 +117,30 @@ def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, yes: bo
     _change(reached, "delete", job_ids, "delete-dead", dead, given(**only))
 
 
-@commands.command()
+@commands.command(examples=["dataloader pause etl.default"])
 @click.argument("queue")
+@names.may_be_new
 @reaching
-def pause(reached: Reached, queue: str) -> None:
+def pause(reached: Reached, queue: str, is_new: bool) -> None:
     """Start no job of a queue any more, on any host; what runs goes on."""
+    names.require(reached, is_new, queue=queue)
     found = reached.farm.pause(queue)
     resume = reached.command("resume", queue)
     _tell(reached, found, f"{screen.plain(queue)} is paused; what runs goes on. To go on: {screen.plain(resume)}")
 
 
-@commands.command()
+@commands.command(examples=["dataloader resume etl.default"])
 @click.argument("queue")
 @reaching
 def resume(reached: Reached, queue: str) -> None:
     """Start jobs of a paused queue again."""
+    names.require(reached, queue=queue)
     _tell(reached, reached.farm.resume(queue), f"{screen.plain(queue)} goes on")
 
 
-class _Limits(click.Group):
-    """Takes `limit QUEUE NUMBER` as before for `limit queue QUEUE NUMBER`."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command in `args`; any other first word is a queue."""
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            args = ["queue", *args]
-        return super().resolve_command(ctx, args)
-
-
-@commands.group(cls=_Limits)
+@commands.group(
+    default="queue", examples=["dataloader limit etl.default 10000", "dataloader limit set source:oracle --running 3"]
+)
 def limit() -> None:
     """Limits of the fleet: how many jobs run at once, start in a minute; the length of a queue.
 
@@ -134,7 +148,7 @@ def limit() -> None:
     """
 
 
-@limit.command(name="set")
+@limit.command(name="set", examples=["dataloader limit set source:oracle --running 3 --per-minute 60"])
 @click.argument("name")
 @click.option("--running", "most", type=click.IntRange(0), help="jobs of the limit that may run at once")
 @click.option("--per-minute", type=click.FloatRange(0.001, 1_000_000), help="jobs that may start in a minute")
@@ -155,7 +169,7 @@ def set_limit(reached: Reached, name: str, most: int | None, per_minute: float |
     click.echo(f"the limit {screen.plain(found.name)} allows {_allowed(found)}")
 
 
-@limit.command(name="list")
+@limit.command(name="list", examples=["dataloader limit list"])
 @reaching
 def list_limits(reached: Reached) -> None:
     """List the limits: what each allows, how many of its jobs run, and how many wait for it."""
@@ -166,7 +180,7 @@ def list_limits(reached: Reached) -> None:
     screen.show(render.limit_table(found, datetime.now(UTC)))
 
 
-@limit.command(name="remove")
+@limit.command(name="remove", examples=["dataloader limit remove source:oracle"])
 @click.argument("name")
 @reaching
 def remove_limit(reached: Reached, name: str) -> None:
@@ -185,14 +199,18 @@ def _allowed(limit: Limit) -> str:
     return " and ".join(parts)
 
 
-@limit.command(name="queue")
+@limit.command(
+    name="queue", examples=["dataloader limit queue etl.default 10000", "dataloader limit queue etl.default none"]
+)
 @click.argument("queue")
 @click.argument("max_length", metavar="NUMBER|none")
+@names.may_be_new
 @reaching
-def limit_queue(reached: Reached, queue: str, max_length: str) -> None:
+def limit_queue(reached: Reached, queue: str, max_length: str, is_new: bool) -> None:
     """Refuse to trigger jobs while so many of a queue wait; none takes the limit away."""
     if max_length != "none" and not (max_length.isascii() and max_length.isdigit()):
         raise click.BadParameter("should be a number or none", param_hint="NUMBER")
+    names.require(reached, is_new, queue=queue)
     found = reached.farm.limit(queue, None if max_length == "none" else int(max_length))
     _tell(
         reached,
@@ -201,18 +219,19 @@ def limit_queue(reached: Reached, queue: str, max_length: str) -> None:
     )
 
 
-@commands.group()
+@commands.group(examples=["dataloader queue set orders --ordered --merge"])
 def queue() -> None:
     """A whole queue: the order of its jobs (docs/ordered.md), its keys, another name, its retries."""
 
 
-@queue.command(name="keys")
+@queue.command(name="keys", examples=["dataloader queue keys orders --limit 200"])
 @click.argument("name", metavar="QUEUE")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True)
 @click.option("--all", "has_no_limit", is_flag=True, help="show all keys, without a limit")
 @reaching
 def list_keys(reached: Reached, name: str, limit: int, has_no_limit: bool) -> None:
     """List the keys of an ordered queue that have queued jobs: how many, and what the first job of each waits for."""
+    names.require(reached, queue=name)
     found = list(reached.farm.keys(name, limit=None if has_no_limit else limit))
     if reached.as_json:
         reached.print_json({"keys": [key.document for key in found]})
@@ -222,20 +241,24 @@ def list_keys(reached: Reached, name: str, limit: int, has_no_limit: bool) -> No
         click.echo(f"dataloader: these are {limit}, there may be more: --limit N or --all", err=True)
 
 
-@queue.command(name="set")
+@queue.command(
+    name="set",
+    examples=["dataloader queue set orders --ordered --merge", "dataloader queue set etl.default --fair-by producer"],
+)
 @click.argument("name", metavar="QUEUE")
 @click.option("--ordered/--no-ordered", default=None, help="the jobs of a key start in the order of their scores")
 @click.option("--merge/--no-merge", default=None, help="one delivery takes all queued jobs of a key")
 @click.option("--merge-limit", type=click.IntRange(1, 1_000), help="the most jobs of a key in one delivery")
 @click.option("--batch", metavar="KEYS|none", help="the most keys in one call; none: as the pipeline says")
-@click.option("--on-dead", type=click.Choice(["continue", "hold"]), help="hold: a dead job stops its key")
+@click.option("--on-dead", type=base.Choice(["continue", "hold"]), help="hold: a dead job stops its key")
 @click.option(
     "--fair-by",
-    type=click.Choice(["partition_key", "producer", "none"]),
+    type=base.Choice(["partition_key", "producer", "none"]),
     help="jobs of different values start in turns",
 )
+@names.may_be_new
 @reaching
-def set_queue(reached: Reached, name: str, batch: str | None, fair_by: str | None, **named: Any) -> None:
+def set_queue(reached: Reached, name: str, batch: str | None, fair_by: str | None, is_new: bool, **named: Any) -> None:
     """Change the order of a queue's jobs, while jobs run; what is not named stays."""
     changes = given(**named)
     if fair_by is not None:
@@ -244,11 +267,12 @@ def set_queue(reached: Reached, name: str, batch: str | None, fair_by: str | Non
         changes["batch"] = _batch(batch)
     if not changes:
         raise click.UsageError("name what to change: --ordered, --merge, --merge-limit, --batch, --on-dead, --fair-by")
+    names.require(reached, is_new, queue=name)
     found = reached.farm.set_queue(name, **changes)
     _tell(reached, found, f"{screen.plain(name)} {_order_of(found)}")
 
 
-@queue.command(name="move")
+@queue.command(name="move", examples=["dataloader queue move orders orders_v2"])
 @click.argument("name", metavar="FROM")
 @click.argument("to", metavar="TO")
 @reaching
@@ -265,7 +289,7 @@ def move_queue(reached: Reached, name: str, to: str) -> None:
     )
 
 
-@queue.command(name="kill-retries")
+@queue.command(name="kill-retries", examples=["dataloader queue kill-retries etl.default --task load.csv"])
 @click.argument("name", metavar="QUEUE")
 @_filtered
 @_by_error
@@ -317,6 +341,7 @@ def _change(
 
 
 def _change_group(reached: Reached, verb: str, queue: str, only: dict[str, str]) -> None:
+    names.require(reached, queue=queue)
     figure, words = _GROUPS[verb]
     changed = _change_all(reached.farm, verb, queue, figure, only)
     if reached.as_json:
@@ -370,7 +395,7 @@ def _ids(words: tuple[str, ...]) -> list[UUID]:
     try:
         return list(dict.fromkeys(map(UUID, texts)))
     except ValueError:
-        raise click.BadParameter("a job's id is a UUID such as 01890a5d-ac96-774b-bcce-b302099a8057") from None
+        raise click.BadParameter(f"a job's id is a UUID such as {base.EXAMPLE_ID}") from None
 
 
 def _tell(reached: Reached, queue: Queue, words: str) -> None:
@@ -378,7 +403,3 @@ def _tell(reached: Reached, queue: Queue, words: str) -> None:
         reached.print_json(queue.document)
     else:
         click.echo(words)
-    if not queue.is_known:
-        names = " or ".join(map(screen.plain, queue.similar))
-        text = f"no queue {screen.plain(queue.queue)} is known now: it has no job, no worker and no setting"
-        click.echo(f"dataloader: {text}{f'; is {names} meant?' if names else ''}", err=True)

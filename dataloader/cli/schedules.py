@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from rich.text import Text
 
-from dataloader.cli import screen
+from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.cli.jobs import arguments
 from dataloader.client import Schedule
@@ -47,17 +47,17 @@ def _words(command: F) -> F:
     return command
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """About schedules."""
 
 
-@commands.group()
+@commands.group(examples=["dataloader schedule add nightly load.csv --cron '0 3 * * MON-FRI'"])
 def schedule() -> None:
     """Jobs by the clock (docs/schedules.md)."""
 
 
-@schedule.command(name="list")
+@schedule.command(name="list", examples=["dataloader schedule list"])
 @reaching
 def list_schedules(reached: Reached) -> None:
     """List the schedules: when they are due, their last jobs, what is wrong with them."""
@@ -68,7 +68,7 @@ def list_schedules(reached: Reached) -> None:
         screen.show(schedule_table(found, reached.zone, datetime.now(UTC)))
 
 
-@schedule.command()
+@schedule.command(examples=["dataloader schedule show nightly --next 20"])
 @click.argument("name")
 @click.option("--next", "count", type=click.IntRange(0, 100), default=5, show_default=True, help="due times")
 @reaching
@@ -77,29 +77,39 @@ def show(reached: Reached, name: str, count: int) -> None:
     _tell(reached, reached.farm.schedule(name, count=count))
 
 
-@schedule.command()
+@schedule.command(
+    examples=[
+        "dataloader schedule add nightly load.csv --cron '0 3 * * MON-FRI' --args @day.json",
+        "dataloader schedule add poll noop --every 15min",
+    ]
+)
 @click.argument("name")
 @click.argument("task")
 @_words
+@names.may_be_new
 @reaching
-def add(reached: Reached, name: str, task: str, **options: Any) -> None:
+def add(reached: Reached, name: str, task: str, is_new: bool, **options: Any) -> None:
     """Add a schedule of a task."""
-    _tell(reached, reached.farm.add_schedule(name, task, **_given(options)))
+    words = _given(options)
+    names.require(reached, is_new, queue=options["queue"], task=task)
+    _tell(reached, reached.farm.add_schedule(name, task, **words))
 
 
-@schedule.command(name="set")
+@schedule.command(name="set", examples=["dataloader schedule set nightly --cron '30 2 * * *'"])
 @click.argument("name")
 @click.option("--task", help="another task")
 @_words
+@names.may_be_new
 @reaching
-def set_schedule(reached: Reached, name: str, **options: Any) -> None:
+def set_schedule(reached: Reached, name: str, is_new: bool, **options: Any) -> None:
     """Change a schedule; what is not named stays. From then on code changes it no more."""
     if not (words := _given(options)):
         raise click.UsageError("name what to change, such as --cron or --args")
+    names.require(reached, is_new, queue=options["queue"], task=options["task"])
     _tell(reached, reached.farm.change_schedule(name, **words))
 
 
-@schedule.command()
+@schedule.command(examples=["dataloader schedule pause nightly"])
 @click.argument("name")
 @reaching
 def pause(reached: Reached, name: str) -> None:
@@ -107,7 +117,7 @@ def pause(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.pause_schedule(name))
 
 
-@schedule.command()
+@schedule.command(examples=["dataloader schedule resume nightly"])
 @click.argument("name")
 @reaching
 def resume(reached: Reached, name: str) -> None:
@@ -115,7 +125,7 @@ def resume(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.resume_schedule(name))
 
 
-@schedule.command()
+@schedule.command(examples=["dataloader schedule run nightly"])
 @click.argument("name")
 @reaching
 def run(reached: Reached, name: str) -> None:
@@ -123,7 +133,7 @@ def run(reached: Reached, name: str) -> None:
     reached.print_json(reached.farm.run_schedule(name).document)
 
 
-@schedule.command()
+@schedule.command(examples=["dataloader schedule remove nightly"])
 @click.argument("name")
 @reaching
 def remove(reached: Reached, name: str) -> None:

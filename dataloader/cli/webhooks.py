@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dataloader.cli import screen
+from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Webhook, Webhooks
 from dataloader.client.farm import given
@@ -15,36 +15,48 @@ from dataloader.queue.messages import KINDS
 from dataloader.queue.webhooks import SHAPES
 
 
-@click.group()
+@click.group(cls=base.Group)
 def commands() -> None:
     """Alerts."""
 
 
-@commands.group()
+@commands.group(examples=["dataloader webhook add ops https://ops.example.com/alerts --signed-by DL_WEBHOOK_KEY"])
 def webhook() -> None:
     """The receivers of alerts for dead jobs, stuck runs, late and paused queues (docs/alerts.md)."""
 
 
-@webhook.command()
+@webhook.command(examples=["dataloader webhook add ops https://ops.example.com/alerts --signed-by DL_WEBHOOK_KEY"])
 @click.argument("name")
 @click.argument("address", metavar="URL")
-@click.option("--shape", type=click.Choice(SHAPES), default="json", show_default=True, help="of the messages")
+@click.option("--shape", type=base.Choice(SHAPES), default="json", show_default=True, help="of the messages")
 @click.option("--signed-by", metavar="VARIABLE", help="the workers' variable with the key, as DL_WEBHOOK_KEY")
-@click.option("--kind", "kinds", type=click.Choice(KINDS), multiple=True, help="of alerts; default: all")
+@click.option("--kind", "kinds", type=base.Choice(KINDS), multiple=True, help="of alerts; default: all")
 @click.option("--queue", "queues", multiple=True, help="whose alerts; default: of all queues")
 @click.option("--lag-sec", type=click.FloatRange(0, min_open=True), help="from which latency on a queue is late")
+@names.may_be_new
 @reaching
 def add(
-    reached: Reached, name: str, address: str, kinds: tuple[str, ...], queues: tuple[str, ...], **more: Any
+    reached: Reached,
+    name: str,
+    address: str,
+    is_new: bool,
+    kinds: tuple[str, ...],
+    queues: tuple[str, ...],
+    **more: Any,
 ) -> None:
-    """Add a receiver, or change the one of this name. In the URL ${DL_WEBHOOK_...} stands for what is secret."""
+    """Add a receiver, or change the one of this name.
+
+    In the URL ${DL_WEBHOOK_KEY} and other variables of this prefix stand for what is secret.
+    """
+    for queue in queues:
+        names.require(reached, is_new, queue=queue)
     lists = {"kinds": list(kinds) or None, "queues": list(queues) or None}
     found = reached.farm.put_webhook(name, address, **given(**lists, **more))
     _tell(reached, found, f"{name} is told of {_what(found)}. To try it: {reached.command('webhook', 'test', name)}")
     _warn(reached, reached.farm.webhooks())
 
 
-@webhook.command(name="list")
+@webhook.command(name="list", examples=["dataloader webhook list"])
 @reaching
 def list_webhooks(reached: Reached) -> None:
     """List the receivers of alerts."""
@@ -56,7 +68,7 @@ def list_webhooks(reached: Reached) -> None:
     _warn(reached, found)
 
 
-@webhook.command(name="test")
+@webhook.command(name="test", examples=["dataloader webhook test ops"])
 @click.argument("name")
 @reaching
 def send_test(reached: Reached, name: str) -> None:
@@ -69,7 +81,7 @@ def send_test(reached: Reached, name: str) -> None:
     _warn(reached, reached.farm.webhooks())
 
 
-@webhook.command()
+@webhook.command(examples=["dataloader webhook remove ops"])
 @click.argument("name")
 @reaching
 def remove(reached: Reached, name: str) -> None:
@@ -81,7 +93,7 @@ def remove(reached: Reached, name: str) -> None:
         click.echo(f"{screen.plain(name)} is removed")
 
 
-@webhook.command()
+@webhook.command(examples=["dataloader webhook pause ops"])
 @click.argument("name")
 @reaching
 def pause(reached: Reached, name: str) -> None:
@@ -89,7 +101,7 @@ def pause(reached: Reached, name: str) -> None:
     _tell(reached, reached.farm.pause_webhook(name), f"{screen.plain(name)} is told nothing")
 
 
-@webhook.command()
+@webhook.command(examples=["dataloader webhook resume ops"])
 @click.argument("name")
 @reaching
 def resume(reached: Reached, name: str) -> None:

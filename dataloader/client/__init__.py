@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from importlib import import_module
@@ -42,7 +43,7 @@ from dataloader.client.errors import (
     Unexpected,
     WaitTimeout,
 )
-from dataloader.client.farm import BATCH, PAGE, Farm, given, new_key
+from dataloader.client.farm import BATCH, LINES, PAGE, Farm, given, new_key
 from dataloader.client.results import (
     Backfill,
     Database,
@@ -53,13 +54,19 @@ from dataloader.client.results import (
     Job,
     Key,
     Limit,
+    LogLine,
+    Name,
+    Names,
     Overview,
     Partition,
     Prediction,
+    Preview,
     Queue,
     Result,
+    Runs,
     Schedule,
     Started,
+    Tally,
     Task,
     Webhook,
     Webhooks,
@@ -71,6 +78,7 @@ from dataloader.client.transport import Transport
 from dataloader.client.watch import Watch
 from dataloader.client.wire import Answer, Request, Service, repetition
 from dataloader.farm import traces
+from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:
     from dataloader.client.asynchronous import AsyncClient
@@ -91,15 +99,21 @@ __all__ = [
     "JobFailed",
     "Key",
     "Limit",
+    "LogLine",
+    "Name",
+    "Names",
     "NotFound",
     "Overview",
     "Partition",
     "Prediction",
+    "Preview",
     "Queue",
     "QueueFull",
     "Refused",
+    "Runs",
     "Schedule",
     "Started",
+    "Tally",
     "Task",
     "Unauthorized",
     "Unavailable",
@@ -168,6 +182,15 @@ class Client(Farm):
     def _add_some(self, body: dict[str, Any], trace: str | None) -> list[Started]:
         return self._call(_many(Started, "jobs"), "POST", "/jobs/batch", body, headers=_traced(trace))
 
+    def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started:
+        return self._call(
+            _one(Started), "POST", f"{_of(job_id)}/again", _json(fields), headers=_traced(traces.current())
+        )
+
+    def args_schema(self, task: str) -> Document | None:
+        path, name = _of_task(task)
+        return self._call(_schema, "GET", f"{path}/schema", query=name)
+
     def status(self, job_id: UUID | str) -> Job:
         return self._call(_one(Job), "GET", f"{_of(job_id)}/status")
 
@@ -196,6 +219,24 @@ class Client(Farm):
             _page_of(Job, "jobs"), "GET", "/jobs", query={**_json(filters), "limit": limit, "after": after}
         )
 
+    def tally(self, /, **filters: Any) -> Tally:
+        return self._call(_one(Tally), "GET", "/tally", query=_json(filters))
+
+    def suggest(self, q: str) -> list[str]:
+        return self._call(_suggestions, "GET", "/suggestions", query={"q": q})
+
+    def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
+        target = {"matching": _json(filters)} if job_ids is None else {"job_ids": list(map(str, job_ids))}
+
+        def found(answer: Answer) -> Preview:
+            return replace(read(Preview, answer.document), target=target)
+
+        return self._call(found, "POST", "/jobs/bulk/preview", {"order": order, **target})
+
+    def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]:
+        body = {"order": preview.order, "confirmation": preview.confirmation, **preview.target, **given(after=after)}
+        return self._call(_ordered, "POST", "/jobs/bulk", body)
+
     def _keys(self, queue: str, limit: int, after: str | None) -> tuple[list[Key], str | None]:
         path, _, name = _queue(queue, "keys").partition("?name=")
         query = {"name": name or None, "limit": limit, "after": after}
@@ -207,6 +248,12 @@ class Client(Farm):
         path = "/events" if job_id is None else f"{_of(job_id)}/events"
         query = {"after": after, "limit": limit, "queue": queue if job_id is None else None}
         return self._call(_many(Event, "events"), "GET", path, query=query)
+
+    def logs(
+        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
+    ) -> list[LogLine]:
+        query = {"after": after, "attempt": attempt, "limit": limit}
+        return self._call(_many(LogLine, "lines"), "GET", f"{_of(job_id)}/logs", query=query)
 
     def overview(self) -> Overview:
         return self._call(_one(Overview), "GET", "/stats")
@@ -226,8 +273,19 @@ class Client(Farm):
     def predict_queue(self, queue: str) -> Prediction:
         return self._call(_one(Prediction), "GET", _queue(queue, "prediction"))
 
-    def tasks(self) -> list[Task]:
-        return self._call(_many(Task, "tasks"), "GET", "/tasks")
+    def tasks(self, *, range: str | None = None) -> list[Task]:
+        return self._call(_many(Task, "tasks"), "GET", "/tasks", query=_json(given(range=range)))
+
+    def task_runs(self, task: str, *, range: str = "24h") -> Runs:
+        path, name = _of_task(task)
+        return self._call(_one(Runs), "GET", path, query=name | {"range": range})
+
+    def queue_runs(self, queue: str, *, range: str = "24h") -> Runs:
+        path, _, name = _queue(queue, "runs").partition("?name=")
+        return self._call(_one(Runs), "GET", path, query={"name": name or None, "range": range})
+
+    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
+        return self._call(_one(Names), "GET", "/names", query={"queue": queue, "task": task})
 
     def database(self) -> Database:
         return self._call(_one(Database), "GET", "/database")
@@ -422,6 +480,11 @@ def _nothing(answer: Answer) -> None:
     """The answer says no more than its status."""
 
 
+def _schema(answer: Answer) -> Document | None:
+    found: Document | None = answer.document.get("schema")
+    return found
+
+
 def _result(answer: Answer) -> Any:
     return read(Result, answer.document).result
 
@@ -439,6 +502,14 @@ def _changed(answer: Answer) -> tuple[int, str | None]:
     return changed, answer.document.get("next", "" if changed else None)  # an older service names no place to go on at
 
 
+def _ordered(answer: Answer) -> tuple[int, str | None]:
+    return int(answer.document["changed"]), answer.document["next"]
+
+
+def _suggestions(answer: Answer) -> list[str]:
+    return list(map(str, answer.document["suggestions"]))
+
+
 def _moved(answer: Answer) -> tuple[int, bool]:
     return int(answer.document["moved"]), bool(answer.document["is_done"])
 
@@ -449,8 +520,9 @@ def _job_id(answer: Answer) -> UUID:
 
 def _whole(job: Mapping[str, Any]) -> dict[str, Any]:
     """A job's document with the fields that `trigger` fills in."""
+    args = {"args": plain(job["args"])} if job.get("args") is not None else {}
     return _json(
-        {"queue": "etl.default", **job, "lock_key": job.get("lock_key") or job.get("task")}
+        {"queue": "etl.default", **job, **args, "lock_key": job.get("lock_key") or job.get("task")}
         | {"idempotency_key": job.get("idempotency_key") or new_key()}
     )
 
@@ -490,6 +562,13 @@ def _queue(queue: str, verb: str = "") -> str:
     if queue in (".", "..") or is_ambiguous:  # proxies remove these names from a path
         return f"/queues/-{rest}?name={quote(queue, safe='')}"
     return f"/queues/{quote(queue, safe='')}{rest}"
+
+
+def _of_task(task: str) -> tuple[str, dict[str, str]]:
+    """The path of a task, and the parameter for a name that clients and proxies take out of a path."""
+    if task in (".", ".."):
+        return "/tasks/-", {"name": task}
+    return f"/tasks/{quote(task, safe='')}", {}
 
 
 def _webhook(name: str, verb: str = "") -> str:

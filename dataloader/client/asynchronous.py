@@ -106,13 +106,20 @@ class AsyncClient:
     trigger_many = _awaited(Client.trigger_many)
     run = _awaited(Client.run)
     wait = _awaited(Client.wait)
+    again = _awaited(Client.again)
+    args_schema = _awaited(Client.args_schema)
     status = _awaited(Client.status)
     job = _awaited(Client.job)
     result = _awaited(Client.result)
     cancel = _awaited(Client.cancel)
     jobs = _iterated(Client.jobs)
+    tally = _awaited(Client.tally)
+    suggest = _awaited(Client.suggest)
+    preview = _awaited(Client.preview)
+    change_previewed = _iterated(Client.change_previewed)
     keys = _iterated(Client.keys)
     events = _awaited(Client.events)
+    logs = _awaited(Client.logs)
     overview = _awaited(Client.overview)
     stats = overview
     queues = _awaited(Client.queues)
@@ -120,6 +127,9 @@ class AsyncClient:
     predict = _awaited(Client.predict)
     predict_queue = _awaited(Client.predict_queue)
     tasks = _awaited(Client.tasks)
+    names = _awaited(Client.names)
+    task_runs = _awaited(Client.task_runs)
+    queue_runs = _awaited(Client.queue_runs)
     database = _awaited(Client.database)
     pause = _awaited(Client.pause)
     resume = _awaited(Client.resume)
@@ -168,8 +178,10 @@ class AsyncClient:
 
     # The methods above hand their requests and plans to these three.
     _add, _add_some, _call, _once = Client._add, Client._add_some, Client._call, Client._once
+    _run_again = Client._run_again
     _page, _keys, _partitions, _change = Client._page, Client._keys, Client._partitions, Client._change
     _change_some, _move_some, _retry_some = Client._change_some, Client._move_some, Client._retry_some
+    _order_some = Client._order_some
 
     @staticmethod
     async def _sleep(seconds: float) -> None:

@@ -24,12 +24,17 @@ from dataloader.client.results import (
     Job,
     Key,
     Limit,
+    LogLine,
+    Names,
     Overview,
     Partition,
     Prediction,
+    Preview,
     Queue,
+    Runs,
     Schedule,
     Started,
+    Tally,
     Task,
     Webhook,
     Webhooks,
@@ -37,7 +42,9 @@ from dataloader.client.results import (
 )
 from dataloader.client.watch import OUTAGE_SEC, Watched, waiting
 from dataloader.farm import traces
+from dataloader.queue.typed_args import Model, plain
 
+LINES = 1_000  # of a log, of one answer
 PAGE = plans.PAGE  # jobs or events of one answer
 BATCH = 1_000  # jobs of one change
 
@@ -73,7 +80,7 @@ class Farm(ABC):
         *,
         queue: str = "etl.default",
         lock_key: str | None = None,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, Any] | Model | None = None,
         idempotency_key: str | None = None,
         partition_key: str = "",
         priority: int | None = None,
@@ -94,13 +101,15 @@ class Farm(ABC):
         """Add a job once, however often the request is repeated: an `idempotency_key` is made where none is given.
 
         Jobs of one `lock_key` never run at the same time; the default is the task's name. `trace` is a W3C traceparent;
-        the default is the current OpenTelemetry span's. The fields and their bounds are the API's (docs/api.md).
+        the default is the current OpenTelemetry span's. `args` may be an instance of the pipeline's model. The fields
+        and their bounds are the API's (docs/api.md). Raises Refused, which names the arguments, for args that the
+        task's schema refuses.
         """
         fields = given(
             task=task,
             queue=queue,
             lock_key=lock_key or task,
-            args=None if args is None else dict(args),
+            args=None if args is None else plain(args),
             idempotency_key=idempotency_key or new_key(),
             partition_key=partition_key or None,
             priority=priority,
@@ -118,6 +127,42 @@ class Farm(ABC):
             on_parent_failure=on_parent_failure,
         )
         return self._add(fields, trace or traces.current())
+
+    def again(
+        self,
+        job_id: UUID | str,
+        *,
+        args: Mapping[str, Any] | Model | None = None,
+        without: Sequence[str] = (),
+        queue: str | None = None,
+        lock_key: str | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Started:
+        """Add a job with the fields of one that has ended, with changes; the journals of the two name each other.
+
+        `args` replace those of the same names, `without` names those to leave out. An arg that is masked where it is
+        shown stays what it is. Raises Conflict for a job that has not ended.
+        """
+        fields = given(
+            args=None if args is None else plain(args),
+            without=list(without) or None,
+            queue=queue,
+            lock_key=lock_key,
+            priority=priority,
+            idempotency_key=idempotency_key or new_key(),
+        )
+        return self._run_again(job_id, fields)
+
+    @abstractmethod
+    def _run_again(self, job_id: UUID | str, fields: dict[str, Any]) -> Started: ...
+
+    @abstractmethod
+    def args_schema(self, task: str) -> Document | None:
+        """The JSON Schema of a task's args; None: any object will do.
+
+        Raises NotFound for a task that no worker has shown.
+        """
 
     @abstractmethod
     def _add(self, fields: dict[str, Any], trace: str | None) -> Started: ...
@@ -182,11 +227,13 @@ class Farm(ABC):
         until: datetime | str | None = None,
         sort: str | None = None,
         limit: int | None = None,
+        q: str | None = None,
     ) -> Iterator[Job]:
         """The jobs that pass all filters, the newest change first; pages are fetched as the jobs are taken.
 
-        `status` is a job's status, or `scheduled`, `fresh`, `retries` or `dead`; `since` and `until` bound the last
-        change; `sort` is `changed` or `key`; `limit` is the largest number of jobs, None: all.
+        `status` is a job's status, or `ready`, `scheduled`, `blocked`, `fresh`, `retries` or `dead`; `since` and
+        `until` bound the last change; `sort` is `changed` or `key`; `limit` is the largest number of jobs, None: all.
+        `q` is a search as in the dashboard's box: `"status:dead args.date:2024-05-01"`.
         """
         filters = given(
             queue=queue,
@@ -200,11 +247,38 @@ class Farm(ABC):
             since=since,
             until=until,
             sort=sort,
+            q=q,
         )
         return self._each(plans.walk(partial(self._page, filters), limit))
 
     @abstractmethod
     def _page(self, filters: dict[str, Any], limit: int, after: str | None) -> tuple[list[Job], str | None]: ...
+
+    @abstractmethod
+    def tally(self, /, **filters: Any) -> Tally:
+        """The counts beside a list: how many jobs count as what. `filters` as `jobs` has them, without `sort`."""
+
+    @abstractmethod
+    def suggest(self, q: str) -> list[str]:
+        """How a search that ends so may go on, as whole searches."""
+
+    @abstractmethod
+    def preview(self, /, order: str, *, job_ids: Sequence[UUID | str] | None = None, **filters: Any) -> Preview:
+        """What `cancel`, `requeue`, `start-over`, `run-now` or `delete` would do to the jobs of a list; changes none.
+
+        `filters` as `jobs` has them, at least one; or `job_ids`, up to 1,000. Raises Refused for a wrong search.
+        """
+
+    def change_previewed(self, preview: Preview) -> Iterator[int]:
+        """Give the order of a preview, step by step; yields how many jobs each step has changed.
+
+        Jobs that have changed since the preview stay as they are. Raises Conflict where the list has more jobs for the
+        order than the preview had; then nothing is changed.
+        """
+        return self._each(plans.steps(partial(self._order_some, preview)))
+
+    @abstractmethod
+    def _order_some(self, preview: Preview, after: str | None) -> tuple[int, str | None]: ...
 
     def keys(self, queue: str, *, limit: int | None = None) -> Iterator[Key]:
         """The keys of an ordered queue that have queued jobs, by name; pages are fetched as the keys are taken.
@@ -226,6 +300,15 @@ class Farm(ABC):
         """
 
     @abstractmethod
+    def logs(
+        self, job_id: UUID | str, *, after: str | None = None, attempt: int | None = None, limit: int = LINES
+    ) -> list[LogLine]:
+        """What the runs of a job have written, or one attempt, the oldest line first.
+
+        At most `limit` lines (up to 1,000), those behind the place `after`, which is the `place` of an earlier line.
+        """
+
+    @abstractmethod
     def overview(self) -> Overview:
         """The figures of each queue and their totals."""
 
@@ -242,8 +325,23 @@ class Farm(ABC):
         """The workers of all hosts that their keepers have reported in the last ten minutes."""
 
     @abstractmethod
-    def tasks(self) -> list[Task]:
-        """The tasks that workers have pipelines for, or that have run, with what a run of each needs of its host."""
+    def tasks(self, *, range: str | None = None) -> list[Task]:
+        """The tasks that workers have pipelines for, or that have run, with what a run of each needs of its host.
+
+        With `range` (`1h`, `24h`, `7d`) each has the `figures` of its runs in that time, and of the time `before`.
+        """
+
+    @abstractmethod
+    def task_runs(self, task: str, *, range: str = "24h") -> Runs:
+        """What the runs of a task took in the last `1h`, `24h` or `7d`, compared with the time before."""
+
+    @abstractmethod
+    def queue_runs(self, queue: str, *, range: str = "24h") -> Runs:
+        """What the runs of a queue took in the last `1h`, `24h` or `7d`, compared with the time before."""
+
+    @abstractmethod
+    def names(self, *, queue: str | None = None, task: str | None = None) -> Names:
+        """Whether the farm knows a queue and a task: a mistyped name would make a new one."""
 
     @abstractmethod
     def database(self) -> Database:

@@ -111,6 +111,25 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of what a run of a job has written. `source`: log, stdout or stderr.
+
+    `left_out` lines were before it, of a log that was too large. `place` is the `after` of what comes behind the line.
+    """
+
+    claim: int
+    attempt: int
+    line: int
+    at: datetime
+    level: str
+    source: str
+    text: str
+    left_out: int
+    place: str
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
     ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines.
@@ -169,6 +188,30 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """What the runs of a task or a queue took from `since` to `until`.
+
+    `figures` has `runs`, `failed`, `failure_rate` and more, and of `run_sec`, `waiting_sec`, `memory_mb`, `cpu_sec` the
+    `p50`, `p95`, `p99`, `mean` and `largest`, or None; `before` the same of the time before. `queues` are those of a
+    task, `tasks` those of a queue.
+    """
+
+    range: str
+    since: datetime
+    until: datetime
+    figures: Document
+    before: Document
+    task: str | None = None
+    queue: str | None = None
+    is_known: bool = True
+    histogram: Any = ()
+    by_time: Any = ()
+    queues: Any = ()
+    tasks: Any = ()
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorGroup:
     """The dead and retrying jobs of a queue and a task whose errors are of one kind.
 
@@ -194,11 +237,77 @@ class ErrorGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Name:
+    """Whether the farm knows the queue or task of a name; `similar` are the known names most like an unknown one.
+
+    `count` is how many names of this kind the farm knows: 0 before it has begun.
+    """
+
+    name: str
+    is_known: bool
+    similar: tuple[str, ...] = ()
+    count: int = 0
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the farm knows of a queue and a task; None for the kind that it was not asked for."""
+
+    queue: Name | None = None
+    task: Name | None = None
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorGroups:
     """The largest groups, up to 100; `is_cut`: of some queue only the latest jobs were counted."""
 
     groups: tuple[ErrorGroup, ...] = ()
     is_cut: bool = False
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """The counts beside a list of jobs: each job counts as one of `counts`.
+
+    Its kinds are ready, scheduled, blocked, running, succeeded, failed, lost and canceled. `at_least` names the kinds
+    of which there are more jobs than the service has looked at.
+    """
+
+    counts: Document = field(default_factory=dict)
+    total: int = 0
+    at_least: tuple[str, ...] = ()
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Jobs of a list that an order leaves alone, by kind, and why: the job ... `reason`."""
+
+    kind: str
+    count: int = 0
+    reason: str = ""
+    document: Document = field(default_factory=dict, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an order to many jobs would do: it would change `count` jobs, at least so many unless `is_exact`.
+
+    `changes` has the count by kind, `leaves` the jobs that stay as they are. `as_of`: jobs that change after that stay
+    too. `target` is what the preview was asked for; with it and `confirmation` the order is given (`change_previewed`).
+    """
+
+    order: str
+    count: int = 0
+    is_exact: bool = True
+    changes: Document = field(default_factory=dict)
+    leaves: tuple[Left, ...] = ()
+    as_of: datetime | None = None
+    confirmation: str = ""
+    target: Document = field(default_factory=dict, repr=False, compare=False)
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -264,7 +373,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The needs of a task's runs: those that count, those that its pipeline declares, those that its runs show."""
+    """The needs of a task's runs: those that count, those that its pipeline declares, those that its runs show.
+
+    `figures` and `before` are as in Runs, None without `range` or runs.
+    """
 
     task: str
     max_attempts: int | None = None
@@ -276,6 +388,8 @@ class Task:
     learned_cpus: float | None = None
     runs: int = 0
     learned_at: datetime | None = None
+    figures: Any = None
+    before: Any = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -492,8 +606,8 @@ def _value(wanted: Any, value: Any, name: str) -> Any:
             if each_kind in (str, int):
                 return tuple(map(each_kind, value))
             return tuple(read(each_kind, each) for each in value)
-        if kind is Queue:
-            return read(Queue, value)
+        if kind in (Queue, Name):
+            return read(kind, value)
         if kind in (UUID, datetime):
             return UUID(value) if kind is UUID else datetime.fromisoformat(value)
         if kind is float:

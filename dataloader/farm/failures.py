@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sysconfig
 import traceback
 from pathlib import Path
 from types import FrameType
 
+CAUSES_MOST = 20  # of an exception, whose stacks are shortened
 GROUP_MOST = 200  # characters of an error group
 LINE_MOST = 1_000  # characters of a message that count for its group
 # The parts of an error's text that differ from job to job. The same in `dl_error_group` (sql/functions/finish.sql): a
@@ -44,6 +46,28 @@ def described(error: BaseException) -> str:
         return headline(error) + "\n\n" + "".join(traceback.format_exception(error))
     except Exception:
         return type(error).__name__
+
+
+def own_stack(error: BaseException) -> str:
+    """The stack with the user's frames: without those of the import machinery and of this package around them."""
+    try:
+        told = traceback.TracebackException.from_exception(error)
+        _keep_own(told, 0)
+        return "".join(told.format()).rstrip()
+    except Exception:
+        return type(error).__name__
+
+
+def _keep_own(told: traceback.TracebackException, depth: int) -> None:
+    if own := [frame for frame in told.stack if not _is_around(frame.filename)]:
+        told.stack = traceback.StackSummary.from_list(own)
+    for cause in filter(None, (told.__cause__, told.__context__)):
+        if depth < CAUSES_MOST:
+            _keep_own(cause, depth + 1)
+
+
+def _is_around(path: str) -> bool:
+    return path.startswith(("<frozen importlib", f"{_OURS}/")) or path == importlib.__file__
 
 
 def headline(error: BaseException) -> str:
@@ -88,13 +112,14 @@ def own_frame(error: BaseException) -> FrameType | None:
     one of an installed package, which is the pipeline itself.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [frame for frame in frames if _is_users(frame.f_code.co_filename)]
+    own = [frame for frame in frames if is_users(frame.f_code.co_filename)]
     built_in = [frame for frame in frames if _is_built_in(frame.f_code.co_filename)]
     installed = [frame for frame in frames if _is_installed(frame.f_code.co_filename)]
     return next(iter([*own[-1:], *built_in[-1:], *installed[:1]]), None)
 
 
-def _is_users(path: str) -> bool:
+def is_users(path: str) -> bool:
+    """Whether a file of code is the user's own: not Python's, of no installed package, and not of this one."""
     return not (path.startswith(("<", f"{_OURS}/", *_LIBRARY)) or any(part in path for part in _INSTALLED))
 
 

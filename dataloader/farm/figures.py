@@ -34,7 +34,7 @@ class Unmeasured:
         return self._run
 
     def close(self) -> None:
-        """Send the last figures, for telemetry.FLUSH_SEC at most."""
+        """Send the last figures, for otel.FLUSH_SEC at most."""
 
 
 class Measured(Unmeasured):

@@ -24,11 +24,12 @@ from psycopg import errors
 from dataloader import log
 from dataloader.config import Settings
 from dataloader.farm.batch import TICK_SEC, Batch
+from dataloader.farm.capture import Capture
 from dataloader.farm.lease import Lease
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Slot
-from dataloader.queue import db, lifecycle
+from dataloader.queue import db, lifecycle, logs
 from dataloader.queue.job import Delivery, End, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
@@ -40,11 +41,12 @@ LOST_SEC = 1.0  # until a run stops whose key another worker may have
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
-    def __init__(self, session: WorkerSession, batch: Batch, settings: Settings) -> None:
+    def __init__(self, session: WorkerSession, batch: Batch, settings: Settings, capture: Capture) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._batch = batch
         self._settings = settings
+        self._capture = capture
         self._lease: Lease | None = None
         self._next_beat = 0.0
         self._failed = False
@@ -167,13 +169,26 @@ class Heartbeat(threading.Thread):
         due = now() >= self._next_beat
         has_news = lease.has_news and now() >= lease.progress_at
         if not (due or asked or has_news):
-            return self._unburden(lease)
+            return self._wrote_log() or self._unburden(lease)
         if due and not self._has_key and not self._regain(lease):
             return True
         progress = self._take_news(lease) if has_news else None
         self._beat(lease, progress, journal=due)
         if due:
             self._next_beat = now() + interval
+        return True
+
+    def _wrote_log(self) -> bool:
+        """Write what the run has written, at most every second; False: there is nothing, or it is not due."""
+        capture = self._capture
+        if now() >= capture.look_at:
+            capture.look()
+        run = capture.run
+        if run is None or not run.has_news or now() < capture.write_at:
+            return False
+        places = capture.places()
+        logs.write(self._session.conn, [run], now())
+        capture.written(run, places)
         return True
 
     def _unburden(self, lease: Lease) -> bool:
@@ -189,6 +204,8 @@ class Heartbeat(threading.Thread):
     def _sleep(self, lease: Lease) -> None:
         """Wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
         until = min(self._next_beat, lease.progress_at) if lease.has_news else self._next_beat
+        if self._capture.run is not None:
+            until = min(until, self._capture.look_at)
         if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
         sources = [self._read]
@@ -230,7 +247,7 @@ class Heartbeat(threading.Thread):
 
     def _recover(self, lease: Lease, error: BaseException) -> None:
         """Replace the lost session, take the key again, renew; stop the run when the lease ends before."""
-        self._log.warning("session.lost", job_id=str(lease.job.job_id), error=str(error).strip())
+        self._session.outage.failed("session.lost", error)
         self._session.conn.close()
         while not self._retake(lease):
             if not lease.goes_on:
@@ -246,8 +263,8 @@ class Heartbeat(threading.Thread):
         try:
             self._session.open(max(1.0, lease.slot.fence_at - now()))
             self._batch.hand_back("not started: the session was lost")
-            if self._regain(lease):
-                self._log.info("session.back", job_id=str(lease.job.job_id))
+            self._regain(lease)
+            self._session.outage.ended()
             return True
         except psycopg.Error as e:
             if not db.is_passing(e):

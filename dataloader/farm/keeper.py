@@ -18,6 +18,7 @@ from setproctitle import setproctitle
 
 from dataloader import log
 from dataloader.config import Settings
+from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.deadlines import Reason, kill_reason
 from dataloader.farm.host import Host
 from dataloader.farm.process import (
@@ -32,6 +33,7 @@ from dataloader.farm.process import (
     unblock_signals,
 )
 from dataloader.farm.registry import WorkerRegistry
+from dataloader.farm.salvage import Salvage
 from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
 from dataloader.farm.stuck import StuckRuns
 from dataloader.queue import db, lifecycle, migrations
@@ -64,7 +66,7 @@ class Keeper:
         self.settings = settings
         self.shared = shared
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
-        self._outage = log.Outage(self.log, "keeper.session.back")
+        self._outage = FarmOutage(shared.outage, self.log)
         self._dsn = dsn
         self._conn: db.Connection | None = None
         self._supervisor = os.getppid()
@@ -74,6 +76,7 @@ class Keeper:
         self._leave_at: float | None = None
         self._registry = WorkerRegistry(Host(settings))
         self._stuck = StuckRuns()
+        self._salvage = Salvage(settings.dl_job_log_kb)
         self.signals = Signals((*_STOP, signal.SIGCHLD))  # the last: the supervisor has buried a worker
         setproctitle("dataloader: keeper")
 
@@ -81,6 +84,7 @@ class Keeper:
         """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
             self._look_after_orphans()
+            self._salvage.look(self.shared.slots)
             if now() >= self._retry_at:
                 try:
                     self._tick()
@@ -164,6 +168,7 @@ class Keeper:
                 log.metric("job.run", outcome="died", **facts)
                 self.log.warning("keeper.settled", reason=reason_of_death(slot), worker=slot.worker, **facts)
         if all(job.status for job in jobs):  # else a row is locked, and the next tick tries again
+            self._salvage.forget(slot)
             slot.state = State.FREE
 
     def _take_jobs(self, slot: Slot) -> list[lifecycle.Settled]:
@@ -171,6 +176,7 @@ class Keeper:
         if slot.session:
             # First of all: a claim under way would commit after the look, and no worker would run its job.
             lifecycle.end_session(conn, *slot.session)
+        self._salvage.write(conn, slot)
         end = _ENDS.get(why_of_death(slot), "crash")
         return lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
 
@@ -225,7 +231,8 @@ class Keeper:
 
     def _sleep(self) -> None:
         conn = self._conn
-        self.signals.wait(TICK_SEC, *([conn.fileno()] if conn and not conn.closed else []))
+        self.signals.wait(TICK_SEC, self.shared.born.fd, *([conn.fileno()] if conn and not conn.closed else []))
+        self.shared.born.hush()
 
     def _may_leave(self) -> bool:
         """After an order, once no dead worker is left; without a supervisor, once no worker is left at all."""

@@ -42,6 +42,25 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Bell:
+    """One process rings, another hears it in its `select`; both have the bell from before the fork."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def ring(self) -> None:
+        """Wake the process that hears the bell."""
+        os.eventfd_write(self.fd, 1)
+
+    def hush(self) -> None:
+        """Forget all rings so far."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+
 class Signals:
     """Signals as data: handlers only record, and a pipe ends the wait.
 

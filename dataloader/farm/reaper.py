@@ -25,7 +25,8 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import backfills, db, hooks, lifecycle, migrations, predictions, schedules, stats, webhooks
+from dataloader.queue import backfills, db, hooks, lifecycle, migrations, predictions, runs, schedules, stats, webhooks
+from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.messages import Rules
 
 WAKE_BATCH = 1_000
@@ -36,6 +37,7 @@ PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its delet
 PRUNE_SHARE = 0.8  # of a round, for deleting
 AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
 PREDICT_SHARE = 0.2  # of a round, for predicting
+LOG_DAYS_SEC, LOG_DAYS_AGAIN_SEC = 600.0, 60.0  # between two looks at the partitions of logs; after a failure
 PREDICT_SEC = 60.0  # from one look at all queues to the next
 NOTE_SELDOM = 20  # times as long as a count took: until the next count
 HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is named
@@ -77,7 +79,7 @@ class Memory:
     """The reaper's notes from round to round.
 
     They are the next count of the queues, the session that holds back vacuum, the next predictions and the last queue
-    that has its own, and the last parked key looked at.
+    that has its own, the last parked key looked at, and the next look at the days of logs.
     """
 
     note_at: float = 0.0
@@ -88,6 +90,7 @@ class Memory:
     predicted: str = ""
     stranded_after: int | None = None
     waiting_after: UUID | None = None
+    log_days_at: float = 0.0
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -166,6 +169,7 @@ class _Reaper:
         predict(conn, self._log, memory, now() + PREDICT_SHARE * period_sec)
         self._schedules.make(conn)
         tell(conn, self._log, Rules.of(self._settings))
+        keep_log_days(conn, self._log, memory, self._settings.dl_retention_days)
         if (days := self._settings.dl_retention_days) is not None:
             until = started + PRUNE_SHARE * period_sec
             prune(conn, self._log, days * DAY_SEC, until, self._signals, lambda seconds: self._pause(conn, seconds))
@@ -261,6 +265,8 @@ def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: flo
     try:
         while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
             pass
+        while runs.fold(conn) >= runs.FOLDED and now() < until:
+            pass
         if rolled == stats.ANEW:
             log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
     except psycopg.Error as e:
@@ -322,6 +328,24 @@ def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -
         if conn.closed:
             raise
         log.warning("reaper.alerts.failed", error=str(e).strip())
+
+
+def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, days: float | None) -> None:
+    """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none.
+
+    After a failure the rounds go on: lines of a day without a partition have the default one.
+    """
+    if now() < memory.log_days_at:
+        return
+    memory.log_days_at = now() + LOG_DAYS_SEC
+    try:
+        if changed := logs_of_jobs.keep_days(conn, days):
+            log.info("reaper.log_days", changed=changed)
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC
+        log.warning("reaper.log_days.failed", error=str(e).strip())
 
 
 def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:

@@ -98,7 +98,7 @@ class Runner:
             pipeline = pipelines.resolve(job.task)
             if pipeline.on_exhausted:
                 try:
-                    pipeline.on_exhausted(input_of(Delivery((job,)), pipeline))
+                    pipeline.on_exhausted(_any_input_of(Delivery((job,)), pipeline))
                 except Exception as e:
                     _log.error("pipeline.on_exhausted.failed", error=log.masked(headline(e)))
 
@@ -110,7 +110,7 @@ class Runner:
         try:
             wants_context = pipeline.wants_context or pipeline.prepare
             context = self._context(delivery, lease, pipeline, by_key) if wants_context else None
-            given = input_of(delivery, pipeline)
+            given = input_of(delivery, pipeline, by_key)
             if pipeline.prepare or delivery.first.affinity_key:
                 context = self._with_resource(delivery, lease, pipeline, given, context)
             lease.watch(pipeline.stall_sec, pipeline.on_stall == RETRY)
@@ -318,14 +318,42 @@ def _done(value: Any, progress: dict[str, Any] | None, most_kb: int) -> Outcome:
         return _failed(PermanentError(str(e)), progress)
 
 
-def input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
+def input_of(delivery: Delivery, pipeline: pipelines.Pipeline, by_key: dict[str, Outcome]) -> Any:
     """The pipeline's first argument: the job's args; for one with batch_size {lock_key: [args, ...]}, old to new.
 
-    Equal args of a key stand there once, at the first place. From now on the log masks their secrets.
+    Equal args of a key stand there once, at the first place. Where the pipeline has a model, its instances stand for
+    the dicts. From now on the log masks their secrets. Raises PermanentError for args that the model refuses; of a
+    batch the other keys go on, and `by_key` gets how these end.
     """
     given = _parsed(delivery, pipeline)
     log.learn_job(given if pipeline.batch_size is None else _in_one(given))
-    return given
+    if pipeline.args is None:
+        return given
+    model = partial(pipelines.validated, pipeline.args)
+    return model(given) if pipeline.batch_size is None else _all_modelled(given, model, by_key)
+
+
+def _all_modelled(
+    given: dict[str, list[dict[str, Any]]], model: Callable[[dict[str, Any]], Any], by_key: dict[str, Outcome]
+) -> dict[str, list[Any]]:
+    found = {}
+    for key, of_key in given.items():
+        try:
+            found[key] = list(map(model, of_key))
+        except PermanentError as e:
+            by_key[key] = _failed(e, None)
+            refused = e
+    if not found:
+        raise refused
+    return found
+
+
+def _any_input_of(delivery: Delivery, pipeline: pipelines.Pipeline) -> Any:
+    """The same; args that the model refuses as they are."""
+    try:
+        return input_of(delivery, pipeline, {})
+    except PermanentError:
+        return input_of(delivery, replace(pipeline, args=None), {})
 
 
 def _in_one(given: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -380,7 +408,7 @@ def tell(hook: Hook, *facts: object) -> None:
 def _of(delivery: Delivery, pipeline: pipelines.Pipeline | None) -> Run:
     """The run for a hook at its error, which may be that the pipeline could be given nothing."""
     with suppress(Exception):
-        return _seen(delivery, pipeline and _parsed(delivery, pipeline))
+        return _seen(delivery, pipeline and input_of(delivery, pipeline, {}))
     return _seen(delivery, None)
 
 

@@ -9,8 +9,8 @@ import random
 import time
 from typing import Any
 
-from dataloader import log
 from dataloader.config import Settings
+from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
 from dataloader.farm.slots import Slot
@@ -19,10 +19,12 @@ from dataloader.queue.job import Job
 
 
 class WorkerSession:
-    """The one session of a worker; the slot shows the session's backend, and `outage` reports failures in few lines."""
+    """The one session of a worker; the slot shows the session's backend, and `outage` logs failures for the farm."""
 
-    def __init__(self, settings: Settings, dsn: str, queue: str, orders: Orders, slot: Slot, logger: Any) -> None:
-        self.outage = log.Outage(logger, "worker.session.back")
+    def __init__(
+        self, settings: Settings, dsn: str, queue: str, orders: Orders, slot: Slot, logger: Any, outage: FarmOutage
+    ) -> None:
+        self.outage = outage
         self._settings = settings
         self._dsn = dsn
         self._queue = queue

@@ -23,8 +23,9 @@ from uuid import UUID
 from setproctitle import setproctitle
 
 from dataloader.config import QUEUES_MOST
+from dataloader.farm.common_log import Note, Told
 from dataloader.farm.once import Once
-from dataloader.farm.process import now
+from dataloader.farm.process import Bell, now
 
 
 class State(IntEnum):
@@ -74,6 +75,10 @@ class _Fields(ctypes.Structure):
         ("stall_sec", ctypes.c_double),  # after such a silence of the run it is stuck; 0: never
         ("ends_stuck", ctypes.c_bool),  # whether a stuck run is ended
         ("stacks", ctypes.c_int32),  # the descriptor in the worker to which it dumps its stacks at SIGTTIN
+        ("logs", ctypes.c_bool),  # whether the worker's latest run has a log
+        ("log_files", ctypes.c_int32 * 2),  # the descriptors in the worker of its output; 0: there is none
+        ("log_places", ctypes.c_int64 * 2),  # up to where the run's output is in the database
+        ("log_line", ctypes.c_int32),  # the number of the last line there
         ("memory_limit", ctypes.c_uint64),  # bytes that the run's processes may use together; 0: no limit
         ("memory_used", ctypes.c_uint64),  # bytes that they used at the latest look
         ("cpu_before", ctypes.c_double),  # CPU seconds that the worker had used when the run began
@@ -86,7 +91,6 @@ class _Fields(ctypes.Structure):
         ("kind", ctypes.c_int32),  # the supervisor's number for workers that serve the same queues
         ("reload", ctypes.c_int32),  # the generation of settings that the process was started with
         ("order", ctypes.c_int32),  # by the supervisor
-        ("explains", ctypes.c_bool),  # whether the process logs the stack of a failed import
         ("looked_at", ctypes.c_double),  # when the worker sent its last claim that found no job
         ("due_at", ctypes.c_double),  # when the next row is due, by that claim's answer; written before looked_at
         ("exit_status", ctypes.c_int32),
@@ -163,12 +167,11 @@ class Slot:
         """True when the worker claims nothing until its order changes: it has shown RESTING since it got WAIT."""
         return self.order is Order.WAIT and self.state is State.RESTING
 
-    def take(self, kind: int, reload: int = 0, explains: bool = False) -> None:
+    def take(self, kind: int, reload: int = 0) -> None:
         """For a process about to be forked, with the numbers of its kind and of its settings; its order is WAIT."""
         ctypes.memset(ctypes.addressof(self.fields), 0, _Fields.jobs.offset)  # the rest counts as far as `claimed`
         self.fields.kind = kind
         self.fields.reload = reload
-        self.fields.explains = explains
         self.fields.state = State.STARTING
 
     @property
@@ -306,6 +309,11 @@ class Slot:
         """The jobs of the latest run of the last claim, over or not; None before the worker's first run."""
         return self._ids(self.fields.place, self.fields.count) if self.runs else None
 
+    @property
+    def begun_attempt(self) -> int:
+        """The attempt of the first of `begun_last`."""
+        return int(self._attempts[self.fields.place])
+
     def held(self) -> Held | None:
         """The whole run; None while there is none, or while the worker changes it."""
         fields = self.fields
@@ -368,6 +376,9 @@ class SharedSlots:
 
     def __init__(self, size: int) -> None:
         self.farm_start = Once()  # the hook on_farm_start, by generation
+        self.told = Told()  # errors of imports and hooks at the start
+        self.outage = Note()  # whether the database is away: FarmOutage
+        self.born = Bell()  # a new worker rings it for the keeper, which opens the files of the worker's output
         self._memory = mmap.mmap(-1, ctypes.sizeof(_Fields) * size)
         fields = (_Fields * size).from_buffer(self._memory)
         self.slots = [Slot(index, fields[index]) for index in range(size)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dataloader import pipelines
 from dataloader.config import Settings
-from dataloader.farm.failures import headline
+from dataloader.farm.failures import headline, own_stack
 from dataloader.farm.runner import tell
 from dataloader.pipelines import hooks
 from dataloader.queue.hooks import Hook, identity
@@ -20,23 +20,36 @@ class CannotStart(Exception):
     """A users' module or hook keeps this worker from starting. The log has it; its cause is their exception."""
 
 
-def load(settings: Settings, log: Any, explains: bool) -> None:
-    """Import the modules of DL_HOOKS and DL_PIPELINES; raises CannotStart. `explains`: log the stack of an error."""
+class Report:
+    """The errors of a start, each logged once for the farm."""
+
+    def __init__(self, log: Any, is_first: Callable[[str], bool]) -> None:
+        """`is_first`: whether no worker of the farm has asked about this text since the start or the reload."""
+        self._log, self._is_first = log, is_first
+
+    def failed(self, event: str, error: BaseException, **seen: str) -> None:
+        """Log the error with the user's frames; again it is a debug line."""
+        head = headline(error)
+        write = self._log.error if self._is_first(f"{event} {seen} {head}") else self._log.debug
+        write(event, **seen, error=head, exception=own_stack(error))
+
+
+def load(settings: Settings, report: Report) -> None:
+    """Import the modules of DL_HOOKS and DL_PIPELINES; raises CannotStart. `report` has the error."""
     try:
         pipelines.load([*settings.hook_modules, *settings.pipeline_modules])
     except BaseException as e:
-        log.error("worker.pipelines.failed", error=headline(e), **_at_length(e, explains))
+        report.failed("worker.pipelines.failed", e)
         raise CannotStart from e
 
 
-def call(hook: Hook, log: Any, explains: bool) -> None:
+def call(hook: Hook, report: Report) -> None:
     """Call the functions of a hook at a start; raises CannotStart at the first that fails."""
     for function in hook:
         try:
             function()
         except BaseException as e:
-            seen = {"hook": hook.name, "function": identity(function), "error": headline(e)}
-            log.error("hook.failed", **seen, **_at_length(e, explains))
+            report.failed("hook.failed", e, hook=hook.name, function=identity(function))
             raise CannotStart from e
 
 
@@ -48,7 +61,3 @@ def last_words() -> Iterator[None]:
     except BaseException as e:
         tell(hooks.LAST_WORDS, e.__cause__ if isinstance(e, CannotStart) else e)
         raise
-
-
-def _at_length(error: BaseException, explains: bool) -> dict[str, BaseException]:
-    return {"exc_info": error} if explains else {}

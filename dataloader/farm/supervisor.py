@@ -121,7 +121,6 @@ class Supervisor:
         self._keeper_main = keeper_main
         self._wish = wished(settings)
         self._generation = 0
-        self._explained = -1  # the latest generation in which a worker was to log the stack of a failed import
         # More slots than workers: a dead worker's slot is in use until the keeper has recovered its jobs.
         self._shared = SharedSlots(max(MIN_SLOTS, 4 * self._wish.total()))
         self._numbers: dict[Queues, int] = {}
@@ -301,8 +300,7 @@ class Supervisor:
         if slot is None:
             return  # every dead worker's jobs wait for the keeper: the database is away
         number = self._numbers.setdefault(queues, len(self._numbers))
-        slot.take(number, self._generation, explains=self._explained != self._generation)
-        self._explained = self._generation
+        slot.take(number, self._generation)
         stacks = slot.fields.stacks = os.memfd_create("stacks", os.MFD_CLOEXEC)
         fcntl.fcntl(stacks, fcntl.F_SETFL, os.O_APPEND)
 

@@ -8,32 +8,28 @@ Clients import this module for `current`, so the module itself imports nothing l
 from __future__ import annotations
 
 import os
-import platform
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import dataloader
+from dataloader import otel
 from dataloader.queue.job import End, Job, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
     from opentelemetry.trace import Link, Span
 
-FLUSH_SEC = 2.0  # for the last spans of a worker; less than DL_KILL_GRACE_SEC by default
 MESSAGE_LIMIT = 500  # characters of a span's status
 _WHERE = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_EXPORTER")
-_HTTP = "otlp_proto_http"
 Report = Callable[[Outcome], None]
 
 
 def are_wanted() -> bool:
     """True when the environment asks for traces, by the variables that every OpenTelemetry SDK reads."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or _exporter_name() == "none":
+    if otel.is_disabled() or otel.said("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(os.environ.get(name) for name in _WHERE)
 
@@ -61,7 +57,7 @@ class Untraced:
         return self._run
 
     def close(self) -> None:
-        """Send the last spans, for FLUSH_SEC at most."""
+        """Send the last spans, for otel.FLUSH_SEC at most."""
 
 
 class Traced(Untraced):
@@ -72,20 +68,12 @@ class Traced(Untraced):
     def __init__(self, worker: str) -> None:
         """Set up the process's tracing. Raises ImportError without the extra, ValueError for a wrong variable."""
         from opentelemetry import trace
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
-        attributes: dict[str, Any] = {
-            "service.instance.id": worker,
-            "host.name": platform.node(),
-            "process.pid": os.getpid(),
-        }
-        if not os.environ.get("OTEL_SERVICE_NAME"):
-            attributes["service.name"] = "dataloader"
-        self._provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=otel.resource(worker), shutdown_on_exit=False)
         self._provider.add_span_processor(_processor())
         trace.set_tracer_provider(self._provider)  # for the spans of pipelines
-        self._tracer = self._provider.get_tracer("dataloader", dataloader.version())
+        self._tracer = self._provider.get_tracer(otel.NAME, dataloader.version())
         self._parents: Mapping[UUID, str] = {}
 
     def learn(self, parents: Mapping[UUID, str]) -> None:
@@ -115,9 +103,7 @@ class Traced(Untraced):
             yield lambda outcome: _report(span, outcome)
 
     def close(self) -> None:
-        ending = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-        ending.start()
-        ending.join(FLUSH_SEC)
+        otel.close(self._provider, "traces")
 
 
 def start(worker: str) -> Untraced:
@@ -134,11 +120,6 @@ def start(worker: str) -> Untraced:
         why = str(e)
     structlog.get_logger("traces").warning("traces.off", error=why)
     return Untraced()
-
-
-def _exporter_name() -> str:
-    name = os.environ.get("OTEL_TRACES_EXPORTER", "").strip()
-    return _HTTP if name in ("", "otlp") else name
 
 
 def _processor() -> SpanProcessor:
@@ -160,13 +141,7 @@ def _processor() -> SpanProcessor:
         def force_flush(self, timeout_millis: int = 30_000) -> bool:
             return self._inner.force_flush(timeout_millis)
 
-    name = _exporter_name()
-    for found in entry_points(group="opentelemetry_traces_exporter", name=name):
-        return Masking(BatchSpanProcessor(found.load()()))
-    known = sorted({found.name for found in entry_points(group="opentelemetry_traces_exporter")})
-    if name == _HTTP:
-        raise ImportError("there is no exporter for OTLP over HTTP")
-    raise ValueError(f"OTEL_TRACES_EXPORTER: there is no exporter {name!r}; there are {', '.join(['otlp', *known])}")
+    return Masking(BatchSpanProcessor(otel.exporter("traces")))
 
 
 def _links(parent: str | None) -> list[Link]:

@@ -26,6 +26,8 @@ from dataloader.farm import figures, starts, traces
 from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
+from dataloader.farm.capture import Capture, beyond
+from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.heartbeat import Heartbeat
 from dataloader.farm.host import Host
 from dataloader.farm.host_account import HostAccount
@@ -48,6 +50,7 @@ from dataloader.pipelines import hooks
 from dataloader.queue import db, lifecycle, migrations, operations, probe, schedules, stats
 from dataloader.queue.job import Checkpoint, Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue.run_log import RunLog
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
@@ -62,8 +65,10 @@ REST_SEC = 1.0  # between tries to write the ends of locked rows while the worke
 
 def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int) -> int:
     """Work on these queues until an order to stop or to leave; returns the process's exit status."""
-    log.configure(settings, threaded=True)
-    worker = Worker(settings, dsn, queues, shared, slot, life)
+    before = beyond() if settings.dl_job_log_kb else None
+    log.configure(settings, threaded=True, output=before[0] if before else 1)
+    worker = Worker(settings, dsn, queues, shared, slot, life, Capture(settings.dl_job_log_kb, slot, before))
+    shared.born.ring()
     unblock_signals()
     try:
         with starts.last_words():
@@ -86,7 +91,14 @@ class Worker:
     """One worker process. Its parts: the orders, the session, the batch, the heartbeat, the runner."""
 
     def __init__(
-        self, settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlots, slot: Slot, life: int
+        self,
+        settings: Settings,
+        dsn: str,
+        queues: Sequence[str],
+        shared: SharedSlots,
+        slot: Slot,
+        life: int,
+        capture: Capture,
     ) -> None:
         self.settings = settings
         self.queues = tuple(queues)
@@ -96,14 +108,17 @@ class Worker:
         slot.occupy(name, queues)
         self.log = structlog.get_logger("worker").bind(worker=name, queue=", ".join(queues))
         self.orders = Orders(settings, slot, life)
-        self.session = WorkerSession(settings, dsn, queues[0], self.orders, slot, self.log)
+        self.session = WorkerSession(
+            settings, dsn, queues[0], self.orders, slot, self.log, FarmOutage(shared.outage, self.log)
+        )
         self.runner = Runner(settings, dsn, self.session.leap)
         elsewhere = partial(shared.warm_elsewhere, slot)
         self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
         account = HostAccount(settings.dl_host_account)
         self.admission = Admission(Host(settings), account, settings.dl_reserve_sec, self.log)
         self.batch = Batch(settings, self.queues, self.session, self.orders, self.log, self.preference, self.admission)
-        self.heartbeat = Heartbeat(self.session, self.batch, settings)
+        self.capture = capture
+        self.heartbeat = Heartbeat(self.session, self.batch, settings, capture)
         self.traces = traces.start(name)
         self.figures = figures.start(name)
         self._sound = True  # False: this process should be replaced
@@ -118,14 +133,16 @@ class Worker:
 
     def prepare(self) -> None:
         """Import the users' modules and call their hooks at a start; raises starts.CannotStart."""
-        fields = self.slot.fields
+        reload = self.slot.fields.reload
+
+        report = starts.Report(self.log, partial(self.shared.told.is_first, reload))
 
         def start_farm() -> None:
-            starts.call(hooks.ON_FARM_START, self.log, explains=True)  # in one worker after the other
+            starts.call(hooks.ON_FARM_START, report)  # in one worker after the other
 
-        starts.load(self.settings, self.log, fields.explains)
-        if not hooks.ON_FARM_START or self.shared.farm_start.once(fields.reload, start_farm, self._may_wait):
-            starts.call(hooks.ON_WORKER_START, self.log, fields.explains)
+        starts.load(self.settings, report)
+        if not hooks.ON_FARM_START or self.shared.farm_start.once(reload, start_farm, self._may_wait):
+            starts.call(hooks.ON_WORKER_START, report)
         self.orders.signals.put_back()  # a module or a hook may have changed the handlers
 
     def _may_wait(self) -> bool:
@@ -276,27 +293,29 @@ class Worker:
             return
         job = delivery.first
         with log.context(**identity(job)), self.traces.run(job) as report, self.figures.run(job) as measure:
-            outcome, facts = self._run_pipeline(delivery)
+            outcome, facts, written = self._run_pipeline(delivery)
             report(outcome)
             measure(outcome)
             self._log_failure(delivery.first, outcome)
-            self._end(delivery, outcome, facts, now() - began)
+            self._end(delivery, outcome, facts, now() - began, written)
 
     def _hand_back(self, delivery: Delivery, reason: str) -> None:
         for job in delivery.jobs:
             self.batch.add(Ended(job, Finish("hand_back", reason)))
 
-    def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float]]:
-        """How the run has ended and its cost; afterwards the process is as before the run, or not sound."""
+    def _run_pipeline(self, delivery: Delivery) -> tuple[Outcome, dict[str, float], RunLog | None]:
+        """How the run has ended, its cost, and its log; afterwards the process is as before the run, or not sound."""
         self._meter.forget_peak()
         if key := delivery.first.affinity_key:
             self.slot.show_warm([*self.runner.warm.keys, key])  # siblings need not prepare it as well
+        self.capture.begin(delivery.first, pipelines.keeps_logs(delivery.first.task))
         lease = self.heartbeat.attend(delivery, self.slot)
         try:
             outcome = self.runner.run(delivery, lease)
             changed = self.orders.signals.put_back()
             # A process that the pipeline has started ends with its job, those of warm resources with these.
             is_alone = end_children(CHILDREN_SEC, lambda: self.runner.warm.pids)
+            written = self.capture.end(_error_of(outcome))
             self._meter.look()
             facts = self.slot.cost(self._meter.cpu_sec, self._meter.peak_memory)
             self.slot.end()  # before the heartbeat lets go: it may be in the middle of a reconnect
@@ -309,9 +328,16 @@ class Worker:
             self.log.warning("worker.signals.taken", changed=changed)
         is_sound = outcome.worker_is_sound and is_alone and self.heartbeat.is_sound and not changed
         self._sound = is_sound and not self._is_worn_out()
-        return outcome, facts
+        return outcome, facts, written
 
-    def _end(self, delivery: Delivery, outcome: Outcome, facts: dict[str, float], seconds: float) -> None:
+    def _end(
+        self,
+        delivery: Delivery,
+        outcome: Outcome,
+        facts: dict[str, float],
+        seconds: float,
+        written: RunLog | None,
+    ) -> None:
         """Decide on the ends of the run's jobs; the batch writes them. The cost is the first one's."""
         job = delivery.first
         named = {"job_id": job.job_id, "task": log.masked(job.task), "attempt": job.attempt}
@@ -325,14 +351,14 @@ class Worker:
             if end is None:
                 self.log.warning("worker.ownership.lost", queue=job.queue)
             elif job is delivery.first:
-                self.batch.add(Ended(job, end, noted, report, outcome.checkpoint))
+                self.batch.add(Ended(job, end, noted, report, outcome.checkpoint, written))
             else:
                 self.batch.add(Ended(job, end, None, report | {"job_id": job.job_id, "attempt": job.attempt} | NO_COST))
 
     def _log_failure(self, job: Job, outcome: Outcome) -> None:
         """The stack of a failed run; another line reports the job's status once that is written."""
-        if outcome.error and outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT):
-            head, _, rest = outcome.error.partition("\n")
+        if error := _error_of(outcome):
+            head, _, rest = error.partition("\n")
             stack = {"exception": rest.strip()} if rest else {}
             self.log.warning("worker.job.failed", queue=job.queue, error=head, **stack)
 
@@ -402,3 +428,8 @@ class Worker:
         called = now()
         self.orders.pause(HERD_SEC * before.bit_length())
         return self.shared.looked_for(self.slot, called)
+
+
+def _error_of(outcome: Outcome) -> str | None:
+    """What has failed the run, with its stack; None: nothing has."""
+    return outcome.error if outcome.end in (End.ERROR, End.PERMANENT, End.TIMEOUT) else None

@@ -6,26 +6,28 @@ configured.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from typing import Any
 
 from dataloader import check, config, embedded
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now
+from dataloader.local import ports
 from dataloader.local.announcement import Announcement
 from dataloader.local.parts import Part, Postgres, Program, command, outcome, say, warn
+from dataloader.local.reload import LOOK_SEC, Reload
 from dataloader.queue import db, migrations
 
-HANDOVER_WITHIN = 3.0  # seconds for a previous `up`, or the API of a killed one, to end
+HANDOVER_WITHIN = 3.0  # seconds for a previous `up` to end
 CHECKED_WITHIN = 60.0  # seconds for the imports of the users' modules
 API_STOP_SEC = 35.0  # gunicorn answers the requests in flight within 30 s
 REAPER_STOP_SEC = 15.0
+Document = dict[str, Any]  # the report of `dataloader check --json`
 STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
@@ -41,9 +43,10 @@ class Unfit(Refused):
     status = EXIT_CANNOT_START
 
 
-def run(settings: config.Settings) -> int:
+def run(settings: config.Settings, reloads: bool = False) -> int:
     """Run the farm of `settings` on this machine until SIGINT, SIGTERM or SIGHUP, and return the exit code.
 
+    With `reloads` a change of the users' modules brings workers with the new code, as SIGHUP to `workers` does.
     The code is 0 after a clean stop, 78 when the schema or a program refuses to start with these settings, and 1
     after any other failure; a message on stderr names the reason. The call leaves no process running.
     """
@@ -53,7 +56,7 @@ def run(settings: config.Settings) -> int:
     cleanup = ExitStack()
     try:
         _prepare(settings, cleanup)
-        return _watch(*_start(settings, cleanup, signals), signals)
+        return _watch(*_start(settings, cleanup, signals, reloads), signals)
     except (Refused, embedded.EmbeddedError, db.Error, OSError) as error:
         warn(str(error))
         return error.status if isinstance(error, Refused) else EXIT_FAILED
@@ -74,35 +77,19 @@ def _prepare(settings: config.Settings, cleanup: ExitStack) -> None:
     except embedded.EmbeddedError as error:
         raise Refused(f"{error}: stop it first, or choose another folder with DL_HOME") from None
     cleanup.callback(embedded.release, lock)
-    _await_port(settings.app_host, settings.app_port)
-    settings.data_dir.mkdir(parents=True, exist_ok=True)
-
-
-def _await_port(host: str, port: int) -> None:
-    deadline = now() + HANDOVER_WITHIN
-    while trouble := _port_trouble(host, port):
-        if trouble.errno != errno.EADDRINUSE:
-            raise Refused(f"cannot listen on {host} port {port}: {trouble.strerror} (APP_HOST, APP_PORT)")
-        if now() > deadline:
-            raise Refused(f"port {port} is taken by another program: end it, or choose another with APP_PORT")
-        time.sleep(0.1)
-
-
-def _port_trouble(host: str, port: int) -> OSError | None:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        return error
-    return None
+        ports.wait_for(settings.app_host, settings.app_port)
+    except ports.NotFree as error:
+        raise Refused(str(error)) from None
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
 
 
 # The start -------------------------------------------------------------------------------------------------
 
 
-def _start(settings: config.Settings, cleanup: ExitStack, signals: Signals) -> tuple[list[Part], Announcement]:
+def _start(
+    settings: config.Settings, cleanup: ExitStack, signals: Signals, reloads: bool
+) -> tuple[list[Part], Announcement, Reload | None]:
     """Start PostgreSQL if none is configured, migrate the schema, run the checks, start the programs.
 
     `cleanup` stops the parts in the reverse order: first no new jobs, then the running ones, PostgreSQL last.
@@ -116,12 +103,23 @@ def _start(settings: config.Settings, cleanup: ExitStack, signals: Signals) -> t
         dsn = postgres.dsn
     migrations.migrate(dsn, schema=settings.pg_schema_queue)
     environment = environment_of_programs(settings, dsn, sys.stdout.isatty())
-    tasks = _check(environment, signals)
+    if reloads:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a .pyc names its source by second and size: it may hide a change
+    report = _check(environment, signals)
+    tasks = _print_findings(report)
     workers_stop = settings.dl_drain_sec + settings.dl_kill_grace_sec + 15
     for name, within in (("reaper", REAPER_STOP_SEC), ("workers", workers_stop), ("api", API_STOP_SEC)):
         _add(Program(name, environment, within, reports_ready=name != "api"), parts, cleanup)
     cleanup.callback(say, "dataloader up: stopping, running jobs have time to finish")
-    return parts, Announcement(settings, db.shown(dsn), tasks)
+    reload = _reload(report, lambda: _check(environment, signals), parts, settings) if reloads else None
+    return parts, Announcement(settings, db.shown(dsn), tasks), reload
+
+
+def _reload(
+    report: Document | None, check_again: Callable[[], Document | None], parts: list[Part], settings: config.Settings
+) -> Reload:
+    names = {"workers", "api"} if settings.hook_modules else {"workers"}  # the API imports DL_HOOKS alone
+    return Reload(report["files"] if report else (), check_again, [part for part in parts if part.name in names])
 
 
 def _add(part: Part, parts: list[Part], cleanup: ExitStack) -> None:
@@ -143,8 +141,8 @@ def environment_of_programs(settings: config.Settings, dsn: str, is_terminal: bo
     return {**os.environ, **{name.upper(): value for name, value in ours.items() if name not in given}}
 
 
-def _check(environment: dict[str, str], signals: Signals) -> str:
-    """Print the warnings of `dataloader check`, and return the known tasks; Unfit when it found an error.
+def _check(environment: dict[str, str], signals: Signals) -> Document | None:
+    """The report of `dataloader check`; None, after a warning, where there is none.
 
     The check runs in a process of its own, since it imports the users' modules.
     """
@@ -164,15 +162,18 @@ def _check(environment: dict[str, str], signals: Signals) -> str:
     if output is None:
         kill_group(process.pid)
         process.communicate()
-    return _print_findings(output, process.returncode)
-
-
-def _print_findings(output: bytes | None, status: int) -> str:
     try:
-        findings = json.loads(output or b"")["findings"]
-    except (ValueError, KeyError):
-        warn(f"`dataloader check` {outcome(status)}: run it to see why")
-        return ""
+        report: Document = json.loads(output or b"")
+    except ValueError:
+        if not signals.received & STOP:
+            warn(f"`dataloader check` {outcome(process.returncode)}: run it to see why")
+        return None
+    return report
+
+
+def _print_findings(report: Document | None) -> str:
+    """Print what the check warns of, and return the known tasks; Unfit when it found an error."""
+    findings = report["findings"] if report else []
     for finding in findings:
         if finding["level"] != "ok":
             advice = f"; {finding['advice']}" if finding["advice"] else ""
@@ -186,8 +187,8 @@ def _print_findings(output: bytes | None, status: int) -> str:
 # The watch -------------------------------------------------------------------------------------------------
 
 
-def _watch(parts: list[Part], announcement: Announcement, signals: Signals) -> int:
-    """Keep the parts running until a signal to stop, and print the banner; the exit code."""
+def _watch(parts: list[Part], announcement: Announcement, reload: Reload | None, signals: Signals) -> int:
+    """Keep the parts running until a signal to stop, print the banner, look for changes; the exit code."""
     while not signals.received & STOP:
         for part in parts:
             part.tick()
@@ -196,7 +197,10 @@ def _watch(parts: list[Part], announcement: Announcement, signals: Signals) -> i
             warn(f"{refused[0]} cannot start with these settings; its message above names the reason")
             return EXIT_CANNOT_START
         announcement.look(all(part.is_ready for part in parts))
-        signals.wait(5 if announcement.is_made and not any(part.due for part in parts) else 0.1)
+        if reload and announcement.is_made:
+            reload.look()
+        idle_sec = LOOK_SEC if reload else 5
+        signals.wait(idle_sec if announcement.is_made and not any(part.due for part in parts) else 0.1)
     return EXIT_OK
 
 

@@ -40,10 +40,13 @@ __all__ = [
     "MASK",
     "Outage",
     "Template",
+    "as_lines",
     "audit",
     "close",
     "configure",
     "context",
+    "divert",
+    "echo",
     "flush",
     "keeps_metrics",
     "learn_job",
@@ -80,13 +83,16 @@ class _Outputs:
     zone: tzinfo = UTC
     stdout: Channel | None = None
     files: dict[str, Channel] = field(default_factory=dict)
+    echoes: list[Channel] = field(default_factory=list)
+    is_threaded: bool = False
 
     def channels(self) -> list[Channel]:
-        return [*filter(None, (self.people, self.stdout)), *self.files.values()]
+        return [*filter(None, (self.people, self.stdout)), *self.files.values(), *self.echoes]
 
 
 _outputs = _Outputs()
 _context: dict[str, Any] = {}
+_diverted: Callable[[str, Mapping[str, Any]], None] | None = None
 
 
 def configure(settings: Settings, *, threaded: bool = False, output: int = 1) -> None:
@@ -100,6 +106,7 @@ def configure(settings: Settings, *, threaded: bool = False, output: int = 1) ->
     learn_configured(settings)
     _open(settings, output)
     if threaded:
+        _outputs.is_threaded = True
         for channel in _outputs.channels():
             channel.start()
         sys.excepthook, threading.excepthook = _crashed, _thread_crashed
@@ -163,6 +170,35 @@ class Template:
             channel.put(line, urgent=False)
 
 
+def divert(taker: Callable[[str, Mapping[str, Any]], None] | None) -> None:
+    """From now on give each event of the application's stream to `taker` as well, with its level; None: to nobody."""
+    global _diverted
+    _diverted = taker
+
+
+def as_lines(event: Mapping[str, Any]) -> str:
+    """What an event says, masked, as lines for people: its text with its further fields, and its exception in full."""
+    return record.as_lines(event, frozenset(_context))
+
+
+def echo(fd: int) -> Callable[[bytes], None]:
+    """A function that writes a line, which ends in a newline, to this descriptor; nobody waits, as with log lines."""
+    try:
+        channel = Channel(sinks.Stream(fd), _counting_lines, lambda error: None)
+    except OSError:
+        return lambda line: None
+    _outputs.echoes.append(channel)
+    is_threaded = _outputs.is_threaded
+
+    def write(line: bytes) -> None:
+        if is_threaded and not channel.is_threaded:  # most workers never write such a line, and save a thread
+            channel.start()
+        for at in range(0, len(line), record.CAP):
+            channel.put(line[at : at + record.CAP], urgent=False)
+
+    return write
+
+
 def keeps_metrics() -> bool:
     """True when the metric stream has a file of its own."""
     return "metric" in _outputs.files
@@ -192,7 +228,8 @@ def _open(settings: Settings, output: int) -> None:
     with suppress(OSError):  # a daemon may have no stdout
         channel = _channel(sinks.Stream(output), "stdout", _counting_text if settings.local else _counting)
         if settings.local:
-            _outputs.people, _outputs.colors, _outputs.zone = channel, os.isatty(output), ZoneInfo(settings.timezone)
+            _outputs.people, _outputs.zone = channel, ZoneInfo(settings.timezone)
+            _outputs.colors = os.isatty(output) and not os.environ.get("NO_COLOR")  # https://no-color.org
         else:
             _outputs.stdout = channel
     rule = sinks.rule(settings.log_rotation, ZoneInfo(settings.timezone))
@@ -218,10 +255,16 @@ def _counting_text(line: bytes, dropped: int) -> bytes:
     return line[:-1] + b" dropped=%d\n" % dropped
 
 
+def _counting_lines(line: bytes, dropped: int) -> bytes:
+    return b"[%d lines of output were lost]\n" % dropped + line
+
+
 def _emit(logger: str, level: int, event: dict[str, Any]) -> None:
     """Send one event of a level to its stream."""
     stream = _stream(logger)
     whole = record.stamped({**_context, **event}, logging.getLevelName(level).lower(), logger, stream)
+    if _diverted is not None and stream == "application":
+        _diverted(whole["level"], whole)
     _send(whole, stream, urgent=level >= logging.ERROR)
 
 
@@ -235,7 +278,8 @@ def _send(whole: dict[str, Any], stream: str, urgent: bool = False) -> None:
         for channel in plain:
             channel.put(line, urgent)
     if _outputs.people and _is_at_stdout(stream):
-        _outputs.people.put(record.as_text(whole, _outputs.colors, _outputs.zone), urgent)
+        for piece in record.as_texts(whole, _outputs.colors, _outputs.zone):
+            _outputs.people.put(piece, urgent)
 
 
 def _channels(stream: str) -> list[Channel]:

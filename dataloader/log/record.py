@@ -125,6 +125,42 @@ def as_text(event: Event, colors: bool, zone: tzinfo = UTC) -> bytes:
     return text[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
 
 
+def as_lines(event: Event, known: frozenset[str] = frozenset()) -> str:
+    """What an event says, masked, for a reader who knows these fields: text and further fields, then its exception.
+
+    The whole exception: only the text of a single field is bounded.
+    """
+    shown = {str(name): value for name, value in event.items() if name not in _STAMPS and name not in known}
+    below = [shown.pop(name) for name in ("exception", "stack") if name in shown]
+    fields = "".join(f" {name}={_brief(_field(name, value, _ROOMS[0]))}" for name, value in shown.items())
+    text = masked_text(str(event["event"])) + fields
+    return "\n".join([text, *(masked_text(str(each)) for each in below)])
+
+
+_STAMPS = {"timestamp", "level", "event", "logger", "stream", "exc_info"}
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else _encode(value)
+
+
+def as_texts(event: Event, colors: bool, zone: tzinfo = UTC) -> list[bytes]:
+    """The event for people, in pieces of at most CAP bytes: a long exception, which `as_text` would cut, is whole."""
+    exception = event.get("exception")
+    if not isinstance(exception, str) or len(exception) <= _ROOMS[0].text // 2:
+        return [as_text(event, colors, zone)]
+    rest = {name: value for name, value in event.items() if name != "exception"}
+    whole = masked_text(clipped(exception, WINDOW) if len(exception) > WINDOW else exception)
+    pieces, piece = [as_text(rest, colors, zone)], b""
+    for line in str(_visible(whole)).split("\n"):
+        data = f"    {line}".encode("utf-8", "replace")[: CAP - 1].decode("utf-8", "ignore").encode() + b"\n"
+        if len(piece) + len(data) > CAP:
+            pieces.append(piece)
+            piece = b""
+        piece += data
+    return [*pieces, piece]
+
+
 def _local(timestamp: Any, zone: tzinfo) -> Any:
     try:
         return datetime.fromisoformat(timestamp).astimezone(zone).isoformat(" ", "milliseconds")

@@ -6,29 +6,22 @@ has a thread, so a process sets it up after its fork.
 
 from __future__ import annotations
 
-import os
-import platform
-import threading
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import dataloader
+from dataloader import otel
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader
 
 R = TypeVar("R")
-FLUSH_SEC = 2.0  # for the last figures of a process
-_HTTP = "otlp_proto_http"
-_GROUP = "opentelemetry_metrics_exporter"
 
 
 def are_wanted() -> bool:
     """True when the environment asks for metrics, by the variables that every OpenTelemetry SDK reads."""
-    is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    return not is_disabled and os.environ.get("OTEL_METRICS_EXPORTER", "").strip() not in ("", "none")
+    return not otel.is_disabled() and otel.said("OTEL_METRICS_EXPORTER") not in ("", "none")
 
 
 def started(start: Callable[[], R], off: R) -> R:
@@ -49,39 +42,22 @@ def started(start: Callable[[], R], off: R) -> R:
 
 def exporter() -> MetricExporter:
     """The exporter that the environment names. Raises ImportError without the extra, ValueError for an unknown name."""
-    said = os.environ.get("OTEL_METRICS_EXPORTER", "").strip()
-    name = _HTTP if said == "otlp" else said
-    for found in entry_points(group=_GROUP, name=name):
-        made: MetricExporter = found.load()()
-        return made
-    if name == _HTTP:
-        raise ImportError("there is no exporter for OTLP over HTTP")
-    known = sorted({found.name for found in entry_points(group=_GROUP)})
-    raise ValueError(f"OTEL_METRICS_EXPORTER: there is no exporter {said!r}; there are {', '.join(['otlp', *known])}")
+    made: MetricExporter = otel.exporter("metrics")
+    return made
 
 
 def provider(instance: str, reader: MetricReader) -> MeterProvider:
     """The metrics of this process, which `instance` names, for this reader."""
     from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.resources import Resource
 
-    attributes: dict[str, Any] = {
-        "service.instance.id": instance,
-        "host.name": platform.node(),
-        "process.pid": os.getpid(),
-    }
-    if not os.environ.get("OTEL_SERVICE_NAME"):
-        attributes["service.name"] = "dataloader"
-    return MeterProvider([reader], resource=Resource.create(attributes), shutdown_on_exit=False)
+    return MeterProvider([reader], resource=otel.resource(instance), shutdown_on_exit=False)
 
 
 def meter(provider: MeterProvider) -> Any:
     """The project's meter."""
-    return provider.get_meter("dataloader", dataloader.version())
+    return provider.get_meter(otel.NAME, dataloader.version())
 
 
 def close(provider: MeterProvider) -> None:
-    """Send the last figures, for FLUSH_SEC at most: a collector that hangs delays no stop."""
-    ending = threading.Thread(target=provider.shutdown, name="metrics", daemon=True)
-    ending.start()
-    ending.join(FLUSH_SEC)
+    """Send the last figures, for otel.FLUSH_SEC at most."""
+    otel.close(provider, "metrics")

@@ -30,6 +30,7 @@ from dataloader.pipelines.registry import Pipeline as Pipeline
 from dataloader.pipelines.registry import UnknownTask as UnknownTask
 from dataloader.pipelines.registry import absent as absent
 from dataloader.pipelines.registry import batch_size as batch_size
+from dataloader.pipelines.registry import keeps_logs as keeps_logs
 from dataloader.pipelines.registry import needs as needs
 from dataloader.pipelines.registry import register as register
 from dataloader.pipelines.registry import resolve as resolve

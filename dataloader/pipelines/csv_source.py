@@ -27,7 +27,9 @@ QUEUE_TABLES = {"dl_jobs", "dl_job_events", "dl_migrations", "dl_fence", "dl_que
 QUEUE_TABLES |= {"dl_totals", "dl_pace", "dl_rolled", "dl_lengths", "dl_freed", "dl_results", "dl_needs"}
 QUEUE_TABLES |= {"dl_schedules", "dl_parents", "dl_waiting", "dl_limits", "dl_checkpoints"}
 QUEUE_TABLES |= {"dl_webhooks", "dl_alerts", "dl_alerted", "dl_backfills", "dl_partitions"}
-QUEUE_TABLES |= {"dl_durations", "dl_predictions", "dl_error_notes"}
+QUEUE_TABLES |= {"dl_durations", "dl_predictions", "dl_error_notes", "dl_pace_long", "dl_job_logs", "dl_job_logs_rest"}
+QUEUE_TABLES |= {"dl_spans"}
+_LOGS_OF_A_DAY = re.compile(r"dl_job_logs_\d{8}")
 _HEAD = 2**16  # bytes by which a file is known again
 _UNDECODABLE = "\udcff"  # stands for an invalid byte; no encoding yields this character
 _COUNTED_AT_ONCE = 250_000  # records between two safe points of the first pass
@@ -58,7 +60,7 @@ def table(name: str) -> str:
     parts = name.split(".")
     if len(parts) > 2 or not all(part and "\0" not in part and len(part.encode()) <= 63 for part in parts):
         raise ValueError("should be name or schema.name, each of 1 to 63 bytes")
-    if parts[-1] in QUEUE_TABLES:
+    if parts[-1] in QUEUE_TABLES or _LOGS_OF_A_DAY.fullmatch(parts[-1]):
         raise ValueError("should not be a table of the queue itself")
     if len(parts) == 2 and (parts[0].startswith("pg_") or parts[0] == "information_schema"):
         raise ValueError("should not be in a schema of PostgreSQL itself")

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+from pydantic.errors import PydanticUserError
+
 from dataloader.log import masking
 from dataloader.pipelines.forms import Form, form_of
+from dataloader.queue import args_schema
 from dataloader.queue.hooks import identity
 
 BATCH_MOST = 1_000  # keys of one call
@@ -53,6 +57,9 @@ class Pipeline:
     schedule: Mapping[str, Any] | None = None
     limits: tuple[str, ...] | None = None
     spares_attempts: bool = False
+    logs: bool = True
+    args: type[BaseModel] | None = None
+    args_schema: str | None = None  # of `args`, as the queue keeps it
     form: Form = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +105,8 @@ def register(
     schedule: str | Mapping[str, Any] | None = None,
     limits: Sequence[str] | None = None,
     spares_attempts: bool = False,
+    logs: bool = True,
+    args: type[BaseModel] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function the pipeline of the jobs with this `task`.
 
@@ -143,6 +152,12 @@ def register(
     as of `max_attempts`.
     With `spares_attempts` a run that fails or crashes has spent no attempt when it has saved a checkpoint that is not
     the one at which it began: `max_attempts` bounds the runs that come no further.
+    Without `logs` the queue keeps nothing of what the runs write: that goes to the log stream only.
+
+    `args` is a pydantic model: the function gets an instance of it in the place of each dict of args, as `prepare` and
+    `timeout_factor` do. A job whose args the model refuses ends `failed` at its first run, before the function is
+    called; `on_exhausted` then gets the dict. The API, the dashboard and the command line learn of the model's JSON
+    Schema when a worker with the pipeline has started, and refuse such a job at its trigger.
 
     Raises ValueError when another function has the name or an option is out of its bounds, TypeError when an option is
     of another type or the function cannot be called as f(args) or f(args, context).
@@ -165,11 +180,14 @@ def register(
         "schedule": schedule,
         "limits": limits,
         "spares_attempts": spares_attempts,
+        "logs": logs,
+        "args": args,
     }
     for name, value in options.items():
         _check(task, name, value)
     if spares_attempts and batch_size is not None:
         raise ValueError(f"pipeline {task!r}: a call with several jobs has no checkpoints, so it spares no attempts")
+    options["args_schema"] = None if args is None else _schema_of(task, args)
     options["affinity"] = (affinity,) if isinstance(affinity, str) else affinity and tuple(affinity)
     options["schedule"] = None if schedule is None else _scheduled(task, schedule)
     options["limits"] = None if limits is None else tuple(limits)
@@ -197,6 +215,12 @@ def wants_context(task: str) -> bool:
     return pipeline is not None and pipeline.wants_context
 
 
+def keeps_logs(task: str) -> bool:
+    """Whether the queue keeps what the runs of this task write; True for a task that is not known here."""
+    pipeline = _registry.get(task)
+    return pipeline is None or pipeline.logs
+
+
 def batch_size(task: str) -> int:
     """How many keys a run of this task takes; 1 for a task that is not known here."""
     pipeline = _registry.get(task)
@@ -205,10 +229,8 @@ def batch_size(task: str) -> int:
 
 def told() -> dict[str, dict[str, Any]]:
     """What each registered task says of its jobs where their trigger does not; None: as usual."""
-    return {
-        task: {name: getattr(pipeline, name) for name in ("max_attempts", "affinity", "limits", "memory_mb", "cpus")}
-        for task, pipeline in _registry.items()
-    }
+    names = ("max_attempts", "affinity", "limits", "memory_mb", "cpus", "args_schema")
+    return {task: {name: getattr(pipeline, name) for name in names} for task, pipeline in _registry.items()}
 
 
 def schedules() -> dict[str, Mapping[str, Any] | None]:
@@ -258,6 +280,13 @@ def _scheduled(task: str, schedule: str | Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"pipeline {task!r}: schedule: {e}") from None
 
 
+def _schema_of(task: str, model: type[BaseModel]) -> str:
+    try:
+        return args_schema.written(model.model_json_schema())
+    except (ValueError, PydanticUserError) as e:
+        raise ValueError(f"pipeline {task!r}: args: the model {model.__name__} has no JSON Schema: {e}") from None
+
+
 def _is_whole(value: Any, most: int) -> bool:
     return isinstance(value, int) and 1 <= value <= most
 
@@ -292,6 +321,7 @@ def _are_factors(value: Any) -> bool:
 
 # What each option should be where it is given, and the error for anything else.
 _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
+    "logs": (TypeError, lambda v: isinstance(v, bool), "True or False"),
     "spares_attempts": (TypeError, lambda v: isinstance(v, bool), "True or False"),
     "timeout_sec": (ValueError, _is_above_0, "a number above 0, or None"),
     "max_memory_mb": (ValueError, _is_above_0, "a number above 0, or None"),
@@ -327,6 +357,11 @@ _OPTIONS: dict[str, tuple[type[Exception], Callable[[Any], bool], str]] = {
         ValueError,
         _are_limits,
         f"up to {LIMITS_MOST} different names of 1 to {LIMIT_NAME} characters in a list, or None",
+    ),
+    "args": (
+        TypeError,
+        lambda v: isinstance(v, type) and issubclass(v, BaseModel),
+        "a model, a subclass of pydantic.BaseModel, or None",
     ),
     "on_stall": (ValueError, ON_STALL.__contains__, " or ".join(map(repr, ON_STALL))),
 }

@@ -301,11 +301,12 @@ def require_room_for(conn: Conn, columns: Columns) -> None:
     try:
         require_room(conn, sorted(set(columns["queue"])))
     except QueueFull:
-        if not _are_known(conn, set(columns["idempotency_key"])):
+        if not are_known(conn, set(columns["idempotency_key"])):
             raise
 
 
-def _are_known(conn: Conn, keys: set[str | None]) -> bool:
+def are_known(conn: Conn, keys: set[str | None]) -> bool:
+    """Whether each of these idempotency keys has a job."""
     found = conn.execute(_SQL["known"], {"keys": list(keys)}).fetchone()
     return bool(found and found[0] == len(keys))  # None, a job without a key, is never found
 

@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any, TypeVar
 
 from dataloader.config import ConfigError
@@ -140,9 +142,29 @@ def load(modules: Iterable[str]) -> None:
 def import_users(name: str) -> None:
     """Import a users' module, also from the working folder; an error of the import reaches the caller.
 
-    Python searches the working folder last, so that a file in it (`queue.py`, `psycopg.py`) hides no library.
+    The named module itself is looked for in the working folder first, whatever is installed under its name. For all
+    others Python searches that folder last, so that a file in it (`queue.py`, `psycopg.py`) hides no library.
     """
     with suppress(OSError):  # the working folder may have been removed
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)
+        _FIRST.folders.setdefault(name.partition(".")[0], here)
+    if _FIRST not in sys.meta_path:
+        sys.meta_path.insert(0, _FIRST)
     importlib.import_module(name)
+
+
+class _First(MetaPathFinder):
+    """Finds the top of a users' module in the folder that stands for its name here; packages with a file only."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, str] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if (folder := self.folders.get(fullname)) is None:
+            return None
+        found = PathFinder.find_spec(fullname, [folder])
+        return found if found and found.loader else None  # a bare folder of this name may be no package
+
+
+_FIRST = _First()

@@ -39,12 +39,16 @@ FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELED, Status.LOST
 DEAD = frozenset({Status.FAILED, Status.LOST})
 # Groups of jobs that lists are filtered by as by a status, and their meaning.
 GROUPS = {
+    "ready": "queued, and nothing holds it back",
     "scheduled": "its time has not come",
+    "blocked": "it waits for its key, for other jobs or for a limit",
     "fresh": "queued and never run",
     "retries": "queued again after a run",
     "dead": "failed or lost",
 }
 STATUSES = (*map(str, Status), *GROUPS)
+# Each job counts as one of these, whatever its status.
+TALLIED = ("ready", "scheduled", "blocked", "running", "succeeded", "failed", "lost", "canceled")
 # The journal's kind of the step into a state; a step into `queued` is also a "queued".
 KINDS = {status: str(status) for status in Status} | {
     Status.QUEUED: "requeue",

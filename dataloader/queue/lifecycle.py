@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from time import monotonic
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -20,9 +21,10 @@ from psycopg import errors
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from dataloader.queue import db
+from dataloader.queue import db, logs
 from dataloader.queue.db import Conn
 from dataloader.queue.job import LEADS_TO, SETTLED, Checkpoint, Finish, Job, Status
+from dataloader.queue.run_log import RunLog
 
 JOBS_CHANNEL = "dl_jobs"  # payload: a queue in which something may be claimable
 CANCEL_CHANNEL = "dl_cancel"  # payload: the id of a running job that should stop
@@ -57,7 +59,8 @@ class Session:
 class Ended(NamedTuple):
     """A run that is over: what is to be written of its job, and the facts that join its row in the journal.
 
-    `report` is for the log: what it says of the run, masked. `checkpoint` is the job's latest, if it has any.
+    `report` is for the log: what it says of the run, masked. `checkpoint` is the job's latest, if it has any; `log` is
+    what the run has written, as far as that is not in the database.
     """
 
     job: Job
@@ -65,6 +68,7 @@ class Ended(NamedTuple):
     facts: Mapping[str, Any] | None = None
     report: Mapping[str, Any] | None = None
     checkpoint: Checkpoint | None = None
+    log: RunLog | None = None
 
 
 class Head(NamedTuple):
@@ -386,6 +390,8 @@ def _keep_before(conn: Conn, ends: Collection[Ended]) -> None:
     for end in ends:
         if end.checkpoint is not None:
             keep_checkpoint(conn, end.job, end.checkpoint)
+    if runs := [end.log for end in ends if end.log is not None]:
+        logs.write(conn, runs, monotonic())
 
 
 def _spend_checkpoints(conn: Conn, ends: Collection[Ended], ended: Mapping[UUID, Status]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import chain
@@ -17,6 +18,7 @@ from uuid import UUID
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -34,6 +36,7 @@ from dataloader.queue.fields import INT4_MAX as INT4_MAX
 from dataloader.queue.foreign import Foreign, opened
 from dataloader.queue.hooks import AROUND_ENQUEUE, before_enqueue
 from dataloader.queue.parents import ON_FAILURE, Parents, fault
+from dataloader.queue.typed_args import plain
 
 if TYPE_CHECKING:
     from dataloader.queue.foreign import ProducerConn
@@ -169,7 +172,7 @@ def enqueue(
     queue: str,
     task: str,
     lock_key: str,
-    args: dict[str, Any] | None = None,
+    args: Mapping[str, Any] | BaseModel | None = None,
     idempotency_key: str | None = None,
     partition_key: str = "",
     priority: int = 100,
@@ -190,14 +193,14 @@ def enqueue(
     """Add one job on `conn`, in the transaction that `conn` is in, if any; returns the job's id and status.
 
     `conn` is a connection of psycopg 3, of Django, or of SQLAlchemy on any of its drivers, or a session of SQLAlchemy.
-    The fields are the API's (docs/api.md); `available_at` and `deadline` need a time zone. A `lock_key` "" leaves it
-    to a hook (`around_enqueue`), which sees the fields that are not as by default. For an idempotency key seen
-    before, the id and status of the job that has it. `schema` is the queue's, by default PG_SCHEMA_QUEUE; the
-    connection's search_path does not matter. Raises ValueError, which names every wrong field, before `conn` is
-    touched; TypeError for a `conn` that is none of these; UnknownParents for jobs in `depends_on` that are not there;
-    the errors of the library of `conn` (psycopg.Error) as any statement on `conn` does.
+    The fields are the API's (docs/api.md); `available_at` and `deadline` need a time zone; `args` may be an instance of
+    the pipeline's model. A `lock_key` "" leaves it to a hook (`around_enqueue`), which sees the fields that are not as
+    by default. For an idempotency key seen before, the id and status of the job that has it. `schema` is the queue's,
+    by default PG_SCHEMA_QUEUE; the connection's search_path does not matter. Raises ValueError, which names every wrong
+    field, before `conn` is touched; TypeError for a `conn` that is none of these; UnknownParents for jobs in
+    `depends_on` that are not there; the errors of the library of `conn` (psycopg.Error) as any statement does.
     """
-    given = locals() | {"args": {} if args is None else args}
+    given = locals() | {"args": {} if args is None else plain(args)}
     del given["conn"], given["schema"]
     if AROUND_ENQUEUE:
         given = without_defaults(given)
@@ -218,6 +221,8 @@ def enqueue_many(conn: ProducerConn, jobs: Sequence[NewJob], *, schema: str | No
     """
     if not jobs:
         return []
+    if any(type(job.args) is not dict for job in jobs):
+        jobs = [replace(job, args=plain(job.args)) for job in jobs]
     columns = _many_hooked(jobs) if AROUND_ENQUEUE else _all_checked(lambda: spread(jobs), map(_document_of, jobs))
     return enqueue_columns(opened(conn), columns, _configured_schema() if schema is None else schema)
 

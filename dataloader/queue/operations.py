@@ -10,7 +10,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -19,7 +19,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.rows import dict_row
+from psycopg.rows import dict_row, tuple_row
 
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
@@ -33,6 +33,7 @@ __all__ = [
     "Moved",
     "WrongLimit",
     "WrongName",
+    "args_schemas",
     "cancel",
     "delete",
     "delete_dead",
@@ -231,10 +232,16 @@ def tell_tasks(conn: Conn, said: Mapping[str, Mapping[str, Any]]) -> None:
 
     `max_attempts`: how many runs it may have; None: 5. `affinity`: the args of which the first that is a text of 1 to
     200 characters is its affinity_key; None: it has none. `limits`: the limits that its runs count for; None: it has
-    none. Jobs that are in the queue keep theirs. `memory_mb`, `cpus`: for people, what a run needs; None: as its runs
-    have shown.
+    none. Jobs that are in the queue keep theirs. `args_schema`: the JSON Schema of its args, as text; None: any object
+    will do. `memory_mb`, `cpus`: for people, what a run needs; None: as its runs have shown.
     """
     conn.execute(_SQL["tell_tasks"], {"tasks": json.dumps([{"task": task, **said[task]} for task in said])})
+
+
+def args_schemas(conn: Conn, tasks: Collection[str]) -> dict[str, str | None]:
+    """The JSON Schema of the args of each of these tasks that workers have shown, as text; None: any object will do."""
+    cursor = conn.cursor(row_factory=tuple_row)
+    return dict(cursor.execute(_SQL["args_schemas"], {"tasks": list(tasks)}).fetchall())
 
 
 def set_limit(
@@ -323,10 +330,27 @@ def known(conn: Conn, queue: str) -> dict[str, Any]:
     Known is a queue with jobs that wait, run or are dead, with a worker, a pause, a limit, or a journal that the reaper
     has summed up. To be asked before a change that makes it known.
     """
-    rows = conn.execute(_SQL["queue_names"], {"queue": queue, "most": NAMES}, prepare=False).fetchall()
-    names = [row[0] for row in rows]
-    similar = [] if queue in names else get_close_matches(queue, names, SIMILAR)
-    return {"is_known": queue in names, "similar": similar}
+    found = _looked_up(conn, "queue_names", "queue", queue)
+    return {"is_known": found["is_known"], "similar": found["similar"]}
+
+
+def names(conn: Conn, queue: str | None, task: str | None) -> dict[str, dict[str, Any] | None]:
+    """Whether the farm knows a queue and a task of these names, as `known` says it; of which it is not asked, None.
+
+    A known task is one that workers have shown, or that jobs name. `count` is how many names the farm knows, up to
+    NAMES: a farm that knows none has not begun, so an unknown name says nothing.
+    """
+    return {
+        "queue": None if queue is None else _looked_up(conn, "queue_names", "queue", queue),
+        "task": None if task is None else _looked_up(conn, "task_names", "task", task),
+    }
+
+
+def _looked_up(conn: Conn, statement: str, kind: str, name: str) -> dict[str, Any]:
+    rows = conn.execute(_SQL[statement], {kind: name, "most": NAMES}, prepare=False).fetchall()
+    found = [row[0] for row in rows]
+    similar = [] if name in found else get_close_matches(name, found, SIMILAR)
+    return {"name": name, "is_known": name in found, "similar": similar, "count": len(found)}
 
 
 def requeue(conn: Conn, job_ids: Sequence[UUID], by: str) -> Outcomes:

@@ -8,21 +8,21 @@ function may raise psycopg.Error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import dict_row
 
-from dataloader.queue import cursor, db, lifecycle, times
+from dataloader.queue import cursor, db, lifecycle, search, times
 from dataloader.queue.db import Conn
-from dataloader.queue.job import DEAD, FINAL, KINDS, Status
+from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)
@@ -40,15 +40,31 @@ MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = 60.0
-SCAN = 20_000  # jobs that one page of a list looks at
-SORTED = 20_000  # dead jobs that a list in the order of their keys sorts
+SCAN = 8_000  # jobs of each kind that one page of a list looks at: some 40 ms
+SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
 ANEW = -1  # what aggregate returns when the journal's sequence has been set back
+LIVE_SPAN_SEC = 3_600  # up to which throughput is read from dl_pace; longer spans from dl_pace_long
 SORTS = ("changed", "key")
 
+SEARCHED = 8_000  # the same where there is a search, which costs more a job
+SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page looks at
+FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
 _SQL = db.statements("stats.sql")
-_BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries"})  # of a list, the last change first
+_SEARCH = db.statements("search.sql")
+# Of a list, the last change first; the last two find the jobs that a search names.
+_BRANCHES = frozenset({"finished", "dead", "running", "queued", "retries", "near", "of_args"})
+_FAR = _BRANCHES - {"near"}  # find what the search does not name by an id
+_QUEUED = {"ready", "scheduled", "blocked"}
+# What the jobs of a branch may count as.
+_KINDS: dict[str, set[str]] = {
+    "finished": set(map(str, FINAL)),
+    "dead": set(map(str, DEAD)),
+    "running": {"running"},
+    "queued": _QUEUED,
+    "retries": _QUEUED,
+}
 _EVER = datetime(1, 1, 2, tzinfo=UTC)
 _NEVER = datetime(9999, 12, 30, tzinfo=UTC)
 _LAST_ID = UUID(int=2**128 - 1)
@@ -70,7 +86,7 @@ class Wanted:
     """Which jobs a list is to have, and its order; None is no filter.
 
     `error_group` is that of a job's error (`errors.groups`). `status` is one of job.STATUSES; `since` and `until` bound
-    the last change; `sort` is one of SORTS.
+    the last change; `sort` is one of SORTS. `q` is a search (search.py), which a field that it names is a part of.
     """
 
     queue: str | None = None
@@ -84,6 +100,16 @@ class Wanted:
     since: datetime | None = None
     until: datetime | None = None
     sort: str = "changed"
+    q: str | None = None
+
+    @property
+    def whole(self) -> Wanted:
+        """The same, with the fields that the search names; raises WrongSearch where it names another value."""
+        named = search.parsed(self.q).fields
+        for name, value in named.items():
+            if getattr(self, name) not in (None, value):
+                raise search.WrongSearch(f"{name} is {getattr(self, name)} beside q, and {value} in it: leave one out")
+        return replace(self, **cast("dict[str, Any]", named))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +117,12 @@ class Page:
     """Some jobs of a list, and where the next page begins; None: there is none.
 
     A page may have fewer jobs than were asked for, even none, and still have a next one: it has looked at SCAN jobs.
+    `advice` says what would make the next page of such a search come faster; None: nothing would.
     """
 
     jobs: list[Row]
     next: str | None
+    advice: str | None = None
 
 
 class Attempt(NamedTuple):
@@ -226,9 +254,22 @@ def _sum(counts: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
+def beginning(conn: Conn) -> Row:
+    """Whether the farm has had a job (`has_begun`), and a reaper has a session in its database now (`has_reaper`)."""
+    return _rows(conn, "beginning")[0]
+
+
 def workers(conn: Conn) -> list[Row]:
     """The workers of all hosts as their keepers showed them within the last ten minutes, with what they run."""
     return [row | {"progress": _json(row["progress"])} for row in _rows(conn, "workers")]
+
+
+def used(conn: Conn, job_id: UUID, worker: str | None) -> Row | None:
+    """What the run of a job on this worker uses now: `memory_bytes`, `cpu_percent` of one core, both as of `seen_at`.
+
+    None where no keeper has shown it within 30 s: the job is not on this worker, or another service runs it.
+    """
+    return next(iter(_rows(conn, "used", job_id=job_id, worker=worker)), None)
 
 
 def tasks(conn: Conn) -> list[Row]:
@@ -298,6 +339,18 @@ def limits(conn: Conn, name: str | None = None) -> list[Row]:
 def pace(conn: Conn, minutes: int) -> list[Row]:
     """How many runs ended, and how many of them badly, in each ten seconds of the last minutes; the oldest first."""
     return _rows(conn, "pace", minutes=minutes)
+
+
+def throughput(conn: Conn, span_sec: int, step_sec: int) -> list[Row]:
+    """How many runs ended, and how many of them badly, in each step (seconds) of a span that ends with the present one.
+
+    The oldest step comes first, and the last one is not over. A step is a multiple of ten seconds, or of five minutes
+    where the span is longer than LIVE_SPAN_SEC; dl_roll keeps eight days.
+    """
+    pace = "dl_pace" if span_sec <= LIVE_SPAN_SEC else "dl_pace_long"
+    with conn.cursor(row_factory=dict_row) as cursor:
+        statement = _SQL["throughput"].replace("{pace}", pace)
+        return cursor.execute(statement, {"span_sec": span_sec, "step_sec": step_sec}, prepare=False).fetchall()
 
 
 def totals(conn: Conn) -> list[Row]:
@@ -404,52 +457,143 @@ def _ended(attempt: Attempt, event: Row) -> Attempt:
     return attempt._replace(ended_at=event["ts"], seconds=seconds, end=event["kind"], **facts)
 
 
-def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None) -> Page:
+def jobs(conn: Conn, wanted: Wanted, limit: int = 50, after: str | None = None, scan: int | None = None) -> Page:
     """A page of up to `limit` jobs, without their arguments; `after` is the `next` of the page before.
 
-    The last change comes first, or the jobs come in the order of their keys. `run_sec` is how long a job's last run
-    took, None where it is not known. Raises ValueError for an `after` that is none, TooMany where more than SORTED dead
-    jobs would have to be sorted by key.
+    The last change comes first, or the jobs come in the order of their keys; by change, at most `scan` jobs of each
+    status are looked at (None: as many as usual). `run_sec` is how long a job's last run took, None where it is not
+    known. Raises ValueError for an `after` that is none, WrongSearch for a `q` that is none, TooMany where more than
+    SORTED jobs would have to be sorted by key.
     """
-    page = (_by_key if wanted.sort == "key" else _by_change)(conn, wanted, limit, after)
+    wanted = wanted.whole
+    by_key = wanted.sort == "key"
+    page = _by_key(conn, wanted, limit, after) if by_key else _by_change(conn, wanted, limit, after, scan=scan)
     ran = [row["job_id"] for row in page.jobs if row["started_at"]]
     took = {row["job_id"]: row["run_sec"] for row in _rows(conn, "last_runs", job_ids=ran)} if ran else {}
-    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next)
+    return Page([row | {"run_sec": took.get(row["job_id"])} for row in page.jobs], page.next, _advice(conn, wanted))
 
 
-def _by_change(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
+def chosen(
+    conn: Conn, wanted: Wanted, kinds: Collection[str], limit: int, after: str | None = None
+) -> tuple[list[UUID], str | None]:
+    """The next jobs of a list, without those that count as none of `kinds` (job.TALLIED), and where to go on.
+
+    Raises what `jobs` does.
+    """
+    page = _by_change(conn, wanted.whole, limit, after, kinds)
+    return [row["job_id"] for row in page.jobs if kind(row["status"], row["blocked_on"]) in kinds], page.next
+
+
+def kind(status: str, blocked_on: str | None) -> str:
+    """PURE: what a job counts as, one of job.TALLIED."""
+    if status != Status.QUEUED:
+        return status
+    return {None: "ready", "time": "scheduled"}.get(blocked_on, "blocked")
+
+
+def _advice(conn: Conn, wanted: Wanted) -> str | None:
+    if not search.parsed(wanted.q).args or has_args_index(conn):
+        return None
+    return (
+        f"arguments are searched among {SEARCHED:,} jobs a page, the last change first: where that takes too long,"
+        " `dataloader search-index create` makes an index for them"
+    )
+
+
+def has_args_index(conn: Conn) -> bool:
+    """Whether there is an index for searches by arguments, and it works."""
+    return conn.execute(_SEARCH["args_index"]).fetchone() == (True,)
+
+
+def _by_change(
+    conn: Conn,
+    wanted: Wanted,
+    limit: int,
+    after: str | None,
+    kinds: Collection[str] = TALLIED,
+    scan: int | None = None,
+) -> Page:
     until, before = _cursor(after, _instant) or (wanted.until or _NEVER, _LAST_ID)
     bounds = {"since": wanted.since or _EVER, "until": until, "before": before}
     found: list[Row] = []
     with conn.transaction():
-        branches = _branches(wanted.status)
-        conn.execute(_SQL["plans_that_sort" if branches[0] in ("dead", "retries") else "plans"])
+        branches = [each for each in _branches(wanted.status) if _KINDS[each] & set(kinds)]
+        branches, named = searched(conn, wanted, branches)
         for branch in branches:
-            found += _rows(conn, branch, **_filters(wanted), **bounds, scan=SCAN, limit=limit + 1)
+            conn.execute(_plans(branch))
+            here = bounds | named | _latest(conn, wanted, branch, bounds)
+            here["scan"] = min(here["scan"], scan or here["scan"])
+            found += _rows(conn, branch, **filters(wanted) | here, limit=limit + 1)
     found.sort(key=itemgetter("changed_at", "job_id"), reverse=True)
     return _page(found, limit, lambda row: row["changed_at"].isoformat())
 
 
+def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
+    """How many jobs of a branch are looked at, and of dead ones of all queues, which are sorted, from when on."""
+    if branch == "dead" and wanted.queue is None:
+        (*_, oldest) = [None, *_rows(conn, "dead_from", **bounds, scan=SORTED_FOR_PAGE)]
+        if oldest:
+            return {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE}
+    if branch in ("near", "of_args"):
+        return {"scan": FOUND + 1}  # all of them
+    return {"scan": SCAN if wanted.q is None else SEARCHED}
+
+
+def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:
+    """The branches of a list, or those that find the few jobs that its search names; called in a transaction.
+
+    Also the ids that the others leave to the branch `near`: none where there are too many of them.
+    """
+    asked = search.parsed(wanted.q)
+    if asked.args and finds_args(conn, asked.args):
+        branches = ["of_args"]
+    if asked.near and _are_few(conn, asked.near):
+        return ["near"] if asked.ids else [*branches, "near"], {}
+    return branches, {"near_from": None, "near_to": None}
+
+
+def _are_few(conn: Conn, ids: search.Range) -> bool:
+    conn.execute(_SQL["plans"])
+    named = {"near_from": ids.first, "near_to": ids.last, "most": FOUND}
+    row = conn.execute(_SEARCH["few_near"], named, prepare=False).fetchone()
+    return row is not None and row[0] <= FOUND
+
+
+def finds_args(conn: Conn, args: Sequence[str]) -> bool:
+    """Whether an index finds the jobs with these arguments, and they are few; called in a transaction."""
+    if not has_args_index(conn):
+        return False
+    conn.execute(_SEARCH["plans_of_args"])
+    row = conn.execute(_SEARCH["few_of_args"], {"args": list(args), "most": FOUND}, prepare=False).fetchone()
+    return row is not None and row[0] <= FOUND
+
+
+def _plans(branch: str) -> str:
+    if branch == "of_args":
+        return _SEARCH["plans_of_args"]
+    return _SQL["plans_that_sort" if branch in ("dead", "retries", "near") else "plans"]
+
+
 def _by_key(conn: Conn, wanted: Wanted, limit: int, after: str | None) -> Page:
-    key, before = _cursor(after, str) or ("", _FIRST_ID)
-    bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key, "before": before}
+    key, after_id = _cursor(after, str) or ("", _FIRST_ID)
+    bounds = {"since": wanted.since or _EVER, "until": wanted.until or _NEVER, "key": key}
     with conn.transaction():
-        if _branches(wanted.status) == ("dead",):
-            statement = "dead_by_key"
-            conn.execute(_SQL["plans_that_sort"])
-            _refuse_many(conn, wanted, bounds)
-        else:
-            statement = "by_key"
-        found = _rows(conn, statement, **_filters(wanted), **bounds, most=SORTED, limit=limit + 1)
+        conn.execute(_SQL["plans_that_sort"])
+        if (branches := _branches(wanted.status)) == ("dead",):
+            counted = {**filters(wanted), **bounds, "before": after_id, "most": SORTED}
+            _refuse_many("dead jobs", _rows(conn, "dead_in_time", **counted))
+            return _page(_rows(conn, "dead_by_key", **counted, limit=limit + 1), limit, itemgetter("lock_key"))
+        bounds |= {"before": _LAST_ID, "after_id": after_id, "scan": SORTED + 1}
+        _refuse_many("jobs", _rows(conn, " ".join(["in_time", *branches]), **bounds, **filters(wanted)))
+        found = _rows(conn, " ".join(["by_key", *branches]), **bounds, **filters(wanted), limit=limit + 1)
     return _page(found, limit, itemgetter("lock_key"))
 
 
-def _refuse_many(conn: Conn, wanted: Wanted, bounds: Row) -> None:
-    (counted,) = _rows(conn, "dead_in_time", **_filters(wanted), **bounds, most=SORTED)
-    if counted["count"] > SORTED:
+def _refuse_many(what: str, counted: Sequence[Row]) -> None:
+    if counted[0]["count"] > SORTED:
         raise TooMany(
-            f"more than {SORTED:,} dead jobs are too many to sort by key: name a queue, bound their time by since and"
-            " until, or sort by change"
+            f"more than {SORTED:,} {what} are too many to sort by key: name a queue or a status, bound their time by"
+            " since and until, or sort by change"
         )
 
 
@@ -461,11 +605,18 @@ def _branches(status: str | None) -> tuple[str, ...]:
         return ("dead",)
     if status in FINAL:
         return ("finished",)
-    return (status,) if status in ("running", "retries") else ("queued",)
+    return (status,) if status in ("running", "retries") else ("queued",)  # ready, scheduled, blocked, fresh too
 
 
-def _filters(wanted: Wanted) -> Row:
-    return {name: value for name, value in asdict(wanted).items() if name not in ("since", "until", "sort")}
+def bounds(wanted: Wanted) -> Row:
+    """The times between which the jobs of a list have changed."""
+    return {"since": wanted.since or _EVER, "until": wanted.until or _NEVER}
+
+
+def filters(wanted: Wanted) -> Row:
+    """The parameters of `matches`."""
+    given = {name: value for name, value in asdict(wanted).items() if name not in ("since", "until", "sort", "q")}
+    return given | search.parameters(search.parsed(wanted.q))
 
 
 def _page(found: list[Row], limit: int, key: Callable[[Row], str]) -> Page:
@@ -518,5 +669,16 @@ def _rows(conn: Conn, name: str, **parameters: Any) -> list[Row]:
 @cache
 def _statement(name: str) -> str:
     """A statement of stats.sql; the parts that lists share stand there once."""
-    text = _SQL["listed"].replace("{branch}", _SQL[name]) if name in _BRANCHES else _SQL[name]
-    return text.replace("{matches}", _SQL["matches"]).replace("{shown}", _SQL["shown"])
+    first, *branches = ["listed", name] if name in _BRANCHES else name.split()
+    text = _SQL[first].replace("{branch}", " UNION ALL ".join(f"({_SQL[branch]})" for branch in branches))
+    return spliced(text, name)
+
+
+def spliced(text: str, branch: str = "") -> str:
+    """A statement with the parts that lists, tallies and bulk orders share in their places."""
+    far = _SEARCH["far"] if branch in _FAR else "true"
+    text = text.replace("{matches}", _SQL["matches"] + " AND {far}" if branch in _BRANCHES else _SQL["matches"])
+    text = text.replace("{far}", far).replace("{found}", _SEARCH["found"]).replace("{shown}", _SQL["shown"])
+    for part in ("safe", "texts", "secret", "secret_words", "kind", "changed_at"):
+        text = text.replace("{" + part + "}", _SEARCH[part])
+    return text

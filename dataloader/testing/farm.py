@@ -46,6 +46,7 @@ from dataloader.queue.job import (
     decide,
     to_json,
 )
+from dataloader.queue.typed_args import Model, plain
 
 Point = int | Literal["end"]
 Progress = dict[str, Any]
@@ -153,7 +154,7 @@ NOTHING = Fate("nothing")
 
 def run(
     pipeline: str | Callable[..., Any],
-    args: dict[str, Any] | None = None,
+    args: dict[str, Any] | Model | None = None,
     *,
     dsn: Dsn = None,
     data_dir: Path | None = None,
@@ -173,7 +174,7 @@ def run(
     """Run a job of `pipeline`, a registered function or its task's name, until its status is final.
 
     For a pipeline with batch_size `args` are {lock_key: [args, ...]}, the jobs of one call: those of a key go on
-    together, as in a merged queue.
+    together, as in a merged queue. Args may be an instance of the pipeline's model, which checks them as on a farm.
 
     A run that fails is repeated at once, for up to `max_attempts` attempts, by default the pipeline's. With
     `crash_at=n` the first run is a process that is killed at safe point n; with "end" it is killed after its work,
@@ -194,7 +195,7 @@ def run(
     points = crash_at if isinstance(crash_at, Sequence) and not isinstance(crash_at, str) else [crash_at]
     task = _task_of(pipeline)
     is_batch = pipelines.resolve(task).batch_size is not None
-    keys: dict[str, list[Any]] = (args or {}) if is_batch else {lock_key: [args or {}]}
+    keys: dict[str, list[Any]] = plain(args or {}) if is_batch else {lock_key: [args or {}]}
     more = {
         "queue": queue,
         "task": task,
@@ -205,7 +206,7 @@ def run(
         "affinity_key": affinity_key,
     }
     jobs = [
-        _job(None if is_batch else job_id, more | {"lock_key": key, "args": each})
+        _job(None if is_batch else job_id, more | {"lock_key": key, "args": plain(each)})
         for key, of_key in keys.items()
         for each in of_key
     ]

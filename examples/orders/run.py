@@ -86,7 +86,7 @@ def run(dsn: str, way: Way, waves: list[list[dict[str, Any]]], versions: int, wo
             sys.exit(f"the queue {way.queue} has jobs of an earlier run: use an empty database")
         conn.execute("DROP TABLE IF EXISTS shop_orders, shop_calls, shop_refusals; " + SHOP)
         if way.settings:
-            dataloader("queue", "set", way.queue, *way.settings, "--direct")
+            dataloader("queue", "set", way.queue, *way.settings, "--new", "--direct")
         with farm(conn, way.queue, workers):
             began = time.monotonic()
             produce(dsn, waves, way.queue, way.task, way.by_message, way.with_score)

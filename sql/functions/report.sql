@@ -61,8 +61,18 @@ CREATE OR REPLACE FUNCTION dl_counted(p_memory_mb real, p_cpus real) RETURNS rea
 $$;
 
 
--- Add up to p_limit rows of the journal to dl_totals, dl_pace, dl_needs and dl_durations; returns their number. One call at a time: beside
--- another one a call returns 0. Called by the reaper each round.
+-- Two histograms of dl_spans as one: the slots of both in their order, each with the sum of its counts.
+CREATE OR REPLACE FUNCTION dl_merge_slots(
+  p_slots smallint[], p_counts int[], p_more_slots smallint[], p_more_counts int[])
+RETURNS TABLE (slots smallint[], counts int[]) LANGUAGE sql STABLE AS $$
+  SELECT array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
+    FROM (SELECT slot, sum(n)::int AS n
+            FROM unnest(p_slots || p_more_slots, p_counts || p_more_counts) AS given (slot, n) GROUP BY slot) merged
+$$;
+
+
+-- Add up to p_limit rows of the journal to dl_totals, dl_pace, dl_pace_long, dl_needs, dl_durations and dl_spans; returns
+-- their number. One call at a time: beside another one a call returns 0. Called by the reaper each round.
 --
 -- Rows become visible in the order of their commits, not of their numbers. So it goes up to the first number that is
 -- missing, and past that only when the row behind it is ten seconds old: by then it was rolled back, or stands in a
@@ -80,7 +90,13 @@ $$;
 --
 -- dl_needs has the 95th percentile of the last 200 runs of a task that have told their peak_mb. Processors are of runs
 -- of a second or longer: the time of a shorter one may be mostly that behind other runs of its claim. Other services
--- may write anything into the journal.
+-- may write anything into the journal. A task whose name is too long for the indexes counts as '', and rows of the journal
+-- of a queue with such a name do not count.
+--
+-- dl_spans has the values of each run in the span in which the run ended, or for `waiting` started: 5 minutes. A job
+-- waits from the instant from which on it might have started, which a back-off moves; a run whose job was put back before
+-- this function saw its start tells nothing of it. Rows of the journal from before 90 days, or of the future, are in no
+-- span. Each value goes to its slot in one pass, the slots of a span are one row; dl_merge_slots adds two of these.
 CREATE OR REPLACE FUNCTION dl_roll(p_limit int) RETURNS int
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -109,15 +125,19 @@ BEGIN
   END IF;
 
   WITH steps AS MATERIALIZED (
-    SELECT e.queue, coalesce(j.task, '') AS task, e.step, date_bin('10 s', e.ts, '2000-01-01 00:00+00') AS at,
+    SELECT e.queue, CASE WHEN octet_length(j.task) + octet_length(e.queue) <= 2400 THEN j.task ELSE '' END AS task, e.step,
+           date_bin('10 s', e.ts, '2000-01-01 00:00+00') AS at,
            CASE WHEN e.step NOT IN ('queued', 'picked', 'cancel_requested', 'backoff', 'requeue') THEN
              extract(epoch FROM e.ts - (
                SELECT CASE p.kind WHEN 'picked' THEN p.ts END FROM dl_job_events p
                 WHERE p.job_id = e.job_id AND p.event_id < e.event_id AND p.kind NOT IN ('heartbeat', 'cancel_requested', 'stuck', 'deadline')
                 ORDER BY p.event_id DESC LIMIT 1))::float8 END AS seconds,
+           CASE WHEN e.step = 'picked' AND greatest(j.created_at, j.available_at) BETWEEN '2000-01-01' AND e.ts
+             THEN extract(epoch FROM e.ts - greatest(j.created_at, j.available_at))::float8 END AS waited,
            e.event_id, dl_figure(e.payload -> 'peak_mb') AS peak_mb, dl_figure(e.payload -> 'cpu_sec') AS cpu_sec
       FROM (SELECT event_id, job_id, queue, ts, payload, dl_step_of(kind, payload) AS step FROM dl_job_events
-             WHERE event_id > since AND event_id <= upto AND kind NOT IN ('heartbeat', 'stuck', 'deadline')) e
+             WHERE event_id > since AND event_id <= upto AND kind NOT IN ('heartbeat', 'stuck', 'deadline')
+               AND octet_length(queue) <= 2400) e
       LEFT JOIN dl_jobs j USING (job_id)),
   totals AS (
     INSERT INTO dl_totals AS t (queue, task, kind, count, seconds, buckets)
@@ -160,16 +180,92 @@ BEGIN
            (SELECT percentile_disc(0.95) WITHIN GROUP (ORDER BY share) FROM unnest(shares) share),
            runs, now(), peaks, shares FROM latest ORDER BY task
     ON CONFLICT (task) DO UPDATE SET memory_mb = excluded.memory_mb, cpus = excluded.cpus, runs = excluded.runs,
-       learned_at = excluded.learned_at, peaks = excluded.peaks, shares = excluded.shares)
+       learned_at = excluded.learned_at, peaks = excluded.peaks, shares = excluded.shares),
+  ended AS (
+    SELECT at, queue, count(*) AS processed,
+           count(*) FILTER (WHERE step IN ('failed', 'lost', 'retry', 'crash', 'lease')) AS failed FROM steps
+     WHERE step IN ('done', 'failed', 'lost', 'retry', 'crash', 'lease') OR step = 'canceled' AND seconds IS NOT NULL
+     GROUP BY at, queue),
+  long AS (
+    INSERT INTO dl_pace_long AS p (at, queue, processed, failed)
+    SELECT date_bin('5 min', at, '2000-01-01 00:00+00'), queue, sum(processed), sum(failed) FROM ended GROUP BY 1, 2
+    ON CONFLICT (at, queue) DO UPDATE SET
+       processed = p.processed + excluded.processed, failed = p.failed + excluded.failed),
+  measured AS (
+    SELECT task, queue, date_bin('5 min', at, '2000-01-01 00:00+00') AS span,
+           array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step = 'done') AS succeeded,
+           array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step IN ('failed', 'lost', 'retry', 'crash', 'lease')) AS failed,
+           array_agg(seconds) FILTER (WHERE seconds IS NOT NULL AND step = 'canceled') AS canceled,
+           array_agg(waited) FILTER (WHERE waited IS NOT NULL) AS waiting,
+           array_agg(peak_mb::float8) FILTER (WHERE peak_mb IS NOT NULL) AS memory,
+           array_agg(cpu_sec::float8) FILTER (WHERE cpu_sec IS NOT NULL) AS cpu
+      FROM steps WHERE task <> '' AND (seconds IS NOT NULL OR waited IS NOT NULL)
+       AND at BETWEEN now() - interval '90 days' AND now() + interval '1 min'
+     GROUP BY task, queue, span),
+  spans AS (
+    INSERT INTO dl_spans AS s (task, queue, minutes, at, figure, count, total, largest, slots, counts)
+    SELECT task, queue, 5, span, figure, h.count, h.total, h.largest, h.slots, h.counts
+      FROM measured
+     CROSS JOIN LATERAL (VALUES ('succeeded', succeeded), ('failed', failed), ('canceled', canceled),
+                                ('waiting', waiting), ('memory', memory), ('cpu', cpu)) AS f (figure, of_runs)
+     CROSS JOIN LATERAL (
+       SELECT sum(n)::bigint AS count, sum(total) AS total, max(largest) AS largest,
+              array_agg(slot ORDER BY slot) AS slots, array_agg(n ORDER BY slot) AS counts
+         FROM (SELECT ceil(ln(least(greatest(value, 0.001), 1e9) * 1000) / ln(1.1::float8))::smallint AS slot,
+                      count(*)::int AS n, sum(greatest(value, 0)) AS total, max(greatest(value, 0)) AS largest
+                 FROM unnest(of_runs) AS value GROUP BY 1) in_slots) h
+     WHERE of_runs IS NOT NULL ORDER BY task, span, queue, figure
+    ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
+       count = s.count + excluded.count, total = s.total + excluded.total, largest = greatest(s.largest, excluded.largest),
+       (slots, counts) = (SELECT m.slots, m.counts FROM dl_merge_slots(s.slots, s.counts, excluded.slots, excluded.counts) m))
   INSERT INTO dl_pace AS p (at, queue, processed, failed)
-  SELECT at, queue, count(*), count(*) FILTER (WHERE step IN ('failed', 'lost', 'retry', 'crash', 'lease')) FROM steps
-   WHERE step IN ('done', 'failed', 'lost', 'retry', 'crash', 'lease') OR step = 'canceled' AND seconds IS NOT NULL
-   GROUP BY at, queue
+  SELECT at, queue, processed, failed FROM ended
   ON CONFLICT (at, queue) DO UPDATE SET
      processed = p.processed + excluded.processed, failed = p.failed + excluded.failed;
   DELETE FROM dl_pace WHERE at < now() - interval '2 days';
+  DELETE FROM dl_pace_long WHERE at < now() - interval '8 days';
   UPDATE dl_rolled SET last_event = upto;
   RETURN rolled;
+END
+$$;
+
+
+-- Make spans of five minutes that ended three hours ago those of an hour, up to p_limit of them, the oldest first, and
+-- delete up to p_limit from before 90 days; returns how many of either. In a later call the rest joins the same hour. A row
+-- leaves its span and comes into the hour by one statement, so it counts once whatever happens between two calls. What
+-- another session has locked waits for a later call. Called by the reaper after dl_roll.
+CREATE OR REPLACE FUNCTION dl_fold_spans(p_limit int) RETURNS int
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+  folded int;
+  dropped int;
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  WITH old AS MATERIALIZED (
+    SELECT ctid AS place FROM dl_spans WHERE minutes = 5 AND at < date_bin('1 h', now(), '2000-01-01 00:00+00') - interval '3 h'
+     ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED),
+  gone AS (DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(SELECT place FROM old)) RETURNING *),
+  in_slots AS (
+    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, slot, sum(n)::int AS n
+      FROM gone CROSS JOIN LATERAL unnest(gone.slots, gone.counts) AS of_span (slot, n) GROUP BY 1, 2, 3, 4, 5),
+  sums AS (
+    SELECT task, queue, date_bin('1 h', at, '2000-01-01 00:00+00') AS span, figure, sum(gone.count) AS count,
+           sum(total) AS total, max(largest) AS largest FROM gone GROUP BY 1, 2, 3, 4),
+  hours AS (
+    INSERT INTO dl_spans AS s (task, queue, minutes, at, figure, count, total, largest, slots, counts)
+    SELECT task, queue, 60, span, figure, sums.count, total, largest,
+           array_agg(slot ORDER BY slot), array_agg(n ORDER BY slot)
+      FROM sums JOIN in_slots USING (task, queue, span, figure)
+     GROUP BY task, queue, span, figure, sums.count, total, largest ORDER BY task, span, queue, figure
+    ON CONFLICT (task, minutes, at, queue, figure) DO UPDATE SET
+       count = s.count + excluded.count, total = s.total + excluded.total, largest = greatest(s.largest, excluded.largest),
+       (slots, counts) = (SELECT m.slots, m.counts FROM dl_merge_slots(s.slots, s.counts, excluded.slots, excluded.counts) m))
+  SELECT count(*) INTO folded FROM gone;
+  DELETE FROM dl_spans WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM dl_spans WHERE minutes = 60 AND at < now() - interval '90 days'
+     ORDER BY minutes, at LIMIT p_limit FOR UPDATE SKIP LOCKED));
+  GET DIAGNOSTICS dropped = ROW_COUNT;
+  RETURN folded + dropped;
 END
 $$;
 
@@ -193,8 +289,9 @@ CREATE OR REPLACE FUNCTION dl_last_run_sec(p_job dl_jobs) RETURNS float8 LANGUAG
 $$;
 
 
--- Does a job pass the filter of a list? Null is no filter. p_status is one of dl_status, or scheduled (its time has not
--- come), fresh (never tried), retries (tried before), dead (failed or lost).
+-- Does a job pass the filter of a list? Null is no filter. p_status is one of dl_status, or ready (it waits for nothing),
+-- scheduled (its time has not come), blocked (it waits for its key, other jobs or a limit), fresh (never tried), retries
+-- (tried before), dead (failed or lost).
 CREATE OR REPLACE FUNCTION dl_matches(
   j dl_jobs, p_queue text, p_task text, p_status text, p_lock_key text, p_partition_key text, p_producer text,
   p_consumer_group text) RETURNS boolean LANGUAGE sql STABLE AS $$
@@ -203,7 +300,9 @@ CREATE OR REPLACE FUNCTION dl_matches(
      AND (p_partition_key IS NULL OR j.partition_key = p_partition_key)
      AND (p_producer IS NULL OR j.producer = p_producer)
      AND (p_consumer_group IS NULL OR j.consumer_group = p_consumer_group)
-     AND CASE p_status WHEN 'scheduled' THEN j.status = 'queued' AND j.blocked_on IS NOT DISTINCT FROM 'time'
+     AND CASE p_status WHEN 'ready' THEN j.status = 'queued' AND j.blocked_on IS NULL
+                       WHEN 'scheduled' THEN j.status = 'queued' AND j.blocked_on IS NOT DISTINCT FROM 'time'
+                       WHEN 'blocked' THEN j.status = 'queued' AND j.blocked_on <> 'time'
                        WHEN 'fresh' THEN j.status = 'queued' AND j.attempt = 0
                        WHEN 'retries' THEN j.status = 'queued' AND j.attempt > 0
                        WHEN 'dead' THEN j.status IN ('failed', 'lost')

@@ -187,7 +187,7 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('%I.dl_checkpoints', current_schema())); END $bound$;
 
 
--- Deleted jobs: their journal, results and checkpoints go, as by a foreign key, but without its cost for each row; and the rows
+-- Deleted jobs: their journal, logs, results and checkpoints go, as by a foreign key, but without its cost for each row; and the rows
 -- that are next of their keys become ready. The ledger of backfills keeps how they had ended. Bound as dl_jobs_journal, and
 -- with the owner's rights, as a cascade has them. Some of the tables may not be there yet, as for dl_jobs_step.
 DO $bound$ BEGIN EXECUTE format($function$
@@ -219,6 +219,9 @@ BEGIN
   IF to_regclass(%10$L) IS NOT NULL THEN
     EXECUTE %11$L;
   END IF;
+  IF to_regclass(%12$L) IS NOT NULL THEN
+    EXECUTE %13$L;
+  END IF;
   key_hashes := ARRAY(SELECT DISTINCT hashtext(lock_key) FROM gone
                        WHERE status = 'running' OR status = 'queued' AND blocked_on IS NULL
                           OR score IS NOT NULL AND status IN ('queued', 'failed', 'lost')
@@ -245,4 +248,6 @@ $function$, current_schema(), format('%I.dl_jobs', current_schema()),
   format('DELETE FROM %I.dl_checkpoints WHERE job_id IN (SELECT job_id FROM gone)', current_schema()),
   format('%I.dl_partitions', current_schema()),
   format('UPDATE %I.dl_partitions p SET last_status = gone.status::text FROM gone WHERE p.job_id = gone.job_id',
-         current_schema())); END $bound$;
+         current_schema()),
+  format('%I.dl_job_logs', current_schema()),
+  format('DELETE FROM %I.dl_job_logs WHERE job_id IN (SELECT job_id FROM gone)', current_schema())); END $bound$;

@@ -48,6 +48,7 @@ CALLS = [
     ("GET", JOB + "/result", {"read", "trigger"}),
     ("GET", JOB + "/family", {"read"}),
     ("GET", JOB + "/prediction", {"read"}),
+    ("GET", JOB + "/logs", {"read"}),
     ("POST", JOB + "/cancel", {"trigger", "operate"}),
 ]
 
@@ -76,6 +77,7 @@ WEBHOOK = "/api/v1/webhooks/<webhook>"
 BACKFILLS = "/api/v1/backfills"
 # Every address there is, and the scopes of which one is needed; a new one is to be added here.
 SCOPES: dict[tuple[str, str], frozenset[str]] = {
+    ("GET", "/api/v1/names"): READ | TRIGGERS | OPERATES,
     **{("GET", path): frozenset() for path in ("/health", "/info", "/status", "/ready", "/login", "/docs")},
     ("GET", "/docs/assets/<path:filename>"): frozenset(),
     ("GET", "/static/<path:name>"): frozenset(),
@@ -83,9 +85,25 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("POST", "/logout"): frozenset(),
     **{
         ("GET", path): READ
-        for path in ("/", "/jobs", "/keys", "/key", "/workers", "/limits", "/errors", "/metrics", "/openapi.json")
+        for path in (
+            "/",
+            "/jobs",
+            "/keys",
+            "/key",
+            "/workers",
+            "/limits",
+            "/errors",
+            "/tasks",
+            "/timeline",
+            "/activity",
+            "/metrics",
+            "/openapi.json",
+        )
     },
+    ("GET", "/search/suggestions"): READ,
+    **{("POST", f"/jobs/bulk{verb}"): OPERATES for verb in ("", "/preview")},
     ("GET", "/schedules"): READ,
+    ("GET", "/postgres"): READ,
     ("POST", "/schedules"): OPERATES,
     ("POST", "/schedules/<name>/<any('pause', 'resume', 'run'):verb>"): OPERATES,
     **{("GET", path): READ for path in (SCHEDULES, f"{SCHEDULES}/<name>")},
@@ -105,7 +123,18 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", f"{QUEUE}/keys"): READ,
     **{
         ("GET", f"/api/v1/{name}"): READ
-        for name in ("stats", "workers", "tasks", "pace", "events", "database", "queues", "jobs")
+        for name in (
+            "stats",
+            "workers",
+            "tasks",
+            "pace",
+            "events",
+            "database",
+            "queues",
+            "jobs",
+            "tally",
+            "suggestions",
+        )
     },
     ("GET", "/api/v1/jobs/<job:job_id>"): READ,
     ("GET", f"{ONE}/events"): READ,
@@ -113,11 +142,15 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("GET", f"{ONE}/result"): READ | TRIGGERS,
     ("GET", f"{ONE}/family"): READ,
     ("GET", f"{ONE}/prediction"): READ,
+    ("POST", f"{ONE}/again"): OPERATES,
+    ("GET", "/api/v1/tasks/<anything:task>/schema"): READ | TRIGGERS,
+    **{(method, path): OPERATES for path in ("/trigger", "/jobs/<uuid:job_id>/again") for method in ("GET", "POST")},
     ("GET", "/api/v1/queues/<anything:queue>/prediction"): READ,
     ("POST", TRIGGER): TRIGGERS,
     ("POST", "/api/v1/jobs/batch"): TRIGGERS,
     ("POST", f"{ONE}/cancel"): TRIGGERS | OPERATES,
     ("POST", "/api/v1/jobs/bulk/cancel"): TRIGGERS | OPERATES,
+    **{("POST", f"/api/v1/jobs/bulk{verb}"): OPERATES for verb in ("", "/preview")},
     **{("POST", f"/api/v1/jobs/bulk/{verb}"): OPERATES for verb in ("delete", "requeue", "run-now", "start-over")},
     **{("POST", f"{ONE}/{verb}"): OPERATES for verb in ("requeue", "run-now")},
     ("DELETE", "/api/v1/jobs/<job:job_id>"): OPERATES,
@@ -130,18 +163,22 @@ SCOPES: dict[tuple[str, str], frozenset[str]] = {
     ("PUT", f"{QUEUE}/limit"): OPERATES,
     ("GET", "/api/v1/limits"): READ,
     ("GET", "/api/v1/errors"): READ,
+    ("GET", "/api/v1/tasks/<anything:task>"): READ,
+    ("GET", f"{QUEUE}/runs"): READ,
+    ("GET", "/tasks/<anything:task>"): READ,
     ("PUT", "/api/v1/errors/note"): OPERATES,
+    ("GET", f"{ONE}/logs"): READ,
     ("POST", "/errors/note"): OPERATES,
     ("GET", "/api/v1/limits/<anything:limit>"): READ,
     ("PUT", "/api/v1/limits/<anything:limit>"): OPERATES,
     ("DELETE", "/api/v1/limits/<anything:limit>"): OPERATES,
     ("POST", "/jobs/<uuid:job_id>/<any('cancel', 'force-cancel', 'run-now', 'requeue', 'delete'):verb>"): OPERATES,
     ("POST", "/queues/<anything:queue>/<any('pause', 'resume'):verb>"): OPERATES,
-    ("POST", "/queues/<anything:queue>/order"): OPERATES,
+    **{("POST", f"/queues/<anything:queue>/{verb}"): OPERATES for verb in ("order", "limit")},
     ("POST", "/queues/<anything:queue>/<any('run-all', 'kill-retries', 'requeue-dead', 'delete-dead'):verb>"): OPERATES,
 }
 VALUES = {"job_id": JOB.rpartition("/")[2], "queue": "q", "name": "app.css", "filename": "start.js"}
-VALUES |= {"limit": "l", "webhook": "ops", "backfill": "b"}
+VALUES |= {"task": "t", "limit": "l", "webhook": "ops", "backfill": "b"}
 
 
 def test_every_address_opens_to_its_scopes_and_to_nothing_else(guarded: Flask) -> None:

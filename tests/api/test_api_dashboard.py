@@ -16,6 +16,7 @@ PAGES = [
     "/",
     "/jobs",
     "/workers",
+    "/postgres",
     "/schedules",
     "/limits",
     "/backfills",
@@ -147,7 +148,7 @@ def test_from_elsewhere_nothing_is_pressed_and_no_button_shown(client: FlaskClie
         ("/jobs/00000000-0000-4000-8000-000000000000", 404, "There is no job with this id"),
         ("/jobs?status=odd", 400, "The status should be one of"),
         ("/jobs?queue=%00", 400, "NUL"),
-        ("/jobs?since=0001-01-01T00:00", 400, "A time should be"),
+        ("/jobs?since=0001-01-01T00:00%2B05:00", 400, "A time should be"),
         ("/jobs?after=%ff", 400, "cursor"),
     ],
 )

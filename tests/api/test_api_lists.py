@@ -45,7 +45,7 @@ def strict(model: type[BaseModel], document: Any) -> None:
     assert set(document) <= fields
     for name, field in model.model_fields.items():
         for inner in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if isinstance(inner, type) and issubclass(inner, BaseModel) and (name in document or field.is_required()):
                 rows = document[name] if isinstance(document[name], list) else [document[name]]
                 for row in rows:
                     if row is not None:

@@ -19,7 +19,7 @@ from dataloader.api.web import tokens
 ROOT = Path(__file__).parents[2]
 SWAGGER = ROOT / "dataloader/api/v1/swagger"
 # Pages for people and what they are made of; the document is of what programs use.
-PAGES = {"docs", "files", "dashboard", "actions", "login"}
+PAGES = {"docs", "files", "dashboard", "actions", "bulk_orders", "trigger", "login"}
 
 
 @pytest.fixture(scope="module")

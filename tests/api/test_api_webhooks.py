@@ -114,4 +114,4 @@ def test_the_page_lists_the_receivers_and_says_that_nobody_sends(client: FlaskCl
     assert "<b>q</b>" not in page
     assert "<b>q</b>" in unescape(page)
     assert "by anonymous from 127.0.0.1" in page
-    assert f">{URL}</td>" in page
+    assert f">{URL}</span></td>" in page

@@ -14,8 +14,16 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
+# What none of our pages has outside its header; a text that became markup would be one of these.
+FOREIGN = """main img, main svg:not(.chart), main script, script:not([src]), iframe, object, embed, base, hx-partial,
+    style, [onerror], [onload], [onclick], a[href^='javascript:' i], main [hx-get]:not(#live), form[action*=':']"""
 # What the browser itself writes of an answer that is an error; a test that asks for one expects it.
 _STATUS = re.compile(r"Failed to load resource: .* status of (\d+)")
+
+
+def is_inert(page: Page, address: str) -> bool:
+    """Nothing of the page was made from a text, and it is still the page."""
+    return page.locator(FOREIGN).count() == 0 and page.url.startswith(address + "/")
 
 
 class _Quiet(WSGIRequestHandler):

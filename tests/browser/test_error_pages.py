@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import pytest
-from browsing import Visitor, served
+from browsing import Visitor, is_inert, served
 from hands import Worker, enqueue, row
 from playwright.sync_api import expect
-from test_hostile import TEXTS, is_inert
+from test_hostile import TEXTS
 
 from dataloader.queue import db
 

@@ -9,8 +9,8 @@ from urllib.parse import quote
 from uuid import UUID
 
 import pytest
-from browsing import Visitor, served
-from playwright.sync_api import Page, expect
+from browsing import Visitor, is_inert, served
+from playwright.sync_api import expect
 from scenes import Scene
 
 from dataloader.api.web import tokens
@@ -22,9 +22,6 @@ TEXTS = [
     "/../..//?a=b#c",
     "</title></textarea></script><script>alert(1)</script>\\u0000\r\n\t\u202e\u2028\x1b[31m{{7*7}}{% for %}%2f%00",
 ]
-# What none of our pages has outside its header; a text that became markup would be one of these.
-FOREIGN = """main img, main svg, main script, script:not([src]), iframe, object, embed, base, hx-partial, style,
-    [onerror], [onload], [onclick], a[href^='javascript:' i], main [hx-get]:not(#live), form[action*=':']"""
 
 
 def put_everywhere(scene: Scene, text: str) -> list[UUID]:
@@ -63,11 +60,6 @@ def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
     expect(page.locator("#flash")).to_contain_text("1 job queued again")
     assert (scene.status(job), scene.status(victim)) == ("queued", "failed")
     scene.conn.execute("DELETE FROM dl_jobs WHERE job_id IN (%s, %s)", (job, victim))
-
-
-def is_inert(page: Page, address: str) -> bool:
-    """Nothing of the page was made from a text, and it is still the page."""
-    return page.locator(FOREIGN).count() == 0 and page.url.startswith(address + "/")
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(3))

@@ -18,6 +18,8 @@ ORDERED = "migrations/0023_ordered.sql"
 SCHEDULES, BACKFILLS = "schedules.sql", "backfills.sql"
 PREDICTIONS = "predictions.sql"
 ERRORS = "errors.sql"
+LOGS = "logs.sql"
+SEARCH = "search.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -96,6 +98,28 @@ def _of_the_claims(name: str) -> list[Mutant]:
         ("any worker", " AND claimed_by = %(claimed_by)s"),
         ("any status", " AND status::text = 'running'\n", "\n"),
     )
+
+
+def _of_logs() -> list[Mutant]:
+    """Only a run whose claim holds changes its log, and none but its own."""
+    return [
+        *_in(
+            LOGS,
+            "-- name: write\n",
+            ("any attempt", " AND j.attempt = l.attempt"),
+            ("any worker", " AND j.claimed_by = l.claimed_by"),
+            ("any status", "\n                AND j.status::text = 'running'"),
+        ),
+        *_in(
+            LOGS,
+            "-- name: leave_out\n",
+            ("any attempt", " AND j.attempt = %(attempt)s"),
+            ("any worker", " AND j.claimed_by = %(claimed_by)s"),
+            ("any status", " AND j.status::text = 'running'"),
+            ("of earlier runs", " AND l.claim BETWEEN %(claim)s AND j.claims"),
+            ("all lines", " AND l.line BETWEEN %(first)s AND %(last)s"),
+        ),
+    ]
 
 
 # No test can step in between two statements of a function that wait for nothing. Were it missing, a row that has just
@@ -207,6 +231,7 @@ MUTANTS: list[Mutant] = [
         ("under the old number", "SET claim = excluded.claim, ", "SET "),
     ),
     *_of_the_claim("keep_checkpoint"),
+    *_of_logs(),
     *_statement(
         "keep_checkpoint",
         ("replaces a later one", "c.claim <= excluded.claim\n   AND "),
@@ -251,6 +276,13 @@ MUTANTS: list[Mutant] = [
         ("goes on all the same", "checkpoint = NULL, target_claim", "target_claim"),
         ("not what the target has", " target_claim = excluded.target_claim,"),
         ("with the number", "target_claim, target_number = 0", "target_claim"),
+    ),
+    *_in(
+        STATS,
+        "-- name: used\n",
+        ("of another job", " AND job_id = %(job_id)s"),
+        ("of another worker", "worker = %(worker)s AND "),
+        ("of long ago", " AND seen_at > now() - interval '30 s'"),
     ),
     *_in(
         STATS,
@@ -1839,8 +1871,12 @@ MUTANTS: list[Mutant] = [
         "-- name: tell_tasks\n",
         ("keeps the first attempts", "max_attempts = excluded.max_attempts", "max_attempts = dl_tasks.max_attempts"),
         ("keeps the first args", "affinity = excluded.affinity", "affinity = dl_tasks.affinity"),
-        ("writes what is there", "EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus FROM dl_tasks "),
+        (
+            "writes what is there",
+            "EXCEPT SELECT task, max_attempts, affinity, limits, memory_mb, cpus, args_schema FROM dl_tasks ",
+        ),
         ("keeps the first limits", "limits = excluded.limits", "limits = dl_tasks.limits"),
+        ("keeps the first schema", "args_schema = excluded.args_schema", "args_schema = dl_tasks.args_schema"),
     ),
     *_function(
         "dl_enqueue_many",
@@ -1954,6 +1990,24 @@ MUTANTS: list[Mutant] = [
         ("keeps all peaks", "(used.peaks || n.peaks)[1:200]", "used.peaks || n.peaks"),
         ("keeps all shares", "(used.shares || n.shares)[1:200]", "used.shares || n.shares"),
         ("counts the latest runs only", "used.runs + coalesce(n.runs, 0)", "used.runs"),
+        (
+            "forgets the rounds before",
+            "processed = p.processed + excluded.processed, failed = p.failed + excluded.failed)",
+            "processed = excluded.processed, failed = excluded.failed)",
+        ),
+        ("keeps throughput for ever", "DELETE FROM dl_pace_long WHERE at < now() - interval '8 days';\n", ""),
+        ("keeps it too short", "interval '8 days'", "interval '5 days'"),
+        ("spans of any time", " AND now() + interval '1 min'", " AND 'infinity'"),
+        ("forgets the earlier of a span", "count = s.count + excluded.count", "count = excluded.count"),
+        ("names of any length", "octet_length(j.task) + octet_length(e.queue) <= 2400", "true"),
+        ("waits until the next attempt", " BETWEEN '2000-01-01' AND e.ts\n", " > '2000-01-01'\n"),
+    ),
+    *_function(
+        "dl_fold_spans",
+        ("young spans", " - interval '3 h'", " + interval '9 h'"),
+        ("waits for another", "LIMIT p_limit FOR UPDATE SKIP LOCKED),", "LIMIT p_limit FOR UPDATE),"),
+        ("forgets all that is old", " AND at < now() - interval '90 days'", ""),
+        ("forgets the earlier of an hour", "count = s.count + excluded.count", "count = excluded.count"),
     ),
     *_in(
         QUEUE,
@@ -2565,15 +2619,6 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *_in(
-        STATS,
-        "-- name: matches\n",
-        (
-            "every group",
-            "coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false)",
-            "true",
-        ),
-    ),
-    *_in(
         ERRORS,
         "-- name: groups\n",
         ("every task", "OR task = %(task)s)", "OR true)"),
@@ -2612,5 +2657,45 @@ MUTANTS: list[Mutant] = [
         "-- name: clear_note\n",
         ("every task", "task = %(task)s AND ", ""),
         ("every group", " AND error_group = %(error_group)s", ""),
+    ),
+    *_in(
+        SEARCH,
+        "-- name: chosen\n",
+        ("any job", "job_id = ANY (%(chosen)s) AND ", ""),
+        ("left the list", "{matches} AND ", ""),
+        ("any kind", " AND {kind} = ANY (%(kinds)s)", ""),
+        ("changed since", " AND {changed_at} <= %(as_of)s", ""),
+        (
+            "another time",
+            "{changed_at} BETWEEN %(since)s AND %(until)s AND ",
+            "",
+            "the list's `until` is as_of or before",
+        ),
+        (
+            "not ticked",
+            "\n   AND (%(job_ids)s::uuid[] IS NULL OR job_id = ANY (%(job_ids)s::uuid[]))",
+            "",
+            "what is chosen of ticked jobs is ticked",
+        ),
+        ("unlocked", "ORDER BY job_id FOR UPDATE", "ORDER BY job_id"),
+    ),
+    *_in(
+        SEARCH,
+        "-- name: found\n",
+        ("any id", "(%(id_from)s::uuid IS NULL OR (j).job_id BETWEEN %(id_from)s::uuid AND %(id_to)s::uuid)", "true"),
+        ("any arguments", "(%(args)s::jsonb[] IS NULL OR (j).args @> ANY (%(args)s::jsonb[]))", "true"),
+        ("one word", "LIKE ALL (%(patterns)s::text[]) THEN false", "LIKE ANY (%(patterns)s::text[]) THEN false"),
+        ("parts of secrets", 'ELSE lower({safe} COLLATE "C") LIKE ALL (%(patterns)s::text[]) END', "ELSE true END"),
+    ),
+    *_in(
+        STATS,
+        "-- name: matches\n",
+        (
+            "every group",
+            "AND (%(error_group)s::text IS NULL\n"
+            "     OR coalesce(coalesce((j).error_group, dl_error_group((j).error)) = %(error_group)s, false))",
+            "",
+        ),
+        ("no search", "\nAND {found}", ""),
     ),
 ]

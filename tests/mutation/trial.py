@@ -52,10 +52,11 @@ TESTS = [
         "model",
         "parents",
     ),
-    *("parents_model", "interleavings", "plans", "errors"),
+    *("parents_model", "interleavings", "plans", "errors", "job_logs"),
 ]
 # Where to look first, so that most runs are short.
 FIRST = {
+    **dict.fromkeys(("write", "leave_out"), "job_logs"),
     **dict.fromkeys(("dl_error_group", "groups", "write_note", "clear_note"), "errors"),
     "dl_is_running": "guards park",
     "dl_park": "park ordered lock guards",
@@ -148,7 +149,8 @@ FIRST = {
     "forget": "target guards",
     "end_older": "target guards",
     "dl_is_full": "operate",
-    "dl_roll": "stats",
+    "dl_roll": "stats needs spans",
+    "dl_fold_spans": "spans",
     "dl_journal_begins_anew": "stats",
     "pause": "operate schedules webhooks backfills",
     "resume": "operate schedules webhooks backfills",

@@ -50,6 +50,9 @@ FARMS = {
     "test_monitored",
     "test_proxies",
     "test_errors_of_farms",
+    "test_logs_of_jobs",
+    "test_newcomer",
+    "test_args_of_farms",
 }
 
 

@@ -97,7 +97,9 @@ def answer(result: Result) -> Any:
 
 def triggered(ask: Ask, task: str = "noop", queue: str = "q", **args: Any) -> str:
     key = f"key-{uuid4()}"
-    done = ask("trigger", task, "--queue", queue, "--lock-key", key, "--args", json.dumps(args), "--max-attempts", 1)
+    done = ask(
+        "trigger", task, "--queue", queue, "--lock-key", key, "--args", json.dumps(args), "--max-attempts", 1, "--new"
+    )
     return str(answer(done)["job_id"])
 
 
@@ -145,7 +147,7 @@ def test_the_result_of_a_job_that_has_ended_is_printed_and_null_before(ask: Ask)
 
 
 def test_an_unknown_pipeline_is_told_at_once(ask: Ask) -> None:
-    said = ask("trigger", "nop", "--queue", "q", "--wait", "--timeout", 5)
+    said = ask("trigger", "nop", "--new", "--queue", "q", "--wait", "--timeout", 5)
     assert said.exit_code == 13
     assert "attempt 1 of 5 failed: no pipeline 'nop' is registered here (did you mean 'noop'?); known: " in said.stderr
 
@@ -335,6 +337,8 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "jobs": ("jobs", "--limit", 3),
     "job": ("job", "JOB"),
     "events": ("events", "JOB"),
+    "logs": ("logs", "JOB"),
+    "logs as JSON": ("logs", "JOB", "--json"),
     "farm's events": ("events", "--limit", 3),
     "queues": ("queues",),
     "ps": ("ps",),
@@ -387,14 +391,48 @@ def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Far
     assert ask("wait", job_id).exit_code == 0
 
 
-def test_a_queue_that_nobody_knows_is_paused_and_named(ask: Ask) -> None:
+def test_a_queue_that_nobody_knows_is_paused_only_as_a_new_one(ask: Ask) -> None:
     """The pause may be meant for a queue to come; or its name is mistyped."""
+    why = "no queue 'qq' is known: it has no job, no worker and no setting. Did you mean 'q'"
     told = ask("pause", "qq")
-    assert "qq is paused" in told.stdout
-    assert told.stderr.startswith("dataloader: no queue qq is known now")
-    assert "is q meant?" in told.stderr
-    assert ask("resume", "qq").stderr == ""  # by its pause it was known
-    assert answer(ask("resume", "qq", "--json"))["is_known"] is False
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert why in told.stderr
+    assert "--new takes it" in told.stderr
+    assert "qq is paused" in ask("pause", "qq", "--new").stdout
+    assert ask("pause", "qq").exit_code == 0  # by its pause it is known
+    assert ask("resume", "qq").exit_code == 0
+    assert why in ask("resume", "qq").stderr
+
+
+UNKNOWN: list[tuple[object, ...]] = [
+    *[("trigger", "noop", "-q", "qq"), ("trigger", "nop"), ("limit", "qq", 5), ("queue", "set", "qq", "--ordered")],
+    *[("queue", "keys", "qq"), ("queue", "kill-retries", "qq"), ("requeue", "--dead", "qq")],
+    *[("delete", "--dead", "qq", "--yes"), ("run-now", "--all", "qq"), ("predict", "qq")],
+    *[("schedule", "add", "s", "nop", "--every", "1d"), ("schedule", "add", "s", "noop", "-q", "qq", "--every", "1d")],
+    *[("backfill", "nop", "--partition", "x"), ("backfill", "noop", "-q", "qq", "--partition", "x")],
+    ("webhook", "add", "ops", "https://127.0.0.1:1/", "--queue", "qq"),
+]
+
+
+@pytest.mark.parametrize("words", UNKNOWN, ids=lambda words: " ".join(map(str, words)))
+def test_a_name_that_nobody_knows_changes_nothing(ask: Ask, farm: Farm, words: tuple[object, ...]) -> None:
+    tables = ("dl_jobs", "dl_queues", "dl_schedules", "dl_backfills", "dl_webhooks")
+    before = [farm.rows(f"SELECT count(*) FROM {table}") for table in tables]
+    refused = ask(*words)
+    kind, right = ("task", "noop") if "nop" in words else ("queue", "q")
+    assert refused.exit_code == 1, refused.output
+    assert refused.stderr.startswith(f"dataloader: no {kind} '{'nop' if kind == 'task' else 'qq'}' is known: ")
+    assert f"Did you mean {right!r}" in refused.stderr
+    assert [farm.rows(f"SELECT count(*) FROM {table}") for table in tables] == before
+
+
+def test_an_empty_list_says_that_nobody_knows_the_name(ask: Ask) -> None:
+    for words in (("jobs", "-q", "qq"), ("events", "-q", "qq"), ("errors", "-q", "qq")):
+        empty = ask(*words, "--json")
+        assert answer(empty)
+        assert "no queue 'qq' is known" in empty.stderr
+    assert "no task 'nop' is known" in ask("jobs", "--task", "nop").stderr
+    assert "is known" not in ask("jobs", "-q", "q", "--task", "noop", "--status", "lost").stderr
 
 
 def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
@@ -417,9 +455,8 @@ def test_a_queue_is_paused_limited_and_resumed(ask: Ask) -> None:
 
 
 def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
-    told = ask(
-        "queue", "set", "orders", "--ordered", "--merge", "--merge-limit", 50, "--batch", 10, "--on-dead", "hold"
-    )
+    more = ("--merge-limit", 50, "--batch", 10, "--on-dead", "hold", "--new")
+    told = ask("queue", "set", "orders", "--ordered", "--merge", *more)
     assert told.stdout == (
         "orders is ordered: the jobs of a key start in the order of their scores, up to 50 of a key in one delivery,"
         " up to 10 keys in one call, a dead job stops its key\n"
@@ -428,14 +465,14 @@ def test_a_queue_is_ordered_and_made_plain_again(ask: Ask) -> None:
     refused = ask("queue", "set", "orders", "--no-ordered")
     assert (refused.exit_code, "should be ordered as well" in refused.stderr) == (1, True)
     assert "plain queue" in ask("queue", "set", "orders", "--no-ordered", "--no-merge").stdout
-    assert ask("queue", "set", "warehouse/move", "--ordered").stdout.startswith("warehouse/move is ordered")
+    assert ask("queue", "set", "warehouse/move", "--ordered", "--new").stdout.startswith("warehouse/move is ordered")
 
 
 def test_the_keys_of_an_ordered_queue_are_listed(ask: Ask) -> None:
     name = f"orders-{uuid4().hex[:8]}"
-    plain = ask("queue", "keys", name)
-    assert (plain.exit_code, f"queue set {name} --ordered" in plain.stderr) == (1, True)
-    assert ask("queue", "set", name, "--ordered").exit_code == 0
+    plain = ask("queue", "keys", "q")
+    assert (plain.exit_code, "queue set q --ordered" in plain.stderr) == (1, True)
+    assert ask("queue", "set", name, "--ordered", "--new").exit_code == 0
     for key, score in (("order-7", 2), ("order-7", 1.5), (ESCAPE, 3)):
         ask("trigger", "noop", "--queue", name, "--lock-key", key, "--score", score)
     found = answer(ask("queue", "keys", name, "--json"))["keys"]
@@ -508,7 +545,7 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["status", "x"], 2, "not a valid UUID"),
+        (["status", "x"], 2, "'x' is no job id: a job's id is a UUID such as"),
         (["status", str(UUID(int=1)), "--url", "http://127.0.0.1:1"], 1, "Connection refused; is the API running?"),
         (["status", str(UUID(int=1)), "--url", "http://no.such.host.invalid"], 1, "is the API running?"),
         (["status", str(UUID(int=1)), "--url", "http://u:geheim@x"], 2, "should have no user or password"),
@@ -528,6 +565,7 @@ def test_jobs_are_requeued_made_due_and_deleted(ask: Ask) -> None:
         (["limit", "q", "many"], 2, "should be a number or none"),
         (["requeue", str(UUID(int=1)), "--lock-key", "k"], 2, "--lock-key is for the jobs of a queue"),
         (["queue", "move", "no such queue", "other"], 1, "no queue no such queue is known now"),
+        (["trigger", "nop", "--wait"], 1, "no task 'nop' is known: no worker has shown it"),
         (["run-now", "--all", "q", "--error", "no"], 2, "No such option"),
         (["queue", "set", "q"], 2, "name what to change: --ordered"),
         (["queue", "set", "q", "--batch", "many"], 2, "should be a number from 1 to 1000, or none"),
@@ -584,6 +622,29 @@ def test_following_shows_what_happens_until_the_jobs_end(farm: Farm, url: str) -
     assert rest[-1] == "canceled"
     assert following.wait(20) == 0
     following.stdout.close()
+
+
+def test_following_a_log_shows_its_lines_until_the_jobs_end(farm: Farm, url: str, ask: Ask) -> None:
+    job_id = farm.enqueue("noop", "later")
+    insert = "INSERT INTO dl_job_logs VALUES (%s, 1, %s, %s, now(), 'info', 'stdout', %s)"
+    farm.conn.execute(insert, (job_id, 1, 1, f"first {ESCAPE}"))
+    following = dataloader(farm, url, "logs", "-f", str(job_id), stdout=subprocess.PIPE)
+    assert following.stdout
+    assert following.stdout.readline() == b"--- attempt 1\n"
+    assert b"first" in following.stdout.readline()
+    farm.conn.execute(insert, (job_id, 1, 9, "second"))
+    assert b"7 lines were left out" in following.stdout.readline()
+    assert following.stdout.readline().endswith(b"stdout   second\n")
+    with Client(url) as client:
+        client.cancel(job_id)
+        assert [line.text for line in client.logs(job_id, after="1.1")] == ["second"]
+    assert following.stdout.read() == b""
+    assert following.wait(20) == 0
+    following.stdout.close()
+    assert "second" in ask("logs", job_id, "--attempt", "1").stdout
+    assert ask("logs", job_id, "--attempt", "2").stdout == ""
+    assert "\x1b" not in ask("logs", job_id).stdout
+    assert ask("logs", UUID(int=1)).exit_code != 0
 
 
 def typed(farm: Farm, url: str, words: list[str], keys: dict[str, str]) -> tuple[int, str]:
@@ -672,6 +733,39 @@ def test_a_wait_survives_a_restart_of_the_api(farm: Farm, url: str) -> None:
         client.cancel(job_id)
         waiting.join(60)
     assert [job.status for job in ended] == ["canceled"]
+
+
+def test_jobs_are_searched_counted_and_ordered_in_bulk(ask: Ask, farm: Farm) -> None:
+    for status, day in (("failed", 1), ("failed", 2), ("succeeded", 2)):
+        farm.conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, finished_at)"
+            " VALUES (gen_random_uuid(), 'searched', 'search.me', %s, %s, %s, now())",
+            (f"key {day}", json.dumps({"day": day}), status),
+        )
+    search = "queue:searched status:dead"
+    found = answer(ask("jobs", "--search", f'{search} key:"key 2" args.day:2', "--json"))["jobs"]
+    assert [job["status"] for job in found] == ["failed"]
+    counts = answer(ask("jobs", "-s", "search.me", "--tally", "--json"))
+    assert (counts["counts"]["failed"], counts["counts"]["succeeded"], counts["total"]) == (2, 1, 3)
+    assert "failed              2" in ask("jobs", "-s", "search.me", "--tally").stdout
+    preview = ask("requeue", "--matching", "search.me status:dead", "--preview")
+    assert preview.stdout == "requeue: 2 jobs (2 failed)\n"
+    left = answer(ask("cancel", "--matching", "search.me", "--preview", "--json"))
+    assert (left["count"], [each["kind"] for each in left["leaves"]]) == (0, ["succeeded", "failed"])
+    assert ask("delete", "--matching", search, input="n\n").exit_code == 1
+    assert ask("requeue", "--matching", f"{search} args.day:1", "--yes").stdout == "1 jobs queued again\n"
+    assert ask("cancel", "--matching", "queue:searched status:queued", "--yes").stdout.startswith("1 jobs cancelled")
+    assert answer(ask("delete", "--matching", "queue:searched", "--yes", "--json"))["changed"] == 3
+    wrong = ask("jobs", "--search", "sttus:dead")
+    assert wrong.exit_code == 1
+    assert "is status meant?" in wrong.stderr
+    for words in (
+        ("requeue", "--preview"),
+        ("cancel",),
+        ("delete", "--matching", " "),
+        ("requeue", "--matching", "a", "--dead", "q"),
+    ):
+        assert ask(*words).exit_code == 2, words
 
 
 def test_an_error_group_is_listed_requeued_noted_and_deleted(ask: Ask, farm: Farm) -> None:

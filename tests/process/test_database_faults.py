@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -255,10 +256,10 @@ def test_h4_a9_a_long_job_lives_through_three_restarts(database: Database, serve
     job = LongJob(served, "long", lease_ttl_sec=12)
     with producing(database.dsn) as producer:
         for how in (FAST, IMMEDIATE, FAST):
-            before = len(program.events("session.back"))
+            before = len(program.events("farm.database.back"))
             database.restart(how)
             reconnect(served)
-            until(lambda before=before: len(program.events("session.back")) > before, "the run's new session")
+            until(lambda before=before: len(program.events("farm.database.back")) > before, "the run's new session")
             works_again(served)
             goes_on(served, job, beats=4)
     job.ends_well()
@@ -270,12 +271,13 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
 
     The workers are stopped while the database comes back, so the reaper is there first.
     """
-    program = served.ready(workers=8)
+    program = served.ready(workers=8, debug=1)
     reaper = served.start("reaper")
     until(lambda: reaper.events("reaper.started"), "the reaper to start")
     jobs = [LongJob(served, f"job-{n}", lease_ttl_sec=2, max_attempts=1) for n in range(8)]
     database.end(FAST)
-    until(lambda: len(program.events("worker.complete.failed")) == 8, "all runs to be over")
+    failed = "worker.complete.failed"
+    until(lambda: len({line["worker"] for line in program.events(failed)}) == 8, "all runs to be over")
     workers = program.workers()
     for worker in workers:
         worker.suspend()
@@ -321,12 +323,12 @@ def test_h3_a_failover_to_a_synchronous_standby_loses_nothing(
         with producing(dsn) as producer:
             until(lambda: len(producer.acknowledged) > 5, "some jobs")
             database.end(IMMEDIATE)
-            until(lambda: program.events("worker.connect.failed"), "the farm to miss its database")
+            until(lambda: program.events("farm.database.lost"), "the farm to miss its database")
             standby.admin("SELECT pg_promote()")
             before = len(producer.acknowledged)
             reconnect(farm)
             until(lambda: len(producer.acknowledged) > before + 5, "new jobs")
-        until(lambda: program.events("session.back"), "the run's new session")
+        until(lambda: program.events("farm.database.back"), "the run's new session")
         works_again(farm)
         job.ends_well()
         all_succeed(farm, producer.acknowledged)
@@ -336,14 +338,14 @@ def test_h3_a_failover_to_a_synchronous_standby_loses_nothing(
 
 def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, served: Farm) -> None:
     """25006 marks nothing failed: runs go on, their ends are written when it is over, and so are new claims."""
-    program = served.ready(workers=2)
+    program = served.ready(workers=2, debug=1)
     reaper = served.start("reaper")
     until(lambda: reaper.events("reaper.started"), "the reaper to start")
     long, short = LongJob(served, "long"), LongJob(served, "short")
     database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     short.go.touch()
     until(lambda: program.events("worker.complete.failed"), "an end that cannot be written")
-    until(lambda: program.events("session.lost"), "a renewal that cannot be written")
+    until(lambda: program.events("farm.database.lost"), "a renewal that cannot be written")
     until(lambda: reaper.events("reaper.session.lost"), "the reaper to notice")
     assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
     database.admin("ALTER SYSTEM RESET default_transaction_read_only", "SELECT pg_reload_conf()")
@@ -373,9 +375,9 @@ def test_h2_a_run_whose_session_answers_nothing_goes_on_in_a_new_one(database: D
     job = LongJob(served, "long", lock_key="k")
     old = database.backend("dl-worker")
     with stopped(old):
-        (lost,) = until(lambda: program.events("session.lost"), "the heartbeat to give up")
+        (lost,) = until(lambda: program.events("farm.database.lost"), "the heartbeat to give up")
         assert lost["error"].startswith("no answer from the database within")
-        until(lambda: program.events("session.back"), "the run's new session")
+        until(lambda: program.events("farm.database.back"), "the run's new session")
         goes_on(served, job, beats=2)
         assert key_holders(served) == [old]
     until(lambda: key_holders(served) not in ([], [old]), "the new session to have the key")
@@ -393,8 +395,38 @@ def test_d5_an_idle_worker_whose_session_answers_nothing_takes_a_new_one(databas
     program = served.ready(workers=1, dl_claim_backoff_sec=1, pg_connect_timeout=1)
     with stopped(database.backend("dl-worker")):
         works_again(served)
-    until(lambda: program.events("worker.session.lost"), "its log")
-    assert "no answer from the database within" in program.events("worker.session.lost")[0]["error"]
+    until(lambda: program.events("farm.database.lost"), "its log")
+    assert "no answer from the database within" in program.events("farm.database.lost")[0]["error"]
+
+
+def test_an_outage_is_one_line_for_the_whole_farm(database: Database, served: Farm) -> None:
+    """Two workers are idle, two run jobs, and the keeper looks after all: each of them loses its session."""
+    program = served.ready(workers=4, debug=1)
+    jobs = [LongJob(served, f"job-{n}") for n in range(2)]
+    database.end(FAST)
+
+    def have_failed() -> set[str]:
+        names = (
+            "farm.database.lost",
+            "session.lost",
+            "worker.session.lost",
+            "worker.connect.failed",
+            "keeper.session.lost",
+        )
+        return {line.get("worker", "keeper") for name in names for line in program.events(name)}
+
+    until(lambda: len(have_failed()) == 5, "all processes to notice")
+    (lost,) = program.events("farm.database.lost")
+    assert re.search("terminating connection|server closed the connection", lost["error"]), "by who notices first"
+    assert lost["level"] == "warning"
+    database.start_again()
+    reconnect(served)
+    until(lambda: program.events("farm.database.back"), "word of the end")
+    for job in jobs:
+        job.ends_well()
+    (back,) = program.events("farm.database.back")
+    assert back["failures"] >= 5
+    assert len(program.events("farm.database.lost")) == 1
 
 
 # Sessions refused, ended, deaf -------------------------------------------------------------------------------
@@ -404,7 +436,7 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
     """A run keeps its lease by the session that it has; who has none tries again, with pauses."""
     database.admin("CREATE ROLE farm LOGIN")
     migrations.grant(database.dsn, "public", [("farm", "farm")])
-    program = served.ready(workers=2, dl_db_dsn=f"{database.dsn} user=farm", dl_claim_backoff_sec=NEVER)
+    program = served.ready(workers=2, dl_db_dsn=f"{database.dsn} user=farm", dl_claim_backoff_sec=NEVER, debug=1)
     job = LongJob(served, "long", lease_ttl_sec=3)
     database.admin("ALTER ROLE farm CONNECTION LIMIT 1", END_IDLE)
     refusals = until(lambda: program.events("worker.connect.failed"), "a refusal")
@@ -413,9 +445,9 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
     waiting = served.enqueue("noop")
     database.admin("ALTER ROLE farm CONNECTION LIMIT -1")
     assert served.wait(waiting, "succeeded")["attempt"] == 1
-    (back,) = until(lambda: program.events("worker.session.back"), "word of the end")
+    (back,) = until(lambda: program.events("farm.database.back"), "word of the end")
     assert 1 < back["failures"] < 50, "pauses between the attempts"
-    assert not program.events("session.lost")
+    assert "session.lost" not in {line["what"] for line in program.events("farm.database.lost")}
     job.ends_well()
 
 

@@ -95,7 +95,7 @@ def test_b1_a_running_job_survives_the_loss_of_its_session(farm: Farm, backend: 
     other = farm.enqueue("noop", lock_key="k")
     farm.wait(job, "running")
     assert backend("dl-worker") == 1
-    until(lambda: farm.programs[0].events("session.back"))
+    until(lambda: farm.programs[0].events("farm.database.back"))
     assert farm.rows(
         "SELECT count(*) FROM pg_locks JOIN pg_database ON oid = database"
         " WHERE datname = current_database() AND locktype = 'advisory' AND granted"
@@ -189,7 +189,7 @@ def test_a_lease_is_kept_although_what_people_see_cannot_be_written(farm: Farm, 
         farm.wait(crashes, "queued", "running")
         end = farm.wait(job, "succeeded", patience=60)
         assert (end["finished_at"] - end["started_at"]).total_seconds() > 1.5, "too quick to show anything"
-        assert not program.events("keeper.session.lost")
+        assert not program.events("farm.database.lost")
     assert farm.story(job) == ["queued", "picked", "done"]
     until(lambda: farm.rows("SELECT FROM dl_workers WHERE jobs > 0"), "the keeper to show them again")
 
@@ -201,7 +201,7 @@ def test_a_farm_works_although_it_may_not_write_what_people_see(farm: Farm, own_
     assert farm.wait(farm.enqueue("noop"), "succeeded")["attempt"] == 1
     refused = until(lambda: program.events("keeper.census.failed"), "a warning")
     assert "dl_workers" in refused[0]["error"]
-    assert not program.events("keeper.session.lost")
+    assert not program.events("farm.database.lost")
     assert not program.events("supervisor.keeper.exited")
 
 

@@ -74,7 +74,7 @@ def test_a_farm_that_wants_more_keys_than_there_is_room_for_takes_its_share(smal
         psycopg.connect(small_farm.dsn).close()
     assert 9 < most <= ROOM // 4
     assert small_farm.rows("SELECT DISTINCT status::text, attempt FROM dl_jobs") == [("succeeded", 1)]
-    assert not program.events("worker.session.lost")
+    assert not program.events("farm.database.lost")
 
 
 def test_a_worker_that_meets_a_full_table_claims_fewer_and_goes_on(small_farm: Farm) -> None:

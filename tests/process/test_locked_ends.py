@@ -73,6 +73,6 @@ def test_a_lost_session_does_not_hand_back_a_job_that_has_run(farm: Farm) -> Non
     """What the former session may have claimed is handed back by the next one; this job is none of that."""
     with ended_behind_a_lock(farm) as (program, job):
         farm.end_sessions("dl-worker:")
-        until(lambda: program.events("worker.session.lost"), "the worker to notice")
+        until(lambda: program.events("farm.database.lost"), "the worker to notice")
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert runs(farm) == 1

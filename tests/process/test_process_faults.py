@@ -237,9 +237,9 @@ def test_i15_a_column_that_the_code_does_not_know_is_no_problem(farm: Farm) -> N
     farm.conn.execute("ALTER TABLE dl_jobs DROP COLUMN extra")
     use_everything(farm)
     assert farm.wait(job, "succeeded")["attempt"] == 1
-    assert not program.events("worker.session.lost")
-    assert not program.events("session.lost")
-    assert not program.events("keeper.session.lost")
+    assert not program.events("farm.database.lost")
+    assert not program.events("farm.database.lost")
+    assert not program.events("farm.database.lost")
     assert not reaper.events("reaper.session.lost")
 
 

@@ -38,7 +38,7 @@ def test_no_job_has_succeeded_without_its_result_also_over_lost_sessions(farm: F
     program = farm.ready(workers=2, workers_json=wish)
     jobs = [farm.enqueue("returns", args={"value": [number]}) for number in range(JOBS)]
     farm.end_sessions("dl-worker:")
-    until(lambda: program.events("worker.session.lost") or program.events("worker.complete.failed"), "a lost session")
+    until(lambda: program.events("farm.database.lost"), "a lost session")
     for job in jobs:
         farm.wait(job, "succeeded")
     assert [result(farm, job) for job in jobs] == [[number] for number in range(JOBS)]

@@ -25,7 +25,7 @@ import psutil
 import pytest
 
 from dataloader import config
-from dataloader.local import announcement, parts, up
+from dataloader.local import announcement, parts, ports, up
 
 OURS = ("DL_", "PG_", "APP_", "WORKERS_JSON", "TEST_DATABASE_URL", "LOCAL", "TIMEZONE", "TZ")
 QUEUE = "test.up"
@@ -34,14 +34,16 @@ QUEUE = "test.up"
 class Farm:
     """One `dataloader up` in a folder, on a port, and what it has said."""
 
-    def __init__(self, home: Path, port: int, output: int | None = None, **environment: str) -> None:
+    def __init__(
+        self, home: Path, port: int, output: int | None = None, words: tuple[str, ...] = (), **environment: str
+    ) -> None:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(OURS) or k == "DL_PG_BIN"}
         workers = json.dumps([{"queue": QUEUE, "concurrency": 1}])
         ours = {"DL_HOME": str(home), "APP_PORT": str(port), "APP_HOST": "127.0.0.1", "WORKERS_JSON": workers}
         self.port = port
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "dataloader", "up"],
+            [sys.executable, "-P", "-m", "dataloader", "up", *words],
             cwd=home,  # a .env of the checkout is not ours
             env=inherited | ours | {"DL_DRAIN_SEC": "3"} | environment,
             stdout=self._output if output is None else output,
@@ -142,6 +144,10 @@ class OnTerminal(Farm):
         os.close(terminal)
 
     @property
+    def is_colored(self) -> bool:
+        return b"\x1b[" in self._shown
+
+    @property
     def said(self) -> str:
         return re.sub(r"\x1b\[[0-9;]*m|\r", "", self._shown.decode())
 
@@ -200,11 +206,51 @@ def test_a_person_at_a_terminal_reads_lines_and_the_banner_last(home: Path) -> N
         job_id = farm.trigger(task="mine", args={})
         until(lambda: farm.status(job_id) == "succeeded")
         assert "taken for another" not in farm.said
+        assert farm.is_colored
         until(lambda: "worker.job.finished" in farm.said)
         until(lambda: job_id in (home / "log" / "metrics.log").read_text())
         until(lambda: "/jobs/trigger" in (home / "log" / "audit.log").read_text())
         assert farm.stop(signal.SIGINT) == 0
         assert not re.search(r"^\{|job\.run|http\.request|request\.(begin|end)", farm.said, re.MULTILINE)
+    finally:
+        farm.close()
+
+
+VERSIONS = """
+import dataloader.pipelines
+import helping
+@dataloader.pipelines.register("versioned")
+def versioned(args):
+    return helping.VERSION
+"""
+
+
+def version(farm: Farm) -> object:
+    """What a job of the pipeline returns now."""
+    job_id = farm.trigger(task="versioned", args={})
+    until(lambda: farm.status(job_id) == "succeeded")
+    return farm.call("GET", f"/api/v1/jobs/{job_id}/result")["result"]
+
+
+def test_a_change_of_any_own_module_brings_workers_with_the_new_code(home: Path) -> None:
+    """A module that a pipeline imports counts too; broken code is named and changes nothing."""
+    (home / "versions.py").write_text(VERSIONS)
+    helping = home / "helping.py"
+    helping.write_text("VERSION = 1\n")
+    farm = OnTerminal(home, free_port(), words=("--reload",), DL_PIPELINES="versions", PYTHONPATH="", NO_COLOR="1")
+    try:
+        farm.wait_up()
+        assert version(farm) == 1
+        helping.write_text("VERSION = 2\n")
+        until(lambda: "dataloader up: helping.py changed: new workers start" in farm.said)
+        until(lambda: version(farm) == 2)
+        helping.write_text("VERSION = \n")
+        until(lambda: "helping.py changed, and the workers go on with the code of before" in farm.said)
+        assert "SyntaxError" in farm.said
+        assert version(farm) == 2
+        helping.write_text("VERSION = 3\n")
+        until(lambda: version(farm) == 3)
+        assert not farm.is_colored
     finally:
         farm.close()
 
@@ -425,8 +471,8 @@ def test_the_address_to_ask_at(host: str, address: str) -> None:
 
 
 def test_an_address_that_is_not_ours_is_refused() -> None:
-    with pytest.raises(up.Refused, match=r"cannot listen on 203\.0\.113\.1 port"):
-        up._await_port("203.0.113.1", free_port())
+    with pytest.raises(ports.NotFree, match=r"cannot listen on 203\.0\.113\.1 port"):
+        ports.wait_for("203.0.113.1", free_port())
 
 
 def test_the_queue_and_address_are_said_where_they_are_not_the_defaults(home: Path) -> None:

@@ -6,7 +6,6 @@ A step that may block runs in a thread, and the test waits until PostgreSQL itse
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import psycopg
+from patience import PATIENCE, until
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -23,7 +23,6 @@ from dataloader.queue.enqueue import enqueue as add
 from dataloader.queue.job import Finish, Job, Status
 from dataloader.queue.lifecycle import Step
 
-PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
 BACKOFF_SEC = 15.0
 _keys = itertools.count(1)
 
@@ -66,16 +65,6 @@ class Worker:
     def notes(self) -> list[str]:
         """The queues this session was told of since it was last asked; nothing committed is still on its way."""
         return heard(self.conn)
-
-
-def until(question: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Ask until the answer is true, and return it."""
-    deadline = time.monotonic() + patience
-    while not (answer := question()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {patience:g} s for {what}")
-        time.sleep(0.002)
-    return answer
 
 
 def heard(listener: psycopg.Connection[Any], channel: str = "dl_jobs") -> list[str]:

@@ -435,6 +435,7 @@ NEW_TABLES = (
     "dl_needs",
     "dl_totals",
     "dl_pace",
+    "dl_pace_long",
     "dl_rolled",
     "dl_lengths",
     "dl_freed",
@@ -452,6 +453,8 @@ NEW_TABLES = (
     "dl_durations",
     "dl_predictions",
     "dl_error_notes",
+    "dl_job_logs",
+    "dl_spans",
 )
 
 

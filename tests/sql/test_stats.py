@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import random
 from collections import Counter
@@ -77,7 +78,9 @@ FILTERS = [
 def matches(job: dict[str, Any], wanted: dict[str, str]) -> bool:
     """The filter, said once more."""
     groups: dict[str, Callable[[], bool]] = {
+        "ready": lambda: job["status"] == "queued" and job["blocked_on"] is None,
         "scheduled": lambda: job["blocked_on"] == "time",
+        "blocked": lambda: job["status"] == "queued" and job["blocked_on"] not in (None, "time"),
         "fresh": lambda: job["status"] == "queued" and job["attempt"] == 0,
         "retries": lambda: job["status"] == "queued" and job["attempt"] > 0,
         "dead": lambda: job["status"] in ("failed", "lost"),
@@ -439,6 +442,45 @@ def test_sums_of_the_journal_count_each_row_once(conn: db.Connection, worker: Wo
     worker.finish(worker.take())
     stats.aggregate(conn)
     assert {each["kind"]: each["count"] for each in stats.totals(conn)}["done"] == 3
+
+
+def test_throughput_has_each_step_once_up_to_the_present_one(conn: db.Connection, worker: Worker) -> None:
+    for verb in ("succeed", "fail", "retry"):
+        enqueue(conn)
+        worker.finish(worker.take(), verb)
+        stats.aggregate(conn)  # a second round adds to the rows of the first
+    for span, step in ((3_600, 60), (6 * 3_600, 300), (86_400, 900), (7 * 86_400, 3_600)):
+        steps = stats.throughput(conn, span, step)
+        assert len(steps) == span // step
+        assert {(b["at"] - a["at"]).total_seconds() for a, b in itertools.pairwise(steps)} == {step}
+        assert steps[-1]["at"] <= datetime.now(UTC) < steps[-1]["at"] + timedelta(seconds=step + 5)
+        assert (sum(each["processed"] for each in steps), sum(each["failed"] for each in steps)) == (3, 2)
+
+
+def test_throughput_is_kept_for_eight_days(conn: db.Connection, worker: Worker) -> None:
+    conn.execute(
+        "INSERT INTO dl_pace_long SELECT date_bin('5 min', now() - make_interval(days => day), '2000-01-01'), 'q', 1, 0"
+        "  FROM unnest('{6, 7, 9}'::int[]) day"
+    )
+    enqueue(conn)
+    worker.finish(worker.take())
+    stats.aggregate(conn)
+    kept = conn.execute("SELECT count(*) FROM dl_pace_long WHERE at < now() - interval '1 day'").fetchone()
+    assert kept == (2,)
+    assert sum(each["processed"] for each in stats.throughput(conn, 7 * 86_400, 3_600)) == 2
+
+
+def test_what_a_run_uses_is_that_of_its_worker_and_not_old(conn: db.Connection, worker: Worker) -> None:
+    job_id = enqueue(conn)
+    worker.take()
+    shown = {"worker": worker.name, "pid": 1, "queue": "q", "state": "busy", "job_id": str(job_id), "jobs": 1}
+    stats.show_workers(conn, "farm", "host", [shown | {"memory_bytes": 5_000_000, "cpu_percent": 50.0}])
+    used = stats.used(conn, job_id, worker.name) or {}
+    assert (used["memory_bytes"], used["cpu_percent"]) == (5_000_000, 50.0)
+    assert stats.used(conn, job_id, "another") is None
+    assert stats.used(conn, enqueue(conn), worker.name) is None
+    conn.execute("UPDATE dl_workers SET seen_at = now() - interval '31 s'")
+    assert stats.used(conn, job_id, worker.name) is None
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.3, 0.8, 3, 10, 30, 100, 600, 2_000, 10_000, 50_000, 200_000])

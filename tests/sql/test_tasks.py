@@ -186,6 +186,16 @@ def test_what_a_task_says_is_the_latest_word_and_written_only_where_it_differs(c
     assert value(conn, "SELECT max_attempts FROM dl_tasks WHERE task = 'once'") is None
 
 
+def test_the_schema_of_a_tasks_args_is_the_latest(conn: db.Connection) -> None:
+    operations.tell_tasks(conn, {"typed": {"args_schema": "{}"}, "free": {}})
+    assert operations.args_schemas(conn, ["typed", "free", "unknown"]) == {"typed": "{}", "free": None}
+    for newer in ('{"type": "object"}', None):
+        operations.tell_tasks(conn, {"typed": {"args_schema": newer}})
+        assert operations.args_schemas(conn, ["typed"]) == {"typed": newer}
+    with pytest.raises(psycopg.errors.CheckViolation):
+        operations.tell_tasks(conn, {"typed": {"args_schema": "x" * 65_537}})
+
+
 def test_the_order_of_the_args_counts(conn: db.Connection) -> None:
     operations.tell_tasks(conn, {"paint": told(None, "category", "model")})
     operations.tell_tasks(conn, {"paint": told(None, "model", "category")})

@@ -39,6 +39,7 @@ class Service:
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
+        self.has_no_names = False  # True: as an older service, which cannot say whether it knows a name
         self.answers: list[Answer] = [Answer(document=STARTED)]
         service = self
 
@@ -64,12 +65,18 @@ class Service:
         length = int(handler.headers.get("Content-Length") or 0)
         body = json.loads(handler.rfile.read(length)) if length else None
         headers = {name.lower(): value for name, value in handler.headers.items()}
+        if self.has_no_names and handler.path.startswith("/api/v1/names"):
+            self._send(handler, problem(404, "not-found"))
+            return
         self.asked.append(Asked(handler.command, handler.path, headers, body, handler.client_address[1]))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         time.sleep(answer.delay)
         if answer.close:
             handler.close_connection = True
             return
+        self._send(handler, answer)
+
+    def _send(self, handler: BaseHTTPRequestHandler, answer: Answer) -> None:
         raw = answer.raw if answer.raw is not None else json.dumps(answer.document).encode()
         raw = b"" if answer.status == 304 else raw
         handler.send_response(answer.status)

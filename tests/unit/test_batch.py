@@ -16,6 +16,7 @@ from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
+from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.host import Host
 from dataloader.farm.host_account import HostAccount
 from dataloader.farm.orders import Orders
@@ -41,7 +42,15 @@ def session(monkeypatch: pytest.MonkeyPatch) -> WorkerSession:
     """A session that opens without a server; each is known by its backend's number."""
     slot = SharedSlots(1).slots[0]
     monkeypatch.setattr("dataloader.farm.orders.Signals", lambda *_: SimpleNamespace(wait=lambda *_: []))
-    session = WorkerSession(SETTINGS, "", "q", Orders(SETTINGS, slot, -1), slot, structlog.get_logger())
+    session = WorkerSession(
+        SETTINGS,
+        "",
+        "q",
+        Orders(SETTINGS, slot, -1),
+        slot,
+        structlog.get_logger(),
+        FarmOutage(Note(), structlog.get_logger()),
+    )
     pids = iter(range(1, 9))
 
     def opened(_: float) -> None:

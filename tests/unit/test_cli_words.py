@@ -22,7 +22,19 @@ from click.testing import CliRunner, Result
 
 from dataloader.cli import doctor, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
-from dataloader.client import Backfill, Database, Event, Job, Overview, Queue, Schedule, Webhook, Webhooks, Worker
+from dataloader.client import (
+    Backfill,
+    Database,
+    ErrorGroup,
+    Event,
+    Job,
+    Overview,
+    Queue,
+    Schedule,
+    Webhook,
+    Webhooks,
+    Worker,
+)
 from dataloader.queue.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -31,6 +43,7 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Service]:
     made = Service()
+    made.has_no_names = True
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DL_URL", made.url)
     monkeypatch.delenv("DL_TOKEN", raising=False)
@@ -575,6 +588,10 @@ def interrupted(seconds: float) -> None:
     raise KeyboardInterrupt
 
 
+def group(error: str, dead: int, note: str | None = None) -> ErrorGroup:
+    return ErrorGroup("q", "load", error, dead, 1, NOW, NOW, UUID(ID), note=note)
+
+
 def test_doctor_says_what_is_wrong_with_the_farm() -> None:
     """The words are those of the dashboard's alerts; each has a command that shows more."""
     total = Queue(None)
@@ -591,6 +608,13 @@ def test_doctor_says_what_is_wrong_with_the_farm() -> None:
             ("webhook", "list"),
         ),
     ]
+    groups = [group("ValueError: few", 2), group("OSError: disk", 7, note="full"), group("KeyError", 0)]
+    worst, again = doctor.of_errors(groups)
+    assert worst.text.startswith("7 of 9 dead jobs have the same error: OSError: disk (task load, queue q).")
+    assert "Its note: full." in worst.text
+    assert worst.command == ("doctor", ID)
+    assert again.command == ("errors", "requeue", "--group", "OSError: disk", "--queue", "q", "--task", "load")
+    assert list(doctor.of_errors(groups[2:])) == list(doctor.of_errors([])) == []
     well = Overview(NOW, total, (Queue("q", workers=1),))
     for receivers in (Webhooks("alerts", False), Webhooks("alerts", True, (Webhook("ops"),)), None):
         assert list(doctor.of_farm(well, [], Database(), receivers)) == []

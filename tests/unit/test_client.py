@@ -33,6 +33,7 @@ from dataloader.client import (
     Job,
     JobFailed,
     NotFound,
+    Preview,
     QueueFull,
     Refused,
     Unauthorized,
@@ -452,6 +453,7 @@ GIVEN: dict[str, Any] = {
     "queue": "a/b",
     "to": "c",
     "url": "http://x",
+    "preview": Preview("requeue", target={"q": "status:dead"}),
 }
 
 

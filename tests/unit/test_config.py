@@ -111,7 +111,11 @@ def test_workers_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DL_TARGET_DSN", "postgresql://u:s3cret@h:5x9/d", "DL_TARGET_DSN: should have a number for the port"),
         ("WORKERS_JSON", "s3cret", "WORKERS_JSON: should be JSON such as"),
         ("WORKERS_JSON", '[{"queue":"q","concurrency":0}]', "WORKERS_JSON[0].concurrency: Input should be greater"),
-        ("WORKERS_JSON", '[{"queue":"q","workers":"s3cret"}]', "WORKERS_JSON[0].workers: Extra inputs"),
+        (
+            "WORKERS_JSON",
+            '[{"queue":"q","workers":"s3cret"}]',
+            "WORKERS_JSON[0].workers: there is no such word; ",
+        ),
         ("WORKERS_JSON", "[{}]", 'WORKERS_JSON[0]: should have either "queue", or "queues": ["orders", "stock"]'),
         ("WORKERS_JSON", '[{"queue":"a","queues":["b"]}]', 'WORKERS_JSON[0]: should have either "queue", or "queues"'),
         ("WORKERS_JSON", '[{"queues":[]}]', "WORKERS_JSON[0].queues: List should have at least 1 item"),

@@ -71,9 +71,10 @@ def test_progress_whatever_a_pipeline_yields(progress: Any, part: float | None, 
 
 
 def test_instants_are_in_the_zone_with_utc_beside_them() -> None:
-    moment = formats.clock(ZoneInfo("Europe/Moscow"), lambda: NOW)
+    moment = formats.clock(lambda: ZoneInfo("Europe/Moscow"), lambda: NOW)
     assert moment(NOW) == (
-        '<time datetime="2026-11-21T12:00:00Z" title="2026-11-21 12:00:00.000000 UTC">15:00:00</time>'
+        '<time datetime="2026-11-21T12:00:00Z"'
+        ' title="2026-11-21 15:00:00 Europe/Moscow = 2026-11-21 12:00:00.000000 UTC">15:00:00</time>'
     )
     assert ">00:30:00<" in moment(NOW.replace(day=20, hour=21, minute=30))  # today in that zone
     assert ">20 Nov 15:00:00<" in moment(NOW - timedelta(days=1))

@@ -14,7 +14,7 @@ import pytest
 import dataloader
 
 ROOT = Path(dataloader.__file__).parent
-EVERYBODY = {"config", "log"}
+EVERYBODY = {"config", "log", "otel"}
 PROCESSES = {"worker", "keeper", "reaper", "supervisor"}
 
 

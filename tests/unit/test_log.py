@@ -843,3 +843,14 @@ def test_the_documentation_names_every_event() -> None:
     )
     assert events - documented == set()
     assert documented - events <= {"worker.job.finished", "worker.ownership.lost"}, "chosen by a condition"
+
+
+def test_people_see_a_long_exception_whole_in_lines_that_fit() -> None:
+    exception = "\n".join(f'  File "load.py", line {number}, in step_{number}' for number in range(300))
+    event = record.stamped({"event": "failed", "exception": f"{exception}\nevil \x1b[2J"}, "error", "x", "application")
+    pieces = record.as_texts(event, colors=False)
+    assert all(len(piece) <= record.CAP and piece.endswith(b"\n") for piece in pieces)
+    text = b"".join(pieces).decode()
+    assert all(f"in step_{number}\n" in text for number in range(300))
+    assert all(line.startswith("    ") for line in text.splitlines()[1:])
+    assert "\x1b" not in text

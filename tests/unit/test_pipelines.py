@@ -192,7 +192,7 @@ def test_what_a_pipeline_says_of_its_jobs(affinity: Any, kept: Any) -> None:
     register("ask", max_attempts=3, affinity=affinity, cpus=2)(plain)
     register("silent")(plain)
     assert resolve("ask").affinity == kept
-    silent = dict.fromkeys(("max_attempts", "affinity", "limits", "memory_mb", "cpus"))
+    silent = dict.fromkeys(("max_attempts", "affinity", "limits", "memory_mb", "cpus", "args_schema"))
     assert pipelines.told() == {"ask": silent | {"max_attempts": 3, "affinity": kept, "cpus": 2}, "silent": silent}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from pydantic import BaseModel, Field
 
 from dataloader import pipelines
 from dataloader.pipelines import Context, PermanentError, Retry, Stopped, UnknownTask, register, retries
@@ -314,3 +315,22 @@ def test_the_ready_made_rules() -> None:
         assert whole / 2 <= retries.exponential(2, 60)(attempt) <= whole
     with pytest.raises(ValueError, match="step_sec should be above 0"):
         retries.linear(0)
+
+
+def test_args_are_checked_by_the_model_as_on_a_farm() -> None:
+    class Load(BaseModel):
+        day: str
+        limit: int = Field(default=10, ge=1)
+
+    told: list[Any] = []
+    register("typed", args=Load, on_exhausted=told.append)(lambda args: {"limit": args.limit})
+    register("typed.batch", args=Load, batch_size=5)(lambda args: {key: each[0].limit for key, each in args.items()})
+    for args in ({"day": "x", "limit": 5}, Load(day="x", limit=5)):
+        assert run("typed", args).result == {"limit": 5}
+    result = run("typed", {"limit": 0})
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert result.error == "day: Field required; limit: Input should be greater than or equal to 1"
+    assert told == [{"limit": 0}]
+    batch = run("typed.batch", {"a": [Load(day="x")], "b": [{"day": 5}]})
+    assert (batch.jobs, batch.results) == ({"a": ["succeeded"], "b": ["failed"]}, {"a": [10], "b": [None]})
+    assert run("typed.batch", {"a": [{}], "b": [{}]}).jobs == {"a": ["failed"], "b": ["failed"]}

@@ -15,13 +15,14 @@ from uuid import UUID
 
 from flask import Blueprint, Response, current_app, g, request
 
-from dataloader.api.dashboard import formats
+from dataloader.api.dashboard import formats, zones
 from dataloader.api.dashboard.render import done, failed, named_queue, queue_url
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.config import Settings
 from dataloader.queue import backfills, db, errors, new_schedule, operations, schedules
+from dataloader.queue.new_job import INT4_MAX
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)
@@ -211,6 +212,23 @@ def pause_queue(queue: str, verb: str) -> Response:
     return done(("The queue is paused on all hosts." if verb == "pause" else "The queue goes on.") + unknown)
 
 
+@blueprint.post("/queues/<anything:queue>/limit")
+@auth.require("operate")
+def limit_queue(queue: str) -> Response:
+    """Let the API refuse jobs of a queue from so many queued ones on; an empty field ends that."""
+    queue, text = named_queue(queue), request.form.get("max_length", "").strip()
+    if text and not (text.isascii() and text.isdigit() and int(text[:11]) <= INT4_MAX and len(text) < 11):
+        raise Problem(400, f"The limit should be a number from 0 to {INT4_MAX:,}, or empty for any number of jobs.")
+    limit = int(text) if text else None
+    with session() as conn:
+        is_known = operations.known(conn, queue)["is_known"]
+        operations.limit_length(conn, queue, limit, auth.who())
+    g.changed = {"queue": queue, "action": "limit", "max_length": limit}
+    unknown = "" if is_known else " No queue of this name is known now."
+    words = "Any number of jobs may be queued." if limit is None else f"The API refuses jobs from {limit:,} queued on."
+    return done(words + unknown)
+
+
 @blueprint.post("/queues/<anything:queue>/order")
 @auth.require("operate")
 def order_queue(queue: str) -> Response:
@@ -361,7 +379,7 @@ _BACKFILL_VERBS: dict[str, tuple[Callable[[db.Connection, str, str], Any], str]]
 def add_schedule() -> Response:
     """Add the schedule of the form."""
     try:
-        new = new_schedule.checked(schedule_of(request.form), _settings().timezone)
+        new = new_schedule.checked(schedule_of(request.form), zones.chosen().key)
     except ValueError as e:
         raise Problem(400, f"That was not done: {e}.") from None
     with session() as conn:

@@ -1,4 +1,4 @@
-"""Values as text for the dashboard's templates: times in the zone of the settings, durations, sizes, counts. Pure."""
+"""Values as text for the dashboard's templates: times in the zone of the page, durations, sizes, counts. Pure."""
 
 from __future__ import annotations
 
@@ -58,22 +58,35 @@ def short(job_id: object) -> str:
     return "…" + str(job_id)[-8:]
 
 
-def clock(zone: ZoneInfo, now: Callable[[], datetime]) -> Callable[[Any], Markup]:
-    """A filter that renders an instant as <time>: the zone's time as text, exact UTC in the attributes."""
+def clock(
+    zone: Callable[[], ZoneInfo], now: Callable[[], datetime], is_relative: bool = False
+) -> Callable[[Any], Markup]:
+    """A filter that renders an instant as <time>: the zone's time as text, the exact instant there and in UTC as title.
+
+    One that `is_relative` takes the focus; the page's script shows how long ago it is, and keeps that true.
+    """
+    relative = Markup(' class="ago" tabindex="0"') if is_relative else ""
 
     def moment(at: Any) -> Markup:
         if isinstance(at, str):
             at = _parsed(at)
         if not isinstance(at, datetime):
             return escape(NOTHING if at is None else at)
-        utc, here = at.astimezone(UTC), at.astimezone(zone)
-        return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        utc, here = at.astimezone(UTC), at.astimezone(zone())
+        return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
             utc.isoformat().replace("+00:00", "Z"),
-            utc.strftime("%Y-%m-%d %H:%M:%S.%f"),
-            _for_people(here, now().astimezone(zone)),
+            _exactly(here, utc),
+            relative,
+            _for_people(here, now().astimezone(here.tzinfo)),
         )
 
     return moment
+
+
+def _exactly(here: datetime, utc: datetime) -> str:
+    """`2026-11-21 15:00:00 Europe/Moscow = 2026-11-21 12:00:00.000000 UTC`."""
+    exact = utc.strftime("%Y-%m-%d %H:%M:%S.%f") + " UTC"
+    return exact if str(here.tzinfo) == "UTC" else f"{here:%Y-%m-%d %H:%M:%S} {here.tzinfo} = {exact}"
 
 
 def _for_people(at: datetime, now: datetime) -> str:

@@ -1,4 +1,8 @@
-"""PURE: the heat map of a backfill: its partitions as cells, days as a calendar."""
+"""PURE: the heat map of a backfill: its partitions as cells, days as a calendar.
+
+A page has thousands of cells. So they are written here: the template engine and the masking of each field would take
+some tenths of a second.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,12 @@ from datetime import date, timedelta
 from itertools import groupby
 from typing import Any
 
+from markupsafe import Markup, escape
+
+from dataloader.log import masked
 from dataloader.queue.partitions import moment
 
+_NO_CELL = '<span class="cell none"></span>'
 SPARSE = 3  # days for one partition: then most of a calendar would be empty
 Row = Mapping[str, Any]
 
@@ -33,6 +41,22 @@ def blocks(rows: Sequence[Row]) -> list[Block]:
     if not _is_calendar(days, len(rows)):
         return [Block(year, False, list(of_year)) for year, of_year in years]
     return [Block(year, True, _calendar(int(year), days)) for year, _ in years]
+
+
+def cells(block: Block, jobs: str) -> Markup:
+    """The cells of a block in HTML, each with a link to its job, whose address is `jobs` and the id."""
+    return Markup("".join(_cell(row, jobs) for row in block.cells))  # noqa: S704  of escaped parts
+
+
+def _cell(row: Row | None, jobs: str) -> str:
+    if row is None:
+        return _NO_CELL
+    # A moment holds no secret.
+    name = row["partition"] if moment(row["partition"]) else masked(row["partition"])
+    title, status = escape(f"{name}: {row['status']}"), row["status"]
+    if row["job_id"]:
+        return f'<a class="cell {status}" href="{jobs}{row["job_id"]}" title="{title}"></a>'
+    return f'<span class="cell {status}" title="{title}"></span>'
 
 
 def _is_calendar(days: Mapping[date, Row], count: int) -> bool:

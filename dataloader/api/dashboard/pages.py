@@ -12,35 +12,40 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from flask import Blueprint, Response, current_app, request, url_for
+from flask import Blueprint, Response, current_app, redirect, request, url_for
+from flask.typing import ResponseReturnValue
 
-from dataloader.api.dashboard import actions, formats, heat
+from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, lately, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, outlooks
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import alerts, db, operations, parents, predictions, stats, waiting
+from dataloader.check import database
+from dataloader.config import Settings
+from dataloader.queue import again, alerts, db, operations, parents, predictions, runs, stats, tallies, waiting
 from dataloader.queue import backfills as of_backfills
 from dataloader.queue import errors as of_errors
 from dataloader.queue import keys as of_keys
+from dataloader.queue import logs as of_logs
 from dataloader.queue import schedules as of_schedules
 from dataloader.queue import webhooks as receivers
 from dataloader.queue.cursor import WrongCursor
-from dataloader.queue.job import FINAL
+from dataloader.queue.job import FINAL, TALLIED
 from dataloader.queue.messages import KINDS
+from dataloader.queue.postgres import health
 
 blueprint = Blueprint("dashboard", __name__)
 blueprint.register_error_handler(Exception, failed)
-PACE_MINUTES = 30
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page
 ALERTS = 8  # shown on the overview
+CHECKED_SEC = 30.0  # for which the findings of `check` are shown
 EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
 EVENTS_AT_ONCE = 1_000
+LINES = 200  # of a log, on the page of its job
 CELLS = 4_000  # partitions of one page: ten years of days
 ANSWERS = 50  # of pages of backfills, that are kept for a second
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
@@ -48,7 +53,9 @@ TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
 STATUSES = [
     *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
+    ("ready", "ready: queued, waits for nothing"),
     ("scheduled", "scheduled: time has not come"),
+    ("blocked", "blocked: waits for key, jobs, limit"),
     ("fresh", "fresh: queued, never tried"),
     ("retries", "retries: queued again"),
     ("dead", "dead: failed or lost"),
@@ -59,8 +66,13 @@ T = TypeVar("T")
 
 @blueprint.get("/")
 def overview() -> Response:
-    """The overview: alerts, figures, throughput, queues, workers, the database."""
-    farm, workers, postgres, pace = _shared().ask(_read_overview)
+    """The overview: alerts, figures, throughput, queues, workers, the database; the address holds the chart's range."""
+    try:
+        wanted = throughput.range_of(request.args.get("range", throughput.DEFAULT))
+    except ValueError as error:
+        raise Problem(400, str(error)) from None
+    farm, workers, postgres, beginning = _shared().ask(_read_overview)
+    steps = _asked_lately(f"throughput {wanted.name}", lambda: _read_throughput(wanted))
     found = alerts.of_farm(farm, workers, postgres)
     return show(
         "overview.html",
@@ -71,30 +83,30 @@ def overview() -> Response:
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
-        **_pace(pace),
+        steps=_first_steps(beginning, workers),
+        chart=throughput.chart(wanted, steps),
+        ranges=throughput.RANGES.values(),
     )
 
 
-def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], Rows]:
+def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
     with session() as conn:
-        workers = _alive_first(stats.workers(conn))
-        return stats.overview(conn), workers, stats.postgres(conn), stats.pace(conn, PACE_MINUTES)
+        workers, farm = _alive_first(stats.workers(conn)), stats.overview(conn)
+        has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
+        return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
 
 
-def _pace(buckets: Rows) -> dict[str, Any]:
-    """The chart's columns, a bar a minute."""
-    minutes: dict[int, list[int]] = {}
-    for bucket in buckets:
-        bar = minutes.setdefault(int(bucket["at"].timestamp()) // 60 * 60, [0, 0])
-        bar[0] += bucket["processed"]
-        bar[1] += bucket["failed"]
-    processed, failed = ([bar[which] for bar in minutes.values()] for which in (0, 1))
-    return {
-        "pace": [list(minutes), processed, failed],
-        "pace_minutes": PACE_MINUTES,
-        "pace_processed": sum(processed),
-        "pace_failed": sum(failed),
-    }
+def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
+    """What to do next on a farm that has had no job yet; none for others."""
+    if beginning is None or beginning["has_begun"]:
+        return []
+    steps = first_steps.of_farm(beginning, workers, _settings(), request.host_url.rstrip("/"))
+    return [asdict(step) for step in steps]
+
+
+def _read_throughput(wanted: throughput.Range) -> Rows:
+    with session() as conn:
+        return stats.throughput(conn, wanted.span_sec, wanted.step_sec)
 
 
 @blueprint.get("/workers")
@@ -110,6 +122,26 @@ def workers() -> Response:
         busy=sum(worker["job_id"] is not None for worker in live),
         hosts=len({worker["host"] for worker in live}),
     )
+
+
+@blueprint.get("/postgres")
+def postgres() -> Response:
+    """The health of the queue's database, and what `dataloader check` would warn of there."""
+    sections = _asked_lately("postgres", _read_postgres)
+    findings: SharedAnswer[Any] = current_app.extensions.setdefault("findings", SharedAnswer(CHECKED_SEC, CHECKED_SEC))
+    return show("postgres.html", 200, findings=findings.ask(_read_findings), **sections)
+
+
+def _read_postgres() -> dict[str, dict[str, Any]]:
+    with session() as conn:
+        sections = health(conn)
+    return {name: {"rows": found.rows, "row": found.row, "unseen": found.unseen} for name, found in sections.items()}
+
+
+def _read_findings() -> Rows:
+    settings = _settings()
+    with session() as conn:
+        return [asdict(finding) for finding in database.of_open(conn, settings, settings.queue_dsn or "")]
 
 
 @blueprint.get("/schedules")
@@ -130,7 +162,7 @@ def backfills() -> Response:
 
 def _read_backfills() -> Rows:
     with session() as conn:
-        return of_backfills.listed(conn)
+        return of_backfills.listed(conn, outlooks.counts)
 
 
 @blueprint.get("/backfills/<name>")
@@ -145,7 +177,8 @@ def backfill(name: str) -> Response:
     return show(
         "backfill.html",
         b=_with_ended(found),
-        blocks=[asdict(block) for block in heat.blocks(rows)],
+        blocks=heat.blocks(rows),
+        cells=partial(heat.cells, jobs=url_for(".job", job_id="")),
         buttons=[asdict(button) for button in actions.of_backfill(found)],
         **_next("backfill", str(rows[-1]["place"]) if len(rows) == CELLS else None, name=name),
     )
@@ -153,7 +186,8 @@ def backfill(name: str) -> Response:
 
 def _read_backfill(name: str, after: int) -> tuple[dict[str, Any] | None, Rows]:
     with session() as conn:
-        return of_backfills.backfill(conn, name), of_backfills.of_ledger(conn, name, after, CELLS)
+        found = of_backfills.backfill(conn, name, outlooks.counts)
+        return found, of_backfills.of_ledger(conn, name, after, CELLS)
 
 
 def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
@@ -222,15 +256,20 @@ def _alive_first(workers: Rows) -> Rows:
 
 
 @blueprint.get("/jobs")
-def jobs() -> Response:
-    """A list of jobs; the address holds its filters, order and page."""
-    given = {name: request.args.get(name, "") for name in (*FILTERS, "status", "since", "until", "sort")}
-    page, mistake, local = stats.Page([], None), "", {"since": "", "until": ""}
+def jobs() -> ResponseReturnValue:
+    """A list of jobs, and how many there are; the address holds its filters, order and page."""
+    if any(not value for name, value in request.args.items() if name != "trail"):
+        return redirect(url_for(".jobs", **_without_empty()), 303)  # a form sends its empty fields, too
+    given = {name: request.args.get(name, "") for name in (*FILTERS, "q", "status", "since", "until", "sort")}
+    page, mistake, local, matching = stats.Page([], None), "", {"since": "", "until": ""}, ""
+    tally = None
     try:
         wanted, after = _wanted(given), request.args.get("after") or None
         local = {"since": _local(wanted.since), "until": _local(wanted.until)}
+        matching = bulk.matching(wanted)
         with session() as conn:
             page = stats.jobs(conn, wanted, SHOWN, after)
+        tally = _asked_lately(f"tally {given}", lambda: _read_tally(wanted))
     except ValueError as error:
         mistake = str(error)
     return show(
@@ -241,10 +280,28 @@ def jobs() -> Response:
         statuses=STATUSES,
         jobs=page.jobs,
         mistake=mistake,
+        advice=page.advice,
+        tally=tally and tally.document(),
+        to_kind={kind: url_for(".jobs", **_without_empty(status=kind)) for kind in TALLIED},
+        matching=matching,
+        orders=bulk.ORDERS,
         buttons=[asdict(button) for button in actions.of_list(given)],
         only={name: given[name] for name in actions.FILTERS if given[name]},
         **_neighbours(given, page.next),
     )
+
+
+def _read_tally(wanted: stats.Wanted) -> tallies.Tally:
+    with session() as conn:
+        return tallies.tally(conn, wanted)
+
+
+def _without_empty(**changes: str) -> dict[str, Any]:
+    """The parameters of the address that say something; with changes those of another list, from its first page on."""
+    given: dict[str, Any] = {name: value for name, value in request.args.items() if value and name != "trail"}
+    if changes:
+        return {name: value for name, value in given.items() if name != "after"} | changes
+    return given | ({"trail": request.args.getlist("trail")} if "trail" in request.args else {})
 
 
 def _wanted(given: Mapping[str, str]) -> stats.Wanted:
@@ -253,25 +310,25 @@ def _wanted(given: Mapping[str, str]) -> stats.Wanted:
         raise ValueError("A filter should have no NUL character in it.")
     if given["status"] and given["status"] not in dict(STATUSES):
         raise ValueError(f"The status should be one of: {', '.join(dict(STATUSES))}.")
-    texts = {name: given[name] or None for name in (*FILTERS, "status")}
+    texts = {name: given[name] or None for name in (*FILTERS, "q", "status")}
     sort = "key" if given["sort"] == "key" else "changed"
     return stats.Wanted(**texts, since=_instant(given["since"]), until=_instant(given["until"]), sort=sort)
 
 
 def _instant(text: str) -> datetime | None:
-    """An instant of a filter; without an offset it is in the zone of the settings."""
+    """An instant of a filter; without an offset it is in the zone of the page."""
     if not text:
         return None
     try:
         at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=_zone())).astimezone(UTC)
+        return (at if at.tzinfo else at.replace(tzinfo=zones.chosen())).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ValueError("A time should be a date and a time, as 2026-01-31T14:30.") from None
 
 
 def _local(at: datetime | None) -> str:
     """`at` as the value of an HTML field for date and time."""
-    return at.astimezone(_zone()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
+    return at.astimezone(zones.chosen()).strftime("%Y-%m-%dT%H:%M:%S") if at else ""
 
 
 def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, str | None]:
@@ -296,29 +353,49 @@ def job(job_id: str) -> Response:
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
         ending = _ending(conn, wanted)
+        used = stats.used(conn, wanted, found["claimed_by"]) if found and found["status"] == "running" else None
+        written = _logs(conn, wanted)
     if found is None:
         raise Problem(404, "There is no job with this id: it was deleted, or its history is over.")
     waiting_for = found["waiting_for"] or {}
     entries = [event for event in events if event["kind"] != "heartbeat"]
     attempts = [attempt._asdict() for attempt in stats.attempts(events)]
+    now = datetime.now(UTC)
+    waits = waiting.words(found["waiting_for"], now)
+    run_sec = _since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None
     return show(
         "job.html",
         job=found,
         facts=_facts(found),
         **_result(returned),
+        **written,
         family=family,
         ending=ending,
         reasons=predictions.REASONS,
-        waiting=waiting.words(found["waiting_for"], datetime.now(UTC)),
+        waiting=waits,
+        reason=card.reason(found, waits),
         holder=waiting_for.get("job_id"),
         is_ordered=is_ordered,
-        run_sec=_since(attempts[-1]["started_at"]) if attempts and attempts[-1]["ended_at"] is None else None,
+        run_sec=run_sec,
+        left_sec=card.left_sec(found, events, run_sec, now) if found["status"] == "running" else None,
+        used=used,
         attempts=attempts,
         events=entries,
         heartbeats=len(events) - len(entries),
         later=url_for(".job", job_id=wanted, after=events[-1]["event_id"]) if len(events) == EVENTS else None,
         buttons=[asdict(button) for button in actions.of_job(found)],
+        **again.links(events),
     )
+
+
+def _logs(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
+    """The last lines of the attempt that the address names, or of the latest one that has written something."""
+    attempts = of_logs.attempts(conn, job_id)
+    asked = request.args.get("attempt", type=int)
+    attempt = asked if asked in attempts else max(attempts, default=None)
+    lines = of_logs.last(conn, job_id, attempt, LINES) if attempt is not None else []
+    is_cut = len(lines) == LINES and lines[0]["line"] > 1
+    return {"log": lines, "log_attempts": attempts, "log_attempt": attempt, "log_is_cut": is_cut}
 
 
 def _ending(conn: db.Connection, job_id: UUID) -> dict[str, Any] | None:
@@ -359,14 +436,15 @@ _ELSEWHERE = {
     "max_attempts",
     "schedule",
     "checkpoint",
+    "queue",
+    "lock_key",
+    "attempt",
+    "claimed_by",
 }
 # The order of the other fields; a field without a label follows.
 _LABELS = {
-    "queue": "Queue",
-    "lock_key": "Key",
     "partition_key": "Partition",
     "priority": "Priority",
-    "attempt": "Attempt",
     "producer": "Producer",
     "consumer_group": "Consumer group",
     "affinity_key": "Affinity key",
@@ -383,7 +461,6 @@ _LABELS = {
     "score": "Score",
     "lease_ttl_sec": "Lease",
     "lease_expires_at": "Lease until",
-    "claimed_by": "Claimed by",
     "claims": "Claims",
     "backoffs": "Back-offs",
     "blocked_on": "Blocked on",
@@ -499,8 +576,14 @@ def queue(queue: str) -> Response:
         ending=ending,
         reasons=predictions.REASONS,
         keys=_worded(first_keys),
+        **_runs(queue),
         buttons=[asdict(button) for button in actions.of_queue(found)],
     )
+
+
+def _runs(queue: str) -> dict[str, Any]:
+    found = lately.read(runs.of_queue, queue, lately.asked_range())
+    return {"found": found, "ranges": list(runs.RANGES), **charts.drawn(found)}
 
 
 _LISTS = (
@@ -531,5 +614,6 @@ def _shared() -> SharedAnswer[Any]:
     return shared
 
 
-def _zone() -> ZoneInfo:
-    return ZoneInfo(current_app.extensions["settings"].timezone)
+def _settings() -> Settings:
+    settings: Settings = current_app.extensions["settings"]
+    return settings

@@ -11,14 +11,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlencode
-from zoneinfo import ZoneInfo
 
 from flask import Blueprint, Response, current_app, g, render_template, request, url_for
 from flask.blueprints import BlueprintSetupState
 from werkzeug.exceptions import HTTPException, NotFound
 
 from dataloader import log
-from dataloader.api.dashboard import formats
+from dataloader.api.dashboard import formats, zones
 from dataloader.api.server.health import VERSION
 from dataloader.api.web import auth
 from dataloader.config import Settings
@@ -73,7 +72,7 @@ def failed(error: Exception) -> Response | HTTPException:
     """An error as a page, or for htmx as a text."""
     if isinstance(error, HTTPException) and (error.code or 500) < 400:
         return error
-    answer = _answer(error)
+    answer = as_problem(error)
     problem = answer.get_json()
     if "HX-Request" in request.headers:
         response = Response(problem["detail"], answer.status_code, mimetype="text/plain")
@@ -84,7 +83,7 @@ def failed(error: Exception) -> Response | HTTPException:
     return response
 
 
-def _answer(error: Exception) -> Response:
+def as_problem(error: Exception) -> Response:
     """The problem document that the API would answer with."""
     handlers = current_app.error_handler_spec[None][None]
     handle = next(handlers[kind] for kind in type(error).__mro__ if kind in handlers)
@@ -107,9 +106,10 @@ def _of_every_page() -> dict[str, Any]:
         "asset": _asset,
         "queue_url": queue_url,
         "key_url": key_url,
+        "task_url": task_url,
         "environment": settings.environment,
         "version": VERSION,
-        "zone": settings.timezone,
+        **zones.choice(),
         "here": auth.here(),
         "who": g.get("token_name"),
         "may_operate": auth.may("operate"),
@@ -121,9 +121,11 @@ def _of_every_page() -> dict[str, Any]:
 def _teach(state: BlueprintSetupState) -> None:
     environment = state.app.jinja_env
     environment.trim_blocks = environment.lstrip_blocks = True
-    zone = ZoneInfo(state.app.extensions["settings"].timezone)
+    zones.install(state.app)
+    now = partial(datetime.now, UTC)
     environment.filters |= {
-        "moment": formats.clock(zone, partial(datetime.now, UTC)),
+        "moment": formats.clock(zones.chosen, now),
+        "ago": formats.clock(zones.chosen, now, is_relative=True),
         **{name: getattr(formats, name) for name in FILTERS},
         "steps": formats.steps,
         "first_line": formats.first_line,
@@ -147,6 +149,18 @@ def queue_url(queue: str, verb: str = "", **parameters: str | None) -> str:
 def key_url(queue: str, lock_key: str) -> str:
     """The address of a key's page. A key may be any text, so it stands in the query."""
     return url_for("dashboard.key", queue=queue, lock_key=lock_key)
+
+
+def task_url(task: str, **parameters: str) -> str:
+    """The address of a task's page. A task may have any name: `.` and `..` stand in the query, as those of queues."""
+    is_dots = task in (".", "..")
+    query = urlencode(({"name": task} if is_dots else {}) | parameters)
+    return url_for("dashboard.task", task="-" if is_dots else task) + (f"?{query}" if query else "")
+
+
+def named_task(in_path: str) -> str:
+    """The task of an address made by `task_url`."""
+    return named_queue(in_path)
 
 
 def named_queue(in_path: str) -> str:

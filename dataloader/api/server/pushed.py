@@ -69,7 +69,7 @@ class Sender:
         Thread(target=self._send, name="figures", daemon=True).start()
 
     def close(self) -> None:
-        """Send the last figures, for telemetry.FLUSH_SEC at most."""
+        """Send the last figures, for otel.FLUSH_SEC at most."""
         self._is_over.set()
         telemetry.close(self._provider)
 

@@ -10,7 +10,7 @@ from flask import Blueprint, g
 from pydantic import BaseModel
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth
+from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem
 from dataloader.queue import backfills
@@ -28,7 +28,7 @@ _given = partial(operation, "backfills", body=NewBackfill, query=requests.Query,
 def list_backfills() -> dict[str, Any]:
     """The newest backfills, up to 100, each with the counts of its partitions."""
     with session() as conn:
-        return {"backfills": backfills.listed(conn)}
+        return {"backfills": backfills.listed(conn, outlooks.counts)}
 
 
 @blueprint.post("")
@@ -61,7 +61,7 @@ def try_backfill(body: BaseModel) -> dict[str, Any]:
 def get_backfill(backfill: str) -> dict[str, Any]:
     """One backfill, with the counts of its partitions."""
     with session() as conn:
-        return _found(backfills.backfill(conn, _known(backfill)))
+        return _found(backfills.backfill(conn, _known(backfill), outlooks.counts))
 
 
 @blueprint.get("/<backfill>/partitions")

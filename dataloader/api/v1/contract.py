@@ -11,7 +11,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth
+from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.long_poll import LongPolls, Outcome
 from dataloader.api.web.problems import retry_after
@@ -39,6 +39,7 @@ def trigger(body: Trigger) -> dict[str, Any]:
     key, traceparent = request.headers.get("Idempotency-Key"), request.headers.get("traceparent")
     new = requests.new_job(body, _default_lease(), key, traceparent)
     with session() as conn:
+        arguments.require(conn, new)
         job_id, status = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
     return {"job_id": job_id, "status": status}
 
@@ -61,6 +62,7 @@ def batch(body: requests.Batch) -> Response:
     if trace := requests.trace(request.headers.get("traceparent")):
         columns["trace"] = [trace]
     with session() as conn:
+        arguments.require_all(conn, columns)
         require_room_for(conn, columns)
         added = enqueue_columns(conn, columns, asker=auth.asker())
     g.changed = {"jobs": len(added)}

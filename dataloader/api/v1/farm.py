@@ -9,7 +9,7 @@ from flask import Blueprint
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
-from dataloader.queue import stats
+from dataloader.queue import operations, runs, stats
 
 blueprint = Blueprint("farm", __name__, url_prefix="/api/v1")
 
@@ -34,11 +34,31 @@ def list_workers() -> dict[str, Any]:
 
 @blueprint.get("/tasks")
 @auth.require("read")
-@operation("farm", responses.Tasks, query=requests.Query)
-def list_tasks() -> dict[str, Any]:
-    """The memory and the processors that the runs of each task need."""
+@operation("farm", responses.Tasks, query=requests.Tasks)
+def list_tasks(query: requests.Tasks) -> dict[str, Any]:
+    """The memory and the processors that the runs of each task need; with `range` also what its runs have used."""
     with session() as conn:
-        return {"tasks": stats.tasks(conn)}
+        return {"tasks": runs.of_tasks(conn, query.range) if query.range else stats.tasks(conn)}
+
+
+@blueprint.get("/tasks/<anything:task>")
+@auth.require("read")
+@operation("farm", responses.TaskRuns, query=requests.OfTask)
+def task_runs(task: str, query: requests.OfTask) -> dict[str, Any]:
+    """What the runs of a task took: counts, failures, percentiles, a histogram, and the period before to compare."""
+    with session() as conn:
+        return runs.of_task(conn, task, query.range)
+
+
+@blueprint.get("/names")
+@auth.require("read", "trigger", "operate")
+@operation("farm", responses.Names, query=requests.Names)
+def look_up_names(query: requests.Names) -> dict[str, Any]:
+    """Whether the farm knows a queue and a task, before a mistyped name makes a new one; similar names for `read`."""
+    with session() as conn:
+        found = operations.names(conn, query.queue, query.task)
+    may_read = auth.may("read")
+    return {kind: name if may_read or name is None else name | {"similar": []} for kind, name in found.items()}
 
 
 @blueprint.get("/pace")

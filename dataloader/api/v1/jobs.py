@@ -16,7 +16,8 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import lifecycle, operations, parents, predictions, stats
+from dataloader.queue import lifecycle, logs, operations, parents, predictions, stats
+from dataloader.queue.search import WrongSearch
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
 _operate = operation(
@@ -35,9 +36,11 @@ def list_jobs(query: requests.Jobs) -> Response:
             page = stats.jobs(conn, wanted, query.limit, query.after)
         except stats.TooMany as e:
             raise invalid("/sort", "too_many", str(e)) from None
+        except WrongSearch as e:
+            raise invalid("/q", "search", str(e)) from None
         except ValueError as e:
             raise invalid("/after", "cursor", str(e)) from None
-    return paged({"jobs": page.jobs, "next": page.next}, page.next)
+    return paged({"jobs": page.jobs, "next": page.next, "advice": page.advice}, page.next)
 
 
 @blueprint.get("/jobs/<job:job_id>")
@@ -89,6 +92,21 @@ def job_events(job_id: UUID, query: requests.JobEvents) -> Response:
             found(lifecycle.status(conn, job_id))
     following = rows[-1]["event_id"] if len(rows) == query.limit else None
     return paged({"events": rows, "next": following}, following)
+
+
+@blueprint.get("/jobs/<anything:job_id>/logs")
+@auth.require("read")
+@operation("jobs", responses.JobLogs, query=requests.JobLogs)
+def job_logs(job_id: UUID, query: requests.JobLogs) -> Response:
+    """What the runs of one job have written, line by line, the oldest first."""
+    with session() as conn:
+        try:
+            page = logs.page(conn, job_id, query.after, query.attempt, query.limit)
+        except ValueError as e:
+            raise invalid("/after", "cursor", str(e)) from None
+        if not page.lines:
+            found(lifecycle.status(conn, job_id))
+    return paged({"lines": page.lines, "next": page.next}, page.next)
 
 
 @blueprint.post("/jobs/<anything:job_id>/requeue")

@@ -17,7 +17,7 @@ from werkzeug.routing import Rule
 
 from dataloader.api.v1 import responses
 from dataloader.api.web import auth
-from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, Operation
+from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
 from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
@@ -56,6 +56,10 @@ _PATH: dict[str, Node] = {
     "queue": {
         "description": "percent-encoded",
         "schema": {"type": "string", "minLength": 1, "maxLength": QUEUE_LIMIT, "pattern": _STORABLE},
+    },
+    "task": {
+        "description": "percent-encoded",
+        "schema": {"type": "string", "minLength": 1, "maxLength": TASK_LIMIT, "pattern": _STORABLE},
     },
     "name": {"description": "of a schedule", "schema": {"type": "string", "minLength": 1, "pattern": SCHEDULE_NAME}},
     "backfill": {

@@ -12,7 +12,7 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import db, keys, operations, predictions, stats
+from dataloader.queue import db, keys, operations, predictions, runs, stats
 from dataloader.queue.cursor import WrongCursor
 
 AT_ONCE = 1_000  # jobs that one request changes
@@ -54,6 +54,15 @@ def predict_queue(queue: str) -> dict[str, Any]:
     """When all that is queued and runs now will have ended, the range of that, and how right such predictions were."""
     with session() as conn:
         return predictions.of_queue(outlooks.outlook(conn, queue))
+
+
+@blueprint.get("/<anything:queue>/runs")
+@auth.require("read")
+@operation("queues", responses.QueueRuns, query=requests.Runs, keeps_query=True)
+def queue_runs(queue: str, query: requests.Runs) -> dict[str, Any]:
+    """What the runs of a queue took: counts, failures, percentiles, a histogram, and the period before to compare."""
+    with session() as conn:
+        return runs.of_queue(conn, queue, query.range)
 
 
 @blueprint.post("/<anything:queue>/pause")

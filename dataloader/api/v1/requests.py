@@ -20,10 +20,12 @@ from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusa
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
 from dataloader.queue import webhooks
+from dataloader.queue.bulk import ORDERS, Target
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.errors import NOTE_MOST
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
+from dataloader.queue.logs import PAGE as LINES_MOST
 from dataloader.queue.messages import KINDS
 from dataloader.queue.new_backfill import MaxRunning
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
@@ -31,7 +33,10 @@ from dataloader.queue.new_job import hooked as after_hooks
 from dataloader.queue.parents import Parents, fault
 from dataloader.queue.partitions import MOST
 from dataloader.queue.partitions import STATUSES as OF_PARTITIONS
+from dataloader.queue.runs import RANGES, USUAL
 from dataloader.queue.schedules import NEXT, NEXT_MOST
+from dataloader.queue.search import LENGTH
+from dataloader.queue.stats import Wanted
 
 LIMIT = 200  # rows of one page
 MINUTES = 360
@@ -66,8 +71,12 @@ _AsNumber = BeforeValidator(_number)
 Text = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
 Instant = Annotated[datetime, BeforeValidator(instant)]
 Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
+RangeName: TypeAlias = Literal[tuple(RANGES)]  # type: ignore[valid-type]
 ListedBy: TypeAlias = Literal[STATUSES]  # type: ignore[valid-type]
 AfterEvent = Annotated[int, Field(ge=0, le=BIGINT_MAX, description="rows with a greater `event_id`"), _AsNumber]
+
+
+_JobId = Annotated[str, Field(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]
 
 
 class Query(BaseModel):
@@ -76,9 +85,14 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class Jobs(Query):
-    """GET /api/v1/jobs. Filters that are given must all hold."""
+class Filters(Query):
+    """Which jobs a list has. Filters that are given must all hold."""
 
+    q: Text | None = Field(
+        default=None,
+        description="a search: words (parts of task, queue or key, or an id) and fields, such as `status:dead`,"
+        " `task:load.csv`, `args.date:2024-05-01`, `id:0190a5d`; quotes keep spaces and colons",
+    )
     queue: Text | None = None
     task: Text | None = None
     status: ListedBy | None = Field(
@@ -91,12 +105,25 @@ class Jobs(Query):
     error_group: Text | None = Field(default=None, description="the group of the error, as /api/v1/errors has it")
     since: Instant | None = Field(default=None, description="changed then or later")
     until: Instant | None = Field(default=None, description="changed before")
+
+
+class Jobs(Filters):
+    """GET /api/v1/jobs."""
+
     sort: Literal["changed", "key"] = "changed"
     limit: Limit = 50
     after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
         default=None,
         description="`next` of the page before; the other parameters as they were",
         json_schema_extra={"format": "cursor"},
+    )
+
+
+class Suggestions(Query):
+    """GET /api/v1/suggestions."""
+
+    q: Annotated[str, Field(max_length=LENGTH), AfterValidator(_storable)] = Field(
+        description="the text in the search box; its last word is completed"
     )
 
 
@@ -115,6 +142,18 @@ class JobEvents(Query):
 
     after: AfterEvent = 0
     limit: Limit = LIMIT
+
+
+class JobLogs(Query):
+    """GET /api/v1/jobs/{job_id}/logs."""
+
+    after: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_storable)] | None = Field(
+        default=None,
+        description="`next` of the page before, or the `place` of the last line, to go on later",
+        json_schema_extra={"format": "cursor"},
+    )
+    attempt: Annotated[int, Field(ge=1, le=INT4_MAX, description="of this attempt only"), _AsNumber] | None = None
+    limit: Annotated[int, Field(ge=1, le=LINES_MOST, description="at most so many"), _AsNumber] = LINES_MOST
 
 
 class FarmEvents(Query):
@@ -147,6 +186,32 @@ class Keys(OfQueue):
     )
 
 
+class Tasks(Query):
+    """GET /api/v1/tasks."""
+
+    range: RangeName | None = Field(default=None, description="adds what the runs of this time have used")
+
+
+class NamedTask(Query):
+    """GET /api/v1/tasks/{task}/schema."""
+
+    name: Literal[".", ".."] | None = Field(
+        default=None, description="the task, for these two names, which clients and proxies take out of a path"
+    )
+
+
+class OfTask(NamedTask):
+    """GET /api/v1/tasks/{task}."""
+
+    range: RangeName = USUAL
+
+
+class Runs(OfQueue):
+    """GET /api/v1/queues/{queue}/runs."""
+
+    range: RangeName = USUAL
+
+
 class Errors(Query):
     """GET /api/v1/errors. Filters that are given must all hold."""
 
@@ -159,6 +224,13 @@ class Pace(Query):
     """GET /api/v1/pace."""
 
     minutes: Annotated[int, Field(ge=1, le=MINUTES, description="how far back"), _AsNumber] = 60
+
+
+class Names(Query):
+    """GET /api/v1/names."""
+
+    queue: Text | None = None
+    task: Text | None = None
 
 
 class Schedules(Query):
@@ -199,6 +271,17 @@ class Batch(Body):
             raise invalid("/on_done/depends_on", "depends_on", message)
         last = {"on_parent_failure": "run", **self.on_done, "depends_on": list(range(len(self.jobs)))}
         return [*self.jobs, last]
+
+
+class Again(Body):
+    """The body of POST /api/v1/jobs/{job_id}/again, which may be left out."""
+
+    args: dict[str, Any] = Field(default_factory=dict, description="replace the job's args of these names")
+    without: list[Text] = Field(default_factory=list, max_length=1_000, description="names of args to leave out")
+    queue: Text | None = Field(default=None, description="null: the job's; so for the next two")
+    lock_key: Text | None = None
+    priority: int | None = Field(default=None, ge=0, le=INT4_MAX)
+    idempotency_key: Text | None = Field(default=None, description="so that the request may be sent again")
 
 
 class Cancel(Body):
@@ -264,9 +347,7 @@ class Move(Body):
 class Bulk(Body):
     """The jobs of a bulk request."""
 
-    job_ids: list[Annotated[str, Field(pattern="^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")]] = Field(
-        max_length=BULK_JOBS
-    )
+    job_ids: list[_JobId] = Field(max_length=BULK_JOBS)
 
     @property
     def ids(self) -> list[UUID]:
@@ -278,6 +359,56 @@ class BulkCancel(Bulk):
     """The body of POST /api/v1/jobs/bulk/cancel."""
 
     force: bool = False
+
+
+class Matching(Body):
+    """Filters of a list, as GET /api/v1/jobs has them; at least one should be given."""
+
+    q: Text | None = None
+    queue: Text | None = None
+    task: Text | None = None
+    status: ListedBy | None = None
+    lock_key: Text | None = None
+    partition_key: Text | None = None
+    producer: Text | None = None
+    consumer_group: Text | None = None
+    error_group: Text | None = None
+    since: Instant | None = None
+    until: Instant | None = None
+
+
+class BulkPreview(Body):
+    """The body of POST /api/v1/jobs/bulk/preview: one of `matching` and `job_ids`."""
+
+    order: Literal[tuple(ORDERS)]  # type: ignore[valid-type]
+    matching: Matching | None = Field(default=None, description="the jobs of a list; at least one filter")
+    job_ids: Annotated[list[_JobId], Field(min_length=1, max_length=BULK_JOBS)] | None = Field(
+        default=None, description="these jobs"
+    )
+
+    @property
+    def target(self) -> Target:
+        """The jobs that the order is for; raises a 400 Problem unless they are named, in one way."""
+        if (self.matching is None) == (self.job_ids is None):
+            raise invalid("", "target", "an order should name jobs by one of matching and job_ids")
+        if self.job_ids is not None:
+            return Target(Wanted(), tuple(dict.fromkeys(map(UUID, self.job_ids))))
+        filters = self.matching.model_dump(exclude_none=True) if self.matching else {}
+        if not filters:
+            message = "matching should have at least one filter, such as status or q: it would be for every job"
+            raise invalid("/matching", "target", message)
+        return Target(Wanted(**filters))
+
+
+class BulkOrder(BulkPreview):
+    """The body of POST /api/v1/jobs/bulk: that of the preview, and its confirmation."""
+
+    confirmation: Annotated[str, Field(min_length=1, max_length=1_000), AfterValidator(_storable)] = Field(
+        description="`confirmation` of the preview"
+    )
+    after: Annotated[str, Field(min_length=1, max_length=2_000), AfterValidator(_storable)] | None = Field(
+        default=None, description="`next` of the answer before", json_schema_extra={"format": "cursor"}
+    )
 
 
 class QueueLimit(Body):

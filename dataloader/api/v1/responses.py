@@ -13,6 +13,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from dataloader.queue import predictions
+from dataloader.queue.job import TALLIED
 from dataloader.queue.job import Status as JobState
 from dataloader.queue.messages import KINDS
 from dataloader.queue.partitions import STATUSES as OF_PARTITIONS
@@ -21,6 +22,7 @@ from dataloader.queue.webhooks import SHAPES
 
 JobStatus: TypeAlias = Literal[tuple(map(str, JobState))]  # type: ignore[valid-type]
 Count = Annotated[int, Field(ge=0)]
+Kind: TypeAlias = Literal[TALLIED]  # type: ignore[valid-type]
 Progress = Annotated[
     Any, Field(description="what the pipeline last reported: an object, unless another service wrote it")
 ]
@@ -226,6 +228,62 @@ class Jobs(BaseModel):
 
     jobs: list[ListedJob]
     next: str | None = Field(description="`after` of the next page; null when this is the last")
+    advice: str | None = Field(description="what would make this search faster; null: nothing would")
+
+
+class Kinds(BaseModel):
+    """How many jobs count as what; each job counts once."""
+
+    ready: Count = Field(description="queued, and nothing holds it back")
+    scheduled: Count = Field(description="queued, and its time has not come")
+    blocked: Count = Field(description="queued, and waits for its key, for other jobs or for a limit")
+    running: Count
+    succeeded: Count
+    failed: Count
+    lost: Count
+    canceled: Count
+
+
+class Tally(BaseModel):
+    """The counts beside a list. One request looks at up to 10,000 jobs of each kind."""
+
+    counts: Kinds
+    total: Count
+    at_least: list[Kind] = Field(description="of these there are more than the request has looked at")
+
+
+class Suggestions(BaseModel):
+    """How a search may go on."""
+
+    suggestions: list[str] = Field(description="whole searches; fields, statuses, tasks, queues, keys")
+
+
+class Left(BaseModel):
+    """Jobs of the list that an order leaves alone."""
+
+    kind: Kind
+    count: Count
+    reason: str = Field(description="behind `the job`")
+
+
+class Preview(BaseModel):
+    """What an order would do."""
+
+    order: str
+    count: Count = Field(description="how many jobs it would change")
+    is_exact: bool = Field(description="false: at least so many")
+    changes: dict[str, Count] = Field(description="the same by kind")
+    leaves: list[Left]
+    as_of: datetime = Field(description="the order changes no job that changes after that")
+    confirmation: str = Field(description="for the order")
+
+
+class BulkChanged(BaseModel):
+    """How many jobs one request has changed. Send it again, with `next` as `after`, until that is null."""
+
+    order: str
+    changed: Count
+    next: str | None
 
 
 class Event(BaseModel):
@@ -249,6 +307,27 @@ class JobEvents(BaseModel):
 
     events: list[Event]
     next: int | None = Field(description="`after` of the next page; null when this is the last")
+
+
+class LogLine(BaseModel):
+    """One line of what a run has written, masked."""
+
+    claim: Count = Field(description="the run: grows with each start of the job, also over those that do not count")
+    attempt: Count
+    line: Count = Field(description="its number in the run, from 1")
+    at: datetime
+    level: str = Field(description="debug, info, warning, error or critical")
+    source: str = Field(description="log (`context.logger` and all other logging), stdout or stderr")
+    text: str
+    left_out: Count = Field(description="lines of the run before it that were left out, for the log was too large")
+    place: str = Field(description="`after` of what comes behind it")
+
+
+class JobLogs(BaseModel):
+    """The lines of the runs of one job, the oldest first."""
+
+    lines: list[LogLine]
+    next: str | None = Field(description="`after` of the next page; null when this is the last")
 
 
 class FarmEvents(BaseModel):
@@ -403,6 +482,93 @@ class Workers(BaseModel):
     workers: list[Worker]
 
 
+class Spread(BaseModel):
+    """The values of the runs of a period; a percentile is off by less than 10 percent."""
+
+    count: Count
+    p50: float
+    p95: float
+    p99: float
+    mean: float
+    largest: float
+
+
+class Figures(BaseModel):
+    """The runs that ended in a period. Each retry is a run; one that was handed back at a drain is none."""
+
+    runs: Count
+    succeeded: Count
+    failed: Count = Field(description="with an error, a crash or a lost lease, whether or not the job is tried again")
+    canceled: Count
+    per_hour: float
+    failure_rate: float | None = Field(description="null: no run")
+    run_sec: Spread | None = Field(description="of the runs that have succeeded; null: none")
+    failed_sec: Spread | None = Field(description="of the failed runs")
+    waiting_sec: Spread | None = Field(description="from the instant a job was due to its start")
+    memory_mb: Spread | None = Field(description="of the runs whose worker tells it")
+    cpu_sec: Spread | None
+
+
+class RunBar(BaseModel):
+    """How many runs took longer than `above` seconds, and at most `up_to`."""
+
+    above: float
+    up_to: float
+    succeeded: Count
+    others: Count = Field(description="failed or canceled")
+
+
+class RunTime(BaseModel):
+    """The runs of a part of the period that begins `at`."""
+
+    at: datetime
+    runs: Count
+    failed: Count
+
+
+class _Period(BaseModel):
+    range: str
+    since: datetime
+    until: datetime
+    figures: Figures
+    before: Figures = Field(description="of the period before `since`, as long as `range`")
+    histogram: list[RunBar]
+    by_time: list[RunTime]
+
+
+class _RunPart(BaseModel):
+    runs: Count
+    failed: Count
+    seconds: float = Field(description="of all these runs together")
+
+
+class RunsOfQueue(_RunPart):
+    """The runs in one queue."""
+
+    queue: str
+
+
+class RunsOfTask(_RunPart):
+    """The runs of one task."""
+
+    task: str
+
+
+class TaskRuns(_Period):
+    """What the runs of a task took in a period, and in the one before."""
+
+    task: str
+    is_known: bool = Field(description="a worker has a pipeline for it, or it has run")
+    queues: list[RunsOfQueue] = Field(description="those with the most time first, up to 50")
+
+
+class QueueRuns(_Period):
+    """What the runs of a queue took in a period, and in the one before."""
+
+    queue: str
+    tasks: list[RunsOfTask] = Field(description="those with the most time first, up to 50")
+
+
 class Task(BaseModel):
     """The memory and the processors that a run of a task needs, as its pipeline declares or as its runs have shown."""
 
@@ -416,12 +582,41 @@ class Task(BaseModel):
     learned_cpus: float | None
     runs: Count = Field(description="that it was learned from")
     learned_at: datetime | None
+    figures: Figures | None = Field(
+        default=None, description="with `range`: of this period, without memory and processors; null: no run in it"
+    )
+    before: Figures | None = Field(default=None, description="of the period before")
 
 
 class Tasks(BaseModel):
     """The tasks that workers have pipelines for, or that have run."""
 
     tasks: list[Task]
+
+
+class Name(BaseModel):
+    """Whether the farm knows a name."""
+
+    name: str
+    is_known: bool
+    similar: list[str] = Field(description="the known names most like an unknown one, for those who may read")
+    count: Count = Field(description="how many names the farm knows; 0: it has not begun")
+
+
+class Names(BaseModel):
+    """A queue is known that has jobs, settings or workers, a task that workers have shown or jobs name."""
+
+    queue: Name | None
+    task: Name | None
+
+
+class ArgsSchema(BaseModel):
+    """What a task takes as args."""
+
+    task: str
+    schema_: dict[str, Any] | None = Field(
+        alias="schema", description="JSON Schema 2020-12; null: any object will do, or the schema cannot be read"
+    )
 
 
 class Schedule(BaseModel):

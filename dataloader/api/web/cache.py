@@ -1,15 +1,21 @@
-"""An answer that viewers share: a page open on twenty screens costs the database as much as on one."""
+"""Answers that viewers share: a page open on twenty screens costs the database as much as on one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Lock
+from threading import Lock, Thread
 from time import monotonic
 from typing import Generic, TypeVar
+
+import structlog
+
+from dataloader.api.web.sessions import Sessions
+from dataloader.queue.db import Conn
 
 T = TypeVar("T")
 FRESH_SEC = 1.0
 OUTDATED_SEC = 5.0
+log = structlog.get_logger("api")
 
 
 class SharedAnswer(Generic[T]):
@@ -36,3 +42,44 @@ class SharedAnswer(Generic[T]):
             return self._answer
         finally:
             self._asking.release()
+
+
+class RenewedAnswers(Generic[T]):
+    """Answers by name that take long: one that is not fresh any more is given all the same, and renewed meanwhile.
+
+    A request waits only for the first answer of a name, and for one that nobody has asked for in `outdated_sec`. One
+    answer at a time is renewed, by a thread with a session of its own, and up to `most` are kept.
+    """
+
+    def __init__(
+        self, sessions: Sessions, read: Callable[[Conn, str], T], fresh_sec: float, outdated_sec: float, most: int
+    ) -> None:
+        self._sessions, self._read = sessions, read
+        self._fresh_sec, self._outdated_sec, self._most = fresh_sec, outdated_sec, most
+        self._kept: dict[str, tuple[float, T]] = {}
+        self._renewing = Lock()
+
+    def of(self, conn: Conn, name: str) -> T:
+        """The answer, not older than `outdated_sec`. Raises the exceptions of `read`."""
+        at, answer = self._kept.get(name, (None, None))
+        age = monotonic() - at if at is not None else self._outdated_sec
+        if answer is None or age >= self._outdated_sec:
+            return self._keep(name, self._read(conn, name))
+        if age >= self._fresh_sec and self._renewing.acquire(blocking=False):
+            Thread(target=self._renew, args=(name,), name="dl-api-renew", daemon=True).start()
+        return answer
+
+    def _renew(self, name: str) -> None:
+        try:
+            with self._sessions.borrow() as conn:
+                self._keep(name, self._read(conn, name))
+        except Exception as error:  # the request that finds the answer outdated asks itself, and is told why
+            log.warning("api.renew.failed", error=str(error))
+        finally:
+            self._renewing.release()
+
+    def _keep(self, name: str, answer: T) -> T:
+        if len(self._kept) >= self._most and name not in self._kept:
+            self._kept.clear()
+        self._kept[name] = (monotonic(), answer)
+        return answer

@@ -34,12 +34,14 @@ OF_QUEUE = (
     "limit",
     "keys",
     "prediction",
+    "runs",
     "requeue-dead",
     "delete-dead",
     "run-all",
     "kill-retries",
     "move",
 )
+TASK_LIMIT = 2_400  # characters in the name of a task; a trigger may name shorter ones only, other services any
 QUEUE_LIMIT = 512  # characters in the name of a queue; a trigger may name shorter ones only, other services any
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 
@@ -59,7 +61,7 @@ class Anything(BaseConverter):
 class JobId(BaseConverter):
     """The last part of a job's path: any text that is no other address below /jobs."""
 
-    regex = "(?!(?:trigger|batch)$)[^/]+"
+    regex = "(?!(?:trigger|batch|bulk)$)[^/]+"
 
 
 class Queue(Anything):
@@ -119,6 +121,8 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
         found["queue"] = queue_name(found["query"].name or path["queue"])
         if not declared.keeps_query:
             del found["query"]
+    if "task" in path:
+        found["task"] = task_name(found["query"].name or path["task"])
     if declared.body:
         request.max_content_length = declared.body_limit
         found["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
@@ -146,6 +150,13 @@ def queue_name(text: str) -> str:
     """The name of a queue in a path, which may be any that PostgreSQL can store; raises a 400 Problem."""
     if not 1 <= len(text) <= QUEUE_LIMIT or json_body.UNSTORABLE.search(text):
         raise invalid("", "queue", f"queue should be 1 to {QUEUE_LIMIT} characters, none of them U+0000")
+    return text
+
+
+def task_name(text: str) -> str:
+    """The name of a task in a path, which may be any; raises a 400 Problem."""
+    if not 1 <= len(text) <= TASK_LIMIT or json_body.UNSTORABLE.search(text):
+        raise invalid("", "task", f"task should be 1 to {TASK_LIMIT:,} characters, none of them U+0000")
     return text
 
 

@@ -1,22 +1,36 @@
-"""The outlooks on queues that requests share: a prediction takes up to some tenths of a second."""
+"""What requests share because it takes up to some tenths of a second: outlooks on queues, counts of large backfills."""
 
 from __future__ import annotations
 
 from flask import current_app
 
-from dataloader.api.web.cache import SharedAnswer
-from dataloader.queue import predictions
+from dataloader.api.web.cache import RenewedAnswers
+from dataloader.queue import backfills, predictions
 from dataloader.queue.db import Conn
 from dataloader.queue.predictions import Outlook
 
 FRESH_SEC = 5.0
-MOST = 200  # queues of which an outlook is kept
+OUTDATED_SEC = 30.0
+COUNTS_FRESH_SEC = 2.0
+COUNTS_OUTDATED_SEC = 10.0
+MOST = 200  # queues, or backfills, of which an answer is kept
 
 
 def outlook(conn: Conn, queue: str) -> Outlook:
-    """The outlook on a queue, at most FRESH_SEC old, or twice that while another request renews it."""
-    kept: dict[str, SharedAnswer[Outlook]] = current_app.extensions.setdefault("outlooks", {})
-    if len(kept) >= MOST and queue not in kept:
-        kept.clear()
-    shared = kept.setdefault(queue, SharedAnswer(FRESH_SEC, 2 * FRESH_SEC))
-    return shared.ask(lambda: predictions.outlook(conn, queue))
+    """The outlook on a queue: FRESH_SEC old, or as old as the time since somebody asked, up to OUTDATED_SEC."""
+    kept: RenewedAnswers[Outlook] | None = current_app.extensions.get("outlooks")
+    if kept is None:
+        sessions = current_app.extensions["sessions"]
+        kept = RenewedAnswers(sessions, predictions.outlook, FRESH_SEC, OUTDATED_SEC, MOST)
+        current_app.extensions["outlooks"] = kept
+    return kept.of(conn, queue)
+
+
+def counts(conn: Conn, backfill: str) -> backfills.Rows:
+    """The counts of a large backfill's partitions, in the same way."""
+    kept: RenewedAnswers[backfills.Rows] | None = current_app.extensions.get("backfill_counts")
+    if kept is None:
+        sessions = current_app.extensions["sessions"]
+        kept = RenewedAnswers(sessions, backfills.counts, COUNTS_FRESH_SEC, COUNTS_OUTDATED_SEC, MOST)
+        current_app.extensions["backfill_counts"] = kept
+    return kept.of(conn, backfill)

@@ -1,4 +1,4 @@
-// What the pages do beside htmx: refreshing that stays out of the way, questions before buttons, the chart, the theme.
+// What the pages do beside htmx: refreshing that stays out of the way, questions before buttons, the theme.
 // Nothing here makes HTML of text.
 "use strict";
 
@@ -45,6 +45,7 @@ function zone() { return document.documentElement.dataset.zone || "UTC"; }
 // --- What went wrong is said in words; the last values stay.
 document.addEventListener("htmx:response:error", (event) => {
   const ctx = event.detail.ctx;
+  if (ctx.response.headers.get("Content-Type") === "application/problem+json") return mark(ctx.sourceElement, JSON.parse(ctx.text));
   if (ctx.sourceElement !== live) return tell(ctx.text || "That was refused.", "bad");
   if ("failed" in live.dataset) return;
   warn(ctx.response.status === 401 ? "You are signed out: reload this page to sign in." : ctx.text);
@@ -54,6 +55,20 @@ document.addEventListener("htmx:error", (event) => {
   if (source === live) warn("The dashboard does not answer.");
   else if (source) tell("The dashboard does not answer. Whether this was done is not known: look again.", "bad");
 });
+
+// A form whose fields have faults: each stands at its field, by the longest pointer that the field has of it.
+function mark(form, problem) {
+  for (const field of form.querySelectorAll("[data-at]")) {
+    const at = field.dataset.at, told = $(field.getAttribute("aria-describedby").split(" ")[0]);
+    const own = problem.errors.filter((fault) => fault.pointer === at || fault.pointer.startsWith(at + "/"));
+    told.textContent = own.map((fault) => fault.message).join("; ");
+    field.toggleAttribute("aria-invalid", own.length > 0);
+  }
+  const known = [...form.querySelectorAll("[data-at]")].map((field) => field.dataset.at);
+  const others = problem.errors.filter(({pointer}) => !known.some((at) => pointer === at || pointer.startsWith(at + "/")));
+  tell([problem.detail, ...others.map((fault) => fault.message).filter((text) => text !== problem.detail)].join(" "), "bad");
+  form.querySelector("[aria-invalid]")?.focus();
+}
 
 function warn(text) {
   const banner = $("banner"), words = text + " What is shown is from before.";
@@ -103,64 +118,11 @@ $("theme").addEventListener("click", () => {
   if (themes[chosen]) document.documentElement.dataset.theme = themes[chosen];
   else delete document.documentElement.dataset.theme;
   try { localStorage.setItem("theme", themes[chosen]); } catch { /* then for this page only */ }
-  draw(true);
+  recolour();
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw(true));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 
-// --- The chart. Canvas knows no CSS variables, so its colours are read from the page.
-let chart = null;
+function recolour() { document.dispatchEvent(new Event("dl:theme")); }
 
-function color(name) {
-  const probe = $("pace-chart");
-  probe.style.color = `var(--${name})`;
-  const found = getComputedStyle(probe).color;
-  probe.style.color = "";
-  return found;
-}
-
-const HEIGHT = 210, PLOT = 170;  // pixels of the chart, and of what is left for bars
-
-// The minutes, what was processed in each that is over, the same of the minute so far, and the failures. Beside a burst
-// a few failures would be lower than a pixel: they are drawn 4 pixels high.
-function columns([minutes, processed, failed]) {
-  const last = minutes.length - 1, least = 4 * ceiling(Math.max(...processed)) / PLOT;
-  return [
-    minutes,
-    processed.map((n, at) => (at < last ? n : null)),
-    processed.map((n, at) => (at < last ? null : n)),
-    failed.map((n) => (n ? Math.max(n, least) : n)),
-  ];
-}
-
-function ceiling(high) { return Math.max(high * 1.1, 6); }
-
-function draw(anew) {
-  const holder = $("pace-chart"), source = $("pace-data");
-  if (!holder || !source) return;
-  const data = columns(JSON.parse(source.dataset.pace));
-  if (chart && !anew) return chart.setData(data);
-  chart?.destroy();
-  const axis = {stroke: color("dim"), grid: {stroke: color("line"), width: 1}, ticks: {stroke: color("line"), width: 1}, font: "12px system-ui, sans-serif"};
-  const bars = uPlot.paths.bars({size: [0.8, 12], align: 1});
-  const series = (label, name, more) => ({label, stroke: color(name), fill: color(name), width: 0, paths: bars, points: {show: false}, ...more});
-  chart = new uPlot({
-    width: holder.clientWidth, height: HEIGHT,
-    tzDate: (second) => uPlot.tzDate(new Date(second * 1000), source.dataset.zone),
-    padding: [10, 20, 0, 0],
-    cursor: {y: false, drag: {x: false, y: false}},
-    legend: {show: false},
-    // A bar stands to the right of its instant: the last one needs its minute too.
-    scales: {x: {range: (_, first, last) => [first, last + 60]}, y: {range: (_, low, high) => [0, ceiling(high)]}},
-    axes: [
-      {...axis, size: 30, values: (_, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", {timeZone: source.dataset.zone, hour: "2-digit", minute: "2-digit"}))},
-      {...axis, size: 56, values: (_, splits) => splits.map((n) => n.toLocaleString("en", n < 10000 ? {} : {notation: "compact"}))},
-    ],
-    series: [{}, series("processed", "done"), series("so far", "done", {alpha: 0.5}), series("failed", "failed")],
-  }, data, holder);
-}
-
-new ResizeObserver(() => chart?.setSize({width: $("pace-chart").clientWidth, height: HEIGHT})).observe($("pace-chart") || document.body);
-document.addEventListener("htmx:after:swap", (event) => { if (event.detail.ctx.sourceElement === live) draw(false); });
-draw(false);
 if (live) seen();
 if (live && "failed" in live.dataset) $("seen").textContent = "";

@@ -1,0 +1,110 @@
+"""PURE: the geometry of the pages' SVG charts: columns over time, the bars of a histogram, the lanes of workers.
+
+A template draws the rectangles; their sizes are attributes, for the content security policy forbids styles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from dataloader.queue.timeline import Run, busy
+
+WIDTH, HEIGHT = 720.0, 120.0
+LANE, GAP = 20.0, 6.0
+LANES = 40  # workers of one chart, those with the most time first
+RECTANGLES = 3_000  # of one chart
+THINNEST = 1.0  # in a chart's own units
+
+
+class Rectangle(NamedTuple):
+    """A part of a chart, and the text of it."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    kind: str
+    row: Any
+
+
+@dataclass(slots=True)
+class Lane:
+    """A worker's runs: `busy` is the share of the time in which it had one."""
+
+    worker: str
+    runs: int
+    busy: float
+    rectangles: list[Rectangle] = field(default_factory=list)
+
+
+def stacked(rows: Sequence[Mapping[str, Any]], below: str, above: str) -> list[Rectangle]:
+    """A column for each row: the count `below` at the bottom, of the kind `done`, and on it `above`, `failed`.
+
+    What there is of either is at least THINNEST high.
+    """
+    most = max((row[below] + row[above] for row in rows), default=0) or 1
+    step = WIDTH / max(len(rows), 1)
+    found = []
+    for number, row in enumerate(rows):
+        y = HEIGHT
+        for name, kind in ((below, "done"), (above, "failed")):
+            if row[name]:
+                height = max(row[name] / most * HEIGHT, THINNEST)
+                y = max(y - height, 0.0)
+                x, width = _short(number * step), _short(step * 0.86)
+                found.append(Rectangle(x, _short(y), width, _short(height), kind, row))
+    return found
+
+
+def lanes(runs: Iterable[Run], since: datetime, until: datetime) -> list[Lane]:
+    """A lane for each worker, by name; of more than LANES those that had the most to do.
+
+    Runs that would overlap on the screen are drawn as one, and no more than RECTANGLES of all.
+    """
+    of_worker: dict[str, list[Run]] = {}
+    for run in runs:
+        of_worker.setdefault(run.worker, []).append(run)
+    found = [Lane(worker, len(own), busy(own, since, until)) for worker, own in of_worker.items()]
+    shown = sorted(sorted(found, key=lambda lane: -lane.busy)[:LANES], key=lambda lane: lane.worker)
+    most = RECTANGLES // max(len(shown), 1)
+    for number, lane in enumerate(shown):
+        lane.rectangles = _of_lane(of_worker[lane.worker], number * (LANE + GAP), since, until)[-most:]
+    return shown
+
+
+def drawn(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The charts of a task's or a queue's runs (see queue/runs.py): `columns` over time, `bars` of run times."""
+    by_time = [row | {"good": row["runs"] - row["failed"]} for row in found["by_time"]]
+    return {
+        "columns": [each._asdict() for each in stacked(by_time, "good", "failed")],
+        "bars": [each._asdict() for each in stacked(found["histogram"], "succeeded", "others")],
+        "chart": {"width": WIDTH, "height": HEIGHT},
+    }
+
+
+def _of_lane(runs: Sequence[Run], y: float, since: datetime, until: datetime) -> list[Rectangle]:
+    scale = WIDTH / max((until - since).total_seconds(), 1.0)
+    found: list[Rectangle] = []
+    for run in runs:
+        x = max((run.started_at - since).total_seconds() * scale, 0.0)
+        end = min(((run.ended_at or until) - since).total_seconds() * scale, WIDTH)
+        width = max(end - x, THINNEST)
+        if found and x < found[-1].x + found[-1].width:
+            found[-1] = _joined(found[-1], x + width, run)
+        else:
+            found.append(Rectangle(_short(x), y, _short(width), LANE, run.outcome, {"run": run, "count": 1}))
+    return found
+
+
+def _joined(last: Rectangle, end: float, run: Run) -> Rectangle:
+    """One rectangle of several runs; a bad end of any of them shows."""
+    kind = last.kind if last.kind in ("failed", "lost", "retry") else run.outcome
+    width = max(last.width, _short(end - last.x))
+    return last._replace(width=width, kind=kind, row={"run": run, "count": last.row["count"] + 1})
+
+
+def _short(number: float) -> float:
+    return round(number, 2)

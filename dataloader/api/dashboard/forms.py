@@ -1,0 +1,247 @@
+"""PURE: the form of a job's args, made of the schema of its task; and the args that somebody has filled into it.
+
+A part of a job's args that a page masks is never in the form. What comes back as it was shown is what it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from dataloader import log
+from dataloader.api.web.json_body import pointer
+from dataloader.log import masking
+from dataloader.queue import again
+
+INPUTS = 200  # of one form; a task with more args has a text area for all of them
+CHOICES = 200  # of one arg
+MORE = "*"  # the field of the args that the schema does not name
+_LOCAL = "%Y-%m-%dT%H:%M:%S"
+
+
+class FormFault(ValueError):
+    """A field that cannot be read: its JSON pointer, and what it should be."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.path = ("args", name) if name else ("args",)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One field of the form. `value` is what it shows, `kind` how it is written: see `_read`.
+
+    All texts of it are masked; to mask a JSON text once more, as `show` does with a text, would spoil it.
+    """
+
+    name: str
+    kind: str
+    label: str
+    help: str = ""
+    is_required: bool = False
+    value: str = ""
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    is_kept: bool = False  # a secret that stays what it is where nothing is written
+
+    @property
+    def at(self) -> str:
+        """The JSON pointer of the arg, as faults name it."""
+        return pointer(["args", self.name] if self.name else ["args"])
+
+
+# --- the form ---
+
+
+def inputs(schema: Mapping[str, Any] | None, args: Mapping[str, Any] | None, zone: ZoneInfo) -> list[Input]:
+    """The fields for these args, those of the job that is run again; None: of a new job, with the defaults.
+
+    Without a schema of properties, one text area for all args.
+    """
+    properties = schema.get("properties") if schema else None
+    if not schema or not isinstance(properties, dict) or not 0 < len(properties) <= INPUTS:
+        return [Input("", "json", "Arguments, as a JSON object", value=_pretty(args or {}))]
+    found = [_input(schema, name, _resolved(schema, own), args, zone) for name, own in properties.items()]
+    more = {name: value for name, value in (args or {}).items() if name not in properties}
+    if more or schema.get("additionalProperties"):
+        found.append(Input(MORE, "json", "Other arguments, as a JSON object", value=_pretty(more) if more else ""))
+    return found
+
+
+def _input(
+    schema: Mapping[str, Any], name: str, own: Mapping[str, Any], args: Mapping[str, Any] | None, zone: ZoneInfo
+) -> Input:
+    kind = "secret" if masking.is_secret(name, "text") or own.get("writeOnly") else _kind(own)
+    has_value = name in args if args is not None else "default" in own
+    value = (args[name] if args is not None else own["default"]) if has_value else None
+    if value is not None and not _fits(kind, value, own):
+        kind = "json"
+    title = str(own.get("title", ""))[:200]
+    title = "" if title.lower().replace(" ", "_") == name.lower() else title  # pydantic makes it of the name
+    default = f"default {_text(own['default'])[:100]}" if own.get("default") is not None and kind != "secret" else ""
+    return Input(
+        name,
+        kind,
+        name,
+        log.masked("; ".join(filter(None, [title, str(own.get("description", ""))[:1_000], default]))),
+        name in (schema.get("required") or ()),
+        shown(kind, name, value, zone) if has_value else "",
+        log.masked(tuple(map(_text, own["enum"]))) if kind == "choice" else (),
+        _number(own.get("minimum")),
+        _number(own.get("maximum")),
+        kind == "secret" and args is not None and name in args,
+    )
+
+
+def _resolved(schema: Mapping[str, Any], own: Any) -> dict[str, Any]:
+    """A property with what its `$ref` leads to, and of a choice between something and null the something."""
+    found: dict[str, Any] = dict(own) if isinstance(own, dict) else {}
+    for _ in range(4):  # a ref to a ref may go round
+        choices = [each for each in found.get("anyOf") or () if isinstance(each, dict) and each.get("type") != "null"]
+        name = str(found.get("$ref", "")).removeprefix("#/$defs/")
+        if len(choices) == 1 and len(found["anyOf"]) == 2:
+            found = choices[0] | {each: value for each, value in found.items() if each != "anyOf"}
+        elif isinstance(there := (schema.get("$defs") or {}).get(name), dict):
+            found = there | {each: value for each, value in found.items() if each != "$ref"}
+    return found
+
+
+def _kind(own: Mapping[str, Any]) -> str:
+    if isinstance(choices := own.get("enum"), list) and 0 < len(choices) <= CHOICES:
+        return "choice"
+    kinds = {"string": {"date": "date", "date-time": "datetime"}.get(str(own.get("format")), "text")}
+    kinds |= {"integer": "integer", "number": "number", "boolean": "boolean"}
+    return kinds.get(str(own.get("type")), "json")
+
+
+def _fits(kind: str, value: Any, own: Mapping[str, Any]) -> bool:
+    """Whether a field of this kind can show the value."""
+    if kind == "choice":
+        return value in own["enum"]
+    if kind in ("integer", "number"):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "boolean":
+        return isinstance(value, bool)
+    if kind == "datetime":
+        return isinstance(value, str) and _instant(value) is not None
+    return kind in ("json", "secret") or isinstance(value, str)
+
+
+def shown(kind: str, name: str, value: Any, zone: ZoneInfo) -> str:
+    """A value as the field shows it: "" for a secret and for null."""
+    if value is None or kind == "secret":
+        return ""
+    if kind == "json":
+        return _pretty(_masked(name, value))
+    if kind == "datetime":
+        at = _instant(value)
+        return "" if at is None else (at.astimezone(zone) if at.tzinfo else at).strftime(_LOCAL)
+    return _text(_masked(name, value))
+
+
+def _masked(name: str, value: Any) -> Any:
+    (masked,) = log.masked({name: value}).values()
+    return masked
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(log.masked(value), ensure_ascii=False, indent=2)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
+def _instant(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text.upper())
+    except ValueError:
+        return None
+
+
+# --- what comes back ---
+
+
+def args_of(
+    fields: list[Input],
+    form: Mapping[str, str],
+    schema: Mapping[str, Any] | None,
+    old: Mapping[str, Any],
+    zone: ZoneInfo,
+) -> dict[str, Any]:
+    """The args that the form says; `old` are those of the job that is run again, else {}. Raises FormFault.
+
+    A field that is empty is left out, unless it is one that has shown nothing for what the job has.
+    """
+    properties = (schema or {}).get("properties") or {}
+    found: dict[str, Any] = {}
+    for field in fields:
+        text = form.get(f"args.{field.name}", "").replace("\r\n", "\n")
+        if field.name in ("", MORE) and field.name not in properties:
+            found |= _others(field, text, found, old)
+        elif field.name in old and text == shown(field.kind, field.name, old[field.name], zone).replace("\r\n", "\n"):
+            found[field.name] = old[field.name]
+        elif text != "":
+            value = _read(field, text, _resolved(schema or {}, properties.get(field.name)), zone)
+            found[field.name] = _restored(field.name, value, old)
+    return found
+
+
+def _others(field: Input, text: str, found: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    others = _object(field.name, text)
+    if twice := next((name for name in others if name in found), None):
+        raise FormFault(field.name, f"has a field of its own: {twice[:100]}")
+    return {name: _restored(name, value, old) for name, value in others.items()}
+
+
+def _restored(name: str, value: Any, old: Mapping[str, Any]) -> Any:
+    try:
+        return again.restored(value, old[name], name) if name in old else value
+    except ValueError as e:
+        raise FormFault(name, str(e)) from None
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    found = _json(text) if text.strip() else {}
+    if not isinstance(found, dict):
+        raise FormFault(name, 'should be a JSON object, such as {"day": "2026-01-31"}')
+    return found
+
+
+def _read(field: Input, text: str, own: Mapping[str, Any], zone: ZoneInfo) -> Any:
+    """The value of a field; one that is not what its kind wants stays a text, and the schema says what is wrong."""
+    if field.kind == "choice":
+        return next((each for each in own.get("enum", ()) if _text(each) == text), text)
+    if field.kind == "secret":
+        return text if own.get("type", "string") == "string" else _json(text, text)
+    if field.kind == "datetime":
+        at = _instant(text)
+        return text if at is None else (at if at.tzinfo else at.replace(tzinfo=zone)).isoformat()
+    if field.kind == "json":
+        if (value := _json(text)) is _NOT_JSON:
+            raise FormFault(field.name, 'should be JSON, such as ["a", "b"]; a text stands in quotes')
+        return value
+    return text if field.kind in ("text", "date") else _json(text, text)
+
+
+_NOT_JSON = object()
+
+
+def _json(text: str, otherwise: Any = _NOT_JSON) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return otherwise
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(name)

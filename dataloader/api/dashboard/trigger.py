@@ -1,0 +1,145 @@
+"""The form that triggers a job of a task, and the one that runs a job again with changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from flask import Blueprint, Response, current_app, g, request, url_for
+from werkzeug.exceptions import HTTPException
+
+from dataloader import log
+from dataloader.api.dashboard import forms
+from dataloader.api.dashboard.render import as_problem, failed, show
+from dataloader.api.v1 import again as of_api
+from dataloader.api.web import arguments, auth
+from dataloader.api.web.endpoint import session
+from dataloader.api.web.json_body import document, pointer
+from dataloader.api.web.problems import Problem, invalid
+from dataloader.queue import db, enqueue, operations, stats
+
+blueprint = Blueprint("trigger", __name__)
+OF_JOB = ("queue", "lock_key", "priority")
+QUEUE = "etl.default"
+
+
+@blueprint.errorhandler(Exception)
+def _faulted(error: Exception) -> Response | HTTPException:
+    """A problem with faults goes to the form, which shows each at its field; any other as everywhere."""
+    if isinstance(error, Problem) and error.faults and "HX-Request" in request.headers:
+        return as_problem(error)
+    return failed(error)
+
+
+@blueprint.get("/trigger")
+@auth.require("operate")
+def task_form() -> Response:
+    """The form of a task's jobs, or the choice of a task."""
+    task = request.args.get("task", "").strip()
+    with session() as conn:
+        if not task:
+            return show("trigger.html", task="", tasks=[row["task"] for row in stats.tasks(conn)])
+        schema = _schema(conn, task)
+    given = {"queue": QUEUE, "lock_key": task, "priority": 100}
+    return _page(task, schema, forms.inputs(schema.readable, None, _zone()), given, None)
+
+
+@blueprint.post("/trigger")
+@auth.require("operate")
+def trigger_job() -> Response:
+    """Add the job of the form, and lead to its page."""
+    task = request.form.get("task", "")
+    with session() as conn:
+        args = _args(_schema(conn, task), None)
+        new = of_api.new_job(_document({"task": task, **_of_job(), "args": args}))
+        arguments.require(conn, new)
+        job_id, _ = enqueue.enqueue(conn, new, limited=True, asker=auth.asker())
+    g.changed = {"job_id": str(job_id), "action": "trigger"}
+    return _led_to(job_id)
+
+
+@blueprint.get("/jobs/<uuid:job_id>/again")
+@auth.require("operate")
+def again_form(job_id: UUID) -> Response:
+    """The form of a job that has ended, filled with its args. Secrets stay where they are."""
+    with session() as conn:
+        old = of_api.fields_of(conn, job_id)
+        schema = _schema(conn, old["task"])
+    return _page(old["task"], schema, forms.inputs(schema.readable, _object(old["args"]), _zone()), old, job_id)
+
+
+@blueprint.post("/jobs/<uuid:job_id>/again")
+@auth.require("operate")
+def run_again(job_id: UUID) -> Response:
+    """Add the job of the form, and lead to its page."""
+    with session() as conn:
+        old = of_api.fields_of(conn, job_id)
+        args = _args(_schema(conn, old["task"]), _object(old["args"]))
+        changes = {name: value for name, value in _of_job().items() if value != log.masked(old[name])}
+        new_id, _ = of_api.add(conn, job_id, _document(old | changes | {"args": args}))
+    return _led_to(new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    is_known: bool  # the task: a worker has shown a pipeline of it
+    readable: dict[str, Any] | None
+
+
+def _schema(conn: db.Connection, task: str) -> _Schema:
+    known = {} if "\0" in task else operations.args_schemas(conn, [task])
+    return _Schema(task in known, arguments.readable(known.get(task)))
+
+
+def _page(
+    task: str, schema: _Schema, fields: list[forms.Input], of_job: Mapping[str, Any], job_id: UUID | None
+) -> Response:
+    address = url_for(".run_again", job_id=job_id) if job_id else url_for(".trigger_job")
+    return show(
+        "trigger.html",
+        task=task,
+        is_known=schema.is_known,
+        fields=fields,
+        of_job={name: of_job[name] for name in OF_JOB},
+        job_id=job_id,
+        address=address,
+    )
+
+
+def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
+    try:
+        fields = forms.inputs(schema.readable, old, _zone())
+        return forms.args_of(fields, request.form, schema.readable, old or {}, _zone())
+    except forms.FormFault as e:
+        raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
+
+
+def _of_job() -> dict[str, Any]:
+    """The fields of the job beside its args; raises a 400 Problem for a priority that is no number."""
+    found: dict[str, Any] = {name: text for name in OF_JOB if (text := request.form.get(name, "").strip())}
+    if "priority" in found:
+        if not (found["priority"].isascii() and found["priority"].isdigit() and len(found["priority"]) < 11):
+            raise invalid("/priority", "priority", "priority should be a whole number of 0 or more")
+        found["priority"] = int(found["priority"])
+    return found
+
+
+def _document(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as the body of a trigger, with the guards on one."""
+    return document(json.dumps(fields).encode())
+
+
+def _led_to(job_id: UUID) -> Response:
+    return Response("", headers={"HX-Redirect": url_for("dashboard.job", job_id=job_id)}, mimetype="text/html")
+
+
+def _object(args: Any) -> dict[str, Any]:
+    return args if isinstance(args, dict) else {}
+
+
+def _zone() -> ZoneInfo:
+    return ZoneInfo(current_app.extensions["settings"].timezone)

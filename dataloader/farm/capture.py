@@ -1,0 +1,218 @@
+"""What a run writes, taken line by line: its logging, its `print`, and the output of its child processes.
+
+While a run is under way, the descriptors 1 and 2 of the worker are two files in memory. A file takes any output at
+once, also that of a C call that holds the GIL, and a file's end is no matter of who has it open. The worker reads the
+files at the end of the run, and the heartbeat's thread while a longer one is under way; each line goes on to where the
+descriptors had led before. A line of logging stands in the file as well, with a mark, because the keeper saves what a
+worker that has died did not write (`farm/salvage.py`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from dataloader import log
+from dataloader.farm.process import now
+from dataloader.farm.slots import Slot
+from dataloader.queue.job import Job
+from dataloader.queue.run_log import Keys, RunLog, Splitter, marked, read
+
+NAMES = ("dl-stdout", "dl-stderr")  # of the files
+SOURCES = ("stdout", "stderr")
+WRITE_SEC = 1.0  # between two writes of a run under way
+LOOK_SEC = (0.2, 1.0)  # between two looks: while output comes, and in silence
+CHUNK = 262_144  # bytes of one read
+FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its last CHUNK
+KEPT = 2**19  # bytes that stay in a file for the keeper
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Output:
+    """One of the two files, and how far it was read."""
+
+    def __init__(self, name: str) -> None:
+        self.fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        fcntl.fcntl(self.fd, fcntl.F_SETFL, os.O_APPEND)
+        self.at = 0  # how far it was read
+        self._freed = 0  # how far its memory is given back
+        self.splitter = Splitter()
+
+    def read(self) -> Iterator[bytes | int]:
+        """The lines that are there now, and numbers of lines that were too many to be looked at."""
+        size = os.fstat(self.fd).st_size
+        if size < self.at:  # somebody has opened and truncated it, as `> /dev/stdout` does
+            self.at = self._freed = 0
+        if size - self.at > FLOOD:
+            yield self._count(size - CHUNK)
+        while self.at < size:
+            data = os.pread(self.fd, min(CHUNK, size - self.at), self.at)
+            if not data:
+                return
+            self.at += len(data)
+            yield from self.splitter.feed(data)
+            self._free()
+
+    def _count(self, until: int) -> int:
+        lines = 0
+        while self.at < until and (data := os.pread(self.fd, min(2**20, until - self.at), self.at)):
+            self.at += len(data)
+            lines += data.count(b"\n")
+            self._free()
+        return lines
+
+    def _free(self) -> None:
+        """Give back the memory of what was read long ago."""
+        begin, end = self._freed, self.at - KEPT
+        if end - begin > KEPT:
+            what = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+            _libc.fallocate(self.fd, _KEEP_SIZE | _PUNCH_HOLE, *what)
+            self._freed = end
+
+    @property
+    def done(self) -> int:
+        """Up to where whole lines were read."""
+        return self.at - self.splitter.waiting
+
+
+class Capture:
+    """The output of one worker's runs. The worker's thread begins and ends a run; the heartbeat's looks in between."""
+
+    def __init__(self, most_kb: int, slot: Slot, beyond: tuple[int, int] | None) -> None:
+        """At most `most_kb` of each run. `beyond`: where the descriptors 1 and 2 had led; None: capture nothing."""
+        self.run: RunLog | None = None  # of the run under way, if it has a log
+        self.write_at = 0.0  # when lines may be written again
+        self.look_at = 0.0
+        self._most = most_kb * 1024
+        self._slot = slot
+        self._outputs: list[Output] = []
+        self._before: tuple[int, int] = beyond or (1, 2)
+        self._pause = LOOK_SEC[0]
+        self._reading = threading.Lock()
+        self._keys = Keys()
+        self._echoes: list[Callable[[bytes], None]] = []
+        if beyond is not None and self._most:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self._outputs = [Output(name) for name in NAMES]
+        except OSError as e:
+            structlog.get_logger("worker").warning("worker.logs.off", error=str(e))
+            return
+        self._echoes = [log.echo(fd) for fd in self._before]
+        self._slot.fields.log_files[:] = [output.fd for output in self._outputs]
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # a pipeline's module may have put something else there
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+    def begin(self, job: Job, is_wanted: bool) -> None:
+        """A run begins: from now on the output of this process is its log, where that is wanted."""
+        fields = self._slot.fields
+        fields.logs = False
+        if not self._outputs:
+            return
+        self._look(None)  # what a process has written that was started by an earlier run
+        if not is_wanted:
+            return
+        self.run = run = RunLog(job, self._most, now())
+        self._pause = LOOK_SEC[0]
+        self.look_at, self.write_at = run.began + self._pause, run.began
+        self._keep(run, [output.done for output in self._outputs])
+        fields.logs = True
+        self._redirect([output.fd for output in self._outputs])
+        log.divert(self._take_event)
+
+    def end(self, error: str | None = None) -> RunLog | None:
+        """The run is over, with this error: its log, if there is a line that is not written."""
+        run, self.run = self.run, None
+        if run is None:
+            return None
+        log.divert(None)
+        self._redirect(self._before)
+        self._look(run, is_over=True)
+        for line in (error or "").split("\n") if error else ():
+            run.add(now(), "error", "log", line)
+        return run if run.has_news else None
+
+    def _redirect(self, fds: Any) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        _libc.fflush(None)
+        for fd, number in zip(fds, (1, 2), strict=True):
+            os.dup2(fd, number)
+
+    def look(self) -> None:
+        """Read what has come, in the heartbeat's thread; again soon, where something has."""
+        run = self.run
+        if run is None:
+            return
+        before = run.number
+        self._look(run)
+        self._pause = LOOK_SEC[0] if run.number > before else min(2 * self._pause, LOOK_SEC[1])
+        self.look_at = now() + self._pause
+
+    def _look(self, run: RunLog | None, is_over: bool = False) -> None:
+        with self._reading:
+            for output, source, echo in zip(self._outputs, SOURCES, self._echoes, strict=True):
+                for raw in output.read():
+                    self._take(run, raw, source, echo)
+                if is_over or run is None:
+                    for raw in output.splitter.finish():
+                        self._take(run, raw, source, echo)
+
+    def _take(self, run: RunLog | None, raw: bytes | int, source: str, echo: Callable[[bytes], None]) -> None:
+        if isinstance(raw, int):
+            echo(b"[%d lines of output were too many to be shown]\n" % raw)
+            if run is not None:
+                run.skip(raw)
+            return
+        said = read(raw, source)
+        text = self._keys.masked(log.masked(said.text), log.MASK)
+        if said.at is None:  # a line of logging is in the log stream already
+            echo((raw if text == said.text else text.encode("utf-8", "backslashreplace")) + b"\n")
+        if run is not None:
+            at = now()
+            run.add(at if said.at is None else min(at, max(run.began, said.at)), said.level, said.source, text)
+
+    def _take_event(self, level: str, whole: Mapping[str, Any]) -> None:
+        """Write an event of logging among the lines of the run, also in a process that the pipeline has forked."""
+        with suppress(Exception):  # a log call fails nobody, whatever its fields are
+            os.write(self._outputs[0].fd, marked(level, now(), log.as_lines(whole)))
+
+    def places(self) -> list[int]:
+        """Up to where the files were read, for `written`."""
+        with self._reading:
+            return [output.done for output in self._outputs]
+
+    def written(self, run: RunLog, places: list[int]) -> None:
+        """The lines up to these places are in the database: the keeper need not save them."""
+        self.write_at = now() + (WRITE_SEC if not run.is_long else 10 * WRITE_SEC)
+        self._keep(run, places)
+
+    def _keep(self, run: RunLog, places: list[int]) -> None:
+        fields = self._slot.fields
+        fields.log_line = run.written
+        fields.log_places[:] = places
+
+
+def beyond() -> tuple[int, int] | None:
+    """Descriptors that lead to where 1 and 2 lead now, whatever becomes of these; None where one of them is closed."""
+    try:
+        first, second = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (1, 2))
+    except OSError as e:
+        if e.errno != errno.EBADF:
+            raise
+        return None
+    return first, second

@@ -1,0 +1,147 @@
+"""What several processes of a farm would log, logged once for all of them. No SQL.
+
+The children of a supervisor share small files in memory, which it makes before its first fork. The kernel's lock on
+such a file belongs to a process, so a crash frees it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from zlib import crc32
+
+from dataloader.farm.process import now
+from dataloader.log.outage import EVERY_SEC
+
+RELAPSE_SEC = 2.0  # a loss so soon after the end of an outage belongs to it: processes notice one restart in turn
+WAIT_SEC = 0.05  # for the lock, which is held for microseconds unless its holder is stopped
+
+
+class Note:
+    """A dict that the children of a supervisor share."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("note", os.MFD_CLOEXEC)
+
+    def __del__(self) -> None:
+        os.close(self._file)
+
+    @contextmanager
+    def changed(self) -> Iterator[dict[str, Any]]:
+        """The dict, for this process alone; what the block changes in it is kept. Empty at first.
+
+        A process that gets no turn within WAIT_SEC changes a copy that nobody sees: a line of the log too many does
+        less harm than a wait.
+        """
+        is_ours = self._lock()
+        try:
+            found = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}") if is_ours else {}
+            yield found
+            if is_ours:
+                text = json.dumps(found).encode()
+                os.pwrite(self._file, text, 0)
+                os.ftruncate(self._file, len(text))
+        finally:
+            if is_ours:
+                fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _lock(self) -> bool:
+        until = now() + WAIT_SEC
+        while True:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if now() > until:
+                    return False
+                time.sleep(0.001)
+            else:
+                return True
+
+
+class FarmOutage:
+    """The database is away: the farm logs that at the first failure of any process, then every EVERY_SEC, and the end.
+
+    The end is when every process that has failed has its session again, or is gone. Each process has an object of its
+    own on the farm's note; while it has not failed, the calls cost nothing.
+    """
+
+    def __init__(self, note: Note, logger: Any) -> None:
+        self.failures = 0  # of this process, in this outage
+        self._note = note
+        self._logger = logger
+
+    def failed(self, event: str, error: BaseException) -> None:
+        """Count a failure of this process, and log it for the farm when that is due; `event` says what has failed."""
+        self.failures += 1
+        at, pid = now(), str(os.getpid())
+        with self._note.changed() as note:
+            if not _away(note) and at > note.get("ended", -RELAPSE_SEC) + RELAPSE_SEC:
+                note.clear()
+            note.setdefault("began", at)
+            note["failures"] = note.get("failures", 0) + 1
+            note["away"] = {**_away(note), pid: at}
+            is_due = at >= note.get("next_at", at)
+            if is_due:
+                note["next_at"] = at + EVERY_SEC
+                note["is_told"] = True
+            told = {
+                "failures": note["failures"],
+                "lasting_sec": round(at - note["began"]),
+                "processes": len(note["away"]),
+            }
+        text = str(error).strip()
+        if is_due:
+            self._logger.warning("farm.database.lost", what=event, error=text, **(told if told["failures"] > 1 else {}))
+        else:
+            self._logger.debug(event, error=text)
+
+    def ended(self) -> None:
+        """This process has a session again; the last one that was away logs the end."""
+        if not self.failures:
+            return
+        self.failures = 0
+        with self._note.changed() as note:
+            note["away"] = away = {pid: at for pid, at in _away(note).items() if pid != str(os.getpid())}
+            is_told = not away and note.pop("is_told", False)
+            note["ended"] = now()
+            told = {"failures": note.get("failures", 0), "lasted_sec": round(now() - note.get("began", now()), 1)}
+        if is_told:
+            self._logger.info("farm.database.back", **told)
+
+
+class Told:
+    """Which errors the farm's log has at length: each one once after a start or a reload."""
+
+    def __init__(self) -> None:
+        self._note = Note()
+
+    def is_first(self, generation: int, text: str) -> bool:
+        """True for the first process of this generation (the number of the reload) that asks about this text."""
+        mark = crc32(text.encode("utf-8", "replace"))
+        with self._note.changed() as note:
+            if note.get("generation", -1) < generation:
+                note.update(generation=generation, marks=[])
+            if note["generation"] > generation or mark in note["marks"]:
+                return False
+            note["marks"].append(mark)
+            return True
+
+
+def _away(note: dict[str, Any]) -> dict[str, float]:
+    """The processes that have failed and are still there, each with the time of its latest failure."""
+    return {pid: at for pid, at in note.get("away", {}).items() if _exists(int(pid))}
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # the number belongs to somebody else by now
+        return False
+    return True

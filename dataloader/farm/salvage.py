@@ -1,0 +1,112 @@
+"""The last words of workers that have died: what their runs had written, and the workers not yet. No SQL but theirs.
+
+The keeper opens the files of a worker's output (`farm/capture.py`) while the worker lives, and reads them once it is
+dead, before it recovers the job.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from uuid import UUID
+
+from dataloader import log
+from dataloader.farm.capture import NAMES, SOURCES
+from dataloader.farm.process import now
+from dataloader.farm.slots import Slot, State
+from dataloader.queue import lifecycle, logs
+from dataloader.queue.db import Conn
+from dataloader.queue.job import Job
+from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, read
+
+SAVED_MOST = 65_536  # bytes of each file that are saved
+
+
+class Salvage:
+    """The files of the living workers' output, by slot: the worker's pid and the descriptors here."""
+
+    def __init__(self, most_kb: int) -> None:
+        self._most = int(most_kb * 1024 * SAVED)
+        self._echoes = dict(zip(SOURCES, (log.echo(1), log.echo(2)), strict=True)) if most_kb else {}
+        self._files: dict[int, tuple[int, list[int]]] = {}
+        # A keeper without a free descriptor could not reconnect.
+        self._most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
+
+    def look(self, slots: Sequence[Slot]) -> None:
+        """Open the files of new workers; costs nothing for those that are known.
+
+        A worker rings at its birth (SharedSlots.born), so that its first run may be its last.
+        """
+        for slot in slots:
+            pid = slot.fields.pid
+            is_known = self._files.get(slot.index, (0,))[0] == pid
+            if is_known or slot.state in (State.FREE, State.DEAD) or not slot.fields.log_files[0]:
+                continue
+            self.forget(slot)
+            if len(self._files) < self._most_files:
+                with suppress(OSError):  # it has died meanwhile
+                    self._files[slot.index] = pid, [*_opened(pid, slot.fields.log_files)]
+
+    def write(self, conn: Conn, slot: Slot) -> None:
+        """Write what the latest run of a dead worker has left, if its job is still this worker's."""
+        pid, files = self._files.get(slot.index, (0, []))
+        if pid != slot.fields.pid or not files or not slot.fields.logs or not (job_ids := slot.begun_last):
+            return
+        said = [each for fd, at, source in _places(slot, files) for each in _left(fd, at, source)]
+        if not said:
+            return
+        run = self._run(slot, job_ids[0])
+        args = [lifecycle.parsed(text) for text in logs.args_of_run(conn, job_ids, slot.worker)]
+        log.learn_job({"jobs": args})
+        try:
+            _add(run, said)
+            logs.write(conn, [run], now())
+            self._echo(said)
+        finally:
+            log.learn_job({})
+        slot.fields.logs = False  # once
+
+    def _run(self, slot: Slot, job_id: UUID) -> RunLog:
+        claim = Job(job_id, "", "", "{}", None, "", "", slot.begun_attempt, 0, 0, None, 0, slot.worker)
+        return RunLog(claim, self._most, now(), slot.fields.log_line)
+
+    def _echo(self, said: Sequence[Text]) -> None:
+        """The output goes on to where the worker's own had led."""
+        for each in said:
+            if each.at is None:
+                self._echoes[each.source](log.masked(each.text).encode("utf-8", "backslashreplace") + b"\n")
+
+    def forget(self, slot: Slot) -> None:
+        """Close the files of the slot's worker."""
+        for fd in self._files.pop(slot.index, (0, []))[1]:
+            os.close(fd)
+
+
+def _opened(pid: int, numbers: Sequence[int]) -> Iterator[int]:
+    for number, name in zip(numbers, NAMES, strict=True):
+        path = f"/proc/{pid}/fd/{number}"
+        if not os.readlink(path).startswith(f"/memfd:{name}"):
+            raise FileNotFoundError(path)  # the pid is another process's by now
+        yield os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _places(slot: Slot, files: Sequence[int]) -> Iterator[tuple[int, int, str]]:
+    return zip(files, slot.fields.log_places, SOURCES, strict=True)
+
+
+def _left(fd: int, at: int, source: str) -> Iterator[Text]:
+    """The lines behind a place, as far as they are in the last SAVED_MOST bytes."""
+    size = os.fstat(fd).st_size
+    begin = max(0 if size < at else at, size - SAVED_MOST)
+    data = os.pread(fd, size - begin, begin).lstrip(b"\0")  # memory that was given back
+    splitter = Splitter()
+    for raw in [*splitter.feed(data), *splitter.finish()]:
+        yield read(raw, source)
+
+
+def _add(run: RunLog, said: Sequence[Text]) -> None:
+    keys = Keys()
+    for each in said:
+        run.add(min(now(), each.at or now()), each.level, each.source, keys.masked(log.masked(each.text), log.MASK))

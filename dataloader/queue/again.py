@@ -1,0 +1,93 @@
+"""A job that has ended is run again with changes: as a new job. The journal of each of the two names the other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader import log
+from dataloader.queue import db, enqueue
+from dataloader.queue.db import Conn
+from dataloader.queue.enqueue import Asker, NewJob
+from dataloader.queue.job import FINAL
+
+KIND = "again"  # in the journal of the job that has ended
+_SQL = db.statements("again.sql")
+
+
+class NotEnded(Exception):
+    """The job may still do its own work; the text names its status."""
+
+
+def fields_of(conn: Conn, job_id: UUID) -> dict[str, Any] | None:
+    """The fields of a trigger that adds the job once more, secrets in `args` included; None for an unknown id.
+
+    A field that is null is left out. Raises NotEnded.
+    """
+    row = conn.cursor(row_factory=dict_row).execute(_SQL["fields"].encode(), {"job_id": job_id}).fetchone()
+    if row is None:
+        return None
+    status = row.pop("status")
+    if status not in FINAL:
+        raise NotEnded(f"the job is {status}; only a job that has ended can be run again with changes")
+    fields = {name: value for name, value in row.items() if value is not None}
+    return fields | {"args": json.loads(row["args"])}
+
+
+def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()) -> dict[str, Any]:
+    """PURE: args with these changes, and without the args of these names; what is masked in a change stays as it was.
+
+    Raises ValueError for a name in `without` that is no argument, or is changed as well, and as `restored`.
+    """
+    old = args if isinstance(args, dict) else {}
+    if wrong := [name for name in without if name not in old or name in changes]:
+        raise ValueError(
+            f"{wrong[0][:100]} is no argument of the job that stays: there are {', '.join(old)[:300] or 'none'}"
+        )
+    kept = {name: value for name, value in old.items() if name not in without}
+    return kept | {name: restored(value, old[name], name) if name in old else value for name, value in changes.items()}
+
+
+def restored(new: Any, old: Any, name: str = "") -> Any:
+    """PURE: `new`, where each part that is as the pages show that part of `old` is the part of `old`.
+
+    Pages mask secrets. `name` is that of the argument, which may be what makes it a secret. Raises ValueError for a
+    text that is masked in one part and changed in another.
+    """
+    (shown,) = log.masked({name: old}).values()
+    if new == shown and type(new) is type(shown):
+        return old
+    if isinstance(new, str) and log.MASK in new and isinstance(shown, str) and shown != old:
+        raise ValueError(f"should be written as a whole, with the secret that {log.MASK} stands for")
+    if isinstance(new, dict) and isinstance(old, dict):
+        return {each: restored(value, old[each], each) if each in old else value for each, value in new.items()}
+    if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        return [restored(value, each) for value, each in zip(new, old, strict=True)]
+    return new
+
+
+def add(conn: Conn, old_id: UUID, new: NewJob, by: str, asker: Asker | None = None) -> tuple[UUID, str]:
+    """Add `new`, which runs `old_id` again; its id and status, or those of the job that has its idempotency key.
+
+    Raises what `enqueue.enqueue` raises for a job that is limited.
+    """
+    with conn.transaction():
+        known = enqueue.are_known(conn, {new.idempotency_key})
+        job_id, status = enqueue.enqueue(conn, new, limited=True, asker=asker)
+        if not known:
+            conn.execute(_SQL["note"].encode(), {"new_id": job_id, "old_id": old_id, "by": by})
+    return job_id, status
+
+
+def links(events: Collection[Mapping[str, Any]]) -> dict[str, Any]:
+    """PURE: of a job's journal, the job that it runs again, if any, and the jobs that have run it again since."""
+    payloads = [(event["kind"], event["payload"] or {}) for event in events]
+    before = [payload["rerun_of"] for kind, payload in payloads if kind == "queued" and "rerun_of" in payload]
+    return {
+        "rerun_of": before[0] if before else None,
+        "reruns": [payload["rerun_by"] for kind, payload in payloads if kind == KIND and "rerun_by" in payload],
+    }

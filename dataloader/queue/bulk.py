@@ -1,0 +1,221 @@
+"""Orders to all jobs of a list, or to the ticked ones of it: a preview, then the change, some jobs at a time.
+
+The preview counts what the order would change and what it would leave alone, and has a confirmation. With this the
+order is given: it changes no job that has changed since, and none that the list does not have now. `operations` alone
+says what becomes of a job. Every function may raise psycopg.Error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from dataloader.queue import cursor, db, operations, stats, tallies
+from dataloader.queue.db import Conn
+from dataloader.queue.job import FINAL, TALLIED
+
+AT_ONCE = 1_000  # jobs that one call changes
+_SQL = db.statements("search.sql")
+_FINAL = frozenset(map(str, FINAL))
+_QUEUED = frozenset({"ready", "scheduled", "blocked"})
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an order does to jobs by their ids, which kinds (job.TALLIED) it may change, and why not the others."""
+
+    change: Callable[[Conn, Sequence[UUID], str], operations.Outcomes]
+    kinds: frozenset[str]
+    reasons: Mapping[str, str]
+
+
+def _because(reason: str, kinds: frozenset[str]) -> dict[str, str]:
+    return dict.fromkeys(kinds, reason)
+
+
+_NOT_ENDED = _because("has not ended: cancel it first", _QUEUED | {"running"})
+ORDERS: dict[str, Order] = {
+    "requeue": Order(operations.requeue, _FINAL, _NOT_ENDED),
+    "start-over": Order(operations.start_over, _FINAL, _NOT_ENDED),
+    "cancel": Order(operations.cancel, _QUEUED | {"running"}, _because("has ended", _FINAL)),
+    "delete": Order(operations.delete, _QUEUED | _FINAL, {"running": "runs: cancel it first"}),
+    "run-now": Order(
+        operations.run_now,
+        frozenset({"scheduled"}),
+        {
+            "ready": "is due already",
+            "blocked": "waits for its key, other jobs or a limit, not for its time",
+            "running": "runs already",
+            **_because("has ended: requeue it", _FINAL),
+        },
+    ),
+}
+
+
+class WrongConfirmation(ValueError):
+    """The confirmation is none of a preview of this order to this list."""
+
+
+class Grown(Exception):
+    """The list has more jobs for the order than its preview had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The jobs of a list; with `job_ids` only these of them."""
+
+    wanted: stats.Wanted
+    job_ids: tuple[UUID, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an order would do: how many jobs of each kind it would change, and how many it would leave, and why.
+
+    `at_least`: there are more of these kinds than were counted. `confirmation` is for `change`.
+    """
+
+    order: str
+    changes: dict[str, int]
+    leaves: dict[str, int]
+    reasons: dict[str, str]
+    at_least: frozenset[str]
+    as_of: datetime
+    confirmation: str
+
+    @property
+    def count(self) -> int:
+        """How many jobs the order would change; at least so many unless `is_exact`."""
+        return sum(self.changes.values())
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether there are no more than that."""
+        return not self.at_least & ORDERS[self.order].kinds
+
+    def document(self) -> dict[str, Any]:
+        """The preview as the API answers it."""
+        leaves = [{"kind": kind, "count": count, "reason": self.reasons[kind]} for kind, count in self.leaves.items()]
+        told = {"order": self.order, "count": self.count, "is_exact": self.is_exact, "changes": self.changes}
+        return told | {"leaves": leaves, "as_of": self.as_of, "confirmation": self.confirmation}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How many jobs one call has changed, and where the next one goes on; None: it was the last."""
+
+    changed: int
+    next: str | None
+
+
+def preview(conn: Conn, order: str, target: Target) -> Preview:
+    """What the order (one of ORDERS) would do now to the jobs of the list. Raises WrongSearch."""
+    (as_of,) = conn.execute(_SQL["now"]).fetchone() or (None,)
+    assert as_of is not None  # noqa: S101  it is the clock
+    tally, kinds = _tally(conn, target, as_of), ORDERS[order].kinds
+    counts = {kind: count for kind, count in tally.counts.items() if count or kind in tally.at_least}
+    changes = {kind: counts[kind] for kind in TALLIED if kind in counts and kind in kinds}
+    leaves = {kind: counts[kind] for kind in TALLIED if kind in counts and kind not in kinds}
+    reasons = {kind: ORDERS[order].reasons[kind] for kind in leaves}
+    is_exact = not tally.at_least & kinds
+    confirmation = _confirmation(order, target, as_of, sum(changes.values()) if is_exact else None)
+    return Preview(order, changes, leaves, reasons, tally.at_least, as_of, confirmation)
+
+
+def change(
+    conn: Conn, order: str, target: Target, confirmation: str, by: str, after: str | None = None, limit: int = AT_ONCE
+) -> Step:
+    """Change up to `limit` of the previewed jobs, the last change first; `after` is the `next` of the call before.
+
+    A job that has changed since the preview, or has left the list, stays as it is: so a call that is repeated changes
+    no job twice. Raises WrongConfirmation, Grown, WrongSearch, and ValueError for an `after` that is none, having
+    changed nothing.
+    """
+    as_of, count = _read(confirmation, order, target)
+    if after is None and count is not None:
+        _check_size(conn, order, target, as_of, count)
+    seen = replace(target.wanted, until=min(as_of, target.wanted.until or as_of), sort="changed")
+    kinds = sorted(ORDERS[order].kinds)
+    with conn.transaction():
+        found, following = _next(conn, seen, target, kinds, limit, after)
+        chosen = _lock(conn, seen, target, found, kinds, as_of)
+        outcomes = ORDERS[order].change(conn, chosen, by) if chosen else {}
+    return Step(sum(outcome == operations.DONE for outcome in outcomes.values()), following)
+
+
+def _next(
+    conn: Conn, wanted: stats.Wanted, target: Target, kinds: Sequence[str], limit: int, after: str | None
+) -> tuple[list[UUID], str | None]:
+    """The jobs that the order looks at next, and where it goes on."""
+    if target.job_ids is None:
+        return stats.chosen(conn, wanted, kinds, limit, after)
+    start = _place(after) if after else 0
+    stop = start + limit
+    return list(target.job_ids[start:stop]), cursor.at([str(stop)]) if stop < len(target.job_ids) else None
+
+
+def _place(after: str) -> int:
+    (number,) = cursor.parts(after, 1)
+    if not re.fullmatch("[0-9]{1,9}", number):
+        raise cursor.WrongCursor
+    return int(number)
+
+
+def _lock(
+    conn: Conn, wanted: stats.Wanted, target: Target, found: list[UUID], kinds: Sequence[str], as_of: datetime
+) -> list[UUID]:
+    """Those of the jobs that the order may still change."""
+    parameters = stats.filters(wanted.whole) | stats.bounds(wanted)
+    parameters |= {"chosen": found, "kinds": list(kinds), "as_of": as_of, "job_ids": _ids(target)}
+    return [row[0] for row in conn.execute(_chosen(), parameters, prepare=False)] if found else []
+
+
+def _check_size(conn: Conn, order: str, target: Target, as_of: datetime, count: int) -> None:
+    tally = _tally(conn, target, as_of)
+    now = sum(tally.counts[kind] for kind in ORDERS[order].kinds)
+    if now > count:
+        raise Grown(f"the preview had {count:,} jobs to {order}, and there are {now:,} now: ask for a new preview")
+
+
+def _tally(conn: Conn, target: Target, as_of: datetime) -> tallies.Tally:
+    until = min(as_of, target.wanted.until or as_of)
+    return tallies.tally(conn, replace(target.wanted, until=until), _ids(target))
+
+
+def _ids(target: Target) -> list[UUID] | None:
+    return None if target.job_ids is None else list(target.job_ids)
+
+
+def _confirmation(order: str, target: Target, as_of: datetime, count: int | None) -> str:
+    return cursor.at([order, _digest(target), as_of.isoformat(), "" if count is None else str(count)])
+
+
+def _read(confirmation: str, order: str, target: Target) -> tuple[datetime, int | None]:
+    """The time and the count of the preview; raises WrongConfirmation."""
+    try:
+        of_order, digest, as_of, count = cursor.parts(confirmation, 4)
+        found = datetime.fromisoformat(as_of), int(count) if count else None
+    except ValueError:
+        raise WrongConfirmation("confirmation should be that of a preview") from None
+    if (of_order, digest) != (order, _digest(target)) or found[0].tzinfo is None:
+        raise WrongConfirmation("confirmation is that of another preview: order and filters should be as they were")
+    return found
+
+
+def _digest(target: Target) -> str:
+    """What tells one list from another; its order is none of it."""
+    given: dict[str, Any] = asdict(replace(target.wanted, sort="changed"))
+    named = [given, None if target.job_ids is None else sorted(map(str, target.job_ids))]
+    return sha256(json.dumps(named, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _chosen() -> str:
+    return stats.spliced(_SQL["chosen"])

@@ -1,0 +1,107 @@
+"""PURE: histograms with slots of a fixed logarithmic scale, as dl_spans has them, and the percentiles that they tell.
+
+Slot n has the values above `LEAST * RATIO ** (n - 1)` up to `LEAST * RATIO ** n`; slot 0 all up to LEAST. A percentile
+is interpolated within its slot, so it is off by less than 10 percent of the exact one (nearest rank), or by less than
+LEAST.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LEAST = 0.001  # seconds, or MB
+RATIO = 1.1
+MOST = 1e9  # larger values are in its slot
+BARS = 24  # of a drawn histogram, at most
+PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+
+
+class Bar(NamedTuple):
+    """The `number` of values that are above `above` and at most `up_to`."""
+
+    above: float
+    up_to: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts of values by slot; `total` is the sum of the values, `largest` the largest of them."""
+
+    counts: Mapping[int, int]
+    total: float = 0.0
+    largest: float = math.inf
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(self.counts.values())
+
+    def percentile(self, share: float) -> float | None:
+        """The value that `share` (0 to 1) of the values do not exceed; None without a value."""
+        rank = max(1, math.ceil(round(share * self.count, 6)))
+        for slot, count in sorted(self.counts.items()):
+            if rank <= count:
+                return min(_within(slot, (rank - 0.5) / count), self.largest)
+            rank -= count
+        return None
+
+    def spread(self) -> dict[str, float] | None:
+        """`p50`, `p95`, `p99`, `mean`, `largest` and `count`; None without a value."""
+        if not self.count:
+            return None
+        found = {name: self.percentile(share) or 0.0 for name, share in PERCENTILES.items()}
+        return {"count": self.count, **found, "mean": self.total / self.count, "largest": self.largest}
+
+
+def slot_of(value: float) -> int:
+    """The slot of a value; the same as in dl_roll."""
+    return math.ceil(math.log(min(max(value, LEAST), MOST) * 1_000) / math.log(RATIO))
+
+
+def bounds(slot: int) -> tuple[float, float]:
+    """What the values of a slot are above of, and up to which they go."""
+    return (0.0 if slot <= 0 else upper(slot - 1)), upper(max(slot, 0))
+
+
+def upper(slot: int) -> float:
+    """The largest value of a slot."""
+    return LEAST * RATIO**slot
+
+
+def bars(*histograms: Histogram) -> list[list[Bar]]:
+    """Each histogram as up to BARS bars of the same bounds for all; none where no value is.
+
+    Every bar has as many slots as the others.
+    """
+    slots = [slot for histogram in histograms for slot in histogram.counts]
+    if not slots:
+        return [[] for _ in histograms]
+    first, last = min(slots), max(slots)
+    wide = -(-(last - first + 1) // BARS)
+    edges = range(first, last + 1, wide)
+    return [[_bar(histogram, begin, begin + wide - 1) for begin in edges] for histogram in histograms]
+
+
+def merged(parts: Iterable[Histogram]) -> Histogram:
+    """One histogram of the values of all."""
+    counts: dict[int, int] = {}
+    total, largest = 0.0, 0.0
+    for part in parts:
+        for slot, count in part.counts.items():
+            counts[slot] = counts.get(slot, 0) + count
+        total, largest = total + part.total, max(largest, part.largest)
+    return Histogram(counts, total, largest if counts else math.inf)
+
+
+def _bar(histogram: Histogram, begin: int, end: int) -> Bar:
+    return Bar(bounds(begin)[0], upper(end), sum(histogram.counts.get(slot, 0) for slot in range(begin, end + 1)))
+
+
+def _within(slot: int, part: float) -> float:
+    """The value at this part (0 to 1) of a slot, on a logarithmic scale; on a plain one in slot 0."""
+    low, high = bounds(slot)
+    return high * part if slot <= 0 else low * (high / low) ** part

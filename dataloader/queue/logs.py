@@ -1,0 +1,136 @@
+"""The logs of jobs: how workers write them, and how people read them (sql/logs.sql).
+
+Writing is for people only: an error that is not the database's absence loses lines, and never a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+import structlog
+from psycopg.rows import dict_row
+
+from dataloader.queue import db
+from dataloader.queue.db import Conn, Row
+from dataloader.queue.run_log import Line, Place, RunLog, Unwritten
+
+PAGE = 1_000  # lines of one answer
+SLACK_SEC = 60.0  # between the clocks of a worker and of PostgreSQL, as far as they differ in a run
+_SQL = db.statements("logs.sql")
+_log = structlog.get_logger("worker")
+
+
+class Page(NamedTuple):
+    """Lines of a job, and the place behind them; `next` is None where there are no more yet."""
+
+    lines: list[Row]
+    next: str | None
+
+
+def write(conn: Conn, runs: Collection[RunLog], at: float) -> None:
+    """Write what these runs have not written yet, at this monotonic instant; without a line no statement.
+
+    Raises psycopg.Error only where a new session may heal it; the lines then wait for the next call.
+    """
+    todo = [(run, run.unwritten()) for run in runs if run.has_news]
+    if not todo:
+        return
+    try:
+        for run, unwritten in todo:
+            if unwritten.left_out:
+                _leave_out(conn, run, unwritten.left_out, at)
+        _insert(conn, [(run, line) for run, unwritten in todo for line in unwritten.lines], at)
+    except psycopg.Error as e:
+        for run, _ in todo:
+            run.is_in_doubt = run.is_in_doubt or conn.closed
+        if db.is_passing(e):
+            raise
+        _log.warning("worker.logs.failed", error=str(e).strip())
+    _confirm(todo)
+
+
+def _confirm(todo: Sequence[tuple[RunLog, Unwritten]]) -> None:
+    for run, unwritten in todo:
+        run.confirm(unwritten)
+
+
+def _leave_out(conn: Conn, run: RunLog, lines: tuple[int, int], at: float) -> None:
+    job, (first, last) = run.job, lines
+    named = {"job_id": job.job_id, "attempt": job.attempt, "claimed_by": job.claimed_by, "claim": job.claim}
+    age_sec = at - run.began + SLACK_SEC
+    conn.execute(_SQL["leave_out"], named | {"first": first, "last": last, "age_sec": age_sec})
+
+
+def _insert(conn: Conn, lines: Sequence[tuple[RunLog, Line]], at: float) -> None:
+    parameters = {
+        "job_ids": [run.job.job_id for run, _ in lines],
+        "attempts": [run.job.attempt for run, _ in lines],
+        "claimed_by": [run.job.claimed_by for run, _ in lines],
+        "lines": [line.number for _, line in lines],
+        "ages_sec": [max(0.0, at - line.at) for _, line in lines],
+        "levels": [line.level for _, line in lines],
+        "sources": [line.source for _, line in lines],
+        "texts": [line.text for _, line in lines],
+    }
+    try:
+        conn.execute(_SQL["write"], parameters)
+    except psycopg.DataError:  # the database's encoding lacks letters
+        plain = [line.text.encode("ascii", "backslashreplace").decode() for _, line in lines]
+        conn.execute(_SQL["write"], parameters | {"texts": plain})
+
+
+def args_of_run(conn: Conn, job_ids: Collection[UUID], claimed_by: str) -> list[str]:
+    """The arguments of these running jobs of a worker, as JSON."""
+    rows = conn.execute(_SQL["args_of_run"], {"job_ids": list(job_ids), "claimed_by": claimed_by}).fetchall()
+    return [*chain.from_iterable(rows)]
+
+
+def page(conn: Conn, job_id: UUID, after: str | None = None, attempt: int | None = None, limit: int = PAGE) -> Page:
+    """Up to `limit` lines of a job behind a place (`next` of the page before), the oldest run first.
+
+    Each says how many lines were `left_out` before it. Raises ValueError for a text that is no place.
+    """
+    place = Place.read(after)
+    rows = _rows(conn, "lines", {"job_id": job_id, "attempt": attempt, "limit": limit} | place._asdict())
+    lines = [*_with_gaps(rows, place)]
+    return Page(lines, _next(lines[-1]) if len(lines) == limit else None)
+
+
+def last(conn: Conn, job_id: UUID, attempt: int | None = None, limit: int = PAGE) -> list[Row]:
+    """The last lines of an attempt, or of the job, in their order."""
+    rows = _rows(conn, "last_lines", {"job_id": job_id, "attempt": attempt, "limit": limit})
+    is_whole = len(rows) < limit
+    before = Place() if is_whole or not rows else Place(rows[0]["claim"], rows[0]["line"] - 1)
+    return [*_with_gaps(rows, before)]
+
+
+def attempts(conn: Conn, job_id: UUID) -> list[int]:
+    """The attempts of a job that have written something."""
+    return [*chain.from_iterable(conn.execute(_SQL["attempts"], {"job_id": job_id}).fetchall())]
+
+
+def keep_days(conn: Conn, days: float | None) -> int | None:
+    """Make the partitions of the next days, and drop those older than so many days; see dl_log_days."""
+    row = conn.execute(_SQL["keep_days"], {"days": days}).fetchone()
+    return row[0] if row else None
+
+
+def _rows(conn: Conn, statement: str, parameters: dict[str, Any]) -> list[Row]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_SQL[statement], parameters).fetchall()
+
+
+def _with_gaps(rows: Sequence[Row], before: Place) -> Iterator[Row]:
+    claim, line = before
+    for row in rows:
+        expected = line + 1 if row["claim"] == claim else 1
+        yield row | {"left_out": row["line"] - expected, "place": f"{row['claim']}.{row['line']}"}
+        claim, line = row["claim"], row["line"]
+
+
+def _next(row: Row) -> str:
+    return str(row["place"])

@@ -1,0 +1,57 @@
+"""The health of the queue's server, for people: sessions, transactions, tables, WAL, replication.
+
+A function per statement of `sql/postgres.sql` would say no more than the statements: `health` asks them all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import errors
+from psycopg.rows import dict_row
+
+from dataloader.queue import db
+from dataloader.queue.db import Conn
+
+LISTED = 50  # groups of sessions
+OLDEST = 5  # transactions
+SECTIONS = ("server", "connections", "transactions", "tables", "wal", "wal_files", "standbys", "slots", "follows")
+_SQL = db.statements("postgres.sql")
+# A hosted server may lack what another one offers, and another version may call it by another name.
+_UNSEEN = {
+    errors.InsufficientPrivilege: "This role may not see it.",
+    errors.QueryCanceled: "The server did not answer in time.",
+}
+_ABSENT = "This server does not offer it."
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The rows of one statement, or the sentence that says why there are none to be seen."""
+
+    rows: list[Row]
+    unseen: str = ""
+
+    @property
+    def row(self) -> Row | None:
+        """The only row of a section of one."""
+        return next(iter(self.rows), None)
+
+
+def health(conn: Conn) -> dict[str, Section]:
+    """The sections by their names (SECTIONS). What this role may not see is said there.
+
+    Raises psycopg.Error only where the server does not answer at all.
+    """
+    return {name: _section(conn, name) for name in SECTIONS}
+
+
+def _section(conn: Conn, name: str) -> Section:
+    try:
+        with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+            most = OLDEST if name == "transactions" else LISTED
+            return Section(cursor.execute(_SQL[name], {"most": most}, prepare=False).fetchall())
+    except (errors.ProgrammingError, errors.NotSupportedError, errors.QueryCanceled) as e:
+        return Section([], _UNSEEN.get(type(e), _ABSENT))

@@ -1,0 +1,270 @@
+"""PURE: the log of one run while its worker has it: which lines are to be written, and which are left out.
+
+Of a log that grows over its size the first half stays, and the last lines; the middle is left out. So a long run costs
+no more than a bounded number of rows, and its page goes on with the newest lines.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import deque
+from typing import NamedTuple
+
+from dataloader.queue.job import Job
+
+LEVELS = ("debug", "info", "warning", "error", "critical")
+SOURCES = ("log", "stdout", "stderr")
+LINE_MOST = 8_000  # characters; a longer line is cut in its middle
+LINE_COST = 64  # bytes that a row takes beside its text
+_TAIL = 3 / 8  # of the size; the rest is for what the keeper saves of a worker that has died
+SAVED = 1 / 8
+# A terminal's colors and titles, and what they leave of the other controls. \t stays.
+_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]{0,64}[ -/]{0,16}[@-~]"  # colors, the cursor
+    r"|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)"  # titles, links
+    r"|[PX^_][^\x1b]{0,500}\x1b\\"
+    r"|[ -/]{0,16}[0-~])"
+)
+_CONTROL = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
+)
+
+
+class Line(NamedTuple):
+    """One line: its number in the run from 1, the monotonic instant, one of LEVELS, one of SOURCES, a harmless text."""
+
+    number: int
+    at: float
+    level: str
+    source: str
+    text: str
+
+
+class Unwritten(NamedTuple):
+    """What to do for a run's log now: lines to leave out (the first and the last number), then lines to write.
+
+    Afterwards no line behind the head up to `gone` is in the database.
+    """
+
+    left_out: tuple[int, int] | None
+    lines: list[Line]
+    gone: int
+
+
+def harmless(text: str) -> str:
+    """The text as a row and a page may have it: without a terminal's sequences, with other controls escaped.
+
+    Of a line that was overwritten by carriage returns, as progress bars are, the last state stays.
+    """
+    if text.isprintable():
+        return text
+    text = _SEQUENCE.sub("", text.rstrip("\r").rpartition("\r")[2])
+    return _CONTROL.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
+def clipped(text: str, most: int) -> str:
+    """The text, or the begin and the end of a longer one."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
+
+
+class RunLog:
+    """The log of the run of a job. Several threads may add lines; one at a time writes them."""
+
+    def __init__(self, job: Job, most: int, began: float, number: int = 0) -> None:
+        """At most `most` bytes; the run began at that monotonic instant, and has `number` lines already."""
+        self.job = job
+        self.began = began
+        self.number = number  # of the latest line
+        self.written = number  # up to here the lines are in the database
+        self.is_in_doubt = False  # whether lines behind `written` are there as well
+        self._head_left = most // 2
+        self._tail_most = int(most * _TAIL)
+        self._line_most = max(20, min(LINE_MOST, self._tail_most // 2 - LINE_COST))
+        self._tail_from: int | None = None  # the first line behind the head
+        self._left_out = 0  # up to here lines behind the head were left out
+        self._deleted = 0  # up to here those of them are in the database no more
+        self._head: deque[Line] = deque()  # not written yet
+        self._tail: deque[Line] = deque()  # the last lines, written or not
+        self._tail_size = 0
+        self._lock = threading.Lock()
+
+    def add(self, at: float, level: str, source: str, text: str) -> None:
+        """Add a line of a masked text."""
+        text = clipped(harmless(text), self._line_most)
+        with self._lock:
+            self.number += 1
+            line = Line(self.number, at, level, source, text)
+            size = _size(line)
+            if self._tail_from is None and size <= self._head_left:
+                self._head_left -= size
+                self._head.append(line)
+                return
+            self._tail_from = self._tail_from or line.number
+            self._tail.append(line)
+            self._tail_size += size
+            while self._tail_size > self._tail_most:
+                self._drop()
+
+    def skip(self, lines: int) -> None:
+        """So many lines of the run were not even looked at."""
+        with self._lock:
+            self.number += lines
+
+    def _drop(self) -> None:
+        gone = self._tail.popleft()
+        self._tail_size -= _size(gone)
+        self._left_out = gone.number
+
+    @property
+    def is_long(self) -> bool:
+        """Whether lines behind the head have come, which may have to go again."""
+        return self._tail_from is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are lines to be written, or to be left out that were written."""
+        return bool(self._head) or bool(self._tail and self._tail[-1].number > self.written) or self._has_surplus
+
+    @property
+    def _has_surplus(self) -> bool:
+        first = self._tail_from or 0
+        return self._left_out > self._deleted and self.written >= max(first, self._deleted + 1) > 0
+
+    def unwritten(self) -> Unwritten:
+        """What to do now; `confirm` says that it was done."""
+        with self._lock:
+            lines = [*self._head, *(line for line in self._tail if line.number > self.written)]
+            if self.is_in_doubt:
+                # What else is to be left out is so next time.
+                return Unwritten((self.written + 1, self.number), lines, self._deleted)
+            surplus = (max(self._tail_from or 0, self._deleted + 1), self._left_out) if self._has_surplus else None
+            return Unwritten(surplus, lines, self._left_out)
+
+    def confirm(self, done: Unwritten) -> None:
+        """These lines are in the database, or can never be."""
+        with self._lock:
+            last = done.lines[-1].number if done.lines else self.written
+            self.is_in_doubt = False
+            self.written = max(self.written, last)
+            while self._head and self._head[0].number <= last:
+                self._head.popleft()
+            self._deleted = done.gone
+
+
+def _size(line: Line) -> int:
+    return LINE_COST + (len(line.text) if line.text.isascii() else len(line.text.encode("utf-8", "replace")))
+
+
+class Text(NamedTuple):
+    """What one line of the output says: level, source, text, and when it was written, if it says so."""
+
+    level: str
+    source: str
+    text: str
+    at: float | None = None
+
+
+# A line of `logging` in the output begins with this, its level and its instant, and MARK again.
+MARK = "\x1e"
+_MARKED = re.compile(rf"{MARK}({'|'.join(LEVELS)}) (\d{{1,12}}\.\d{{1,6}}){MARK}")
+
+
+def marked(level: str, at: float, text: str) -> bytes:
+    """The lines of an event as they stand in the output among those of `print`."""
+    head = f"{MARK}{level if level in LEVELS else 'info'} {at:.6f}{MARK}"
+    return "".join([f"{head}{line}\n" for line in text.split("\n")]).encode("utf-8", "backslashreplace")
+
+
+def read(raw: bytes, source: str) -> Text:
+    """A line of the output; stderr is a warning."""
+    text = raw.decode("utf-8", "backslashreplace")
+    if text.startswith(MARK) and (found := _MARKED.match(text)):
+        return Text(found[1], "log", text[found.end() :], float(found[2]))
+    return Text("warning" if source == "stderr" else "info", source, text)
+
+
+class Splitter:
+    """Cuts the output of one descriptor into lines; the last one waits for its end, or for the run's."""
+
+    LONGEST = 65_536  # bytes of a line that are kept
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._cut = 0  # bytes of the unfinished line that are not kept
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that end in these bytes."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        if lines and self._cut:
+            lines[0], self._cut = self._closed(lines[0]), 0
+        self._rest = rest[: self.LONGEST]
+        self._cut += len(rest) - len(self._rest)
+        return [line if len(line) <= self.LONGEST + 100 else self._shortened(line) for line in lines]
+
+    def finish(self) -> list[bytes]:
+        """The line that has no end, if there is one."""
+        rest, cut = self._rest, self._cut
+        self._rest, self._cut = b"", 0
+        return [rest + _told(cut)] if rest or cut else []
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of the line that has no end yet."""
+        return len(self._rest) + self._cut
+
+    def _closed(self, line: bytes) -> bytes:
+        kept = line[: self.LONGEST]
+        return kept + _told(self._cut + len(line) - len(kept))
+
+    def _shortened(self, line: bytes) -> bytes:
+        return line[: self.LONGEST] + _told(len(line) - self.LONGEST)
+
+
+def _told(cut: int) -> bytes:
+    return b" [... %d bytes more ...]" % cut if cut else b""
+
+
+class Keys:
+    """Masks private keys, which are secrets of several lines."""
+
+    _BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----")
+
+    def __init__(self) -> None:
+        self._lines_left = 0
+
+    def masked(self, text: str, mask: str) -> str:
+        """The line, or the mask in the place of a key's body."""
+        if self._lines_left:
+            self._lines_left = 0 if "-----END " in text else self._lines_left - 1
+            return mask
+        if "PRIVATE KEY-----" in text and self._BEGIN.search(text) and "-----END " not in text:
+            self._lines_left = 200
+        return text
+
+
+class Place(NamedTuple):
+    """A place in the log of a job: behind this line of this claim. As text `claim.line`."""
+
+    claim: int = 0
+    line: int = 0
+
+    @classmethod
+    def read(cls, text: str | None) -> Place:
+        """The place in an address; raises ValueError for another text."""
+        if text is None:
+            return cls()
+        found = re.fullmatch(r"(\d{1,9})\.(\d{1,9})", text)
+        if not found:
+            raise ValueError("should be `next` of the page before, such as 1.200")
+        return cls(int(found[1]), int(found[2]))
+
+    def __str__(self) -> str:
+        return f"{self.claim}.{self.line}"

@@ -1,0 +1,212 @@
+"""What the runs of tasks and queues took in the last hour, day or week, compared with the period before.
+
+From dl_spans, which the reaper fills from the journal. A function per question, with statements of `sql/runs.sql`.
+Every function may raise psycopg.Error.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from dataloader.queue import db, stats
+from dataloader.queue.db import Conn
+from dataloader.queue.histogram import Histogram, bars, merged
+
+FOLDED = 1_000  # spans that one call of fold makes those of an hour
+FOLDING_SEC = 3.0
+TASKS = 200  # of one list
+PARTS = 50  # queues of a task, tasks of a queue
+ENDS = ("succeeded", "failed", "canceled")
+SPREADS = {
+    "run_sec": "succeeded",
+    "failed_sec": "failed",
+    "waiting_sec": "waiting",
+    "memory_mb": "memory",
+    "cpu_sec": "cpu",
+}
+_NEEDS = (
+    "max_attempts",
+    *(f"{which}{need}" for which in ("", "declared_", "learned_") for need in ("memory_mb", "cpus")),
+    "learned_at",
+)
+_SQL = db.statements("runs.sql")
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """How far back a question goes, from spans of which length, and how long a column of the chart is; in seconds."""
+
+    seconds: int
+    span_sec: int
+    bin_sec: int
+
+
+RANGES = {"1h": Range(3_600, 300, 300), "24h": Range(86_400, 3_600, 3_600), "7d": Range(604_800, 3_600, 21_600)}
+USUAL = "24h"
+
+
+def fold(conn: Conn) -> int:
+    """Called by the reaper: make old spans those of an hour, delete what is too old; returns how many.
+
+    FOLDED or more: there may be more to do.
+    """
+    with conn.transaction():
+        conn.execute("SELECT set_config('statement_timeout', %s, true)", (f"{FOLDING_SEC * 1_000:.0f}ms",))
+        row = conn.execute(_SQL["fold"], {"limit": FOLDED}).fetchone()
+    return row[0] if row else 0
+
+
+def of_task(conn: Conn, task: str, range_: str = USUAL) -> Row:
+    """The runs of a task in one of RANGES: `figures`, and `before` of the period before it.
+
+    `histogram` and `by_time` are for charts; `queues` has the queues of these runs.
+    """
+    with conn.transaction():
+        known = _rows(conn, "is_known", "of_task", task=task)[0]["is_known"]
+        return {"task": task, "is_known": known} | _runs(conn, "of_task", range_, ("queues", "queue"), task=task)
+
+
+def of_queue(conn: Conn, queue: str, range_: str = USUAL) -> Row:
+    """The runs of a queue, as `of_task` has them; `tasks` has the tasks of these runs."""
+    with conn.transaction():
+        return {"queue": queue} | _runs(conn, "of_queue", range_, ("tasks", "task"), queue=queue)
+
+
+def listed(conn: Conn, range_: str = USUAL, like: str | None = None) -> Row:
+    """The tasks with runs in this period or the one before, those with the most time first, up to TASKS.
+
+    Each has `queues`, `figures` and `before`. `like` is a text that the name contains, in any case.
+    """
+    with conn.transaction():
+        period = _period(conn, range_)
+        found = _rows(conn, "tasks", "of_all", **period, like=like or None, most=TASKS + 1)
+        names = [row["task"] for row in found[:TASKS]]
+        sums = _rows(conn, "sums_of_tasks", "of_all", **period, tasks=names)
+        slots = _rows(conn, "slots_of_tasks", "of_all", **period, tasks=names)
+    both = {name: ([], []) for name in names}  # type: dict[str, tuple[list[Row], list[Row]]]
+    for which, rows in enumerate((sums, slots)):
+        for row in rows:
+            both[row["task"]][which].append(row)
+    tasks = [
+        {"task": row["task"], "queues": row["queues"], **_compared(period, *both[row["task"]])} for row in found[:TASKS]
+    ]
+    return {**_told(range_, period), "tasks": tasks, "is_cut": len(found) > TASKS}
+
+
+def of_tasks(conn: Conn, range_: str) -> list[Row]:
+    """What stats.tasks says of each task, with `figures` and `before` of those that `listed` has."""
+    ran = {row["task"]: row for row in listed(conn, range_)["tasks"]}
+    known = {row["task"]: row for row in stats.tasks(conn)}
+    unknown = dict.fromkeys(_NEEDS) | {"runs": 0}
+    nothing = {"figures": None, "before": None}
+    return [
+        unknown | {"task": task} | known.get(task, {}) | {name: ran.get(task, nothing)[name] for name in nothing}
+        for task in sorted(ran.keys() | known.keys())
+    ]
+
+
+def _runs(conn: Conn, of: str, range_: str, part: tuple[str, str], **what: str) -> Row:
+    """The answer for a task or a queue; `part` is how its runs are divided: the name of the list, and the column."""
+    period = _period(conn, range_)
+    asked: Row = period | what | {"bin_sec": RANGES[range_].bin_sec, "most": PARTS}
+    sums, slots = _rows(conn, "sums", of, **asked), _rows(conn, "slots", of, **asked)
+    found = _histograms((row for row in sums if row["is_now"]), (row for row in slots if row["is_now"]))
+    named, column = part
+    return {
+        **_told(range_, period),
+        **_compared(period, sums, slots),
+        "histogram": _drawn(found),
+        "by_time": _filled(_rows(conn, "by_time", of, **asked), period, RANGES[range_].bin_sec),
+        named: _rows(conn, "parts", of, part=column, **asked),
+    }
+
+
+def _period(conn: Conn, range_: str) -> Row:
+    conn.execute(_SQL["plans"])
+    of = RANGES[range_]
+    return _rows(conn, "period", "of_all", seconds=of.seconds, span_sec=of.span_sec)[0]
+
+
+def _told(range_: str, period: Row) -> Row:
+    return {"range": range_, "since": period["since"], "until": period["until"]}
+
+
+def _compared(period: Row, sums: Iterable[Row], slots: Iterable[Row]) -> Row:
+    lengths = {"figures": period["until"] - period["since"], "before": period["since"] - period["before"]}
+    sums, slots = list(sums), list(slots)
+    return {
+        name: figures(
+            _histograms(
+                (row for row in sums if row["is_now"] is is_now), (row for row in slots if row["is_now"] is is_now)
+            ),
+            lengths[name],
+        )
+        for name, is_now in (("figures", True), ("before", False))
+    }
+
+
+def figures(found: Mapping[str, Histogram], length: timedelta) -> Row:
+    """PURE: the figures of a period: counts, runs an hour, the share of failed runs, and the spread of each figure.
+
+    `failure_rate` is None without a run; a spread without a value.
+    """
+    counts = {end: found[end].count if end in found else 0 for end in ENDS}
+    runs = sum(counts.values())
+    return {
+        "runs": runs,
+        **counts,
+        "per_hour": runs / (length.total_seconds() / 3_600),
+        "failure_rate": counts["failed"] / runs if runs else None,
+        **{name: found[figure].spread() if figure in found else None for name, figure in SPREADS.items()},
+    }
+
+
+def _histograms(sums: Iterable[Row], slots: Iterable[Row]) -> dict[str, Histogram]:
+    counts: dict[str, dict[int, int]] = defaultdict(dict)
+    for row in slots:
+        counts[row["figure"]][row["slot"]] = row["count"]
+    return {
+        row["figure"]: Histogram(counts[row["figure"]], row["total"], row["largest"])
+        for row in sums
+        if row["figure"] in counts
+    }
+
+
+def _drawn(found: Mapping[str, Histogram]) -> list[Row]:
+    """The run times as bars: of the runs that have succeeded, and of the others."""
+    nothing = Histogram({})
+    good = found.get("succeeded", nothing)
+    bad = merged(found[end] for end in ("failed", "canceled") if end in found)
+    return [
+        {"above": a.above, "up_to": a.up_to, "succeeded": a.number, "others": b.number}
+        for a, b in zip(*bars(good, bad), strict=True)
+    ]
+
+
+def _filled(rows: Iterable[Row], period: Row, bin_sec: int) -> list[Row]:
+    """All columns of the period, those without a run too."""
+    known: dict[datetime, Row] = {row["at"]: row for row in rows}
+    step, at, found = timedelta(seconds=bin_sec), period["since"], []
+    while at <= period["until"]:
+        found.append(known.get(at, {"at": at, "runs": 0, "failed": 0}))
+        at += step
+    return found
+
+
+def _rows(conn: Conn, name: str, of: str, part: str = "", **parameters: Any) -> list[Row]:
+    """Planned anew each time, for these values."""
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_statement(name, of, part), parameters, prepare=False).fetchall()
+
+
+@cache
+def _statement(name: str, of: str, part: str) -> str:
+    return _SQL[name].replace("{of}", _SQL[of].strip().removesuffix(";")).replace("{part}", part)

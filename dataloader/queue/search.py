@@ -1,0 +1,308 @@
+"""PURE: the language of the search box: words, and fields with a value such as `status:dead` or `args.date:2024-05-01`.
+
+Whatever a search says must hold. A word is a part of a job's task, queue or key, or its id. Quotes keep spaces and
+colons: `key:"orders of May"`. No search finds what answers mask: an argument with a secret's name is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from dataloader.log import masking
+from dataloader.queue.job import STATUSES
+
+LENGTH = 512  # characters of a search
+WORDS = 8
+ARGS = 4  # each may have two meanings, which are all tried
+# What a search calls a field, and what filters call it.
+FIELDS = {
+    "status": "status",
+    "task": "task",
+    "queue": "queue",
+    "key": "lock_key",
+    "partition": "partition_key",
+    "producer": "producer",
+    "group": "consumer_group",
+    "error_group": "error_group",
+}
+_ALIASES = FIELDS | {name: name for name in FIELDS.values()}
+_TERM = re.compile(
+    r'(?:(?P<name>[A-Za-z_]\w*(?:\.(?:"(?:[^"\\]|\\.)*"|[^\s:."]+))*):)?(?P<value>"(?:[^"\\]|\\.)*"(?=\s|$)|[^\s"]\S*|)'
+)
+_PART = re.compile(r'\."((?:[^"\\]|\\.)*)"|\.([^."]+)')
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?")
+_ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{0,4}){1,3}(?:-[0-9a-f]{0,12})?|[0-9a-f]{32}")
+_LIKE_ID = re.compile("[0-9a-f]{8,31}")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_SPECIAL = re.compile(r"[\\%_]")
+_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+_CAPITALS = str.maketrans({chr(code): chr(code + 32) for code in range(ord("A"), ord("Z") + 1)})
+
+
+class WrongSearch(ValueError):
+    """The search says nothing that can be looked for; the text says what would be right."""
+
+
+class Range(NamedTuple):
+    """The ids of jobs that begin with some characters: from the first to the last of them."""
+
+    first: UUID
+    last: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a job must have: the exact values of `fields`, all `words`, one of the documents `args` in its arguments.
+
+    `ids` bounds its id. `like_id` is a word that may be the begin or the end of an id, or a part of a text as well.
+    """
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    ids: Range | None = None
+    like_id: str | None = None
+
+    @property
+    def near(self) -> Range | None:
+        """The ids that this search may name; None: it names none."""
+        return self.ids or (beginning(self.like_id) if self.like_id else None)
+
+
+NOTHING = Search()
+
+
+@lru_cache(maxsize=256)
+def parsed(text: str | None) -> Search:
+    """What the text asks for; raises WrongSearch."""
+    if text is None or not text.strip():
+        return NOTHING
+    if len(text) > LENGTH:
+        raise WrongSearch(f"a search should have at most {LENGTH} characters, not {len(text):,}")
+    if _CONTROL.search(text):
+        raise WrongSearch("a search should have no control character and no lone surrogate in it")
+    found = _Found()
+    for name, value in _terms(text):
+        found.add(name, value)
+    return found.search()
+
+
+class _Found:
+    """What the terms have said so far."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+        self.words: list[str] = []
+        self.args: list[tuple[tuple[str, ...], list[str]]] = []
+        self.ids: Range | None = None
+        self.like_id: str | None = None
+
+    def add(self, name: str | None, value: str) -> None:
+        """Note one term; `value` is as it stands in the text, perhaps in quotes."""
+        if name is None:
+            self._add_word(value)
+        elif name.lower() == "id":
+            self._add_id(_plain(value))
+        elif name.lower().startswith("args."):
+            self._add_args(name[4:], value)
+        else:
+            self._add_field(name, _plain(value))
+
+    def _add_word(self, value: str) -> None:
+        word, is_quoted = lowered(_plain(value)), value.startswith('"')
+        if not is_quoted and _ID.fullmatch(word):
+            self._add_id(word)
+        elif not is_quoted and _LIKE_ID.fullmatch(word) and self.like_id is None:
+            self.like_id = word
+        elif word.strip():
+            self.words.append(word)
+        if len(self.words) > WORDS:
+            raise WrongSearch(f"a search should have at most {WORDS} words: leave some out, or quote a text as one")
+
+    def _add_id(self, value: str) -> None:
+        if self.ids is not None:
+            raise WrongSearch("a job has one id, and this search names two")
+        self.ids = beginning(lowered(value))
+
+    def _add_field(self, name: str, value: str) -> None:
+        known = _ALIASES.get(name.lower())
+        if known is None:
+            raise WrongSearch(_unknown(name, value))
+        if known == "status" and value not in STATUSES:
+            raise WrongSearch(f"status:{value} is none; a status is one of {', '.join(STATUSES)}")
+        if self.fields.get(known, value) != value:
+            raise WrongSearch(f"{name} stands twice, and a job has one: leave one of them out")
+        self.fields[known] = value
+
+    def _add_args(self, path: str, value: str) -> None:
+        parts = tuple(_unescaped(quoted) if quoted else plain for quoted, plain in _PART.findall(path))
+        meanings = [each for each in _meanings(value) if not any(_is_masked(part, each) for part in parts)]
+        if not meanings:
+            raise WrongSearch(f"args{path} is masked everywhere, so no search finds its value: search for another")
+        if any(parts == other for other, _ in self.args):
+            raise WrongSearch(f"args{path} stands twice, and an argument has one value: leave one of them out")
+        if len(self.args) == ARGS:
+            raise WrongSearch(f"a search should name at most {ARGS} arguments")
+        self.args.append((parts, meanings))
+
+    def search(self) -> Search:
+        """All of it."""
+        return Search(self.fields, tuple(self.words), tuple(self._documents()), self.ids, self.like_id)
+
+    def _documents(self) -> Iterator[str]:
+        for values in itertools.product(*(meanings for _, meanings in self.args)) if self.args else ():
+            document: dict[str, Any] = {}
+            for (parts, _), value in zip(self.args, values, strict=True):
+                _put(document, parts, value)
+            yield _json(document)
+
+
+def _terms(text: str) -> Iterator[tuple[str | None, str]]:
+    """The name, or None, and the value of each term."""
+    at, text = 0, text.strip()
+    while at < len(text):
+        match = _TERM.match(text, at)
+        assert match is not None  # noqa: S101  it may be empty
+        name, value = match["name"], match["value"]
+        if not value:
+            raise WrongSearch(_lacking(text[at:], name))
+        yield name, value
+        at = match.end()
+        at += len(text[at:]) - len(text[at:].lstrip())
+
+
+def _lacking(rest: str, name: str | None) -> str:
+    if name is not None and not rest[len(name) + 1 :].startswith('"'):
+        return f"{name}: lacks its value; write it without a space, as {name}:value"
+    return f'the quote in {rest[:40]} should end, and a space come behind it: write "a text", and \\" for a quote in it'
+
+
+def _unknown(name: str, value: str) -> str:
+    if name.lower() == "args":
+        return f"args needs the name of an argument: args.date:{value}"
+    similar = get_close_matches(name.lower(), [*FIELDS, "args", "id"], 1)
+    meant = f", is {similar[0]} meant?" if similar else "."
+    return (
+        f"{name} is no field{meant} Fields are {', '.join(FIELDS)}, id and args.NAME;"
+        f' for the text itself use quotes: "{name}:{value}"'
+    )
+
+
+def _plain(value: str) -> str:
+    return _unescaped(value[1:-1]) if value.startswith('"') else value
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPE.sub(r"\1", text)
+
+
+def _meanings(value: str) -> list[str]:
+    """What an argument may be, as JSON: the text, and without quotes the number, boolean or null that it looks like."""
+    text = json.dumps(_plain(value))
+    return [text, value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else [text]
+
+
+def _is_masked(name: str, meaning: str) -> bool:
+    return masking.is_secret(name, json.loads(meaning)) or (meaning == "null" and masking.is_secret(name, ""))
+
+
+def _put(document: dict[str, Any], parts: tuple[str, ...], value: str) -> None:
+    for part in parts[:-1]:
+        inner = document.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise WrongSearch(f"args.{'.'.join(parts)} lies within another argument of this search, which is a value")
+        document = inner
+    if parts[-1] in document:
+        raise WrongSearch(f"args.{'.'.join(parts)} holds another argument of this search, so it has no value itself")
+    document[parts[-1]] = value
+
+
+def _json(value: Any) -> str:
+    """The document; its values are JSON already."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(name)}: {_json(item)}" for name, item in value.items()) + "}"
+    return str(value)
+
+
+def beginning(text: str) -> Range:
+    """The ids that begin with these characters; raises WrongSearch."""
+    digits = text.replace("-", "")
+    whole = digits + _LAST_ID.replace("-", "")[len(digits) :]
+    if not digits or len(digits) > 32 or not re.fullmatch("[0-9a-f]+", digits):
+        raise WrongSearch(f"id:{text[:40]} should be a job's id or its first characters, such as id:01890a5d-ac96")
+    last = UUID(whole)
+    if not str(last).startswith(text) and text != digits:
+        raise WrongSearch(f"id:{text[:40]} should have its dashes as in 01890a5d-ac96-774b-bcce-b302099a8057")
+    return Range(UUID(digits.ljust(32, "0")), last)
+
+
+def lowered(text: str) -> str:
+    """The text with small letters for A to Z, as lower() with the collation C makes of it."""
+    return text.translate(_CAPITALS)
+
+
+def parameters(search: Search) -> dict[str, Any]:
+    """The parameters of the conditions `found` in search.sql; None is no condition.
+
+    The texts of a job follow its id there, each behind a newline, and the id follows U+0001.
+    """
+    ids, near, like_id = search.ids, search.near, search.like_id
+    return {
+        "patterns": list(map(pattern, search.words)) or None,
+        "like_id": [f"%\n%{like_id}%", f"\x01{_dashed(like_id)}%", f"\x01%{like_id}\n%"] if like_id else None,
+        "args": list(search.args) or None,
+        "id_from": ids and ids.first,
+        "id_to": ids and ids.last,
+        "near_from": near and near.first,
+        "near_to": near and near.last,
+    }
+
+
+def pattern(part: str) -> str:
+    """What LIKE finds this part of a text by."""
+    escaped = _SPECIAL.sub(r"\\\g<0>", part)
+    return f"%{escaped}%"
+
+
+def _dashed(digits: str) -> str:
+    return str(UUID(digits.ljust(32, "0")))[: len(digits) + sum(len(digits) > place for place in (8, 12, 16, 20))]
+
+
+def quoted(value: str) -> str:
+    """The value as a search has it: in quotes where it would be read as something else."""
+    is_plain = value and not _CONTROL.search(value) and re.fullmatch(r'[^\s":\\]+', value)
+    return value if is_plain else '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class Unfinished(NamedTuple):
+    """The last term of a search that is being typed: what stands before it, its field or None, its text so far."""
+
+    before: str
+    name: str | None
+    part: str
+
+
+def unfinished(text: str) -> Unfinished | None:
+    """The term that the text ends with; None where it ends with a space, or between two terms."""
+    at, quoted_ = 0, False
+    for place, character in enumerate(text):
+        if character == '"' and text[place - 1 : place] != "\\":
+            quoted_ = not quoted_
+        elif character.isspace() and not quoted_:
+            at = place + 1
+    term = text[at:]
+    name, colon, value = term.partition(":")
+    if not term or _CONTROL.search(text) or len(text) > LENGTH:
+        return None
+    if colon and name.lower() in _ALIASES:
+        return Unfinished(text[:at], _ALIASES[name.lower()], _unescaped(value.removeprefix('"').removesuffix('"')))
+    return Unfinished(text[:at], None, _unescaped(term.removeprefix('"').removesuffix('"')))

@@ -1,0 +1,167 @@
+"""Counts beside a list of jobs, and what a search box suggests; each looks at a bounded number of rows.
+
+The statements are in `sql/search.sql`. Every function may raise psycopg.Error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader.log import masked
+from dataloader.queue import db, search, stats
+from dataloader.queue.db import Conn
+from dataloader.queue.job import DEAD, FINAL, STATUSES, TALLIED
+
+COUNTED = 10_000  # jobs of each source that a tally counts by an index alone
+SCAN = 3_000  # jobs of each source that it looks at
+SUGGESTED = 8
+SUGGESTING = 1_000  # jobs of each kind whose keys are suggested
+_SQL = db.statements("search.sql")
+# Where the jobs of each kind are found.
+_SOURCES = {
+    "of_ready": {"ready"},
+    "of_time": {"scheduled"},
+    "of_key": {"blocked"},
+    "of_limit": {"blocked"},
+    "of_parent": {"blocked"},
+    "of_running": {"running"},
+    "of_dead": set(map(str, DEAD)),
+    "of_finished": set(map(str, FINAL - DEAD)),
+}
+_APART = {"near": "of_near"}  # what a list's branch is called here
+_QUEUED = {"ready", "scheduled", "blocked"}
+_NOT_QUEUED = ("of_running", "of_dead", "of_finished")
+# What the jobs of a status that is none of TALLIED count as.
+_GROUPS = {
+    "queued": _QUEUED,
+    "fresh": _QUEUED,
+    "retries": _QUEUED,
+    "dead": set(map(str, DEAD)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many jobs of a list count as what: `counts` has each of job.TALLIED, and every job counts once.
+
+    A kind of `at_least` has more jobs than were looked at: so many fit of those that were.
+    """
+
+    counts: Mapping[str, int]
+    at_least: frozenset[str]
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.counts.values())
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all were looked at."""
+        return not self.at_least
+
+    def document(self) -> dict[str, Any]:
+        """The tally as the API answers it."""
+        at_least = [kind for kind in TALLIED if kind in self.at_least]
+        return {"counts": dict(self.counts), "total": self.total, "at_least": at_least}
+
+
+def tally(conn: Conn, wanted: stats.Wanted, job_ids: Sequence[UUID] | None = None) -> Tally:
+    """Count the jobs of a list, whatever its order; of each kind the first SCAN or COUNTED.
+
+    With `job_ids` only these jobs of it. Raises WrongSearch.
+    """
+    wanted = wanted.whole
+    parameters = stats.filters(wanted) | stats.bounds(wanted) | {"job_ids": job_ids and list(job_ids)}
+    is_plain = wanted in (stats.Wanted(queue=wanted.queue, sort=wanted.sort),) and job_ids is None
+    counts, at_least = dict.fromkeys(TALLIED, 0), set[str]()
+    with conn.transaction():
+        sources, named = ([("of_ids", set(TALLIED))], {}) if job_ids is not None else _sources(conn, wanted)
+        for source, kinds in sources:
+            rows, most = _rows(conn, source, kinds, parameters | named, is_plain and len(kinds) == 1)
+            for row in rows:
+                if row["kind"] in kinds:
+                    counts[row["kind"]] += row["count"]
+            if sum(row["looked_at"] for row in rows) >= most or (source == "of_parent" and _many_wait(conn, most)):
+                at_least |= kinds
+    return Tally(counts, frozenset(at_least))
+
+
+def _many_wait(conn: Conn, most: int) -> bool:
+    return conn.execute(_SQL["waiting"], {"scan": most}).fetchone() == (True,)
+
+
+def _rows(
+    conn: Conn, source: str, kinds: set[str], parameters: dict[str, Any], is_counted: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """The counts of a source by kind, and how many jobs it looks at."""
+    most = COUNTED if is_counted else SCAN
+    asked = parameters | {"scan": most, "kind": min(kinds)}
+    with conn.cursor(row_factory=dict_row) as cursor:
+        cursor.execute(_SQL["plans_of_args"] if source == "of_args" else _PLANS)
+        return cursor.execute(_statement(source, is_counted), asked, prepare=False).fetchall(), most
+
+
+def kinds_of(status: str | None) -> set[str]:
+    """PURE: what the jobs of a status, or of a group of job.STATUSES, may count as."""
+    return set(TALLIED) if status is None else _GROUPS.get(status, {status})
+
+
+def suggest(conn: Conn, text: str) -> list[str]:
+    """How the search in a box may go on, as whole searches, at most SUGGESTED of each kind.
+
+    Suggests fields, statuses, and tasks, queues and keys with the part that the text ends with; none that answers mask.
+    """
+    last = search.unfinished(text)
+    if last is None:
+        return []
+    found = [f"{last.before}{term}" for term in _terms(conn, last)]
+    return [each for each in found if len(each) <= search.LENGTH and masked(each) == each]
+
+
+def _terms(conn: Conn, last: search.Unfinished) -> Iterator[str]:
+    part = search.lowered(last.part)
+    if last.name is None:
+        yield from (f"{name}:" for name in (*search.FIELDS, "args.") if part and name.startswith(part))
+    if last.name == "status":
+        yield from (f"status:{status}" for status in STATUSES if part in status)
+    for name, field in (("task", "task"), ("queue", "queue"), ("key", "lock_key")):
+        if last.name == field or (last.name is None and len(part) > 1):
+            yield from (f"{name}:{search.quoted(value)}" for value in _values(conn, field, part))
+
+
+def _values(conn: Conn, field: str, part: str) -> list[str]:
+    """The values of a field with this part; a value that answers mask is none, for the part may be of its secret."""
+    asked = {"field": field, "pattern": search.pattern(part), "most": 2 * SUGGESTED, "scan": SUGGESTING}
+    with conn.transaction():
+        conn.execute(_PLANS)
+        rows = conn.execute(_SQL["suggested_keys" if field == "lock_key" else "suggested_names"], asked, prepare=False)
+        return [name for (name,) in rows if masked(name) == name][:SUGGESTED]
+
+
+def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]]], dict[str, Any]]:
+    """Where the jobs of a list are counted, with what they may count as, and the ids that are counted apart."""
+    kinds = kinds_of(wanted.status)
+    found = [(source, has) for source, has in _SOURCES.items() if has & kinds]
+    if wanted.q and wanted.queue is None and wanted.status is None:  # by time: jobs that stand together
+        found = [("of_queued", _QUEUED), *((source, _SOURCES[source]) for source in _NOT_QUEUED)]
+    by_name = dict(found)
+    names, named = stats.searched(conn, wanted, list(by_name))
+    return [(_APART.get(name, name), by_name.get(name, kinds)) for name in names], named
+
+
+@cache
+def _statement(source: str, is_counted: bool = False) -> str:
+    if is_counted:
+        return _SQL["counted"].replace("{source}", _SQL[source])
+    far = "true" if source in ("of_near", "of_ids") else _SQL["far"]
+    return stats.spliced(_SQL["tallied"].replace("{source}", _SQL[source]).replace("{far}", far))
+
+
+_PLANS = db.statements("stats.sql")["plans"]

@@ -1,0 +1,18 @@
+-- Jobs that are run again with changes; called by dataloader/queue/again.py.
+
+-- name: fields
+-- The fields of a job as a trigger would name them. Left out: what was for the first time only (its time, its deadline, its
+-- idempotency key, its place), and an affinity key that follows from the args.
+SELECT status::text, queue, task, lock_key, args::text AS args, partition_key, priority, j.max_attempts, lease_ttl_sec, timeout_sec,
+       producer, consumer_group, j.limits,
+       CASE WHEN affinity_key IS DISTINCT FROM dl_affinity(said.affinity, args) THEN affinity_key END AS affinity_key
+  FROM dl_jobs j LEFT JOIN dl_tasks said USING (task) WHERE job_id = %(job_id)s;
+
+-- name: note
+-- Each of the two jobs names the other one in its journal.
+WITH of_new AS (
+  UPDATE dl_job_events SET payload = coalesce(payload, '{}') || jsonb_build_object('rerun_of', %(old_id)s::text)
+   WHERE job_id = %(new_id)s AND kind = 'queued')
+INSERT INTO dl_job_events (job_id, queue, kind, payload)
+SELECT job_id, queue, 'again', jsonb_build_object('rerun_by', %(new_id)s::text, 'by', %(by)s::text)
+  FROM dl_jobs WHERE job_id = %(old_id)s;

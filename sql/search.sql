@@ -1,0 +1,168 @@
+-- Searches among jobs: the conditions of dataloader/queue/search.py, which lists, tallies and bulk orders share, the tallies,
+-- and what a search box suggests. Called by dataloader/queue/{stats,tallies,bulk,args_index}.py.
+
+-- name: found
+-- In the place of {found}: whether the job `j` has what the search asks for; null is no condition. Words are parts of its
+-- task, queue and key. A text that answers mask may be found by no part of it, for its secret could be found out so, letter
+-- by letter: of a job with such texts the others count alone.
+(%(id_from)s::uuid IS NULL OR (j).job_id BETWEEN %(id_from)s::uuid AND %(id_to)s::uuid)
+AND (%(args)s::jsonb[] IS NULL OR (j).args @> ANY (%(args)s::jsonb[]))
+AND (%(patterns)s::text[] IS NULL
+     OR CASE WHEN NOT lower({texts} COLLATE "C") LIKE ALL (%(patterns)s::text[]) THEN false
+             WHEN NOT lower({texts} COLLATE "C") LIKE ANY ({secret_words}) THEN true
+             ELSE lower({safe} COLLATE "C") LIKE ALL (%(patterns)s::text[]) END)
+AND (%(like_id)s::text[] IS NULL
+     OR CASE WHEN lower(E'\x01' || (j).job_id || E'\n' || {texts} COLLATE "C") LIKE ANY (%(like_id)s::text[])
+             THEN lower(E'\x01' || (j).job_id || E'\n' || {safe} COLLATE "C") LIKE ANY (%(like_id)s::text[]) ELSE false END);
+
+-- name: texts
+-- In the place of {texts}: what words are parts of.
+concat_ws(E'\n', (j).task, (j).queue, (j).lock_key);
+
+-- name: safe
+-- In the place of {safe}: task, queue and key, without those that masking.py may change.
+concat_ws(E'\n', CASE WHEN (j).task !~* {secret} THEN (j).task END, CASE WHEN (j).queue !~* {secret} THEN (j).queue END,
+          CASE WHEN (j).lock_key !~* {secret} THEN (j).lock_key END);
+
+-- name: secret
+-- In the place of {secret}: what a text may have that masking.py changes. A word of a secret's name with a value behind it,
+-- the user of a URL, a token of the service, a key.
+'(pass|pwd|secret|token|authorization|cookie|credential|bearer|jwt|(api|access|private|auth|signing|encryption)[-_]?key)[\w-]*\W*([=:''"[:space:]]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:[^\s:/@]*$|dl_[a-z0-9_-]{30}|private key';
+
+-- name: secret_words
+-- In the place of {secret_words}: one of these is in each text that {secret} finds. For most texts the cheaper question.
+'{%%pass%%,%%pwd%%,%%secret%%,%%token%%,%%authorization%%,%%cookie%%,%%credential%%,%%bearer%%,%%jwt%%,%%key%%,%%://%%,%%dl\\_%%}'::text[];
+
+-- name: kind
+-- In the place of {kind}: what the job `j` counts as; one of job.TALLIED.
+CASE (j).status::text WHEN 'queued' THEN CASE WHEN (j).blocked_on IS NULL THEN 'ready'
+                                              WHEN (j).blocked_on = 'time' THEN 'scheduled' ELSE 'blocked' END
+                      ELSE (j).status::text END;
+
+-- name: changed_at
+-- In the place of {changed_at}: when the job `j` changed last, as lists have it.
+coalesce((j).finished_at, CASE (j).status WHEN 'running' THEN (j).started_at END, (j).created_at);
+
+-- name: far
+-- In the place of {far}: not one of the jobs that an id in the search may mean. Those are looked up by their key, apart.
+(%(near_from)s::uuid IS NULL OR (j).job_id NOT BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid);
+
+-- name: tallied
+-- How many jobs of a list count as what, among the first `scan` jobs of {source}, one of those below; looked_at says whether
+-- there may be more. {far} is left out where the source is `near` or `of_args`.
+SELECT kind, count(*) FILTER (WHERE fits) AS count, count(*) AS looked_at FROM (
+  SELECT {kind} AS kind, {matches} AND {changed_at} BETWEEN %(since)s AND %(until)s AS fits FROM dl_jobs j
+   WHERE {far} AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND {source} LIMIT %(scan)s) near
+ GROUP BY kind;
+
+-- name: counted
+-- The same where every job of the source fits, and all of them count as `kind`: index-only scans.
+SELECT %(kind)s::text AS kind, count(*) AS count, count(*) AS looked_at FROM (
+  SELECT FROM dl_jobs j
+   WHERE (%(queue)s::text IS NULL OR queue = %(queue)s) AND {source} LIMIT %(scan)s) near;
+
+-- name: of_queued
+-- The latest. Served by ix_dl_jobs_queued.
+enum_eq(status, 'queued') ORDER BY created_at DESC;
+
+-- name: of_ready
+-- Served by ix_dl_jobs_turn.
+status = 'queued' AND blocked_on IS NULL;
+
+-- name: of_time
+-- Served by ix_dl_jobs_time.
+status = 'queued' AND blocked_on = 'time';
+
+-- name: of_key
+-- Served by ix_dl_jobs_parked_keys.
+enum_eq(status, 'queued') AND blocked_on = 'key';
+
+-- name: of_limit
+-- Served by ix_dl_jobs_limit_turn.
+status = 'queued' AND limits IS NOT NULL AND blocked_on = ANY (ARRAY(SELECT 'limit:' || name FROM dl_limits));
+
+-- name: of_parent
+-- Served by dl_waiting and the jobs' key.
+status = 'queued' AND blocked_on = 'parent' AND job_id = ANY (ARRAY(SELECT job_id FROM dl_waiting LIMIT %(scan)s));
+
+-- name: waiting
+-- How many jobs wait for others, counted up to `scan`: of more `of_parent` sees a part.
+SELECT count(*) >= %(scan)s FROM (SELECT FROM dl_waiting LIMIT %(scan)s) n;
+
+-- name: of_running
+-- Served by ix_dl_jobs_running.
+status = 'running';
+
+-- name: of_dead
+-- Served by ix_dl_jobs_dead.
+status IN ('failed', 'lost');
+
+-- name: of_finished
+-- Of the succeeded and canceled jobs the latest; the dead ones among them are counted by the source before. Served by
+-- ix_dl_jobs_finished.
+finished_at IS NOT NULL AND finished_at >= %(since)s AND finished_at <= %(until)s ORDER BY finished_at DESC;
+
+-- name: of_near
+-- The jobs that an id in the search may mean. Served by the jobs' key.
+job_id BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid;
+
+-- name: of_args
+-- Served by ix_dl_jobs_args, where it is.
+args @> ANY (%(args)s::jsonb[]);
+
+-- name: of_ids
+-- Those that somebody has ticked. Served by the jobs' key.
+job_id = ANY (%(job_ids)s::uuid[]);
+
+-- name: plans_of_args
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = on; SET LOCAL jit = off;
+
+-- name: args_index
+-- Whether there is the index for searches by arguments, and it works.
+SELECT indisvalid AND indisready FROM pg_index WHERE indexrelid = to_regclass('ix_dl_jobs_args');
+
+-- name: few_of_args
+-- How many jobs have the arguments, counted up to one more than `most`. Served by ix_dl_jobs_args.
+SELECT count(*) FROM (SELECT FROM dl_jobs WHERE args @> ANY (%(args)s::jsonb[]) LIMIT %(most)s + 1) n;
+
+-- name: few_near
+-- The same of the jobs that an id in a search may mean. Served by the jobs' key.
+SELECT count(*) FROM (
+  SELECT FROM dl_jobs WHERE job_id BETWEEN %(near_from)s::uuid AND %(near_to)s::uuid LIMIT %(most)s + 1) n;
+
+-- name: create_args_index
+-- By an operator's command alone: each insert and each change of a job's status pays for it. Beside a working farm.
+CREATE INDEX CONCURRENTLY ix_dl_jobs_args ON dl_jobs USING gin (args jsonb_path_ops);
+
+-- name: drop_args_index
+DROP INDEX CONCURRENTLY IF EXISTS ix_dl_jobs_args;
+
+-- name: suggested_names
+-- Tasks or queues with this part: of those that workers serve, that have settings, or that the journal's sums name.
+SELECT DISTINCT name FROM (
+  SELECT task AS name FROM dl_tasks WHERE %(field)s = 'task'
+  UNION ALL SELECT task FROM dl_totals WHERE %(field)s = 'task'
+  UNION ALL SELECT queue FROM dl_totals WHERE %(field)s = 'queue'
+  UNION ALL SELECT queue FROM dl_served WHERE %(field)s = 'queue'
+  UNION ALL SELECT queue FROM dl_queues WHERE %(field)s = 'queue') names
+ WHERE lower(name COLLATE "C") LIKE %(pattern)s AND length(name) <= 200 ORDER BY name LIMIT %(most)s;
+
+-- name: suggested_keys
+-- Keys with this part, of the latest `scan` jobs that were added and as many that ended, and of those that run.
+SELECT DISTINCT lock_key AS name FROM (
+  (SELECT lock_key FROM dl_jobs WHERE enum_eq(status, 'queued') ORDER BY created_at DESC LIMIT %(scan)s)
+  UNION ALL (SELECT lock_key FROM dl_jobs WHERE status = 'running' LIMIT %(scan)s)
+  UNION ALL (SELECT lock_key FROM dl_jobs WHERE finished_at IS NOT NULL ORDER BY finished_at DESC LIMIT %(scan)s)) keys
+ WHERE lower(lock_key COLLATE "C") LIKE %(pattern)s AND length(lock_key) <= 200 ORDER BY name LIMIT %(most)s;
+
+-- name: now
+SELECT clock_timestamp();
+
+-- name: chosen
+-- Of these jobs the ones that an order may still change, locked: those that the list has now, that count as one of `kinds`,
+-- and that have not changed since its preview (`as_of`).
+SELECT job_id FROM dl_jobs j
+ WHERE job_id = ANY (%(chosen)s) AND {matches} AND {kind} = ANY (%(kinds)s)
+   AND {changed_at} BETWEEN %(since)s AND %(until)s AND {changed_at} <= %(as_of)s
+   AND (%(job_ids)s::uuid[] IS NULL OR job_id = ANY (%(job_ids)s::uuid[]))
+ ORDER BY job_id FOR UPDATE;

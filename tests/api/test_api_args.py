@@ -1,0 +1,237 @@
+"""Args by the schema of their task: the trigger, the batch, the schema's own address, and jobs that are run again."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from api_app import TRIGGER, Refused
+from flask.testing import FlaskClient
+from psycopg.rows import dict_row
+from pydantic import BaseModel, ConfigDict, Field
+
+from dataloader.queue import args_schema, db, operations
+
+BATCH = "/api/v1/jobs/batch"
+
+
+class Load(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    day: str
+    limit: int = Field(default=10, ge=1)
+    mode: Literal["full", "delta"] = "full"
+    password: str | None = None
+
+
+SCHEMA = args_schema.written(Load.model_json_schema())
+GOOD: dict[str, Any] = {"day": "2026-01-31"}
+
+
+def job(args: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"queue": "q", "task": "load", "lock_key": "k", "args": args} | more
+
+
+@pytest.fixture(autouse=True)
+def told(conn: db.Connection) -> None:
+    operations.tell_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
+
+
+def count(conn: db.Connection) -> int:
+    return len(conn.execute("SELECT FROM dl_jobs").fetchall())
+
+
+def row(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
+    (found,) = (
+        conn.cursor(row_factory=dict_row).execute("SELECT * FROM dl_jobs WHERE job_id = %s", (job_id,)).fetchall()
+    )
+    return found
+
+
+def post(client: FlaskClient, path: str, body: Any) -> Any:
+    """The body as it is: the JSON of the application's own client is masked."""
+    return client.post(path, data=json.dumps(body), content_type="application/json")
+
+
+def test_a_trigger_names_the_args_that_are_wrong(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    answer = post(client, TRIGGER, job({"limit": 0, "mode": "s3cret", "password": 12345678}))
+    problem = refused(answer, 400, "invalid-input", "/args/limit")
+    assert {fault["pointer"]: fault["message"] for fault in problem["errors"]} == {
+        "/args/day": "day is required",
+        "/args/limit": "limit should be 1 or more",
+        "/args/mode": "mode should be one of full, delta",
+        "/args/password": "password should be a text or null",
+    }
+    assert problem["detail"] == "4 args are not valid, see errors"
+    assert "s3cret" not in answer.text
+    assert "12345678" not in answer.text
+    one = refused(post(client, TRIGGER, job({"day": 5})), 400, "invalid-input", "/args/day")
+    assert one["detail"] == "day should be a text"
+    assert count(conn) == 0
+
+
+def test_good_args_and_tasks_without_a_schema_are_taken(client: FlaskClient, conn: db.Connection) -> None:
+    for body in (job(GOOD), job({"any": [1]}, task="free"), job({"any": [1]}, task="unknown")):
+        assert post(client, TRIGGER, body).status_code == 200
+    assert count(conn) == 3
+
+
+def test_a_known_idempotency_key_is_answered_whatever_the_args_are(client: FlaskClient, conn: db.Connection) -> None:
+    first = post(client, TRIGGER, job(GOOD, idempotency_key="a")).get_json()
+    assert post(client, TRIGGER, job({}, idempotency_key="a")).get_json() == first
+    answer = post(client, BATCH, {"jobs": [job({}, idempotency_key="a")]})
+    assert answer.get_json()["jobs"] == [first]
+    assert post(client, TRIGGER, job({}, idempotency_key="b")).status_code == 400
+    assert count(conn) == 1
+
+
+def test_a_batch_is_refused_as_a_whole(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    jobs = [job(GOOD), job({"day": "x", "zone": 1}), job({}, task="free"), job({})]
+    problem = refused(post(client, BATCH, {"jobs": jobs}), 400, "invalid-input")
+    assert [fault["pointer"] for fault in problem["errors"]] == ["/jobs/1/args/zone", "/jobs/3/args/day"]
+    assert count(conn) == 0
+    assert post(client, BATCH, {"jobs": [jobs[0], jobs[2]]}).status_code == 200
+
+
+def test_the_newest_schema_counts(client: FlaskClient, conn: db.Connection) -> None:
+    """Of two versions beside each other the worker that started last has the word, as in all that a task says."""
+    assert post(client, TRIGGER, job({})).status_code == 400
+    operations.tell_tasks(conn, {"load": {}})
+    client.application.extensions["args_schemas"]._known.clear()  # a second later
+    assert post(client, TRIGGER, job({})).status_code == 200
+
+
+def test_the_schemas_are_asked_for_once_in_a_second(client: FlaskClient, conn: db.Connection) -> None:
+    post(client, TRIGGER, job(GOOD))
+    conn.execute("UPDATE dl_tasks SET args_schema = NULL")
+    assert post(client, TRIGGER, job({})).status_code == 400
+
+
+def test_a_schema_has_an_address(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    shown = client.get("/api/v1/tasks/load/schema").get_json()
+    assert shown == {"task": "load", "schema": json.loads(SCHEMA)}
+    assert shown["schema"]["properties"]["password"]["anyOf"]  # the name of a secret is none
+    assert client.get("/api/v1/tasks/free/schema").get_json() == {"task": "free", "schema": None}
+    refused(client.get("/api/v1/tasks/unknown/schema"), 404, "not-found")
+    refused(client.get("/api/v1/tasks/%00/schema"), 400, "invalid-input", "")
+    conn.execute("""UPDATE dl_tasks SET args_schema = '{"$ref": "http://127.0.0.1:9/"}' WHERE task = 'load'""")
+    assert client.get("/api/v1/tasks/load/schema").get_json()["schema"] is None
+
+
+@pytest.fixture
+def dead(client: FlaskClient, conn: db.Connection) -> UUID:
+    job_id = UUID(post(client, TRIGGER, job(GOOD | {"password": "hunter2hunter2"})).get_json()["job_id"])
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = %s", (job_id,))
+    return job_id
+
+
+def test_a_job_is_run_again_with_changes(client: FlaskClient, conn: db.Connection, dead: UUID) -> None:
+    body = {"args": {"limit": 5, "password": "***"}, "priority": 3, "idempotency_key": "again"}
+    answers = [post(client, f"/api/v1/jobs/{dead}/again", body) for _ in range(2)]
+    assert {answer.status_code for answer in answers} == {200}
+    (new_id,) = {answer.get_json()["job_id"] for answer in answers}
+    new = row(conn, UUID(new_id))
+    assert new["args"] == GOOD | {"limit": 5, "password": "hunter2hunter2"}
+    assert (new["queue"], new["lock_key"], new["priority"], new["status"]) == ("q", "k", 3, "queued")
+    shown = client.get(f"/api/v1/jobs/{new_id}/events").get_json()["events"][0]["payload"]
+    assert shown["rerun_of"] == str(dead)
+    plain = client.post(f"/api/v1/jobs/{dead}/again")
+    assert row(conn, UUID(plain.get_json()["job_id"]))["args"] == GOOD | {"password": "hunter2hunter2"}
+    assert "hunter2" not in "".join(answer.text for answer in [*answers, plain])
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"args": {"limit": 0}}, "/args/limit"),
+        ({"without": ["day"]}, "/args/day"),
+        ({"without": ["dya"]}, "/args"),
+        ({"args": []}, "/args"),
+        ({"queue": ""}, "/queue"),
+        ({"queue": "a\tb"}, "/queue"),
+        ({"priority": -1}, "/priority"),
+        ({"task": "other"}, "/task"),
+    ],
+)
+def test_a_wrong_change_is_a_400_and_adds_nothing(
+    client: FlaskClient, conn: db.Connection, dead: UUID, refused: Refused, body: dict[str, Any], pointer: str
+) -> None:
+    refused(post(client, f"/api/v1/jobs/{dead}/again", body), 400, "invalid-input", pointer)
+    assert count(conn) == 1
+
+
+def test_a_job_that_has_not_ended_is_not_run_again(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    job_id = post(client, TRIGGER, job(GOOD)).get_json()["job_id"]
+    assert "queued" in refused(client.post(f"/api/v1/jobs/{job_id}/again"), 409, "conflict")["detail"]
+    refused(client.post(f"/api/v1/jobs/{UUID(int=1)}/again"), 404, "not-found")
+    assert count(conn) == 1
+
+
+PAGE = {"HX-Request": "true", "Sec-Fetch-Site": "same-origin"}
+
+
+def test_the_form_has_a_field_for_each_arg(client: FlaskClient) -> None:
+    page = client.get("/trigger?task=load").text
+    for each in ('name="args.day"', 'name="args.limit"', 'min="1"', 'value="10"', "<option selected>full</option>"):
+        assert each in page, each
+    assert 'type="password"' in page
+    assert 'name="args."' in client.get("/trigger?task=free").text
+    assert "No worker has shown" in client.get("/trigger?task=unknown").text
+    assert ">load<" in client.get("/trigger").text
+
+
+def test_the_form_adds_a_job(client: FlaskClient, conn: db.Connection) -> None:
+    form = {"task": "load", "queue": "q2", "lock_key": "k2", "priority": "5", "args.day": "x", "args.limit": "7"}
+    answer = client.post("/trigger", data=form | {"args.mode": "delta", "args.password": ""}, headers=PAGE)
+    assert answer.status_code == 200
+    added = row(conn, UUID(answer.headers["HX-Redirect"].rpartition("/")[2]))
+    assert added["args"] == {"day": "x", "limit": 7, "mode": "delta"}
+    assert (added["queue"], added["lock_key"], added["priority"]) == ("q2", "k2", 5)
+
+
+def test_the_form_is_told_of_its_faults(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    form = {"task": "load", "queue": "q2", "lock_key": "k2", "priority": "5"}
+    wrong = {"args.limit": "many", "args.password": "hunter2hunter2"}
+    answer = client.post("/trigger", data=form | wrong, headers=PAGE)
+    problem = refused(answer, 400, "invalid-input", "/args/limit")
+    assert {fault["pointer"] for fault in problem["errors"]} == {"/args/day", "/args/limit"}
+    refused(client.post("/trigger", data=form | {"priority": "x"}, headers=PAGE), 400, "invalid-input", "/priority")
+    free = form | {"task": "free", "args.": "{"}
+    refused(client.post("/trigger", data=free, headers=PAGE), 400, "invalid-input", "/args")
+    nul = form | {"task": "free", "args.": '{"a": "\\u0000"}'}
+    refused(client.post("/trigger", data=nul, headers=PAGE), 400, "invalid-input", "/args/a")
+    assert count(conn) == 0
+
+
+def test_the_page_of_a_dead_job_runs_it_again(client: FlaskClient, conn: db.Connection, dead: UUID) -> None:
+    page = client.get(f"/jobs/{dead}/again").text
+    assert 'value="2026-01-31"' in page
+    assert "stays as it is" in page
+    assert "hunter2" not in page
+    form = {"args.day": "2026-02-01", "args.limit": "", "args.mode": "", "args.password": ""}
+    answer = client.post(f"/jobs/{dead}/again", data=form, headers=PAGE)
+    new_id = answer.headers["HX-Redirect"].rpartition("/")[2]
+    assert row(conn, UUID(new_id))["args"] == {"day": "2026-02-01", "password": "hunter2hunter2"}
+    assert (new_id in client.get(f"/jobs/{dead}").text, new_id != str(dead)) == (True, True)
+    assert str(dead) in client.get(f"/jobs/{new_id}").text
+    assert client.get(f"/jobs/{new_id}/again").status_code == 409
+
+
+def test_a_text_area_with_secrets_comes_back_as_it_was(client: FlaskClient, conn: db.Connection) -> None:
+    args = {"password": "hunter2hunter2", "url": "https://u:hunter3hunter3@h/", "n": [{"token": "hunter4hunter4"}]}
+    job_id = post(client, TRIGGER, job(args, task="free", lock_key="token=hunter5hunter5")).get_json()["job_id"]
+    conn.execute("UPDATE dl_jobs SET status = 'canceled', finished_at = now()")
+    page = unescape(client.get(f"/jobs/{job_id}/again").text)
+    assert not re.search("hunter[0-9]", page)
+    area = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)
+    key = re.search(r'name="lock_key"[^>]* value="([^"]*)"', page)
+    assert area
+    assert key
+    assert json.loads(area[1]) == {"password": "***", "url": "https://u:***@h/", "n": [{"token": "***"}]}
+    form = {"args.": area[1].replace("\n", "\r\n"), "lock_key": key[1]}
+    answer = client.post(f"/jobs/{job_id}/again", data=form, headers=PAGE)
+    added = row(conn, UUID(answer.headers["HX-Redirect"].rpartition("/")[2]))
+    assert (added["args"], added["lock_key"]) == (args, "token=hunter5hunter5")

@@ -1,0 +1,77 @@
+"""/api/v1/jobs/{job_id}/logs and the log on the job's page; a wrong question names what is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+
+from dataloader.api.v1 import responses
+from dataloader.queue import db
+
+
+@pytest.fixture
+def job_id(client: FlaskClient, conn: db.Connection) -> str:
+    """A job of two attempts with some lines."""
+    made = str(client.post(TRIGGER, json=MINIMAL).get_json()["job_id"])
+    rows = [(1, 1, 1, "one"), (1, 1, 2, "<script>alert(1)</script>"), (1, 1, 10, "ten"), (2, 2, 1, "again")]
+    for claim, attempt, line, text in rows:
+        conn.execute(
+            "INSERT INTO dl_job_logs VALUES (%s, %s, %s, %s, now(), 'warning', 'stderr', %s)",
+            (made, claim, attempt, line, text),
+        )
+    return made
+
+
+def asked(client: FlaskClient, job_id: str, query: str = "") -> dict[str, Any]:
+    answer = client.get(f"/api/v1/jobs/{job_id}/logs{query}")
+    assert answer.status_code == 200, answer.get_json()
+    document: dict[str, Any] = answer.get_json()
+    responses.JobLogs.model_validate(document)
+    return document
+
+
+def test_lines_come_page_by_page_with_what_was_left_out(client: FlaskClient, job_id: str) -> None:
+    whole = asked(client, job_id)
+    assert [line["text"] for line in whole["lines"]] == ["one", "<script>alert(1)</script>", "ten", "again"]
+    assert [line["left_out"] for line in whole["lines"]] == [0, 0, 7, 0]
+    assert whole["next"] is None
+    first = asked(client, job_id, "?limit=2")
+    assert first["next"] == "1.2"
+    second = asked(client, job_id, f"?limit=2&after={first['next']}")
+    assert [(line["text"], line["left_out"]) for line in second["lines"]] == [("ten", 7), ("again", 0)]
+    assert asked(client, job_id, f"?after={whole['lines'][-1]['place']}") == {"lines": [], "next": None}
+    assert [line["text"] for line in asked(client, job_id, "?attempt=2")["lines"]] == ["again"]
+    assert asked(client, job_id, "?attempt=3")["lines"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "pointer"),
+    [("?after=x", "/after"), ("?attempt=0", "/attempt"), ("?limit=1001", "/limit"), ("?since=1", "/since")],
+)
+def test_a_wrong_question_names_its_parameter(
+    client: FlaskClient, job_id: str, refused: Refused, query: str, pointer: str
+) -> None:
+    refused(client.get(f"/api/v1/jobs/{job_id}/logs{query}"), 400, "invalid-input", pointer)
+
+
+def test_an_unknown_job_is_a_404_and_one_without_a_log_is_not(client: FlaskClient, refused: Refused) -> None:
+    unknown = "/api/v1/jobs/01890a5d-ac96-474b-8cce-b302099a8057/logs"
+    refused(client.get(unknown), 404, "not-found")
+    made = client.post(TRIGGER, json=MINIMAL).get_json()["job_id"]
+    assert asked(client, made) == {"lines": [], "next": None}
+    assert 'id="log"' not in client.get(f"/jobs/{made}").text
+
+
+def test_the_page_shows_the_latest_attempt_or_the_one_asked_for(client: FlaskClient, job_id: str) -> None:
+    page = client.get(f"/jobs/{job_id}").text
+    assert "again" in page
+    assert ">one<" not in page
+    page = client.get(f"/jobs/{job_id}?attempt=1").text
+    assert ">one<" in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script>alert" not in page
+    assert "7 lines were left out" in page
+    assert client.get(f"/jobs/{job_id}?attempt=x").status_code == 200

@@ -1,0 +1,142 @@
+"""The zone of pages, the chart's range, the page of PostgreSQL, the limit of a queue: without a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from zoneinfo import ZoneInfo
+
+import psycopg
+import pytest
+from api_app import running
+from flask.testing import FlaskClient
+
+from dataloader import config
+from dataloader.queue import db, enqueue, operations, postgres, schedules
+
+HTMX = {"HX-Request": "true"}
+
+
+def zone(client: FlaskClient) -> str:
+    found = re.search('<html lang="en" data-zone="([^"]+)"', client.get("/workers").text)
+    assert found
+    return found[1]
+
+
+def test_a_page_is_in_the_zone_of_timezone_else_of_the_machine_else_as_chosen(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "machine_zone", lambda: "America/Lima")
+    with running(dsn) as app:
+        assert zone(app.test_client()) == "America/Lima"
+    with running(dsn, timezone="Asia/Tokyo") as app:
+        client = app.test_client()
+        assert zone(client) == "Asia/Tokyo"
+        for name in ("UTC", "Europe/Paris"):
+            client.set_cookie("dl_zone", name)
+            assert zone(client) == name
+        for wrong in ("Mars/Olympus", "../../etc/passwd", "<b>", "x" * 3_000, "/etc/localtime"):
+            client.set_cookie("dl_zone", wrong)
+            assert zone(client) == "Asia/Tokyo"
+
+
+def test_times_that_are_typed_are_in_the_zone_of_the_page(dsn: str, conn: db.Connection) -> None:
+    with running(dsn, timezone="Asia/Tokyo") as app:
+        client = app.test_client()
+        client.set_cookie("dl_zone", "America/Lima")
+        job_id, _ = enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+        at = conn.execute("SELECT created_at FROM dl_jobs").fetchone()[0].astimezone(ZoneInfo("America/Lima"))  # type: ignore[index]
+        for since, is_shown in ((at.replace(microsecond=0), True), (at.replace(year=at.year + 1), False)):
+            page = client.get(f"/jobs?since={since:%Y-%m-%dT%H:%M:%S}").text
+            assert (str(job_id) in page) == is_shown
+            assert f'value="{since:%Y-%m-%dT%H:%M:%S}"' in page
+        form = {"name": "nightly", "task": "noop", "cron": "0 3 * * *", "queue": "", "args": "", "timezone": ""}
+        assert client.post("/schedules", data=form).status_code == 200
+        assert schedules.listed(conn)[0]["timezone"] == "America/Lima"
+
+
+def test_a_range_that_is_none_is_refused_in_words(client: FlaskClient) -> None:
+    answer = client.get("/?range=2h")
+    assert (answer.status_code, answer.mimetype) == (400, "text/html")
+    assert "should be one of: 1h, 6h, 24h, 7d" in answer.text
+    assert "last 7 days" in client.get("/?range=7d").text
+
+
+def test_the_first_steps_go_once_there_is_a_job(client: FlaskClient, conn: db.Connection) -> None:
+    page = client.get("/").text
+    assert "what to do next" in page
+    assert "dataloader workers" in page
+    client.application.extensions.pop("overview")
+    enqueue.enqueue(conn, enqueue.NewJob("q", "t", "k"))
+    assert "what to do next" not in client.get("/").text
+
+
+def test_a_reaper_that_is_there_needs_no_start(client: FlaskClient, dsn: str) -> None:
+    with psycopg.connect(dsn, application_name="dl-reaper"):
+        steps = client.get("/").text
+    assert re.search("Start the reaper</strong> <span class=.badge succeeded.>done", steps)
+
+
+def test_with_tokens_no_command_shows_one(dsn: str, conn: db.Connection) -> None:
+    token = {"name": "me", "scopes": ["read"], "sha256": "0" * 64}
+    with running(dsn, dl_api_tokens=[token]) as app:
+        assert "curl" not in app.test_client().get("/").text
+
+
+def test_the_page_of_postgresql_says_what_a_role_may_not_see(
+    dsn: str, conn: db.Connection, make_role: Callable[[str], str]
+) -> None:
+    """A role of few rights, and a session of another one that is in a transaction: shown, without what it does."""
+    role = make_role(dsn)
+    name = str(psycopg.conninfo.conninfo_to_dict(role)["user"])
+    conn.execute(f"GRANT USAGE ON SCHEMA public TO {name}; GRANT SELECT ON ALL TABLES IN SCHEMA public TO {name}")  # type: ignore[arg-type]
+    with psycopg.connect(dsn, application_name="hidden-work") as other, running(role) as app:
+        other.execute("SELECT 'a-secret-literal'")
+        page = app.test_client().get("/postgres")
+        assert page.status_code == 200
+        assert "hidden-work" in page.text
+        assert "a-secret-literal" not in page.text
+        assert "not to be seen by this role" in page.text
+        assert "This role may not see it." in page.text
+        assert "dl_jobs" in page.text
+
+
+def test_each_section_of_the_server_has_rows_or_a_reason(conn: db.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = postgres.health(conn)
+    assert set(found) == set(postgres.SECTIONS)
+    server = found["server"].row
+    assert server
+    assert 0 < server["connections"] <= server["max_connections"]
+    names = [row["name"] for row in found["tables"].rows]
+    assert {"dl_jobs", "dl_pace_long"} <= set(names)
+    gone = {**postgres._SQL, "wal": "SELECT nothing_here()", "slots": "SELECT pg_sleep(10)"}
+    monkeypatch.setattr(postgres, "_SQL", gone)
+    conn.execute("SET statement_timeout = '200ms'")
+    found = postgres.health(conn)
+    conn.execute("RESET statement_timeout")
+    assert found["wal"] == postgres.Section([], "This server does not offer it.")
+    assert found["slots"].unseen == "The server did not answer in time."
+    assert found["tables"].rows
+
+
+def test_bloat_and_vacuum_are_told_of_the_table_as_it_is(conn: db.Connection) -> None:
+    conn.execute("INSERT INTO dl_totals SELECT 'q', n::text, 'done', 1, 1, '{1}' FROM generate_series(1, 40000) n")
+    conn.execute("DELETE FROM dl_totals WHERE task::int % 4 > 0")
+    conn.execute("VACUUM ANALYZE dl_totals")
+    told = next(row for row in postgres.health(conn)["tables"].rows if row["name"] == "dl_totals")
+    assert told["vacuumed_at"] is not None
+    assert 0.5 < told["bloat_bytes"] / told["heap_bytes"] < 0.95  # three quarters of its rows, and its fillfactor
+    assert told["vacuum_at"] == 500 + 2_000  # the threshold of the table, the server's share of 10,000 rows
+
+
+def test_the_limit_of_a_queue_is_set_and_lifted_on_its_page(client: FlaskClient, conn: db.Connection) -> None:
+    for text, limit in (("7", 7), ("0", 0), (" ", None)):
+        assert client.post("/queues/q/limit", data={"max_length": text}, headers=HTMX).status_code == 200
+        assert operations.settings(conn, "q")["max_length"] == limit
+    for wrong in ("-1", "many", "2147483648", "9" * 5_000, "１"):
+        answer = client.post("/queues/q/limit", data={"max_length": wrong}, headers=HTMX)
+        assert answer.status_code == 400
+        assert "from 0 to 2,147,483,647" in answer.text
+    assert operations.settings(conn, "q")["max_length"] is None
+    operations.limit_length(conn, "q", 7, "me")
+    assert "at most 7 queued jobs" in client.get("/queues/q").text

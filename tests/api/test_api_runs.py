@@ -1,0 +1,141 @@
+"""What runs took, over HTTP: tasks with any name, ranges; the pages of tasks, of the timeline, of what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+import pytest
+from flask.testing import FlaskClient
+
+from dataloader.api.v1 import responses
+from dataloader.queue import db, stats
+
+NAMES = ["load", "a/b", "..", ".", "<script>alert(1)</script>", "x" * 500, "a?b#c%2f", "é\u202e \n"]
+
+
+WORKER = "host-1:77:boot"
+
+
+def ran(conn: db.Connection, task: str = "load", queue: str = "q", end: str | None = "done") -> UUID:
+    """One run of this task, which took two seconds until this row of the journal, or goes on."""
+    status = {"done": "succeeded", None: "running"}.get(end, end)
+    with conn.transaction():
+        conn.execute("SET LOCAL session_replication_role = replica")
+        made = conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, created_at, started_at, finished_at,"
+            " claimed_by) VALUES (gen_random_uuid(), %(queue)s, %(task)s, 'k', %(status)s, now() - interval '5 s',"
+            " now() - interval '3 s', CASE WHEN %(end)s::text IS NOT NULL THEN now() - interval '1 s' END,"
+            " CASE WHEN %(end)s::text IS NULL THEN %(worker)s END) RETURNING job_id",
+            {"queue": queue, "task": task, "status": status, "end": end, "worker": WORKER},
+        ).fetchone()
+    assert made
+    for ago, kind in ((5, "queued"), (3, "picked"), (1, end)):
+        if kind:
+            conn.execute(
+                "INSERT INTO dl_job_events (job_id, queue, ts, kind, payload) VALUES"
+                " (%s, %s, now() - make_interval(secs => %s), %s,"
+                " jsonb_build_object('worker', %s::text, 'peak_mb', %s::int))",
+                (made[0], queue, ago, kind, WORKER, 50 if kind == end else None),
+            )
+    stats.aggregate(conn)
+    job_id: UUID = made[0]
+    return job_id
+
+
+@pytest.mark.parametrize("task", NAMES)
+def test_a_task_of_any_name_has_its_figures(client: FlaskClient, conn: db.Connection, task: str) -> None:
+    ran(conn, task)
+    ran(conn, task, end="failed")
+    path = quote("-" if task in (".", "..") else task, safe="")
+    name = {"name": task} if task in (".", "..") else {}
+    answer = client.get(f"/api/v1/tasks/{path}", query_string=name)
+    assert answer.status_code == 200
+    found = answer.get_json()
+    responses.TaskRuns.model_validate(found)
+    assert (found["task"], found["is_known"], found["range"]) == (task, True, "24h")
+    assert (found["figures"]["runs"], found["figures"]["failed"], found["figures"]["failure_rate"]) == (2, 1, 0.5)
+    assert found["figures"]["run_sec"]["p50"] == pytest.approx(2, rel=0.1)
+    page = client.get(f"/tasks/{path}", query_string=name)
+    assert page.status_code == 200
+    assert "<script>alert" not in page.text
+    (listed,) = [each for each in client.get("/api/v1/tasks?range=24h").get_json()["tasks"] if each["figures"]]
+    assert (listed["task"], listed["figures"]["runs"]) == (task, 2)
+    assert client.get("/tasks").status_code == 200
+
+
+def test_a_task_that_nobody_knows_has_no_runs(client: FlaskClient) -> None:
+    found = client.get("/api/v1/tasks/nobody?range=7d").get_json()
+    assert (found["is_known"], found["figures"]["runs"], found["figures"]["run_sec"]) == (False, 0, None)
+    assert "No worker has a pipeline of this name" in client.get("/tasks/nobody").text
+
+
+@pytest.mark.parametrize("queue", ["q", "a/b", "a/runs", "..", "<script>"])
+def test_a_queue_has_its_figures(client: FlaskClient, conn: db.Connection, queue: str) -> None:
+    ran(conn, queue=queue)
+    is_dots = queue == ".."
+    path = quote("-" if is_dots else queue, safe="")
+    found = client.get(f"/api/v1/queues/{path}/runs", query_string={"name": queue} if is_dots else {}).get_json()
+    responses.QueueRuns.model_validate(found)
+    assert (found["queue"], found["figures"]["runs"], found["tasks"][0]["task"]) == (queue, 1, "load")
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/api/v1/tasks/load?range=2h", 400),
+        ("/api/v1/tasks/load?range=", 400),
+        ("/api/v1/tasks?range=year", 400),
+        ("/api/v1/tasks/load?name=other", 400),
+        ("/api/v1/tasks/a%00b", 400),
+        (f"/api/v1/tasks/{'x' * 2_401}", 400),
+        ("/api/v1/queues/q/runs?range=-1", 400),
+        ("/tasks?range=2h", 400),
+        ("/tasks?like=%00", 400),
+        ("/tasks/a%00b", 400),
+        ("/timeline?hours=7", 400),
+        ("/timeline?hours=x", 400),
+        ("/queues/q?range=2h", 400),
+    ],
+)
+def test_what_is_not_right_is_refused(client: FlaskClient, path: str, status: int) -> None:
+    assert client.get(path).status_code == status
+
+
+def test_tasks_without_a_range_are_as_ever(client: FlaskClient, conn: db.Connection) -> None:
+    ran(conn)
+    (task,) = client.get("/api/v1/tasks").get_json()["tasks"]
+    assert (task["task"], task["runs"], task["learned_memory_mb"]) == ("load", 1, 50)
+    assert "figures" not in task
+
+
+def test_the_timeline_has_each_run_at_its_worker(client: FlaskClient, conn: db.Connection) -> None:
+    ran(conn)
+    ran(conn, "broken", end="failed")
+    ran(conn, "goes on", end=None)
+    text = client.get("/timeline").text
+    assert text.count("<rect") >= 1
+    for word in (WORKER, "broken", "goes on", "failed", "running"):
+        assert word in text
+
+
+def test_what_happened_is_told_once_for_many(client: FlaskClient, conn: db.Connection) -> None:
+    for _ in range(3):
+        ran(conn, end="failed")
+    text = client.get("/activity").text
+    assert "3 jobs, the last:" in text
+    assert "dead: failed" in text
+
+
+def test_a_limit_is_set_on_the_page(client: FlaskClient, conn: db.Connection) -> None:
+    def press(number: str) -> Any:
+        return client.post("/queues/q/limit", data={"max_length": number}, headers={"HX-Request": "true"})
+
+    conn.execute("INSERT INTO dl_jobs (job_id, queue, task, lock_key) VALUES (gen_random_uuid(), 'q', 't', 'k')")
+    assert "from 7 queued on" in press("7").text
+    assert [each["max_length"] for each in stats.overview(conn)["queues"]] == [7]
+    assert "Any number of jobs" in press("").text
+    for wrong in ("-1", "x", "99999999999", "2147483648", "1.5"):
+        assert press(wrong).status_code == 400
+    assert [each["max_length"] for each in stats.overview(conn)["queues"]] == [None]

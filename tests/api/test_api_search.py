@@ -1,0 +1,181 @@
+"""Searches, tallies, suggestions and bulk orders over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from api_app import MINIMAL, TRIGGER, Refused
+from flask.testing import FlaskClient
+
+from dataloader.queue import db
+
+JOBS, BULK = "/api/v1/jobs", "/api/v1/jobs/bulk"
+LONG = "x" * 513
+SECRET = "canary-7f3b-hunter2"
+
+
+def add(client: FlaskClient, conn: db.Connection, status: str = "queued", **fields: Any) -> str:
+    """A job in this status."""
+    job_id: str = client.post(TRIGGER, json=MINIMAL | fields).get_json()["job_id"]
+    if status != "queued":
+        conn.execute(
+            "UPDATE dl_jobs SET status = %s::dl_status, error = 'x',"
+            " started_at = now(), lease_expires_at = now() + interval '1 h' WHERE job_id = %s",
+            (status, job_id),
+        )
+    return job_id
+
+
+def found(client: FlaskClient, q: str) -> set[str]:
+    answer = client.get(JOBS, query_string={"q": q})
+    assert answer.status_code == 200, answer.get_json()
+    return {job["job_id"] for job in answer.get_json()["jobs"]}
+
+
+def test_a_search_finds_by_id_part_field_and_argument(client: FlaskClient, conn: db.Connection) -> None:
+    one = add(client, conn, task="load.customers", queue="etl", lock_key="May sale", args={"date": "2024-05-01"})
+    two = add(client, conn, "failed", task="load.orders", queue="etl", lock_key="June", args={"date": "2024-05-02"})
+    for q in (
+        one,
+        one[:13],
+        f"id:{one[:6]}",
+        "CUSTOM",
+        "may",
+        'key:"May sale"',
+        "args.date:2024-05-01",
+        "status:ready",
+    ):
+        assert one in found(client, q), q
+    assert found(client, "load") == {one, two}
+    assert found(client, "load status:dead queue:etl") == {two}
+    assert found(client, "args.date:2024-05-03") == set()
+    counts = client.get("/api/v1/tally?q=load").get_json()
+    assert (counts["counts"]["ready"], counts["counts"]["failed"], counts["total"]) == (1, 1, 2)
+    assert counts["at_least"] == []
+
+
+def test_a_search_by_arguments_says_what_would_make_it_fast(client: FlaskClient) -> None:
+    assert "dataloader search-index create" in client.get(JOBS, query_string={"q": "args.a:1"}).get_json()["advice"]
+    assert client.get(JOBS, query_string={"q": "a"}).get_json()["advice"] is None
+
+
+@pytest.mark.parametrize("q", ["orders:17", "task:", '"open', "status:x", "args.password:x", "args:1", "id:x", LONG])
+@pytest.mark.parametrize("path", [JOBS, "/api/v1/tally"])
+def test_a_wrong_search_is_a_400_that_names_it(client: FlaskClient, refused: Refused, path: str, q: str) -> None:
+    problem = refused(client.get(path, query_string={"q": q}), 400, "invalid-input")
+    assert problem["errors"][0]["pointer"] == "/q"
+
+
+def test_a_filter_beside_a_search_should_say_the_same(client: FlaskClient, refused: Refused) -> None:
+    refused(client.get(JOBS, query_string={"q": "task:a", "task": "b"}), 400, "invalid-input")
+    assert client.get(JOBS, query_string={"q": "task:a", "task": "a"}).status_code == 200
+
+
+def test_suggestions_hold_no_secret(client: FlaskClient, conn: db.Connection) -> None:
+    add(client, conn, task="load.canary-cage", lock_key=f"postgresql://u:{SECRET}@host/db", queue="canary-queue")
+    add(client, conn, task="load.canary-cage", lock_key="plain canary key", args={"password": SECRET})
+    conn.execute("INSERT INTO dl_tasks (task) VALUES ('load.canary-cage'), (%s)", (f"password={SECRET}",))
+    for part in ("canary", "cana", "status:dea", "key:can", "post", "hunter2", "7f3b"):
+        answer = client.get("/api/v1/suggestions", query_string={"q": part})
+        assert SECRET not in answer.text
+        assert "hunter" not in answer.text.replace(part, "")
+    given = client.get("/api/v1/suggestions", query_string={"q": "status:dead canary"}).get_json()["suggestions"]
+    assert 'status:dead key:"plain canary key"' in given
+    assert "status:dead task:load.canary-cage" in given
+    assert client.get("/api/v1/suggestions?q=").get_json() == {"suggestions": []}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"postgresql://u:{SECRET}@h/db",
+        f"password={SECRET}",
+        f"--token {SECRET}",
+        f'{{"api_key": "{SECRET}"}}',
+        f"Authorization: Bearer {SECRET}",
+    ],
+)
+def test_no_part_of_a_masked_text_is_found(client: FlaskClient, conn: db.Connection, key: str) -> None:
+    job_id = add(client, conn, lock_key=key, task="load.x")
+    assert SECRET not in client.get(f"{JOBS}/{job_id}").text
+    for part in ("hunter2", "canary", "canary-7"):
+        assert found(client, part) == set()
+        assert client.get("/api/v1/tally", query_string={"q": part}).get_json()["total"] == 0
+    assert found(client, "load.x") == {job_id}
+
+
+def previewed(client: FlaskClient, order: str, **target: Any) -> dict[str, Any]:
+    answer = client.post(f"{BULK}/preview", json={"order": order, **target})
+    assert answer.status_code == 200, answer.get_json()
+    document: dict[str, Any] = answer.get_json()
+    return document
+
+
+def test_a_preview_of_a_wrong_search_is_a_400(client: FlaskClient, refused: Refused) -> None:
+    body = {"order": "cancel", "matching": {"q": "a:b"}}
+    refused(client.post(f"{BULK}/preview", json=body), 400, "invalid-input", "/matching/q")
+
+
+def test_an_order_changes_what_its_preview_has_counted(client: FlaskClient, conn: db.Connection) -> None:
+    dead = [add(client, conn, "failed", task="a") for _ in range(3)]
+    other, waits = add(client, conn, "failed", task="b"), add(client, conn, task="a")
+    target = {"matching": {"q": "task:a"}}
+    preview = previewed(client, "requeue", **target)
+    assert (preview["count"], preview["is_exact"], preview["changes"]) == (3, True, {"failed": 3})
+    assert preview["leaves"] == [{"kind": "ready", "count": 1, "reason": "has not ended: cancel it first"}]
+    body = {"order": "requeue", **target, "confirmation": preview["confirmation"]}
+    assert client.post(BULK, json=body).get_json() == {"order": "requeue", "changed": 3, "next": None}
+    assert client.post(BULK, json=body).get_json()["changed"] == 0  # a repeated one changes nothing
+    statuses = dict(conn.execute("SELECT job_id::text, status::text FROM dl_jobs").fetchall())
+    assert statuses == {**dict.fromkeys(dead, "queued"), other: "failed", waits: "queued"}
+    (by,) = conn.execute("SELECT DISTINCT payload->>'by' FROM dl_job_events WHERE kind = 'requeue'").fetchone() or ("",)
+    assert by == "anonymous from 127.0.0.1"
+
+
+def test_an_order_to_ticked_jobs_is_for_them_alone(client: FlaskClient, conn: db.Connection) -> None:
+    jobs = [add(client, conn) for _ in range(4)]
+    ended = add(client, conn, "succeeded")
+    target = {"job_ids": [*jobs[:2], ended]}
+    preview = previewed(client, "cancel", **target)
+    assert (preview["changes"], [left["kind"] for left in preview["leaves"]]) == ({"ready": 2}, ["succeeded"])
+    body = {"order": "cancel", **target, "confirmation": preview["confirmation"]}
+    assert client.post(BULK, json=body).get_json()["changed"] == 2
+    canceled = conn.execute("SELECT job_id::text FROM dl_jobs WHERE status = 'canceled'").fetchall()
+    assert {row[0] for row in canceled} == set(jobs[:2])
+
+
+def test_a_list_that_has_grown_is_a_409(client: FlaskClient, conn: db.Connection, refused: Refused) -> None:
+    add(client, conn, "failed", task="a")
+    later = add(client, conn, "failed", task="b")
+    body = {"order": "delete", "matching": {"task": "a"}}
+    preview = previewed(client, "delete", matching={"task": "a"})
+    conn.execute("UPDATE dl_jobs SET task = 'a' WHERE job_id = %s", (later,))
+    problem = refused(client.post(BULK, json=body | {"confirmation": preview["confirmation"]}), 409, "conflict")
+    assert "2 now" in problem["detail"]
+    assert conn.execute("SELECT count(*) FROM dl_jobs").fetchone() == (2,)
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"confirmation": "x"}, "/confirmation"),
+        ({"matching": {"task": "b"}}, "/confirmation"),
+        ({"order": "delete"}, "/confirmation"),
+        ({"after": "x"}, "/after"),
+        ({"matching": {}}, "/matching"),
+        ({"job_ids": [str(UUID(int=1))]}, ""),
+        ({"order": "x"}, "/order"),
+        ({"confirmation": None}, "/confirmation"),
+    ],
+)
+def test_a_wrong_order_is_a_400_and_changes_nothing(
+    client: FlaskClient, conn: db.Connection, refused: Refused, change: dict[str, Any], pointer: str
+) -> None:
+    add(client, conn, "failed", task="a")
+    body = {"order": "requeue", "matching": {"task": "a"}}
+    body |= {"confirmation": previewed(client, **body)["confirmation"]}
+    problem = refused(client.post(BULK, json=body | change), 400, "invalid-input")
+    assert problem["errors"][0]["pointer"] == pointer
+    assert conn.execute("SELECT count(*) FROM dl_jobs WHERE status = 'failed'").fetchone() == (1,)

@@ -1,0 +1,72 @@
+"""Args by a schema, and jobs that are run again, from the command line on the queue's database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dataloader import config
+from dataloader.cli.direct import Direct
+from dataloader.cli.main import main
+from dataloader.client import Conflict, NotFound, Refused
+from dataloader.queue import db, operations
+
+SCHEMA = json.dumps({"type": "object", "properties": {"day": {"type": "string"}}, "required": ["day"]})
+
+
+@pytest.fixture
+def farm(dsn: str, conn: db.Connection) -> Iterator[Direct]:
+    operations.tell_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
+    with Direct(dsn, config.load(_env_file=None)) as farm:
+        yield farm
+
+
+def args_of(conn: db.Connection, job_id: Any) -> Any:
+    ((args,),) = conn.execute("SELECT args FROM dl_jobs WHERE job_id = %s", (job_id,))
+    return args
+
+
+def end(conn: db.Connection) -> None:
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now()")
+
+
+def test_wrong_args_are_refused_and_a_known_key_is_answered(farm: Direct, conn: db.Connection) -> None:
+    first = farm.trigger("load", args={"day": "x"}, idempotency_key="a")
+    assert farm.trigger("load", idempotency_key="a").job_id == first.job_id
+    with pytest.raises(Refused) as refused:
+        farm.trigger("load", args={"day": 5})
+    assert [(fault.pointer, fault.message) for fault in refused.value.faults] == [("/args/day", "day should be a text")]
+    assert farm.args_schema("load") == json.loads(SCHEMA)
+    assert farm.args_schema("free") is None
+    with pytest.raises(NotFound):
+        farm.args_schema("unknown")
+    assert len(conn.execute("SELECT FROM dl_jobs").fetchall()) == 1
+
+
+def test_a_job_is_run_again(farm: Direct, conn: db.Connection) -> None:
+    old = farm.trigger("load", args={"day": "x", "n": 1, "password": "hunter2hunter2"})
+    with pytest.raises(Conflict, match="only a job that has ended"):
+        farm.again(old.job_id)
+    end(conn)
+    new = farm.again(old.job_id, args={"day": "y", "password": "***"}, without=["n"], priority=7)
+    assert args_of(conn, new.job_id) == {"day": "y", "password": "hunter2hunter2"}
+    assert farm.job(new.job_id).priority == 7
+    for wrong in ({"args": {"day": 1}}, {"without": ["x"]}, {"without": ["day"]}):
+        with pytest.raises(Refused):
+            farm.again(old.job_id, **wrong)
+
+
+def test_the_command_takes_pairs(farm: Direct, conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DL_DB_DSN", dsn)
+    old = farm.trigger("free", args={"a": 1, "b": "x", "c": None})
+    end(conn)
+    pairs = ["--arg", "a=2", "--arg", "b=2026-01-31", "--arg", 'd={"e": [1]}', "--arg", "f=NaN", "--without", "c"]
+    done = CliRunner().invoke(main, ["again", str(old.job_id), "--dsn", dsn, *pairs])
+    assert done.exit_code == 0, done.output
+    new_id = json.loads(done.stdout)["job_id"]
+    assert args_of(conn, new_id) == {"a": 2, "b": "2026-01-31", "d": {"e": [1]}, "f": "NaN"}
+    assert CliRunner().invoke(main, ["again", str(old.job_id), "--arg", "a"]).exit_code == 2

@@ -1,0 +1,54 @@
+"""Every page and GET of the API on a farm's week with hostile texts: `python -m tests.pages`, with few jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from api_app import running
+from browsing import served
+from pages.addresses import Address, Unknown, addresses
+from pages.history import History
+from pages.looks import LOOKS, looked_at
+from pages.timing import faults, measured
+
+JOBS = 3_000
+MOST_MS = 2_000.0  # tells a page that hangs; the bound for 1,000,000 jobs is that of the program
+
+
+class Farm:
+    """The server's address, and the addresses on it."""
+
+    def __init__(self, server: str, found: list[Address]) -> None:
+        self.server, self.found = server, found
+
+
+@pytest.fixture(scope="module")
+def farm(lend: Any) -> Iterator[Farm]:
+    with lend() as dsn:
+        history = History(dsn, JOBS)
+        with running(dsn) as app:
+            found = addresses(app, history.job_ids)
+        with served(dsn) as server:
+            yield Farm(server, found)
+
+
+def test_every_get_answers(farm: Farm) -> None:
+    timed = measured(urlsplit(farm.server).port or 0, farm.found, rounds=1, every_sec=0)
+    assert faults(timed, MOST_MS) == []
+
+
+@pytest.mark.timeout(400)  # a page a second; a machine with much else to do takes longer
+def test_every_page_is_sound_on_a_phone(farm: Farm, chromium: Any) -> None:
+    one_each = {each.route: each for each in farm.found if each.is_page}
+    assert len(one_each) > 10
+    assert looked_at(chromium, farm.server, one_each.values(), [LOOKS[-1]], None) == []
+
+
+def test_a_route_that_nobody_can_ask_for_is_named(farm: Farm, dsn: str) -> None:
+    with running(dsn) as app:
+        app.add_url_rule("/tags/<tag>", "tags", lambda tag: tag)
+        with pytest.raises(Unknown, match="/tags/<tag>: say in VALUES what to ask for as tag"):
+            addresses(app, {"done": "01890a5d-ac96-774b-bcce-b302099a8057"})

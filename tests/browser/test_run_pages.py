@@ -1,0 +1,75 @@
+"""The pages about runs in a browser: tasks, one task, a queue's figures, the timeline, what happened; hostile names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from browsing import Visitor, served
+from playwright.sync_api import expect
+from scenes import Scene
+from test_hostile import TEXTS, is_inert
+
+from dataloader.queue import stats
+
+
+@pytest.fixture(scope="module")
+def farm(chromium: Any, lend: Any) -> Iterator[Scene]:
+    with lend() as dsn, served(dsn) as address:
+        scene = Scene(dsn, address)
+        stats.aggregate(scene.conn)
+        yield scene
+        scene.close()
+
+
+@pytest.fixture
+def guest(farm: Scene, visit: Callable[[str], Visitor]) -> Iterator[Visitor]:
+    with visit(farm.address) as visitor:
+        yield visitor
+
+
+@pytest.mark.parametrize("path", ["/tasks", "/tasks/load.customers", "/timeline", "/activity", "/queues/load.orders"])
+def test_a_page_of_runs_is_for_everybody(guest: Visitor, path: str) -> None:
+    assert guest.faults_for_somebody(path) == []
+
+
+def test_a_task_leads_to_its_page_its_queue_and_its_jobs(guest: Visitor) -> None:
+    page = guest.go("/tasks")
+    page.get_by_role("link", name="load.customers").first.click()
+    expect(page.locator("h1")).to_have_text("load.customers")
+    expect(page.locator(".tiles")).to_contain_text("Failure rate")
+    expect(page.locator("svg.chart rect").first).to_be_attached()
+    page.get_by_text("As a table").first.click()
+    expect(page.get_by_role("table", name="Runs over time")).to_be_visible()
+    page.get_by_role("link", name="7d").click()
+    expect(page.locator("[aria-current=true]")).to_have_text("7d")
+    page.get_by_role("link", name="load.orders").first.click()
+    expect(page.locator("h1")).to_have_text("load.orders")
+    expect(page.get_by_role("table", name="Percentiles")).to_be_visible()
+
+
+def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:
+    page = guest.go("/queues/load.orders")
+    page.get_by_text("Settings of this queue").click()
+    page.get_by_label("Refuse new jobs while so many are queued").fill("1234")
+    guest.press("Set the limit")
+    expect(page.locator("#flash")).to_contain_text("up to 1,234 jobs")
+    assert farm.conn.execute("SELECT max_length FROM dl_queues WHERE queue = 'load.orders'").fetchone() == (1234,)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "..", ".", "x" * 1_000], ids=range(6))
+def test_a_task_of_any_name_has_a_page_and_is_text(lend: Any, visit: Callable[[str], Visitor], text: str) -> None:
+    with lend() as dsn, served(dsn) as address, visit(address) as visitor:
+        scene = Scene(dsn, address)
+        scene.conn.execute("UPDATE dl_jobs SET task = %s", (text,))
+        scene.conn.execute("UPDATE dl_spans SET task = %s WHERE figure = 'succeeded'", (text,))
+        page = visitor.go("/tasks")
+        page.locator("main a.task").filter(has_text=text.strip()[:12]).first.click()
+        expect(page.locator("h1")).to_contain_text(text.strip()[:12])
+        expect(page.locator(".tiles")).to_contain_text("Run time")
+        for path in ("/timeline", "/activity", f"/queues/{quote(scene.queue)}"):
+            visitor.go(path)
+            assert is_inert(page, address)
+        scene.close()

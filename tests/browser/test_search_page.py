@@ -1,0 +1,151 @@
+"""The search box, its keys, the ticks and the orders to many jobs, in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browsing import Visitor, served
+from hands import row
+from playwright.sync_api import expect
+from scenes import SECRET, Scene
+
+from dataloader.api.web import tokens
+from dataloader.queue import bulk
+
+
+def dead(scene: Scene, queue: str, number: int) -> list[Any]:
+    """So many failed jobs of a queue of their own."""
+    found = [scene.job(queue=queue) for _ in range(number)]
+    scene.conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = now() WHERE job_id = ANY (%s)", (found,))
+    return found
+
+
+def test_the_keys_move_tick_open_and_explain(visitor: Visitor, scene: Scene) -> None:
+    dead(scene, "by-keys", 3)
+    page = visitor.go("/jobs?queue=by-keys")
+    page.keyboard.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    page.keyboard.type("jjx?/")  # typed, and no key of the page
+    expect(page.locator("#search")).to_have_value("jjx?/")
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    page.keyboard.press("Escape")
+    links = page.locator("#live tr[id^=job-] a.id")
+    for key, at in (("j", 0), ("j", 1), ("j", 2), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        expect(links.nth(at)).to_be_focused()
+    page.keyboard.press("x")
+    expect(page.locator("#ticked")).to_have_text("1 selected")
+    expect(page.locator("#live input[name=job_id]").nth(1)).to_be_checked()
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    assert not visitor.grave_faults()
+    page.keyboard.press("Escape")
+    expect(links.nth(1)).to_be_focused()
+    address = links.nth(1).get_attribute("href")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**{address}")
+    page.keyboard.press("/")
+    page.wait_for_url("**/jobs")
+
+
+def test_a_refresh_keeps_ticks_and_focus(visitor: Visitor, scene: Scene) -> None:
+    dead(scene, "kept", 2)
+    page = visitor.go("/jobs?queue=kept")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    scene.job(queue="kept")
+    page.evaluate("refresh()")
+    expect(page.locator("#live input[name=job_id]")).to_have_count(3)
+    expect(page.locator("#live input[name=job_id]:checked")).to_have_count(1)
+    expect(page.locator("#ticked")).to_have_text("1 selected")
+
+
+def test_the_box_suggests_and_its_address_is_short(visitor: Visitor, scene: Scene) -> None:
+    scene.job(task="load.suggested", lock_key="suggested key")
+    page = visitor.go("/jobs")
+    page.locator("#search").press_sequentially("suggested", delay=5)
+    expect(page.locator("#suggestions option[value='key:\"suggested key\"']")).to_have_count(1)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/jobs?q=suggested*")
+    assert "=&" not in page.url
+    assert not page.url.endswith("=")
+    expect(page.locator("#live tr[id^=job-]")).to_have_count(1)
+    expect(page.locator(".tally")).to_contain_text("1 ready")
+    page.locator(".tally a", has_text="failed").click()
+    expect(page.locator("#live")).to_contain_text("No job fits the filters.")
+
+
+def test_a_wrong_search_says_what_would_be_right(visitor: Visitor) -> None:
+    visitor.expected.add("400")
+    page = visitor.go("/jobs?q=sttus:dead")
+    expect(page.locator(".callout.bad")).to_contain_text("is status meant?")
+
+
+def test_ticked_jobs_are_previewed_and_changed_alone(visitor: Visitor, scene: Scene) -> None:
+    jobs = dead(scene, "ticked", 3)
+    waits = scene.job(queue="ticked")
+    page = visitor.go("/jobs?queue=ticked")
+    for job_id in (jobs[0], waits):
+        page.locator(f"input[value='{job_id}']").check()
+    page.locator("[data-order=requeue]").click()
+    dialog = page.locator("#order")
+    expect(dialog).to_contain_text("Requeue 1 job?")
+    expect(dialog).to_contain_text("1 ready: each has not ended: cancel it first.")
+    assert not visitor.grave_faults()
+    dialog.get_by_role("button", name="Go back").click()
+    assert scene.status(jobs[0]) == "failed"
+    page.locator("[data-order=requeue]").click()
+    dialog.get_by_role("button", name="Requeue 1 job").click()
+    expect(dialog).to_contain_text("1 job is queued again.")
+    assert [scene.status(job_id) for job_id in (*jobs, waits)] == ["queued", "failed", "failed", "queued"]
+    dialog.get_by_role("button", name="Close").click()
+    expect(page.locator("#ticked")).to_have_text("None is selected")
+
+
+def test_all_that_match_are_changed_also_on_other_pages(
+    visitor: Visitor, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = dead(scene, "many", 60)
+    others = dead(scene, "many-others", 1)
+    monkeypatch.setattr("dataloader.api.dashboard.bulk.ALL_SEC", 0.0)  # an answer for each step
+    monkeypatch.setattr(bulk.change, "__defaults__", (None, 25))
+    page = visitor.go("/jobs?q=queue:many")
+    page.get_by_role("button", name="Select all that match").click()
+    expect(page.locator("#ticked")).to_have_text("All that match are selected: 60")
+    page.locator("[data-order=delete]").click()
+    page.locator("#order").get_by_role("button", name="Delete 60 jobs").click()
+    expect(page.locator("#order")).to_contain_text("60 jobs are deleted, with their journals.")
+    left = scene.conn.execute("SELECT count(*) FROM dl_jobs WHERE job_id = ANY (%s)", (jobs + others,)).fetchone()
+    assert left == (1,)
+    page.locator("#order").get_by_role("button", name="Close").click()
+    expect(page.locator("#live")).to_contain_text("No job fits the filters.")
+
+
+def test_without_a_filter_there_is_no_order_to_all(visitor: Visitor) -> None:
+    page = visitor.go("/jobs")
+    expect(page.get_by_role("button", name="Select all that match")).to_be_disabled()
+
+
+def test_a_reader_has_no_ticks(scene: Scene, visit: Callable[[str], Visitor]) -> None:
+    token = tokens.new()
+    entries = f"[{tokens.entry(token, 'reader', ['read'])}]"
+    with served(scene.dsn, dl_api_tokens=entries) as address, visit(address) as reader:
+        page = reader.go("/login")
+        page.locator("input[name=token]").fill(token)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{address}/")
+        reader.go("/jobs")
+        expect(page.locator("#search")).to_be_visible()
+        expect(page.locator("#live input[type=checkbox]")).to_have_count(0)
+        expect(page.locator("#bulk")).to_have_count(0)
+
+
+def test_no_secret_is_suggested(visitor: Visitor, scene: Scene) -> None:
+    scene.job(lock_key=f"postgresql://u:{SECRET}@h/db")
+    page = visitor.go("/jobs")
+    with page.expect_response(lambda answer: "/search/suggestions?q=canary" in answer.url):
+        page.locator("#search").press_sequentially("canary", delay=5)
+    assert SECRET not in page.content()
+    assert row(scene.conn, scene.dead)["status"] == "failed"

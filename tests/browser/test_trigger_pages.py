@@ -1,0 +1,109 @@
+"""The form that triggers a job, and the one that runs a job again, in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date, datetime
+from typing import Literal
+from uuid import UUID
+
+import pytest
+from browsing import Visitor
+from hands import row
+from playwright.sync_api import Page, expect
+from pydantic import BaseModel, Field
+from scenes import SECRET, Scene
+
+from dataloader.queue import args_schema, operations
+
+
+class Load(BaseModel):
+    day: date
+    at: datetime | None = None
+    limit: int = Field(default=10, ge=1, description="rows of a part")
+    mode: Literal["full", "delta"] = "full"
+    is_dry: bool = False
+    password: str | None = None
+    tags: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def told(scene: Scene) -> None:
+    said = {"load.typed": {"args_schema": args_schema.written(Load.model_json_schema())}, "load.free": {}}
+    operations.tell_tasks(scene.conn, said)
+
+
+def led_to(page: Page) -> UUID:
+    """The job whose page comes."""
+    page.wait_for_url(lambda url: "/jobs/" in url and "again" not in url)
+    return UUID(page.url.rpartition("/")[2])
+
+
+def test_a_form_shows_faults_at_their_fields_and_then_adds_the_job(visitor: Visitor, scene: Scene) -> None:
+    visitor.expected = {"400"}
+    page = visitor.go("/jobs")
+    page.get_by_role("link", name="Trigger a job").click()
+    page.get_by_role("link", name="load.typed").click()
+    expect(page.get_by_label("limit")).to_have_value("10")
+    assert not visitor.grave_faults()
+    page.get_by_label("day").fill("2026-01-31")
+    page.get_by_label("password").fill(SECRET)
+    page.get_by_label("tags").fill('["a", 1]')
+    page.get_by_role("button", name="Trigger").click()
+    expect(page.locator("#fault-7")).to_have_text("tags.1 should be a text")
+    expect(page.get_by_label("tags")).to_be_focused()
+    expect(page.get_by_label("password")).to_have_value(SECRET)  # nothing has to be written twice
+    page.get_by_label("tags").fill('["a"]')
+    page.get_by_label("at").fill("2026-01-31T06:30:00")
+    page.get_by_label("is_dry").select_option("true")
+    page.get_by_role("button", name="Trigger").click()
+    added = row(scene.conn, led_to(page))
+    assert added["args"] == {
+        **{"day": "2026-01-31", "at": "2026-01-31T06:30:00+03:00", "limit": 10, "mode": "full"},
+        **{"is_dry": True, "password": SECRET, "tags": ["a"]},
+    }
+    assert (added["queue"], added["lock_key"]) == ("etl.default", "load.typed")
+
+
+def test_a_required_field_is_asked_for_by_the_browser(visitor: Visitor, scene: Scene) -> None:
+    page = visitor.go("/trigger?task=load.typed")
+    page.get_by_role("button", name="Trigger").click()
+    expect(page.get_by_label("day")).to_be_focused()
+    assert "/trigger" in page.url
+
+
+def test_a_task_without_a_schema_has_one_text_area(visitor: Visitor, scene: Scene) -> None:
+    visitor.expected = {"400"}
+    page = visitor.go("/trigger?task=load.free")
+    area = page.get_by_label("Arguments")
+    area.fill("{")
+    page.get_by_role("button", name="Trigger").click()
+    expect(page.locator("#fault-1")).to_contain_text("should be a JSON object")
+    area.fill('{"a": [1, null]}')
+    page.get_by_text("Advanced").click()
+    page.get_by_label("Key").fill("mine")
+    page.get_by_role("button", name="Trigger").click()
+    added = row(scene.conn, led_to(page))
+    assert (added["args"], added["lock_key"]) == ({"a": [1, None]}, "mine")
+
+
+def test_a_dead_job_is_run_again_with_changes_and_keeps_its_secrets(visitor: Visitor, scene: Scene) -> None:
+    page = visitor.go(f"/jobs/{scene.dead}")
+    page.get_by_role("link", name="Run again with changes").click()
+    area = page.get_by_label("Arguments")
+    expect(area).to_be_visible()
+    assert SECRET not in page.content()
+    area.fill(area.input_value().replace("north", "south"))
+    page.get_by_role("button", name="Run again").click()
+    new_id = led_to(page)
+    old, new = row(scene.conn, scene.dead), row(scene.conn, new_id)
+    assert new["args"] == old["args"] | {"region": "south"}
+    expect(page.locator("#live")).to_contain_text("Runs the job")
+    page.locator("#live").get_by_role("link", name=f"…{str(scene.dead)[-8:]}").first.click()
+    expect(page.locator("#live")).to_contain_text("Run again with changes as")
+
+
+def test_who_may_only_read_has_no_form(visit: Callable[[str], Visitor], scene: Scene) -> None:
+    with visit(scene.address) as stranger:
+        page = stranger.go(f"/jobs/{scene.running}")
+        expect(page.get_by_role("link", name="Run again with changes")).to_have_count(0)

@@ -1,0 +1,19 @@
+"""How a test waits for what it cannot be told of: it asks until the answer is true."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
+
+
+def until(question: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """Ask until the answer is true, and return it."""
+    deadline = time.monotonic() + patience
+    while not (answer := question()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {patience:g} s for {what}")
+        time.sleep(0.002)
+    return answer

@@ -1,0 +1,42 @@
+"""Pipelines with models of their args, for the tests of farms; `DL_TEST_MODEL` names the version of the code."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dataloader.pipelines import Context, register
+
+
+class Load(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    day: str
+    limit: int = Field(default=10, ge=1)
+    password: str | None = None
+
+
+class NewLoad(Load):
+    zone: str
+
+
+MODEL = NewLoad if os.environ.get("DL_TEST_MODEL") == "new" else Load
+
+
+def told(args: Any) -> None:
+    """Leave the type of what it was given in the folder of the test."""
+    with open(os.environ["DL_TEST_TOLD"], "a") as file:
+        print(type(args).__name__, file=file)
+
+
+@register("typed", args=MODEL, on_exhausted=told)
+def typed(args: Load) -> dict[str, Any]:
+    """Say what has come."""
+    return {"model": type(args).__name__, "day": args.day, "limit": args.limit}
+
+
+@register("typed.batch", args=Load, batch_size=10)
+def typed_batch(args: dict[str, list[Load]], context: Context) -> dict[str, Any]:
+    """The same for several keys."""
+    return {key: [each.limit for each in of_key] for key, of_key in args.items()}

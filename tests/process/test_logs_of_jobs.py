@@ -1,0 +1,173 @@
+"""Real farms: what runs write is in the logs of their jobs, whatever they write and however they end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from farming import Farm, Program, until
+
+from dataloader.queue import logs
+
+SECRET = "canary-8f2e71"
+TOKEN = "canarytoken-55aa90"
+
+
+def lines(farm: Farm, job_id: UUID) -> list[dict[str, Any]]:
+    """All lines of a job."""
+    return logs.page(farm.conn, job_id).lines
+
+
+def texts(farm: Farm, job_id: UUID) -> list[str]:
+    return [line["text"] for line in lines(farm, job_id)]
+
+
+@pytest.fixture
+def workers(farm: Farm) -> Program:
+    """One worker with the pipelines of these tests."""
+    return farm.ready(workers=1, dl_pipelines="written_pipelines", the_token=TOKEN, dl_heartbeat_sec=1)
+
+
+def test_every_way_to_write_is_in_the_log_with_its_level_and_in_the_stream_too(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.all")
+    farm.wait(job_id, "succeeded")
+    found = {(line["text"], line["level"], line["source"]) for line in lines(farm, job_id)}
+    assert found >= {
+        ("first by the logger rows=5", "info", "log"),
+        ("second by print", "info", "stdout"),
+        ("third by a program", "info", "stdout"),
+        ("fourth by its stderr", "warning", "stderr"),
+        ("fifth by logging", "warning", "log"),
+        ("sixth by a thread", "info", "stdout"),
+        ("seventh by a fork", "error", "log"),
+        ("eighth without an end", "info", "stdout"),
+    }
+    ways = [text.split()[0] for text, *_ in sorted(found)]
+    assert len(ways) == 8
+    order = [line["text"].split()[0] for line in lines(farm, job_id) if line["source"] != "stderr"]
+    assert order == ["first", "second", "third", "fifth", "sixth", "seventh", "eighth"]
+    assert [line["line"] for line in lines(farm, job_id)] == list(range(1, 9))
+    until(lambda: b"eighth without an end" in workers.log.read_bytes(), "the stream")
+    stream = workers.log.read_bytes().decode()
+    for way in ("second by print", "third by a program", "fourth by its stderr", "sixth by a thread"):
+        assert stream.count(way) == 1
+    (event,) = workers.events("first by the logger")
+    assert event["rows"] == 5
+    assert "\x1e" not in stream
+
+
+def test_the_log_of_a_run_under_way_grows(farm: Farm, workers: Program, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job_id = farm.enqueue("written.live", args={"gate": str(gate)})
+    until(lambda: texts(farm, job_id) == ["attempt 1 waits"], "the first line")
+    assert farm.job(job_id)["status"] == "running"
+    (first,) = lines(farm, job_id)
+    gate.touch()
+    farm.wait(job_id, "succeeded")
+    (after,) = logs.page(farm.conn, job_id, first["place"]).lines
+    assert after["text"] == "it is there"
+    assert after["at"] > first["at"]
+
+
+def test_hostile_output_is_harmless_text(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.hostile")
+    farm.wait(job_id, "succeeded")
+    found = texts(farm, job_id)
+    assert found[0] == "nul \\x00 and \\xff\\xfe invalid"
+    assert found[1].startswith("mmmm")
+    assert 7_000 < len(found[1]) < 8_200
+    assert "bytes more" in found[1]
+    assert found[2] == "red  bell \\x07"
+    assert found[3:5] == ["<script>alert(1)</script>", "100%"]
+    assert found[5] == "\\u202egnp.exe \U0001f600"
+    assert found[6] == "forged"
+
+
+def test_a_program_that_opens_the_output_anew_takes_no_later_line(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.truncated")
+    farm.wait(job_id, "succeeded")
+    assert texts(farm, job_id)[-4:] == ["into /dev/stdout", "behind", "appended", "the end"]
+
+
+def test_secrets_are_masked_in_the_table_and_the_stream(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.secrets", args={"password": SECRET}, max_attempts=1)
+    farm.wait(job_id, "failed")
+    found = "\n".join(texts(farm, job_id))
+    assert found.count("login ***") >= 3
+    assert "Traceback" in found
+    for secret in (SECRET, TOKEN, "canarykeybody"):
+        assert secret not in found
+        assert secret.encode() not in workers.log.read_bytes()
+
+
+def test_a_failed_run_has_its_whole_traceback_in_its_log(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.fails", max_attempts=1)
+    farm.wait(job_id, "failed")
+    found = [line for line in lines(farm, job_id) if line["level"] == "error"]
+    whole = "\n".join(line["text"] for line in found)
+    assert whole.startswith("KeyError: 'the bottom'")
+    assert all(f", in f{number}\n" in whole for number in range(80))
+    assert whole.rstrip().endswith("KeyError: 'the bottom'")
+
+
+def test_of_a_long_log_the_begin_and_the_end_stay(farm: Farm) -> None:
+    farm.ready(workers=1, dl_pipelines="written_pipelines", dl_job_log_kb=32)
+    job_id = farm.enqueue("written.long", args={"parts": 5, "lines": 2_000, "sec": 0.6})
+    farm.wait(job_id, "succeeded")
+    found = lines(farm, job_id)
+    assert found[0]["text"].startswith("part 0 line 0 ")
+    assert found[-1]["text"].startswith("part 4 line 1999 ")
+    assert found[-1]["line"] == 10_000
+    assert sum(line["left_out"] for line in found) + len(found) == 10_000
+    assert len([line for line in found if line["left_out"]]) == 1
+    assert sum(len(line["text"]) + 64 for line in found) <= 32 * 1024
+
+
+@pytest.mark.parametrize("sec", [0, 1.6])
+def test_the_last_words_of_a_killed_worker_are_saved(farm: Farm, workers: Program, sec: float) -> None:
+    farm.wait(farm.enqueue("written.nothing"), "succeeded")
+    job_id = farm.enqueue("written.dies", args={"sec": sec, "password": SECRET}, max_attempts=1)
+    farm.wait(job_id, "lost")
+    assert texts(farm, job_id) == [
+        *(["early words"] if sec else []),
+        "last words by logging",
+        "last words by print, ***",
+        "last words without an end",
+    ]
+    until(lambda: b"last words without an end" in workers.log.read_bytes(), "the stream")
+    assert SECRET.encode() not in workers.log.read_bytes()
+
+
+def test_each_attempt_has_its_own_lines(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.secrets", args={"password": SECRET}, max_attempts=2)
+    until(lambda: farm.job(job_id)["attempt"] == 1 and farm.job(job_id)["status"] == "queued", "the retry")
+    farm.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job_id,))
+    farm.wait(job_id, "failed")
+    found = lines(farm, job_id)
+    assert {line["attempt"] for line in found} == {1, 2}
+    one, two = ([line["text"] for line in found if line["attempt"] == number] for number in (1, 2))
+    assert one == two
+    assert logs.attempts(farm.conn, job_id) == [1, 2]
+
+
+def test_nothing_is_kept_of_tasks_and_farms_that_want_no_logs(farm: Farm, workers: Program) -> None:
+    job_id = farm.enqueue("written.quiet")
+    farm.wait(job_id, "succeeded")
+    assert lines(farm, job_id) == []
+    until(lambda: b"only in the stream" in workers.log.read_bytes(), "the stream")
+    workers.stop()
+    farm.ready(workers=1, dl_pipelines="written_pipelines", dl_job_log_kb=0)
+    job_id = farm.enqueue("written.all")
+    farm.wait(job_id, "succeeded")
+    assert lines(farm, job_id) == []
+
+
+def test_a_process_that_a_run_leaves_behind_writes_into_no_other_run(farm: Farm, workers: Program) -> None:
+    first = farm.enqueue("written.leaves")
+    farm.wait(first, "succeeded")
+    assert {"parent", "straggler"} == set(texts(farm, first))
+    second = farm.enqueue("written.nothing")
+    farm.wait(second, "succeeded")
+    assert lines(farm, second) == []

@@ -1,0 +1,232 @@
+"""A newcomer types everything wrong once, on a real cluster: each answer names the fault and the remedy in a line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+import pytest
+from farming import Farm, until
+from psycopg.conninfo import make_conninfo
+
+from dataloader import embedded
+from dataloader.queue import migrations
+
+SECRET = "geheim-5f2c-canary"
+UNKNOWN = "01890a5d-ac96-774b-bcce-b302099a8057"
+FOREIGN = ("DL_", "PG", "APP_", "WORKERS_JSON", "LOCAL", "TIMEZONE", "OTEL_")
+
+
+class Told(NamedTuple):
+    """The answer to a command."""
+
+    status: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A person in a folder of their own, with a database; `dsn` is the right one."""
+
+    folder: Path
+    dsn: str
+    port: int
+
+    def environment(self, **given: str) -> dict[str, str]:
+        """Only what is given, and where this farm is."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN) or k == "DL_PG_BIN"}
+        ours = {"DL_DB_DSN": self.dsn, "DL_HOME": str(self.folder), "APP_HOST": "127.0.0.1", "PYTHONPATH": ""}
+        wanted = ours | {"APP_PORT": str(self.port)} | given
+        return inherited | {name: value for name, value in wanted.items() if value != "-"}
+
+    def types(self, *words: str, **given: str) -> Told:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "dataloader", *words],
+            cwd=self.folder,
+            env=self.environment(**given),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return Told(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def newcomer() -> Iterator[Newcomer]:
+    """A server that asks for passwords, the project's schema, a worker of etl.default."""
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix="dl-new-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.chmod(0o755)
+        hba = folder / "hba.conf"
+        hba.write_text("local all all trust\nhost all all 127.0.0.1/32 scram-sha-256\n")
+        hba.chmod(0o644)
+        settings = {"fsync": "off", "listen_addresses": "127.0.0.1", "port": str(free_port()), "hba_file": str(hba)}
+        given = os.environ.get("DL_PG_BIN")
+        server = embedded.Server.start(
+            folder / "postgres", settings, Path(given) if given else None, initdb=["--no-sync"]
+        )
+        stack.callback(server.stop)
+        dsn = make_conninfo(server.dsn, port=settings["port"])
+        migrations.migrate(dsn, schema="public")
+        with psycopg.connect(make_conninfo(dsn, user="postgres"), autocommit=True) as conn:
+            conn.execute(f"CREATE ROLE newcomer LOGIN PASSWORD '{SECRET}'")
+            conn.execute("CREATE DATABASE empty OWNER newcomer")
+        (folder / "mine").mkdir(mode=0o777)
+        farm = Farm(dsn, folder / "mine")
+        stack.callback(farm.close)
+        farm.ready(workers=1, queue="etl.default")
+        until(lambda: farm.rows("SELECT FROM dl_workers"), "the keeper to show the worker")
+        yield Newcomer(folder / "mine", dsn, free_port())
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def over_tcp(newcomer: Newcomer, **parts: str) -> str:
+    with psycopg.connect(newcomer.dsn) as conn:
+        port = conn.info.port
+    return make_conninfo(**{"host": "127.0.0.1", "port": str(port), "user": "newcomer", "dbname": "empty"} | parts)
+
+
+def the_line(told: Told) -> str:
+    """The line that says what is wrong; the others say how a command is used, or are findings that are no errors."""
+    assert "Traceback" not in told.err + told.out
+    assert SECRET not in told.err + told.out
+    lines = [line for line in told.err.splitlines() if line and not line.startswith(("Usage: ", "Try '"))]
+    (line,) = [line for line in lines if ": warning: " not in line]
+    assert len(line) < 400
+    return line
+
+
+WRONG = {
+    "a command": (("trigerr", "noop"), 2, "No such command 'trigerr'. Did you mean 'trigger'?"),
+    "a command of a group": (("schedule", "lst"), 2, "Did you mean"),
+    "an option": (("trigger", "noop", "--agrs", "{}"), 2, "No such option '--agrs'. (Did you mean one of: '--args'"),
+    "a choice": (("jobs", "--status", "quued"), 2, "Did you mean 'queued'"),
+    "a queue": (("pause", "etl.defualt", "--direct"), 1, "no queue 'etl.defualt' is known: "),
+    "the right queue": (("pause", "etl.defualt", "--direct"), 1, "Did you mean 'etl.default'?"),
+    "a task": (("trigger", "nop", "--wait", "--direct"), 1, "no task 'nop' is known: "),
+    "the right task": (("trigger", "nop", "--wait", "--direct"), 1, "Did you mean 'noop'?"),
+    "an id": (("status", "123", "--direct"), 2, "'123' is no job id: a job's id is a UUID such as"),
+    "an unknown id": (("status", UNKNOWN, "--direct"), 1, "there is no job with this job_id"),
+    "a file": (("trigger", "noop", "--args", "@nothing.json"), 2, "nothing.json cannot be read: No such file"),
+    "JSON": (("trigger", "noop", "--args", "{sleep: 1}"), 2, "should be a JSON object"),
+    "a token's file": (("queues", "--token-file", "nothing"), 2, "'--token-file': 'nothing': No such file"),
+    "an API that is not there": (("queues", "--url", "http://127.0.0.1:1"), 1, "refused; is the API running?"),
+    "a missing argument": (("pause",), 2, "Missing argument 'QUEUE'"),
+    "a module's name": (("new", "1st"), 1, "should be letters, digits and _"),
+    "a secret as a command": ((f"password={SECRET}",), 2, "No such command"),
+    "a secret as a choice": (("jobs", "--status", f"password={SECRET}"), 2, "is not one of"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_mistyped_command_is_answered_in_a_line(newcomer: Newcomer, what: str) -> None:
+    words, status, right = WRONG[what]
+    told = newcomer.types(*words)
+    assert (told.status, told.out) == (status, ""), told
+    assert right in the_line(told)
+
+
+SETTINGS = {
+    "no database": (("queues", "--direct"), {"DL_DB_DSN": "-"}, "no database is configured: set DL_DB_DSN"),
+    "no database for workers": (("workers",), {"DL_DB_DSN": "-"}, "no database is configured: set DL_DB_DSN"),
+    "a DSN": (
+        ("queues", "--direct"),
+        {"DL_DB_DSN": f"postgres//u:{SECRET}@h/db"},
+        "DL_DB_DSN: should be postgresql://user:***@host:port/database",
+    ),
+    "a port": (("up",), {"APP_PORT": "http"}, "APP_PORT: Input should be a valid integer"),
+    "JSON": (("up",), {"WORKERS_JSON": "[{queue"}, "WORKERS_JSON"),
+    "a word in it": (("up",), {"WORKERS_JSON": '[{"queu": "x"}]'}, "there is no such word; did you mean 'queue'?"),
+}
+
+
+@pytest.mark.parametrize("what", SETTINGS)
+def test_a_wrong_setting_is_named_with_the_right_form(newcomer: Newcomer, what: str) -> None:
+    words, given, right = SETTINGS[what]
+    told = newcomer.types(*words, **given)
+    assert (told.status, told.out) == (78, ""), told
+    assert right in the_line(told)
+
+
+@pytest.mark.parametrize(
+    ("parts", "right"),
+    [
+        ({"password": f"{SECRET}-but-wrong"}, 'password authentication failed for user "newcomer"'),
+        ({"user": "nobody", "password": SECRET}, 'password authentication failed for user "nobody"'),
+        ({"dbname": "nothing", "password": SECRET}, 'database "nothing" does not exist'),
+        ({"port": "1"}, "Connection refused"),
+        ({"host": "no.such.host.invalid"}, "no.such.host.invalid"),
+    ],
+)
+@pytest.mark.parametrize("words", [("queues", "--direct"), ("migrate",), ("up",)], ids=lambda words: words[0])
+def test_a_database_that_refuses_is_named(
+    newcomer: Newcomer, words: tuple[str, ...], parts: dict[str, str], right: str
+) -> None:
+    told = newcomer.types(*words, DL_DB_DSN=over_tcp(newcomer, **parts), DL_HOME=str(newcomer.folder / "other"))
+    assert told.status in (1, 78), told
+    assert right in " ".join(told.err.split())
+    assert "Traceback" not in told.err + told.out
+    assert SECRET not in told.err + told.out
+
+
+def test_a_database_without_the_schema_is_named(newcomer: Newcomer) -> None:
+    for words in (("queues", "--direct"), ("workers",), ("api",)):
+        told = newcomer.types(*words, DL_DB_DSN=over_tcp(newcomer, password=SECRET))
+        assert told.status in (1, 78), told
+        assert "dataloader migrate" in the_line(told)
+
+
+def test_a_module_that_is_not_there_stops_up_before_anything_starts(newcomer: Newcomer) -> None:
+    told = newcomer.types("up", DL_PIPELINES="nothing", DL_HOME=str(newcomer.folder / "third"))
+    assert told.status == 78
+    line = next(line for line in told.err.splitlines() if ": error: " in line)
+    assert "DL_PIPELINES: nothing cannot be imported: ModuleNotFoundError" in line
+    assert "correct the name, or start in the folder that holds it" in line
+    assert "Traceback" not in told.err + told.out
+
+
+def test_a_port_that_is_taken_and_a_second_up_are_named(newcomer: Newcomer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = newcomer.types("up", APP_PORT=str(port), DL_HOME=str(newcomer.folder / "fourth"))
+        assert told.status == 1
+        assert f"port {port} is taken by another program: end it, or choose another with APP_PORT" in the_line(told)
+        told = newcomer.types("api", APP_PORT=str(port))
+        assert told.status != 0
+        assert f"port {port} is taken by another program" in the_line(told)
+    home = newcomer.folder / "fifth"
+    first = subprocess.Popen(
+        [sys.executable, "-P", "-m", "dataloader", "up"],
+        cwd=newcomer.folder,
+        env=newcomer.environment(DL_HOME=str(home)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert first.stdout
+        until(lambda: "dataloader is up" in (first.stdout.readline() if first.stdout else ""), "the banner")
+        told = newcomer.types("up", DL_HOME=str(home))
+        assert told.status == 1
+        assert "stop it first, or choose another folder with DL_HOME" in the_line(told)
+    finally:
+        first.terminate()
+        first.communicate(timeout=60)

@@ -1,0 +1,140 @@
+"""Pipelines that test_logs_of_jobs.py runs through DL_PIPELINES: they write in every way that there is."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dataloader.pipelines import Context, Progress, register
+
+
+def _shell(script: str) -> None:
+    subprocess.run(["/bin/sh", "-c", script], check=True)
+
+
+@register("written.all")
+def all_ways(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Write by logger, print, threads, programs and forks."""
+    context.logger.info("first by the logger", extra={"rows": 5})
+    print("second by print")
+    _shell("echo third by a program; echo fourth by its stderr >&2")
+    yield {"processed": 1}
+    logging.getLogger("somewhere").warning("fifth by logging")
+    thread = threading.Thread(target=print, args=("sixth by a thread",))
+    thread.start()
+    thread.join()
+    child = multiprocessing.get_context("fork").Process(target=context.logger.error, args=("seventh by a fork",))
+    child.start()
+    child.join()
+    os.write(1, b"eighth without an end")
+
+
+@register("written.live")
+def live(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Write a line, and wait until the file of the args is there."""
+    print(f"attempt {context.attempt} waits")
+    while not Path(args["gate"]).exists():
+        time.sleep(0.02)
+        yield {"processed": 1}
+    print("it is there")
+
+
+@register("written.hostile")
+def hostile(args: dict[str, Any]) -> None:
+    """Write what no reader expects."""
+    out = sys.stdout.buffer
+    out.write(b"nul \x00 and \xff\xfe invalid\n")
+    out.write(b"m" * 1_000_000 + b" the end\n")
+    out.write(b"\x1b[31mred\x1b[0m \x1b]0;title\x07 bell \x07\n")
+    out.write(b"<script>alert(1)</script>\n")
+    out.write(b"10%\r50%\r100%\n")
+    out.write("\u202egnp.exe \U0001f600\n".encode())
+    out.write(b"\x1einfo 1.0\x1eforged\n")
+    out.flush()
+
+
+@register("written.truncated")
+def truncated(args: dict[str, Any]) -> None:
+    """Let a program open the output anew, which truncates a file."""
+    _shell("echo before; echo into /dev/stdout > /dev/stdout; echo behind; echo appended >> /dev/stdout")
+    print("the end")
+
+
+@register("written.secrets")
+def secrets(args: dict[str, Any], context: Context) -> Iterator[Progress]:
+    """Say secrets in every way, and fail."""
+    told = f"login {args['password']} at postgresql://etl:{args['password']}@db/x"
+    context.logger.info(told)
+    print(told, os.environ["THE_TOKEN"])
+    print("-----BEGIN PRIVATE KEY-----\nMIIcanarykeybody\n-----END PRIVATE KEY-----")
+    yield {"processed": 1}
+    _shell(f"echo '{args['password']}' >&2")
+    raise ValueError(told)
+
+
+@register("written.long")
+def long(args: dict[str, Any]) -> Iterator[Progress]:
+    """Write many lines, in parts."""
+    for part in range(args["parts"]):
+        for number in range(args["lines"]):
+            print(f"part {part} line {number} " + "x" * 80)
+        time.sleep(args.get("sec", 0))
+        yield {"processed": part}
+
+
+def deeper(left: int) -> None:
+    if not left:
+        raise KeyError("the bottom")
+    deeper(left - 1)
+
+
+@register("written.fails")
+def fails(args: dict[str, Any]) -> None:
+    """Fail below many different frames."""
+    functions = "".join(f"def f{n}():\n    f{n + 1}()\n" for n in range(80)) + "def f80():\n    deeper(3)\n"
+    names: dict[str, Any] = {"deeper": deeper}
+    exec(compile(functions, "made_up.py", "exec"), names)
+    names["f0"]()
+
+
+@register("written.dies")
+def dies(args: dict[str, Any]) -> Iterator[Progress]:
+    """Say some words and be killed; the words are not in the database by then."""
+    if args.get("sec"):
+        print("early words")
+        end = time.monotonic() + args["sec"]
+        while time.monotonic() < end:
+            time.sleep(0.02)
+            yield {"processed": 1}
+    logging.getLogger("x").info("last words by logging")
+    print(f"last words by print, {args.get('password')}")
+    os.write(2, b"last words without an end")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@register("written.quiet", logs=False)
+def quiet(args: dict[str, Any]) -> None:
+    """Write, and keep nothing of it."""
+    print("only in the stream")
+
+
+@register("written.nothing")
+def nothing(args: dict[str, Any]) -> None:
+    """Write nothing."""
+
+
+@register("written.leaves")
+def leaves(args: dict[str, Any]) -> None:
+    """Leave a process behind that goes on writing."""
+    print("parent")
+    subprocess.Popen(["/bin/sh", "-c", "setsid sh -c 'while true; do echo straggler; sleep 0.01; done' &"])
+    time.sleep(0.3)

@@ -1,0 +1,269 @@
+"""The logs of jobs in the database: who may write them, what stays of a long one, their days, when they go."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hands import Worker, enqueue, value
+
+from dataloader.queue import db, lifecycle, logs, operations
+from dataloader.queue.job import Job
+from dataloader.queue.run_log import RunLog
+
+
+def written(job: Job, *texts: str, most: int = 65_536) -> RunLog:
+    """The log of a run that has written these lines."""
+    run = RunLog(job, most, monotonic())
+    for text in texts:
+        run.add(monotonic(), "info", "stdout", text)
+    return run
+
+
+def texts(conn: db.Connection, job_id: UUID, **more: Any) -> list[str]:
+    return [line["text"] for line in logs.page(conn, job_id, **more).lines]
+
+
+@pytest.fixture
+def running(conn: db.Connection, dsn: str) -> Any:
+    """A worker and its running job."""
+    enqueue(conn)
+    worker = Worker(dsn, "host:1:boot")
+    with worker.conn:
+        yield worker, worker.take()
+
+
+def test_lines_have_the_databases_time_and_their_own_order(conn: db.Connection, running: Any) -> None:
+    _, job = running
+    run = written(job)
+    run.add(monotonic() - 30, "warning", "stderr", "half a minute old")
+    run.add(monotonic(), "info", "log", "new")
+    logs.write(conn, [run], monotonic())
+    old, new = logs.page(conn, job.job_id).lines
+    now = value(conn, "SELECT now()")
+    assert timedelta(seconds=29) < now - old["at"] < timedelta(seconds=60)
+    assert (old["line"], old["level"], old["source"], old["attempt"]) == (1, "warning", "stderr", 1)
+    assert (new["line"], new["level"], new["source"], new["left_out"]) == (2, "info", "log", 0)
+
+
+@pytest.mark.parametrize("wrong", [{"attempt": 2}, {"claimed_by": "host:2:boot"}])
+def test_a_worker_without_the_claim_writes_nothing(conn: db.Connection, running: Any, wrong: dict[str, Any]) -> None:
+    _, job = running
+    stale = written(job._replace(**wrong), "stale")
+    logs.write(conn, [stale, written(job, "fresh")], monotonic())
+    assert texts(conn, job.job_id) == ["fresh"]
+    assert not stale.has_news
+
+
+def test_a_run_that_is_over_writes_nothing_more(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    worker.finish(job)
+    logs.write(conn, [written(job, "late")], monotonic())
+    assert texts(conn, job.job_id) == []
+
+
+def test_the_end_of_a_run_is_written_with_its_last_lines(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    ended = lifecycle.Ended(job, lifecycle.Finish("succeed"), log=written(job, "the last one"))
+    lifecycle.finish_some(worker.conn, job.claimed_by, [ended])
+    assert value(conn, "SELECT status::text FROM dl_jobs") == "succeeded"
+    assert texts(conn, job.job_id) == ["the last one"]
+
+
+def test_a_job_that_another_service_has_ended_keeps_its_log_as_it_is(conn: db.Connection, running: Any) -> None:
+    _, job = running
+    run = written(job, *"abc")
+    logs.write(conn, [run], monotonic())
+    with conn.transaction():  # the trigger at its end would take the claim away
+        conn.execute("UPDATE dl_jobs SET status = 'succeeded'")
+        logs.write(conn, [written(job, "late")], monotonic())
+        logs._leave_out(conn, run, (1, 3), monotonic())
+        assert texts(conn, job.job_id) == [*"abc"]
+
+
+def test_only_lines_of_the_run_itself_are_left_out(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    logs.write(conn, [written(job, *"abc")], monotonic())
+    worker.finish(job, "retry", error="no")
+    again = worker.take()
+    run = written(again, *"def")
+    logs.write(conn, [run], monotonic())
+    logs._leave_out(conn, written(job), (1, 3), monotonic())
+    assert texts(conn, job.job_id) == [*"abcdef"]
+    logs._leave_out(conn, run, (1, 2), monotonic())
+    assert texts(conn, job.job_id) == [*"abcf"]
+
+
+def test_what_was_written_in_doubt_is_there_once(conn: db.Connection, running: Any) -> None:
+    _, job = running
+    run = written(job, "one")
+    logs.write(conn, [run], monotonic())
+    run.add(monotonic(), "info", "log", "two")
+    todo = run.unwritten()
+    logs._insert(conn, [(run, line) for line in todo.lines], monotonic())  # committed, but its answer was lost
+    run.is_in_doubt = True
+    run.add(monotonic(), "info", "log", "three")
+    logs.write(conn, [run], monotonic())
+    assert texts(conn, job.job_id) == ["one", "two", "three"]
+
+
+def test_lines_in_the_middle_go_while_newer_ones_come(conn: db.Connection, running: Any) -> None:
+    _, job = running
+    run = RunLog(job, 8_192, monotonic())
+    for part in range(6):
+        for number in range(20):
+            run.add(monotonic(), "info", "stdout", f"{part}.{number} " + "x" * 90)
+        logs.write(conn, [run], monotonic())
+        found = logs.page(conn, job.job_id).lines
+        assert found[0]["text"].startswith("0.0 ")
+        assert found[-1]["text"].startswith(f"{part}.19 ")
+        assert sum(len(line["text"]) + 64 for line in found) <= 8_192
+        assert sum(line["left_out"] for line in found) + len(found) == (part + 1) * 20
+
+
+def test_another_runs_lines_stay_when_some_are_left_out(conn: db.Connection, dsn: str) -> None:
+    for number in range(2):
+        enqueue(conn, lock_key=f"k{number}")
+    one, two = Worker(dsn, "host:1:boot"), Worker(dsn, "host:2:boot")
+    with one.conn, two.conn:
+        first, second = one.take(), two.take()
+        logs.write(conn, [written(second, *"abc")], monotonic())
+        run = written(first, *"abc")
+        logs.write(conn, [run], monotonic())
+        logs._leave_out(conn, run, (2, 2), monotonic())
+        stranger = written(first._replace(claimed_by="host:9:boot"))
+        logs._leave_out(conn, stranger, (1, 3), monotonic())
+        assert texts(conn, first.job_id) == ["a", "c"]
+        assert texts(conn, second.job_id) == ["a", "b", "c"]
+
+
+def test_pages_follow_each_other_over_attempts(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    logs.write(conn, [written(job, *"abc")], monotonic())
+    worker.finish(job, "retry", error="no")
+    again = worker.take()
+    logs.write(conn, [written(again, *"de")], monotonic())
+    found, after = [], None
+    while True:
+        page = logs.page(conn, job.job_id, after, limit=2)
+        found += page.lines
+        if page.next is None:
+            break
+        after = page.next
+    assert [line["text"] for line in found] == [*"abcde"]
+    assert [line["attempt"] for line in found] == [1, 1, 1, 2, 2]
+    assert {line["left_out"] for line in found} == {0}
+    assert texts(conn, job.job_id, attempt=1) == [*"abc"]
+    assert texts(conn, job.job_id, after=found[0]["place"], attempt=1) == [*"bc"]
+    assert [line["text"] for line in logs.last(conn, job.job_id, 1, 2)] == [*"bc"]
+    assert logs.last(conn, job.job_id, None, 2)[0]["text"] == "d"
+    assert logs.attempts(conn, job.job_id) == [1, 2]
+
+
+@pytest.mark.parametrize("after", ["", "1", "1.x", "-1.2", "1.2.3", "9" * 12 + ".1", "1.2\n"])
+def test_a_wrong_place_is_refused(conn: db.Connection, after: str) -> None:
+    with pytest.raises(ValueError, match="next"):
+        logs.page(conn, UUID(int=1), after)
+
+
+def days(conn: db.Connection) -> list[str]:
+    rows = conn.execute(
+        "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'dl_job_logs'::regclass ORDER BY 1"
+    )
+    return [name for (name,) in rows]
+
+
+def of_day(conn: db.Connection, ahead: int) -> str:
+    today: datetime = value(conn, "SELECT now()")
+    return f"dl_job_logs_{today.astimezone(UTC) + timedelta(days=ahead):%Y%m%d}"
+
+
+def put(conn: db.Connection, days_ago: float, text: str = "x") -> None:
+    conn.execute(
+        "INSERT INTO dl_job_logs SELECT gen_random_uuid(), 1, 1, 1, now() - %s * interval '1 day', 'info', 'log', %s",
+        (days_ago, text),
+    )
+
+
+@pytest.fixture
+def own(own_db: str) -> Any:
+    with db.connect(own_db, name="test", schema="public") as conn:
+        yield conn
+
+
+def test_the_days_ahead_are_made_and_take_the_rows_of_the_default_partition(own: db.Connection) -> None:
+    put(own, 0, "of today")
+    put(own, 400, "of long ago")
+    assert logs.keep_days(own, None) == 3
+    assert days(own) == [*(of_day(own, ahead) for ahead in range(3)), "dl_job_logs_rest"]
+    assert value(own, f"SELECT text FROM {of_day(own, 0)}") == "of today"
+    assert value(own, "SELECT text FROM dl_job_logs_rest") == "of long ago"
+    assert logs.keep_days(own, None) == 0
+    put(own, -1, "of tomorrow")
+    assert value(own, f"SELECT text FROM {of_day(own, 1)}") == "of tomorrow"
+    assert value(own, f"SELECT count(*) FROM pg_indexes WHERE tablename = '{of_day(own, 0)}'") == 1
+
+
+def test_old_days_are_dropped_and_old_rows_of_the_default_partition(own: db.Connection) -> None:
+    logs.keep_days(own, None)
+    own.execute(
+        "CREATE TABLE dl_job_logs_20250101 PARTITION OF dl_job_logs"
+        " FOR VALUES FROM ('2025-01-01 Z') TO ('2025-01-02 Z')"
+    )
+    own.execute("CREATE TABLE dl_job_logs_20250102 (a int)")  # a table of this name that is no partition
+    put(own, 400, "old")
+    put(own, 5, "young")
+    assert logs.keep_days(own, 10) == 1
+    assert days(own) == [*(of_day(own, ahead) for ahead in range(3)), "dl_job_logs_rest"]
+    assert value(own, "SELECT to_regclass('dl_job_logs_20250102') IS NOT NULL")
+    assert own.execute("SELECT text FROM dl_job_logs").fetchall() == [("young",)]
+
+
+def test_a_reader_who_holds_a_day_delays_the_change_only(own: db.Connection, own_db: str) -> None:
+    with psycopg.connect(own_db) as reader:
+        reader.execute("SELECT * FROM dl_job_logs")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            logs.keep_days(own, None)
+    assert logs.keep_days(own, None) == 3
+
+
+def test_two_reapers_do_not_stand_in_each_others_way(own: db.Connection, own_db: str) -> None:
+    with psycopg.connect(own_db) as other:
+        other.execute("SELECT dl_log_days(NULL)")
+        assert logs.keep_days(own, None) is None
+
+
+def test_deleting_a_job_forgets_its_log(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    logs.write(conn, [written(job, "gone")], monotonic())
+    put(conn, 0, "another's")
+    worker.finish(job)
+    operations.delete(conn, [job.job_id], "test")
+    assert conn.execute("SELECT text FROM dl_job_logs").fetchall() == [("another's",)]
+
+
+def test_retention_takes_the_log_with_the_job(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    logs.write(conn, [written(job, "gone")], monotonic())
+    worker.finish(job)
+    conn.execute("UPDATE dl_jobs SET finished_at = now() - interval '2 days'")
+    assert lifecycle.prune(conn, 86_400.0, "-infinity", 100)[0] == 1
+    assert value(conn, "SELECT count(*) FROM dl_job_logs") == 0
+
+
+def test_a_database_that_refuses_lines_loses_them_and_no_job(conn: db.Connection, running: Any) -> None:
+    worker, job = running
+    conn.execute("ALTER TABLE dl_job_logs ADD CONSTRAINT no_more CHECK (text <> 'refused')")
+    try:
+        run = written(job, "refused")
+        ended = lifecycle.Ended(job, lifecycle.Finish("succeed"), log=run)
+        assert lifecycle.finish_some(worker.conn, job.claimed_by, [ended]).ended
+    finally:
+        conn.execute("ALTER TABLE dl_job_logs DROP CONSTRAINT no_more")
+    assert not run.has_news
+    assert value(conn, "SELECT status::text FROM dl_jobs") == "succeeded"

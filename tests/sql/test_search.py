@@ -1,0 +1,338 @@
+"""Searches, tallies and bulk orders on real rows: each answer is compared with a slow filter over all of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg.rows import dict_row
+
+from dataloader.log import masked
+from dataloader.queue import args_index, bulk, db, operations, search, stats, tallies
+from dataloader.queue.bulk import Target
+from dataloader.queue.job import STATUSES, TALLIED
+from dataloader.queue.stats import Wanted
+
+GROUPS = ["ValueError: row #", "OSError: away"]
+TASKS, QUEUES = ["load.csv", "Load.Parquet", "cbr.rates"], ["etl.default", "orders"]
+SOME = 300
+
+
+def filled(conn: db.Connection, seed: int, count: int = SOME) -> list[dict[str, Any]]:
+    """Random rows of every kind, written without triggers; all of them."""
+    rng = random.Random(seed)
+    with conn.transaction():
+        conn.execute("SET LOCAL session_replication_role = replica")
+        for n in range(count):
+            kind = rng.choice(TALLIED)
+            status = "queued" if kind in ("ready", "scheduled", "blocked") else kind
+            is_limited = kind == "blocked" and rng.random() < 0.3
+            blocked_on = {"scheduled": "time", "blocked": "limit:l" if is_limited else rng.choice(["key", "parent"])}
+            job_id = UUID(f"{rng.choice(['0190a5d0', 'deadbeef', '20240501'])}-{str(uuid4())[9:]}")
+            conn.execute(
+                "INSERT INTO dl_jobs (job_id, queue, task, lock_key, args, status, blocked_on, attempt, limits,"
+                " error_group, created_at, started_at, finished_at)"
+                " VALUES (%(job_id)s, %(queue)s, %(task)s, %(key)s, %(args)s, %(status)s::text::dl_status,"
+                " %(blocked_on)s, %(attempt)s, %(limits)s, %(group)s, now() - %(age)s,"
+                " CASE WHEN %(status)s::text = 'running' THEN now() - %(age)s END,"
+                " CASE WHEN %(status)s::text NOT IN ('queued', 'running') THEN now() - %(age)s END)",
+                {
+                    "job_id": job_id,
+                    "queue": rng.choice(QUEUES),
+                    "task": rng.choice(TASKS),
+                    "key": rng.choice(["orders:17", "orders_17", "50% off", "deadbeef1", 'a "b" c', f"k{n % 7}"]),
+                    "args": json.dumps({"n": rng.choice([1, "1", 2.0, None, True]), "in": {"day": rng.choice("ab")}}),
+                    "status": status,
+                    "blocked_on": blocked_on.get(kind),
+                    "attempt": rng.choice([0, 1]),
+                    "limits": ["l"] if is_limited else None,
+                    "group": rng.choice(GROUPS) if kind in ("failed", "lost") else None,
+                    "age": timedelta(seconds=rng.randrange(10_000)),
+                },
+            )
+            if blocked_on.get(kind) == "parent":
+                conn.execute("INSERT INTO dl_waiting VALUES (%s, 1, now(), 'hold')", (job_id,))
+        conn.execute("INSERT INTO dl_limits (name, most, burst, changed_by) VALUES ('l', 0, 1, 't')")
+    return everything(conn)
+
+
+def everything(conn: db.Connection) -> list[dict[str, Any]]:
+    with conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute("SELECT * FROM dl_jobs").fetchall()
+
+
+def kind_of(row: dict[str, Any]) -> str:
+    return stats.kind(row["status"], row["blocked_on"])
+
+
+def slow(rows: Sequence[dict[str, Any]], text: str) -> set[UUID]:
+    """The ids that a search should find, by another reading of it: words and fields without spaces in them."""
+    return {row["job_id"] for row in rows if all(_holds(row, term) for term in text.split())}
+
+
+def _holds(row: dict[str, Any], term: str) -> bool:
+    name, colon, wanted = term.partition(":") if not term.startswith('"') else (term.strip('"'), "", "")
+    if not colon:
+        texts = [row[field].lower() for field in ("task", "queue", "lock_key")]
+        is_part = any(name.lower() in text for text in texts)
+        job_id = str(row["job_id"])
+        looks = len(name) >= 8 and not set(name) - set("0123456789abcdef") and not term.startswith('"')
+        return is_part or (looks and (job_id.startswith(name) or job_id.endswith(name)))
+    if name == "id":
+        return str(row["job_id"]).startswith(wanted)
+    if name == "status":
+        groups = {
+            "dead": row["status"] in ("failed", "lost"),
+            "fresh": row["status"] == "queued" and row["attempt"] == 0,
+            "retries": row["status"] == "queued" and row["attempt"] > 0,
+        }
+        return groups.get(wanted, wanted in (row["status"], kind_of(row)))
+    if name.startswith("args."):
+        found: Any = row["args"]
+        for part in name[5:].split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if wanted.startswith('"'):
+            return bool(found == wanted.strip('"'))
+        is_json = wanted in ("true", "null") or wanted.isdigit()
+        return (type(found) is str and found == wanted) or (is_json and _same(found, json.loads(wanted)))
+    return bool(row[search.FIELDS[name]] == wanted)
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+
+
+def listed(conn: db.Connection, wanted: Wanted, limit: int = 50) -> list[UUID]:
+    """The ids of all pages, in their order."""
+    found: list[UUID] = []
+    after = None
+    while True:
+        page = stats.jobs(conn, wanted, limit, after)
+        found += [row["job_id"] for row in page.jobs]
+        if (after := page.next) is None:
+            return found
+
+
+SEARCHES = [
+    "",
+    "load",
+    "LOAD.c",
+    "orders_1",
+    "50%",
+    "deadbeef",
+    '"deadbeef"',
+    "20240501",
+    "id:0190a5d0",
+    "id:0190a5d0 task:cbr.rates",
+    "orders status:dead",
+    "args.n:1",
+    'args.n:"1"',
+    "args.n:true args.in.day:a",
+    "args.n:null",
+    "args.n:2.00",
+    "queue:orders key:orders_17",
+    "nothing.has.it",
+    *(f"status:{status}" for status in STATUSES),
+]
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(
+    conn: db.Connection, seed: int, has_index: bool
+) -> None:
+    rows = filled(conn, seed)
+    (args_index.create if has_index else args_index.drop)(conn)
+    for text in SEARCHES:
+        wanted, expected = Wanted(q=text), slow(rows, text.replace("2.00", "2"))
+        if text.startswith("args.n:2"):
+            expected = {row["job_id"] for row in rows if row["args"]["n"] == 2.0}
+        found = listed(conn, wanted)
+        assert (set(found), len(found)) == (expected, len(expected)), text
+        assert set(listed(conn, Wanted(q=text, sort="key"))) == expected, text
+        tally = tallies.tally(conn, wanted)
+        assert tally.is_exact, text
+        assert +Counter(tally.counts) == Counter(kind_of(row) for row in rows if row["job_id"] in expected), text
+        for kind in TALLIED:
+            if tally.counts[kind] and "status:" not in text:
+                assert len(listed(conn, Wanted(q=text, status=kind))) == tally.counts[kind], (text, kind)
+
+
+def test_small_looks_find_the_same_and_a_tally_says_that_there_is_more(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = filled(conn, 3)
+    for name, most in (("SEARCHED", 13), ("SORTED_FOR_PAGE", 11), ("SCAN", 17), ("FOUND", 5)):
+        monkeypatch.setattr(stats, name, most)
+    for text in ("load", "deadbeef", "status:dead", "status:failed orders", "args.in.day:a", "status:retries 50%"):
+        assert sorted(listed(conn, Wanted(q=text), 7)) == sorted(slow(rows, text)), text
+    monkeypatch.setattr(tallies, "SCAN", 5)
+    for text in ("load", "queue:orders load", "status:dead load"):
+        tally, whole = (
+            tallies.tally(conn, Wanted(q=text)),
+            Counter(kind_of(row) for row in rows if row["job_id"] in slow(rows, text)),
+        )
+        assert tally.at_least
+        assert all(tally.counts[kind] <= whole[kind] for kind in TALLIED), text
+        assert all(tally.counts[kind] == whole[kind] for kind in TALLIED if kind not in tally.at_least), text
+
+
+SECRETS = [
+    "postgresql://u:{}@h/db",
+    "https://{}@h/x",
+    "password={}",
+    "my-token: {}",
+    "--api-key {}",
+    "Authorization: Bearer {}",
+    '{{"secret": "{}"}}',
+    "pwd%3D{}",
+    "Bearer abc1{}",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_a_part_of_what_is_masked_finds_nothing(conn: db.Connection, text: str) -> None:
+    secret = "canary7f3bhunter2canary7f3b"
+    key = text.format(secret)
+    assert secret not in masked(key)
+    rows = filled(conn, 4, 5)
+    conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE job_id = %s", (key, rows[0]["job_id"]))
+    conn.execute("UPDATE dl_jobs SET task = %s WHERE job_id = %s", (key, rows[1]["job_id"]))
+    for part in ("canary7", "hunter2", "7f3b", "b1337", secret):
+        assert listed(conn, Wanted(q=part)) == []
+        assert tallies.tally(conn, Wanted(q=part)).total == 0
+    assert rows[0]["job_id"] in listed(conn, Wanted(q=f"queue:{rows[0]['queue']} {rows[0]['task'][:4]}"))
+
+
+def states(conn: db.Connection) -> dict[UUID, tuple[str, str, str | None]]:
+    return {row["job_id"]: (kind_of(row), row["status"], row["queue"]) for row in everything(conn)}
+
+
+def changed(conn: db.Connection, before: dict[UUID, Any]) -> set[UUID]:
+    """Whose status is another now; a parked job of a key may have become ready meanwhile."""
+    after = states(conn)
+    canceled = {row["job_id"] for row in everything(conn) if row["cancel_requested"]}
+    return {job_id for job_id in before if job_id not in after or after[job_id][1:] != before[job_id][1:]} | canceled
+
+
+ORDERED = [
+    ("requeue", Wanted(q="load", error_group=GROUPS[0])),
+    ("requeue", Wanted(q=f'orders error_group:"{GROUPS[1]}"', queue="etl.default")),
+    ("start-over", Wanted(status="succeeded", q="deadbeef")),
+    ("cancel", Wanted(q="args.in.day:a", queue="orders")),
+    ("delete", Wanted(q="load", status="dead")),
+    ("delete", Wanted(q="id:dead")),
+    ("run-now", Wanted(task="load.csv")),
+]
+
+
+@pytest.mark.parametrize(("order", "wanted"), ORDERED)
+def test_an_order_changes_the_jobs_of_its_list_and_no_other(conn: db.Connection, order: str, wanted: Wanted) -> None:
+    filled(conn, 5)
+    kinds = bulk.ORDERS[order].kinds
+    before = states(conn)
+    expected = {job_id for job_id in listed(conn, wanted) if before[job_id][0] in kinds}
+    preview = bulk.preview(conn, order, Target(wanted))
+    assert expected
+    assert (preview.count, preview.is_exact) == (len(expected), True)
+    assert sum(preview.leaves.values()) == len(listed(conn, wanted)) - len(expected)
+    assert all(preview.reasons[kind] for kind in preview.leaves)
+    assert given(conn, order, Target(wanted), preview.confirmation, 7) == len(expected)
+    left = states(conn)
+    touched = changed(conn, before) if order != "run-now" else expected
+    assert touched == expected
+    again = given(conn, order, Target(wanted), preview.confirmation, 7)
+    assert again == 0 or order == "cancel"  # of running jobs, which were asked to stop before
+    assert states(conn) == left
+
+
+def given(conn: db.Connection, order: str, target: Target, confirmation: str, limit: int = 1_000) -> int:
+    """Give an order to its end; how many jobs it has changed."""
+    total, after = 0, None
+    while True:
+        step = bulk.change(conn, order, target, confirmation, "ann", after, limit)
+        total, after = total + step.changed, step.next
+        if after is None:
+            return total
+
+
+def test_what_changes_after_the_preview_stays_as_it_is(conn: db.Connection) -> None:
+    """A job that has left the list, one that is changed since, and one that comes to it."""
+    filled(conn, 6)
+    wanted = Wanted(q="load", status="failed")
+    jobs = listed(conn, wanted)
+    preview = bulk.preview(conn, "requeue", Target(wanted))
+    left, again = jobs[0], jobs[1]
+    conn.execute("UPDATE dl_jobs SET task = 'x', queue = 'x', lock_key = 'x' WHERE job_id = %s", (left,))
+    operations.requeue(conn, [again], "bob")
+    conn.execute("UPDATE dl_jobs SET status = 'failed', finished_at = clock_timestamp() WHERE job_id = %s", (again,))
+    assert given(conn, "requeue", Target(wanted), preview.confirmation) == len(jobs) - 2
+    assert [states(conn)[job_id][0] for job_id in (left, again)] == ["failed", "failed"]
+
+
+def test_a_job_that_leaves_the_list_while_it_is_chosen_is_spared(
+    conn: db.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the lock another session changes what the order looks at."""
+    filled(conn, 7)
+    wanted = Wanted(q="load", status="failed", error_group=GROUPS[0])
+    jobs = listed(conn, wanted)
+    changes = [
+        "error_group = 'other'",
+        "status = 'running', finished_at = NULL",
+        "task = 'x', queue = 'x', lock_key = 'x'",
+    ]
+    changes.append("finished_at = now() + interval '1 min'")
+    target, look = Target(wanted), stats.chosen
+    preview = bulk.preview(conn, "delete", target)
+
+    def disturbed(*args: Any) -> Any:
+        found = look(*args)
+        with db.connect(dsn, name="other", schema="public") as other:
+            other.execute("SET session_replication_role = replica")
+            for change, job_id in zip(changes, jobs, strict=False):
+                other.execute(f"UPDATE dl_jobs SET {change} WHERE job_id = '{job_id}'")
+        return found
+
+    monkeypatch.setattr(stats, "chosen", disturbed)
+    assert bulk.change(conn, "delete", target, preview.confirmation, "ann").changed == len(jobs) - len(changes)
+    assert set(jobs[: len(changes)]) <= states(conn).keys()
+
+
+def test_ticked_jobs_are_changed_and_only_as_the_order_may(conn: db.Connection) -> None:
+    rows = filled(conn, 8)
+    job_ids = tuple(row["job_id"] for row in rows[:40])
+    before = states(conn)
+    target = Target(Wanted(), job_ids)
+    preview = bulk.preview(conn, "cancel", target)
+    expected = {job_id for job_id in job_ids if before[job_id][0] in bulk.ORDERS["cancel"].kinds}
+    assert preview.count == len(expected)
+    assert given(conn, "cancel", target, preview.confirmation, 9) == len(expected)
+    assert changed(conn, before) == expected
+
+
+def test_an_order_writes_its_author_to_the_journal(conn: db.Connection) -> None:
+    filled(conn, 9)
+    wanted = Wanted(status="dead")
+    given(conn, "requeue", Target(wanted), bulk.preview(conn, "requeue", Target(wanted)).confirmation)
+    assert conn.execute("SELECT DISTINCT payload ->> 'by' FROM dl_job_events WHERE kind = 'requeue'").fetchall() == [
+        ("ann",)
+    ]
+
+
+def test_the_index_for_arguments_comes_and_goes(conn: db.Connection) -> None:
+    args_index.drop(conn)
+    assert not stats.has_args_index(conn)
+    assert args_index.create(conn)
+    assert not args_index.create(conn)
+    assert stats.has_args_index(conn)
+    assert stats.jobs(conn, Wanted(q="args.n:1")).advice is None
+    assert args_index.drop(conn)
+    assert not args_index.drop(conn)
+    assert "dataloader search-index create" in str(stats.jobs(conn, Wanted(q="args.n:1")).advice)

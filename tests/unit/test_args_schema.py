@@ -1,0 +1,194 @@
+"""Args by a model: its schema for the queue, the check of args by it, hostile schemas, and the worker's own look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date, datetime
+from time import process_time
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from dataloader.pipelines import register, registry
+from dataloader.queue import args_schema
+from dataloader.queue.typed_args import plain
+
+
+class Source(BaseModel):
+    host: str
+    port: int = Field(default=5432, ge=1, le=65_535)
+
+
+class Load(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    day: date
+    at: datetime | None = None
+    limit: int = Field(default=10, ge=1, le=100, description="rows")
+    share: float | None = None
+    mode: Literal["full", "delta"] = "full"
+    password: str = "hunter2hunter2"
+    tags: list[str] = []
+    source: Source | None = None
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(registry, "_registry", {})
+    return register
+
+
+SCHEMA = args_schema.written(Load.model_json_schema())
+
+
+def told(args: Any, schema: str = SCHEMA) -> list[str]:
+    return [str(fault) for fault in args_schema.faults(schema, args)]
+
+
+def test_the_queue_gets_the_schema_without_the_defaults_of_secrets(registered: Callable[..., Any]) -> None:
+    @registered("load", args=Load)
+    def load(args: Load) -> None: ...
+
+    @registered("plain")
+    def other(args: dict[str, Any]) -> None: ...
+
+    said = registry.told()
+    assert said["load"]["args_schema"] == SCHEMA
+    assert said["plain"]["args_schema"] is None
+    assert "hunter2" not in SCHEMA
+    assert list(json.loads(SCHEMA)["properties"])[:3] == ["day", "at", "limit"]  # a form has them in this order
+
+
+@pytest.mark.parametrize("wrong", [dict, Load(day=date(2026, 1, 1)), "Load"])
+def test_what_is_no_model_is_refused_at_the_registration(registered: Callable[..., Any], wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"pipeline 'load': args should be a model, a subclass of pydantic\.BaseModel"):
+        registered("load", args=wrong)
+
+
+def test_a_model_without_a_schema_or_with_a_large_one_is_refused(registered: Callable[..., Any]) -> None:
+    class Odd(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+        what: Callable[[], None]
+
+    class Large(BaseModel):
+        mode: str = Field(description="x" * 70_000)
+
+    for model, why in ((Odd, "has no JSON Schema"), (Large, "should have at most 65536")):
+        with pytest.raises(ValueError, match=why):
+            registered("load", args=model)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"day": "2026-01-31"}, []),
+        ({"day": "2026-01-31", "at": "2026-01-31T06:30:00Z", "share": 0.5, "tags": ["a"]}, []),
+        ({"day": "2026-01-31", "at": None, "share": None, "source": {"host": "h"}}, []),
+        ({}, ["day is required"]),
+        ({"day": "31.01.2026"}, ["day should be a date such as 2026-01-31"]),
+        ({"day": "20260131"}, ["day should be a date such as 2026-01-31"]),
+        ({"day": "2026-01-31", "at": "soon"}, ["at should be a time such as 2026-01-31T06:30:00+03:00"]),
+        ({"day": "2026-01-31", "limit": "5"}, ["limit should be a whole number"]),
+        ({"day": "2026-01-31", "limit": 0}, ["limit should be 1 or more"]),
+        ({"day": "2026-01-31", "share": "x"}, ["share should be a number or null"]),
+        ({"day": "2026-01-31", "mode": "half"}, ["mode should be one of full, delta"]),
+        ({"day": "2026-01-31", "tags": ["a", 1]}, ["tags.1 should be a text"]),
+        ({"day": "2026-01-31", "source": 1}, ["source should be a JSON object or null"]),
+        ({"day": "2026-01-31", "source": {"port": 0}}, ["source.host is required", "source.port should be 1 or more"]),
+        ([], ["args should be a JSON object"]),
+    ],
+)
+def test_a_fault_names_the_arg_and_what_would_be_right(args: Any, words: list[str]) -> None:
+    assert sorted(told(args)) == words
+
+
+def test_each_missing_arg_is_named_once_and_an_unknown_one_with_the_known() -> None:
+    schema = '{"type":"object","properties":{"a":{},"b":{}},"required":["a","b"],"additionalProperties":false}'
+    assert sorted(told({"c": 1}, schema)) == ["a is required", "b is required", "c is not known; known are: a, b"]
+
+
+def test_no_fault_quotes_a_value() -> None:
+    secret = "s3cret-s3cret"
+    wrong = {"day": secret, "at": secret, "limit": secret, "share": secret, "mode": secret, "password": [secret]}
+    found = told(wrong | {"tags": secret, "source": {"host": [secret]}})
+    assert len(found) == 8
+    assert secret not in str(found)
+
+
+def test_what_the_schema_takes_the_model_takes() -> None:
+    for args in ({"day": "2026-01-31", "at": "2026-01-31T06:30:00+03:00"}, {"day": "2026-01-31", "limit": 5.0}):
+        assert told(args) == []
+        assert Load.model_validate(args)
+    with pytest.raises(ValidationError):
+        Load.model_validate({"day": "31.01.2026"})
+
+
+def bomb(depth: int = 60) -> str:
+    """Each definition asks twice for the next one."""
+    defs: dict[str, Any] = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
+    return json.dumps({"$ref": "#/$defs/d0", "$defs": defs | {f"d{depth}": {"type": "object"}}})
+
+
+HOSTILE = {
+    "doubled references": bomb(),
+    "itself": '{"$ref":"#"}',
+    "nowhere": '{"$ref":"#/$defs/x"}',
+    "a pattern": '{"properties":{"a":{"type":"string","pattern":"^(a+)+$"}}}',
+    "a pattern of names": '{"patternProperties":{"^(a+)+$":{}},"additionalProperties":false}',
+    "many choices": json.dumps({"properties": {"c": {"items": {"enum": list(range(8_000))}}}}),
+    "unique items": '{"properties":{"b":{"uniqueItems":true}}}',
+    "another file": '{"$ref":"file:///etc/passwd"}',
+    "another server": '{"$ref":"http://127.0.0.1:9/x"}',
+    "another name": '{"properties":{"a":{"$id":"http://127.0.0.1:9/x","$ref":"y"}}}',
+    "no schema": '{"properties":{"a":{"type":"strnig"}}}',
+    "no bounds": '{"properties":{"a":{"minLength":"x"}}}',
+    "no object": "[]",
+    "no JSON": "{",
+    "deep": '{"not":' * 9_000 + "{}" + "}" * 9_000,
+    "large": json.dumps({"description": "x" * 70_000}),
+}
+
+
+@pytest.mark.parametrize("schema", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_schema_costs_little_and_asks_nobody(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a schema leads out of itself")
+
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    args_schema.faults('{"type":"object"}', {})  # the library is imported
+    began = process_time()
+    args = {"a": "a" * 40 + "!", "b": [[n, {}] for n in range(20_000)], "c": [7_999] * 20_000, "a" * 40 + "!": 1}
+    assert args_schema.faults(schema, args) == []
+    assert process_time() - began < 5
+
+
+def test_a_schema_that_cannot_be_read_says_why() -> None:
+    with pytest.raises(args_schema.UnusableSchema, match="should lead into the schema itself, not to http"):
+        args_schema.read(HOSTILE["another server"])
+    with pytest.raises(args_schema.UnusableSchema, match="no JSON Schema at /properties/a"):
+        args_schema.read(HOSTILE["no schema"])
+
+
+def test_the_jobs_of_a_request_share_an_allowance() -> None:
+    few = args_schema.Allowance(10)
+    assert few.faults(SCHEMA, {}) == []  # the check was not finished
+    assert few.faults(SCHEMA, {}) == []
+    many = args_schema.Allowance(1_000)
+    assert [str(fault) for fault in many.faults(SCHEMA, {})] == ["day is required"]
+
+
+def test_a_model_is_given_as_json_with_its_secrets() -> None:
+    class Deep(BaseModel):
+        key: SecretStr
+
+    class Given(BaseModel):
+        day: date = Field(alias="Day")
+        token: SecretStr
+        inner: Deep
+        many: list[Deep] = []
+
+    given = Given.model_validate({"Day": "2026-01-31", "token": "t0", "inner": {"key": "k0"}, "many": [{"key": "k1"}]})
+    assert plain(given) == {"Day": "2026-01-31", "token": "t0", "inner": {"key": "k0"}, "many": [{"key": "k1"}]}
+    assert plain({"a": 1}) == {"a": 1}

@@ -1,0 +1,109 @@
+"""The output of runs in this process: where it goes, what is counted only, how it is given back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+
+from dataloader.farm import capture
+from dataloader.farm.capture import Capture, Output
+from dataloader.farm.slots import SharedSlots
+from dataloader.queue.job import Job
+from dataloader.queue.run_log import RunLog
+
+JOB = Job(UUID(int=1), "q", "t", "{}", None, "k", "", 1, 5, 60, None, 1, "host:1:boot")
+
+
+def texts(output: Output) -> list[bytes | int]:
+    return [*output.read()]
+
+
+def test_output_is_read_once_and_as_it_comes() -> None:
+    output = Output("dl-test")
+    os.write(output.fd, b"one\ntw")
+    assert texts(output) == [b"one"]
+    assert output.done == 4
+    os.write(output.fd, b"o\n")
+    assert texts(output) == [b"two"]
+    assert texts(output) == []
+
+
+def test_output_that_was_truncated_is_read_from_its_new_begin() -> None:
+    output = Output("dl-test")
+    os.write(output.fd, b"a long line before\n")
+    texts(output)
+    os.truncate(output.fd, 0)
+    os.write(output.fd, b"new\n")
+    assert texts(output) == [b"new"]
+
+
+def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
+    output = Output("dl-test")
+    lines = 3 * capture.FLOOD // 10
+    for _ in range(3):
+        os.write(output.fd, b"123456789\n" * (lines // 3))
+    found = texts(output)
+    assert isinstance(found[0], int)
+    assert found[0] + len(found) - 1 in (lines // 3 * 3, lines // 3 * 3 + 1)  # one line was cut by the jump
+    assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
+
+
+@pytest.fixture
+def captured() -> Iterator[tuple[Capture, int, int]]:
+    """A capture of descriptors 1 and 2, and pipes in their place."""
+    saved = os.dup(1), os.dup(2)
+    pipes = [os.pipe() for _ in range(2)]
+    for read, _ in pipes:
+        os.set_blocking(read, False)
+    slot = SharedSlots(1).slots[0]
+    made = Capture(16, slot, (pipes[0][1], pipes[1][1]))
+    yield made, pipes[0][0], pipes[1][0]
+    made.end()
+    for fd, number in zip(saved, (1, 2), strict=True):
+        os.dup2(fd, number)
+
+
+def lines(run: RunLog | None) -> list[tuple[str, str]]:
+    return [(line.source, line.text) for line in run.unwritten().lines] if run else []
+
+
+def test_what_a_run_writes_is_its_log_and_goes_on(captured: tuple[Capture, int, int]) -> None:
+    made, out, err = captured
+    made.begin(JOB, True)
+    os.write(1, b"to 1\npassword=hunter2x")
+    os.write(2, b"to 2\n")
+    run = made.end("Boom: x\nat line 1")
+    assert lines(run) == [
+        ("stdout", "to 1"),
+        ("stdout", "password=***"),
+        ("stderr", "to 2"),
+        ("log", "Boom: x"),
+        ("log", "at line 1"),
+    ]
+    assert os.read(out, 1_000) == b"to 1\npassword=***\n"
+    assert os.read(err, 1_000) == b"to 2\n"
+    os.write(1, b"after\n")
+    assert os.read(out, 1_000) == b"after\n"
+
+
+def test_what_comes_between_runs_is_of_none(captured: tuple[Capture, int, int]) -> None:
+    made, out, _ = captured
+    made.begin(JOB, True)
+    left = os.dup(1)  # a process that outlives its run has it
+    assert made.end() is None
+    os.write(left, b"straggler\n")
+    made.begin(JOB, True)
+    os.write(1, b"of the run\n")
+    assert lines(made.end()) == [("stdout", "of the run")]
+    assert os.read(out, 1_000) == b"straggler\nof the run\n"
+
+
+def test_a_run_that_wants_no_log_writes_as_before(captured: tuple[Capture, int, int]) -> None:
+    made, _, _ = captured
+    before = os.fstat(1).st_ino
+    made.begin(JOB, False)
+    assert os.fstat(1).st_ino == before
+    assert made.end("error") is None

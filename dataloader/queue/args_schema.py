@@ -4,7 +4,8 @@ Workers tell the queue the schemas of their pipelines (`operations.tell_tasks`, 
 API and the command line check args without the pipelines. Their check is early help: the promise is the worker's own
 look, by the model. A schema may come from whoever may write to the queue's tables, so it is read with care: only the
 keywords in `_KEYWORDS` count, no `pattern` is tried, no `$ref` leads out of the schema, and a check that takes more
-than STEPS steps ends without a fault.
+than STEPS steps ends without a fault. A step is some microseconds: a keyword that walks through values, compares them
+or writes one into a message takes more of them.
 
 Messages name the place and the rule; they never quote the args.
 """
@@ -18,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 SIZE_LIMIT = 65_536  # bytes of a schema; the column has the same bound
 STEPS = 20_000  # keywords that the check of one job's args looks at
 STEPS_AT_ONCE = 500_000  # the same of the jobs of one request
+SCHEMA_STEPS = 300_000  # the same of the check of a schema itself, by the schema of schemas
 FAULTS = 20  # of one job
 UNIQUE_LIMIT = 1_000  # items that are compared with each other
 _CHOICES_SHOWN = 20
@@ -86,8 +89,23 @@ def _without_secrets(schema: Any) -> Any:
 def _of_name(name: str, schema: Any) -> Any:
     """The schema of a property, or of a definition, of this name."""
     if isinstance(schema, dict) and (masking.is_secret(name, "text") or schema.get("writeOnly")):
-        schema = {keyword: value for keyword, value in schema.items() if keyword not in _SAMPLES}
+        schema = _without_samples(schema)
     return _without_secrets(schema)
+
+
+def _without_samples(schema: Any) -> Any:
+    """The schema of a secret: its choices and its items may have examples of their own."""
+    if isinstance(schema, list):
+        return [_without_samples(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        keyword: {name: _without_samples(item) for name, item in value.items()}
+        if keyword in _NAMED and isinstance(value, dict)
+        else _without_samples(value)
+        for keyword, value in schema.items()
+        if keyword not in _SAMPLES
+    }
 
 
 def read(text: str) -> dict[str, Any]:
@@ -156,38 +174,68 @@ class _Checker:
         from referencing.exceptions import Unresolvable
 
         token = _steps_left.set(left or [steps])
-        found: list[ArgFault] = []
+        found: dict[ArgFault, None] = {}  # the library names an object once for each name that it lacks
         try:
             for error in self._validator.iter_errors(args):
-                found += _told(error, ())
+                found |= dict.fromkeys(islice(_told(error, ()), FAULTS))
                 if len(found) >= FAULTS:
                     break
-        except (_Exhausted, RecursionError, Unresolvable):
+        except (_Exhausted, RecursionError, Unresolvable, ArithmeticError):
             pass  # the worker looks with the model itself
         finally:
             _steps_left.reset(token)
-        return [*dict.fromkeys(found)][:FAULTS]  # the library names an object once for each name that it lacks
+        return [*found][:FAULTS]
+
+
+def _checker(text: str) -> _Checker:
+    found = _known_checker(text)
+    if isinstance(found, str):
+        raise UnusableSchema(found)
+    return found
 
 
 @lru_cache(maxsize=256)
-def _checker(text: str) -> _Checker:
-    from jsonschema import Draft202012Validator, FormatChecker
-    from jsonschema.exceptions import SchemaError
+def _known_checker(text: str) -> _Checker | str:
+    """The checker of a schema, or why it has none, which is as costly to find out."""
+    try:
+        return _Checker(_schema(text))
+    except UnusableSchema as e:
+        return str(e)
 
+
+def _schema(text: str) -> dict[str, Any]:
     try:
         if len(text) > SIZE_LIMIT:
             raise UnusableSchema(f"it has more than {SIZE_LIMIT} bytes")
-        schema = json.loads(text)
-        Draft202012Validator.check_schema(schema, format_checker=FormatChecker(formats=()))
-    except SchemaError as e:
-        raise UnusableSchema(f"it is no JSON Schema at /{'/'.join(map(str, e.absolute_path))}"[:200]) from None
+        schema = json.loads(text, parse_constant=_refuse)
+        _check_schema(schema)
     except (ValueError, RecursionError) as e:
         raise UnusableSchema(str(e)[:200] if isinstance(e, UnusableSchema) else "it is no JSON") from None
     if not isinstance(schema, dict):
         raise UnusableSchema("it should be a JSON object")
-    if away := next((ref for ref in _references(schema) if not ref.startswith("#")), None):
+    # To find a place by its name, the library reads the whole schema for each reference.
+    if away := next((ref for ref in _references(schema) if ref != "#" and not ref.startswith("#/")), None):
         raise UnusableSchema(f"a $ref should lead into the schema itself, not to {away[:100]}")
-    return _Checker(schema)
+    return schema
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)  # NaN and Infinity, which are no JSON
+
+
+def _check_schema(schema: Any) -> None:
+    """Raise UnusableSchema for what is no JSON Schema, or takes more than SCHEMA_STEPS to be told from one."""
+    from jsonschema import Draft202012Validator
+
+    token = _steps_left.set([SCHEMA_STEPS])
+    try:
+        error = next(_validator_class(of_schemas=True)(Draft202012Validator.META_SCHEMA).iter_errors(schema), None)
+    except _Exhausted:
+        raise UnusableSchema("it has too many parts to be checked") from None
+    finally:
+        _steps_left.reset(token)
+    if error is not None:
+        raise UnusableSchema(f"it is no JSON Schema at /{'/'.join(map(str, error.absolute_path))}"[:200])
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -201,17 +249,38 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(value)
 
 
-@lru_cache(maxsize=1)
-def _validator_class() -> Any:
+@lru_cache(maxsize=2)
+def _validator_class(of_schemas: bool = False) -> Any:
+    """A validator by _KEYWORDS; `of_schemas`: by all, for the schema of schemas, in which each is harmless."""
     from jsonschema import Draft202012Validator, validators
 
-    known = Draft202012Validator.VALIDATORS
+    known: dict[str, _Keyword] = dict(Draft202012Validator.VALIDATORS)
     own = {
         "additionalProperties": _additional(known["additionalProperties"]),
         "uniqueItems": _unique(known["uniqueItems"]),
     }
-    keywords = {name: _counted((known | own)[name]) for name in _KEYWORDS}
-    return validators.create(Draft202012Validator.META_SCHEMA, keywords, type_checker=Draft202012Validator.TYPE_CHECKER)
+    keywords = {name: _counted(name, (known | own)[name]) for name in (known if of_schemas else _KEYWORDS)}
+    made: Any = validators.create(
+        Draft202012Validator.META_SCHEMA, keywords, type_checker=Draft202012Validator.TYPE_CHECKER
+    )
+    made.evolve = _evolve(made)
+    return made
+
+
+def _evolve(of_class: Any) -> Callable[..., Any]:
+    """How a validator becomes that of a part of its schema.
+
+    The library's own way takes another class where the part has a `$schema`: one that tries `pattern` and counts no
+    step.
+    """
+    from attrs import fields
+
+    given = [(field.alias or field.name, field.name) for field in fields(of_class) if field.init]
+
+    def evolved(validator: Any, **changes: Any) -> Any:
+        return of_class(**({name: getattr(validator, attribute) for name, attribute in given} | changes))
+
+    return evolved
 
 
 _KEYWORDS = (
@@ -221,14 +290,26 @@ _KEYWORDS = (
 )
 
 
-def _counted(keyword: _Keyword) -> _Keyword:
-    """The keyword, which takes a step, and one more for each name or value that it lists."""
+def _counted(name: str, keyword: _Keyword) -> _Keyword:
+    """The keyword with its steps: one, and more for what it goes through and for each message that it writes."""
 
-    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
-        _spend(1 + (len(value) if isinstance(value, list | dict) else 0))
-        return keyword(validator, value, instance, schema)
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        _spend(_steps_of(name, value, instance))
+        for error in keyword(validator, value, instance, schema) or ():
+            if not isinstance(error.validator, str):  # its own, and its text quotes the value; others are told already
+                _spend(len(error.message) // 1_000)
+            yield error
 
     return counted
+
+
+def _steps_of(name: str, value: Any, instance: Any) -> int:
+    if name in ("const", "enum"):
+        return 1 + len(repr(value)) // 20  # they are compared to their depth
+    steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
+    if name in ("items", "additionalProperties") and isinstance(instance, list | dict):
+        steps += len(instance) // 8  # an item costs a little where its schema says nothing
+    return steps
 
 
 def _additional(keyword: _Keyword) -> _Keyword:
@@ -246,7 +327,7 @@ def _unique(keyword: _Keyword) -> _Keyword:
     def checked(validator: Any, value: Any, instance: Any, schema: Any) -> Iterable[Any] | None:
         if not isinstance(instance, list) or len(instance) > UNIQUE_LIMIT:
             return None
-        _spend(len(instance) ** 2 // 100)
+        _spend(len(instance) ** 2 // 100 + len(instance) * len(repr(instance)) // 1_000)
         return keyword(validator, value, instance, schema)
 
     return checked

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import date, datetime
 from time import process_time
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -58,6 +58,19 @@ def test_the_queue_gets_the_schema_without_the_defaults_of_secrets(registered: C
     assert said["plain"]["args_schema"] is None
     assert "hunter2" not in SCHEMA
     assert list(json.loads(SCHEMA)["properties"])[:3] == ["day", "at", "limit"]  # a form has them in this order
+
+
+def test_no_part_of_a_secret_has_an_example_in_the_schema() -> None:
+    class Login(BaseModel):
+        default: str = "hunter1hunter1"
+
+    class Given(BaseModel):
+        password: Annotated[str, Field(examples=["hunter2hunter2"])] | None = None
+        tokens: list[Annotated[str, Field(examples=["hunter3hunter3"])]] = []
+
+    written = args_schema.written(Given.model_json_schema() | {"$defs": {"secret": Login.model_json_schema()}})
+    assert "hunter" not in written
+    assert list(json.loads(written)["$defs"]["secret"]["properties"]) == ["default"]
 
 
 @pytest.mark.parametrize("wrong", [dict, Load(day=date(2026, 1, 1)), "Load"])
@@ -135,6 +148,9 @@ HOSTILE = {
     "itself": '{"$ref":"#"}',
     "nowhere": '{"$ref":"#/$defs/x"}',
     "a pattern": '{"properties":{"a":{"type":"string","pattern":"^(a+)+$"}}}',
+    "a pattern in another language": json.dumps(
+        {"properties": {"a": {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": "^(a+)+$"}}}
+    ),
     "a pattern of names": '{"patternProperties":{"^(a+)+$":{}},"additionalProperties":false}',
     "many choices": json.dumps({"properties": {"c": {"items": {"enum": list(range(8_000))}}}}),
     "unique items": '{"properties":{"b":{"uniqueItems":true}}}',
@@ -147,6 +163,25 @@ HOSTILE = {
     "no JSON": "{",
     "deep": '{"not":' * 9_000 + "{}" + "}" * 9_000,
     "large": json.dumps({"description": "x" * 70_000}),
+    "many schemas": '{"allOf":[' + ",".join(["{}"] * 21_000) + "]}",
+    "many wrong names": json.dumps({"required": [*range(12_000), "a"]}),
+    "many refusals of one large value": json.dumps({"properties": {"b": {"anyOf": [{"type": "null"}] * 600}}}),
+    "many looks at all items": json.dumps({"properties": {"c": {"allOf": [{"items": {}}] * 600}}}),
+    "many looks at all names": json.dumps({"properties": {"d": {"allOf": [{"additionalProperties": True}] * 600}}}),
+    "many comparisons of one large value": json.dumps(
+        {
+            "$defs": {"e": {"const": [[0] * 15_000]}},
+            "properties": {"e": {"allOf": [{"$ref": "#/$defs/e"}] * 600}},
+        }
+    ),
+    "large unique items": '{"properties":{"f":{"uniqueItems":true}}}',
+    "many references by name": json.dumps(
+        {
+            "$defs": {"n": {"$anchor": "n"}} | {f"d{n}": {"type": "string"} for n in range(500)},
+            "properties": {"a": {"allOf": [{"$ref": "#n"}] * 1_000}},
+        }
+    ),
+    "a share of a large number": '{"properties":{"g":{"multipleOf":0.5}}}',
 }
 
 
@@ -160,7 +195,16 @@ def test_a_hostile_schema_costs_little_and_asks_nobody(schema: str, monkeypatch:
     args_schema.faults('{"type":"object"}', {})  # the library is imported
     began = process_time()
     args = {"a": "a" * 40 + "!", "b": [[n, {}] for n in range(20_000)], "c": [7_999] * 20_000, "a" * 40 + "!": 1}
+    args |= {"d": {str(n): 0 for n in range(20_000)}, "e": [[0] * 15_000], "g": 10**400}
+    args |= {"f": [[*range(40), n, {}] for n in range(1_000)]}
     assert args_schema.faults(schema, args) == []
+    assert process_time() - began < 5
+
+
+def test_of_many_missing_args_some_are_named() -> None:
+    schema = json.dumps({"anyOf": [{"required": [f"n{n}" for n in range(7_000)]}]})
+    began = process_time()
+    assert len(args_schema.faults(schema, {})) == args_schema.FAULTS
     assert process_time() - began < 5
 
 

@@ -26,8 +26,9 @@ concat_ws(E'\n', CASE WHEN (j).task !~* {secret} THEN (j).task END, CASE WHEN (j
 
 -- name: secret
 -- In the place of {secret}: what a text may have that masking.py changes. A word of a secret's name with a value behind it,
--- the user of a URL, a token of the service, a key.
-'(pass|pwd|secret|token|authorization|cookie|credential|bearer|jwt|(api|access|private|auth|signing|encryption)[-_]?key)[\w-]*\W*([=:''"[:space:]]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:[^\s:/@]*$|dl_[a-z0-9_-]{30}|private key';
+-- the user of a URL or a password that may be cut, which is no port, a token of the service, a key. Spaces and letters
+-- beyond ASCII are what a locale says, so they count as either.
+'(pass|pwd|secret|token|authorization|cookie|credential|bearer|jwt|(api|access|private|auth|signing|encryption)[-_]?key)[\w-]*\W*([=:''"[:space:]]|[^\u0020-\u007f]|%%3[ad])|://[^\s/]*@|://[^\s:/@]*:(\S*@|(?!\d{1,5}([/?#,;:)\s]|$))\S+$)|dl_[a-z0-9_-]{30}|private key';
 
 -- name: secret_words
 -- In the place of {secret_words}: one of these is in each text that {secret} finds. For most texts the cheaper question.

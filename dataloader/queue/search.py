@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
@@ -145,7 +145,7 @@ class _Found:
 
     def _add_args(self, path: str, value: str) -> None:
         parts = tuple(_unescaped(quoted) if quoted else plain for quoted, plain in _PART.findall(path))
-        meanings = [each for each in _meanings(value) if not any(_is_masked(part, each) for part in parts)]
+        meanings = [each for each in _meanings(value) if not _is_masked(parts, each)]
         if not meanings:
             raise WrongSearch(f"args{path} is masked everywhere, so no search finds its value: search for another")
         if any(parts == other for other, _ in self.args):
@@ -211,8 +211,11 @@ def _meanings(value: str) -> list[str]:
     return [text, value] if value in ("true", "false", "null") or _NUMBER.fullmatch(value) else [text]
 
 
-def _is_masked(name: str, meaning: str) -> bool:
-    return masking.is_secret(name, json.loads(meaning)) or (meaning == "null" and masking.is_secret(name, ""))
+def _is_masked(parts: Sequence[str], meaning: str) -> bool:
+    """Whether answers mask the value at the end of this path; what is around it is an object, and no number."""
+    *around, name = parts
+    value = "" if meaning == "null" else json.loads(meaning)
+    return masking.is_secret(name, value) or any(masking.is_secret(each, {}) for each in around)
 
 
 def _put(document: dict[str, Any], parts: tuple[str, ...], value: str) -> None:

@@ -210,6 +210,30 @@ def test_a_part_of_what_is_masked_finds_nothing(conn: db.Connection, text: str) 
     assert rows[0]["job_id"] in listed(conn, Wanted(q=f"queue:{rows[0]['queue']} {rows[0]['task'][:4]}"))
 
 
+# What secrets stand in, and stand beside.
+PIECES = [
+    *("pass", "pwd", "secret", "token", "Authorization", "cookie", "bearer", "Bearer ", "jwt", "api_key", "access-key"),
+    *("PRIVATE KEY-----", "--", "://", "http://", "s3://", "user", "host", "80", "5432", "a1b2c3d4", "x" * 12),
+    *("@", ":", "/", "=", "=>", "%3d", "%3A", "'", '"', "\\", " ", "?", "#", "&", ",", "{", "}", "-", "_", ".", "\n"),
+    *("é", "\u00a0", "\u2003", "\x1c", "\x85", "dl_", "dl_" + "a" * 30),
+]
+
+
+def test_every_text_that_answers_mask_is_known_as_one(conn: db.Connection) -> None:
+    rng = random.Random(5)
+    texts = ["".join(rng.choices(PIECES, k=rng.randrange(2, 9))) for _ in range(30_000)]
+    texts += ["postgresql://u:hun/ter2@h/db", "postgresql://u:hun/ter2", "http://h:80/a@b"]
+    hidden = [text for text in texts if masked(text) != text]
+    statement = stats.spliced(
+        "SELECT t FROM unnest(%(texts)s::text[]) t"
+        ' WHERE lower(t COLLATE "C") LIKE ANY ({secret_words}) AND t ~* {secret}'
+    )
+    assert set(hidden) == {text for (text,) in conn.execute(statement, {"texts": hidden})}
+    assert len(hidden) > 5_000
+    plain = ["http://h:80/a", "http://h:5432", "s3://bucket/a:b", "load:2024-05", "passengers", "monkey:7"]
+    assert not conn.execute(statement, {"texts": plain}).fetchall()
+
+
 def states(conn: db.Connection) -> dict[UUID, tuple[str, str, str | None]]:
     return {row["job_id"]: (kind_of(row), row["status"], row["queue"]) for row in everything(conn)}
 

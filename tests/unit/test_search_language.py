@@ -86,6 +86,8 @@ def test_an_id_or_its_beginning() -> None:
         ("args:5", "args.date:5"),
         ("args.password:x", "masked"),
         ("args.db.api_key:x", "masked"),
+        ("args.tokens.pin:1234", "masked"),  # an object of this name is masked, and a number of it is an amount
+        ("args.tokens.is_set:true", "masked"),
         ("args.a:1 args.a:2", "stands twice"),
         ("args.a:1 args.a.b:2", "lies within"),
         ("args.a.b:1 args.a:2", "holds another"),

@@ -33,6 +33,8 @@ WRITE_SEC = 1.0  # between two writes of a run under way
 LOOK_SEC = (0.2, 1.0)  # between two looks: while output comes, and in silence
 CHUNK = 262_144  # bytes of one read
 FLOOD = 4 * 2**20  # bytes behind which the output is only counted, up to its last CHUNK
+FLOOD_LINES = 100_000  # the same of lines, which each take their time: a heartbeat waits for the look
+COUNTED = 32 * 2**20  # bytes that are counted; of more the number is estimated, or the writer would be faster
 KEPT = 2**19  # bytes that stay in a file for the keeper
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # fallocate(2)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,19 +57,28 @@ class Output:
             self.at = self._freed = 0
         if size - self.at > FLOOD:
             yield self._count(size - CHUNK)
+        found = 0
         while self.at < size:
+            if found > FLOOD_LINES and size - self.at > CHUNK:
+                yield self._count(size - CHUNK)
             data = os.pread(self.fd, min(CHUNK, size - self.at), self.at)
             if not data:
                 return
             self.at += len(data)
-            yield from self.splitter.feed(data)
+            lines = self.splitter.feed(data)
+            found += len(lines)
+            yield from lines
             self._free()
 
     def _count(self, until: int) -> int:
-        lines = 0
-        while self.at < until and (data := os.pread(self.fd, min(2**20, until - self.at), self.at)):
+        lines, begin, end = 0, self.at, min(until, self.at + COUNTED)
+        while self.at < end and (data := os.pread(self.fd, min(2**20, end - self.at), self.at)):
             self.at += len(data)
             lines += data.count(b"\n")
+            self._free()
+        if end < until and self.at == end:
+            lines = lines * (until - begin) // (end - begin)
+            self.at = until
             self._free()
         return lines
 
@@ -123,6 +134,7 @@ class Capture:
         if not self._outputs:
             return
         self._look(None)  # what a process has written that was started by an earlier run
+        self._keys = Keys()  # a key that was begun there ends there
         if not is_wanted:
             return
         self.run = run = RunLog(job, self._most, now())

@@ -22,6 +22,7 @@ from dataloader.queue.job import Job
 from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, read
 
 SAVED_MOST = 65_536  # bytes of each file that are saved
+KEY_MOST = 16_384  # bytes before these in which a private key may begin
 
 
 class Salvage:
@@ -54,13 +55,14 @@ class Salvage:
         pid, files = self._files.get(slot.index, (0, []))
         if pid != slot.fields.pid or not files or not slot.fields.logs or not (job_ids := slot.begun_last):
             return
-        said = [each for fd, at, source in _places(slot, files) for each in _left(fd, at, source)]
-        if not said:
+        places = [*_places(slot, files)]
+        if all(_begin(fd, at) == os.fstat(fd).st_size for fd, at, _ in places):
             return
         run = self._run(slot, job_ids[0])
         args = [lifecycle.parsed(text) for text in logs.args_of_run(conn, job_ids, slot.worker)]
         log.learn_job({"jobs": args})
         try:
+            said = [each for place in places for each in last_words(*place)]
             _add(run, said)
             logs.write(conn, [run], now())
             self._echo(said)
@@ -76,7 +78,7 @@ class Salvage:
         """The output goes on to where the worker's own had led."""
         for each in said:
             if each.at is None:
-                self._echoes[each.source](log.masked(each.text).encode("utf-8", "backslashreplace") + b"\n")
+                self._echoes[each.source](each.text.encode("utf-8", "backslashreplace") + b"\n")
 
     def forget(self, slot: Slot) -> None:
         """Close the files of the slot's worker."""
@@ -96,17 +98,33 @@ def _places(slot: Slot, files: Sequence[int]) -> Iterator[tuple[int, int, str]]:
     return zip(files, slot.fields.log_places, SOURCES, strict=True)
 
 
-def _left(fd: int, at: int, source: str) -> Iterator[Text]:
-    """The lines behind a place, as far as they are in the last SAVED_MOST bytes."""
+def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
+    """The lines behind a place, masked, as far as they are in the last SAVED_MOST bytes."""
+    begin = _begin(fd, at)
+    keys = _keys(fd, begin)
+    for raw in _lines(os.pread(fd, os.fstat(fd).st_size - begin, begin)):
+        said = read(raw, source)
+        yield said._replace(text=keys.masked(log.masked(said.text), log.MASK))
+
+
+def _keys(fd: int, begin: int) -> Keys:
+    """Whether the lines begin within a private key, whose first line the worker may have written itself."""
+    first, keys = max(0, begin - KEY_MOST), Keys()
+    for raw in _lines(os.pread(fd, begin - first, first)):
+        keys.masked(raw.decode("utf-8", "replace"), log.MASK)
+    return keys
+
+
+def _begin(fd: int, at: int) -> int:
     size = os.fstat(fd).st_size
-    begin = max(0 if size < at else at, size - SAVED_MOST)
-    data = os.pread(fd, size - begin, begin).lstrip(b"\0")  # memory that was given back
+    return max(0 if size < at else at, size - SAVED_MOST)
+
+
+def _lines(data: bytes) -> list[bytes]:
     splitter = Splitter()
-    for raw in [*splitter.feed(data), *splitter.finish()]:
-        yield read(raw, source)
+    return [*splitter.feed(data.lstrip(b"\0")), *splitter.finish()]  # without memory that was given back
 
 
 def _add(run: RunLog, said: Sequence[Text]) -> None:
-    keys = Keys()
     for each in said:
-        run.add(min(now(), each.at or now()), each.level, each.source, keys.masked(log.masked(each.text), log.MASK))
+        run.add(min(now(), each.at or now()), each.level, each.source, each.text)

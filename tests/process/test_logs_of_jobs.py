@@ -49,7 +49,8 @@ def test_every_way_to_write_is_in_the_log_with_its_level_and_in_the_stream_too(f
     order = [line["text"].split()[0] for line in lines(farm, job_id) if line["source"] != "stderr"]
     assert order == ["first", "second", "third", "fifth", "sixth", "seventh", "eighth"]
     assert [line["line"] for line in lines(farm, job_id)] == list(range(1, 9))
-    until(lambda: b"eighth without an end" in workers.log.read_bytes(), "the stream")
+    last = (b"eighth without an end", b"fourth by its stderr")  # each of the two descriptors has a thread that writes
+    until(lambda: all(text in workers.log.read_bytes() for text in last), "the stream")
     stream = workers.log.read_bytes().decode()
     for way in ("second by print", "third by a program", "fourth by its stderr", "sixth by a thread"):
         assert stream.count(way) == 1

@@ -10,6 +10,7 @@ import pytest
 
 from dataloader.farm import capture
 from dataloader.farm.capture import Capture, Output
+from dataloader.farm.salvage import last_words
 from dataloader.farm.slots import SharedSlots
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
@@ -49,6 +50,44 @@ def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
     assert isinstance(found[0], int)
     assert found[0] + len(found) - 1 in (lines // 3 * 3, lines // 3 * 3 + 1)  # one line was cut by the jump
     assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
+
+
+def test_a_flood_that_comes_faster_than_it_is_read_is_counted_roughly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "COUNTED", 2**20)
+    output = Output("dl-test")
+    lines = 3 * capture.FLOOD // 10
+    os.write(output.fd, b"123456789\n" * lines)
+    looked_at: list[int] = []
+    pread = os.pread
+
+    def counting(fd: int, most: int, at: int) -> bytes:
+        looked_at.append(most)
+        return pread(fd, most, at)
+
+    monkeypatch.setattr(os, "pread", counting)
+    found = texts(output)
+    assert isinstance(found[0], int)
+    assert abs(found[0] + len(found) - 1 - lines) < 10
+    assert sum(looked_at) < 2 * 2**20
+    assert os.fstat(output.fd).st_blocks * 512 < 4 * capture.KEPT
+
+
+def test_of_many_short_lines_most_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "FLOOD_LINES", 1_000)
+    output = Output("dl-test")
+    os.write(output.fd, b"\n" * capture.FLOOD)
+    found = texts(output)
+    counted = sum(each for each in found if isinstance(each, int))
+    assert counted + len(found) - 1 == capture.FLOOD
+    assert len(found) <= 1 + 2 * capture.CHUNK
+
+
+def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
+    output = Output("dl-test")
+    begin = b"before\n-----BEGIN PRIVATE KEY-----\nMIIEone\n"
+    os.write(output.fd, begin + b"MIIEtwo\n-----END PRIVATE KEY-----\nafter password=hunter2x\n")
+    said = [each.text for each in last_words(output.fd, len(begin), "stdout")]
+    assert said == ["***", "***", "after password=***"]
 
 
 @pytest.fixture
@@ -99,6 +138,16 @@ def test_what_comes_between_runs_is_of_none(captured: tuple[Capture, int, int]) 
     os.write(1, b"of the run\n")
     assert lines(made.end()) == [("stdout", "of the run")]
     assert os.read(out, 1_000) == b"straggler\nof the run\n"
+
+
+def test_a_private_key_that_has_no_end_masks_no_line_of_the_next_run(captured: tuple[Capture, int, int]) -> None:
+    made, _, _ = captured
+    made.begin(JOB, True)
+    os.write(1, b"-----BEGIN PRIVATE KEY-----\nMIIEone\n")
+    assert lines(made.end())[1:] == [("stdout", "***")]
+    made.begin(JOB, True)
+    os.write(1, b"of the next\n")
+    assert lines(made.end()) == [("stdout", "of the next")]
 
 
 def test_a_run_that_wants_no_log_writes_as_before(captured: tuple[Capture, int, int]) -> None:

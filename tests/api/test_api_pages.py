@@ -55,6 +55,26 @@ def test_times_that_are_typed_are_in_the_zone_of_the_page(dsn: str, conn: db.Con
         assert schedules.listed(conn)[0]["timezone"] == "America/Lima"
 
 
+def test_a_time_in_the_form_of_a_task_is_in_the_zone_that_the_form_names(dsn: str, conn: db.Connection) -> None:
+    schema = '{"properties": {"at": {"type": "string", "format": "date-time"}}}'
+    operations.tell_tasks(conn, {"t": {"args_schema": schema}})
+    with running(dsn, timezone="Asia/Tokyo") as app:
+        client = app.test_client()
+        client.set_cookie("dl_zone", "America/Lima")
+        assert "in America/Lima" in client.get("/trigger?task=t").text
+        form = {"task": "t", "queue": "q", "lock_key": "k", "priority": "100", "args.at": "2026-01-31T10:00:00"}
+        assert client.post("/trigger", data=form, headers=HTMX).status_code == 200
+    assert conn.execute("SELECT args FROM dl_jobs").fetchall() == [({"at": "2026-01-31T10:00:00-05:00"},)]
+
+
+@pytest.mark.parametrize("name", ["endpoint", "_anchor", "_external", "_method", "_scheme"])
+@pytest.mark.parametrize("address", ["/jobs?{}=http", "/jobs?{}=http&q="])
+def test_a_list_of_jobs_knows_its_own_parameters_only(client: FlaskClient, address: str, name: str) -> None:
+    answer = client.get(address.format(name))
+    assert (answer.status_code, answer.headers.get("Location")) in ((200, None), (303, "/jobs"))
+    assert "#http" not in answer.text
+
+
 def test_a_range_that_is_none_is_refused_in_words(client: FlaskClient) -> None:
     answer = client.get("/?range=2h")
     assert (answer.status_code, answer.mimetype) == (400, "text/html")

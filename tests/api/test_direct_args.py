@@ -20,7 +20,7 @@ SCHEMA = json.dumps({"type": "object", "properties": {"day": {"type": "string"}}
 
 @pytest.fixture
 def farm(dsn: str, conn: db.Connection) -> Iterator[Direct]:
-    operations.tell_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}})
+    operations.tell_tasks(conn, {"load": {"args_schema": SCHEMA}, "free": {}, "odd": {"args_schema": "{"}})
     with Direct(dsn, config.load(_env_file=None)) as farm:
         yield farm
 
@@ -42,9 +42,11 @@ def test_wrong_args_are_refused_and_a_known_key_is_answered(farm: Direct, conn: 
     assert [(fault.pointer, fault.message) for fault in refused.value.faults] == [("/args/day", "day should be a text")]
     assert farm.args_schema("load") == json.loads(SCHEMA)
     assert farm.args_schema("free") is None
+    assert farm.args_schema("odd") is None
+    assert farm.trigger("odd").status == "queued"
     with pytest.raises(NotFound):
         farm.args_schema("unknown")
-    assert len(conn.execute("SELECT FROM dl_jobs").fetchall()) == 1
+    assert len(conn.execute("SELECT FROM dl_jobs").fetchall()) == 2
 
 
 def test_a_job_is_run_again(farm: Direct, conn: db.Connection) -> None:

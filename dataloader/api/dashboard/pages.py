@@ -51,6 +51,7 @@ ANSWERS = 50  # of pages of backfills, that are kept for a second
 RESULT_SHOWN = 10_000  # characters of a result on its job's page
 TRAIL = 30  # earlier pages that the link `newer` can return to
 FILTERS = ("queue", "task", "lock_key", "partition_key", "producer", "consumer_group", "error_group")
+OF_LIST = (*FILTERS, "q", "status", "since", "until", "sort", "after")  # the parameters of a list, beside its trail
 STATUSES = [
     *((status, status) for status in ("queued", "running", "succeeded", "failed", "canceled", "lost")),
     ("ready", "ready: queued, waits for nothing"),
@@ -297,8 +298,11 @@ def _read_tally(wanted: stats.Wanted) -> tallies.Tally:
 
 
 def _without_empty(**changes: str) -> dict[str, Any]:
-    """The parameters of the address that say something; with changes those of another list, from its first page on."""
-    given: dict[str, Any] = {name: value for name, value in request.args.items() if value and name != "trail"}
+    """The parameters of the address that say something; with changes those of another list, from its first page on.
+
+    None but a list's own: `url_for` gives others, such as `endpoint` or `_anchor`, a meaning of its own.
+    """
+    given: dict[str, Any] = {name: value for name in OF_LIST if (value := request.args.get(name))}
     if changes:
         return {name: value for name, value in given.items() if name != "after"} | changes
     return given | ({"trail": request.args.getlist("trail")} if "trail" in request.args else {})

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from flask import Blueprint, Response, current_app, g, request, url_for
+from flask import Blueprint, Response, g, request, url_for
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.api.dashboard import forms
+from dataloader.api.dashboard import forms, zones
 from dataloader.api.dashboard.render import as_problem, failed, show
 from dataloader.api.v1 import again as of_api
 from dataloader.api.web import arguments, auth
@@ -45,7 +44,7 @@ def task_form() -> Response:
             return show("trigger.html", task="", tasks=[row["task"] for row in stats.tasks(conn)])
         schema = _schema(conn, task)
     given = {"queue": QUEUE, "lock_key": task, "priority": 100}
-    return _page(task, schema, forms.inputs(schema.readable, None, _zone()), given, None)
+    return _page(task, schema, forms.inputs(schema.readable, None, zones.chosen()), given, None)
 
 
 @blueprint.post("/trigger")
@@ -69,7 +68,7 @@ def again_form(job_id: UUID) -> Response:
     with session() as conn:
         old = of_api.fields_of(conn, job_id)
         schema = _schema(conn, old["task"])
-    return _page(old["task"], schema, forms.inputs(schema.readable, _object(old["args"]), _zone()), old, job_id)
+    return _page(old["task"], schema, forms.inputs(schema.readable, _object(old["args"]), zones.chosen()), old, job_id)
 
 
 @blueprint.post("/jobs/<uuid:job_id>/again")
@@ -112,8 +111,8 @@ def _page(
 
 def _args(schema: _Schema, old: dict[str, Any] | None) -> dict[str, Any]:
     try:
-        fields = forms.inputs(schema.readable, old, _zone())
-        return forms.args_of(fields, request.form, schema.readable, old or {}, _zone())
+        fields = forms.inputs(schema.readable, old, zones.chosen())
+        return forms.args_of(fields, request.form, schema.readable, old or {}, zones.chosen())
     except forms.FormFault as e:
         raise invalid(pointer(e.path), "form", f"{e.path[-1]} {e}") from None
 
@@ -139,7 +138,3 @@ def _led_to(job_id: UUID) -> Response:
 
 def _object(args: Any) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
-
-
-def _zone() -> ZoneInfo:
-    return ZoneInfo(current_app.extensions["settings"].timezone)

@@ -48,7 +48,7 @@ class Salvage:
             self.forget(slot)
             if len(self._files) < self._most_files:
                 with suppress(OSError):  # it has died meanwhile
-                    self._files[slot.index] = pid, [*_opened(pid, slot.fields.log_files)]
+                    self._files[slot.index] = pid, _opened(pid, slot.fields.log_files)
 
     def write(self, conn: Conn, slot: Slot) -> None:
         """Write what the latest run of a dead worker has left, if its job is still this worker's."""
@@ -86,12 +86,19 @@ class Salvage:
             os.close(fd)
 
 
-def _opened(pid: int, numbers: Sequence[int]) -> Iterator[int]:
-    for number, name in zip(numbers, NAMES, strict=True):
-        path = f"/proc/{pid}/fd/{number}"
-        if not os.readlink(path).startswith(f"/memfd:{name}"):
-            raise FileNotFoundError(path)  # the pid is another process's by now
-        yield os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _opened(pid: int, numbers: Sequence[int]) -> list[int]:
+    found: list[int] = []
+    try:
+        for number, name in zip(numbers, NAMES, strict=True):
+            path = f"/proc/{pid}/fd/{number}"
+            if not os.readlink(path).startswith(f"/memfd:{name}"):
+                raise FileNotFoundError(path)  # the pid is another process's by now
+            found.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        for fd in found:
+            os.close(fd)
+        raise
+    return found
 
 
 def _places(slot: Slot, files: Sequence[int]) -> Iterator[tuple[int, int, str]]:

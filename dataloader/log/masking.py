@@ -26,6 +26,7 @@ DEPTH_LIMIT = 100  # levels; a value nested deeper is masked unseen
 # A shorter secret is masked by name and place only: a value such as "etl" occurs everywhere.
 SHORTEST = 4
 SHORTEST_FOUND = 8  # the same for a guess: a variable of the environment, a value inside credentials
+LINES_MOST = 200  # of one secret that are masked by themselves
 SHORT = 200  # characters of a text that may come again
 SHORTEST_NUMBER = 6  # digits; shorter numbers are years, ports and counts
 _NAMES = (
@@ -268,4 +269,10 @@ def _forms(secret: str) -> set[str]:
     forms = {secret, repr(secret)[1:-1], *encoded}
     forms |= {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
     forms.add(secret.replace("\\", "\\\\").replace("'", "\\'"))
-    return {form for form in forms if len(form) >= SHORTEST}
+    return {form for form in forms if len(form) >= SHORTEST} | _lines_of(secret)
+
+
+def _lines_of(secret: str) -> set[str]:
+    """The lines of a secret that has several: the log of a run is masked line by line."""
+    lines = map(str.strip, secret.splitlines()[:LINES_MOST] if "\n" in secret else ())
+    return {line for line in lines if len(line) >= SHORTEST_FOUND}

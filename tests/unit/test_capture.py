@@ -8,9 +8,10 @@ from uuid import UUID
 
 import pytest
 
+from dataloader import log
 from dataloader.farm import capture
 from dataloader.farm.capture import Capture, Output
-from dataloader.farm.salvage import last_words
+from dataloader.farm.salvage import Salvage, last_words
 from dataloader.farm.slots import SharedSlots
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
@@ -90,6 +91,18 @@ def test_the_rest_of_a_private_key_is_masked_in_last_words() -> None:
     assert said == ["***", "***", "after password=***"]
 
 
+def test_a_worker_whose_second_file_cannot_be_opened_costs_no_descriptor() -> None:
+    slot, output, saved = SharedSlots(1).slots[0], Output(capture.NAMES[0]), Salvage(16)
+    slot.take(1)
+    other = os.open("/dev/null", os.O_RDONLY)
+    slot.fields.pid, slot.fields.log_files[:] = os.getpid(), (output.fd, other)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        saved.look([slot])
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(other)
+
+
 @pytest.fixture
 def captured() -> Iterator[tuple[Capture, int, int]]:
     """A capture of descriptors 1 and 2, and pipes in their place."""
@@ -126,6 +139,16 @@ def test_what_a_run_writes_is_its_log_and_goes_on(captured: tuple[Capture, int, 
     assert os.read(err, 1_000) == b"to 2\n"
     os.write(1, b"after\n")
     assert os.read(out, 1_000) == b"after\n"
+
+
+def test_each_line_of_a_secret_of_several_is_masked(captured: tuple[Capture, int, int]) -> None:
+    made, out, _ = captured
+    log.learn_job({"password": "first-canary\n  second-canary\nx\n"})
+    made.begin(JOB, True)
+    os.write(1, b"first-canary\n  second-canary\nx\n")
+    assert lines(made.end()) == [("stdout", "***"), ("stdout", "  ***"), ("stdout", "x")]
+    assert os.read(out, 1_000) == b"***\n  ***\nx\n"
+    log.learn_job({})
 
 
 def test_what_comes_between_runs_is_of_none(captured: tuple[Capture, int, int]) -> None:

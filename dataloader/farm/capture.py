@@ -25,7 +25,7 @@ from dataloader import log
 from dataloader.farm.process import now
 from dataloader.farm.slots import Slot
 from dataloader.queue.job import Job
-from dataloader.queue.run_log import Keys, RunLog, Splitter, marked, read
+from dataloader.queue.run_log import Keys, RunLog, Splitter, harmless, marked, read
 
 NAMES = ("dl-stdout", "dl-stderr")  # of the files
 SOURCES = ("stdout", "stderr")
@@ -191,9 +191,10 @@ class Capture:
                 run.skip(raw)
             return
         said = read(raw, source)
-        text = self._keys.masked(log.masked(said.text), log.MASK)
+        plain = harmless(said.text)  # before the masking: a color may stand within a secret
+        text = self._keys.masked(log.masked(plain), log.MASK)
         if said.at is None:  # a line of logging is in the log stream already
-            echo((raw if text == said.text else text.encode("utf-8", "backslashreplace")) + b"\n")
+            echo((raw if text == plain else text.encode("utf-8", "backslashreplace")) + b"\n")
         if run is not None:
             at = now()
             run.add(at if said.at is None else min(at, max(run.began, said.at)), said.level, said.source, text)

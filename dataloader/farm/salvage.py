@@ -19,7 +19,7 @@ from dataloader.farm.slots import Slot, State
 from dataloader.queue import lifecycle, logs
 from dataloader.queue.db import Conn
 from dataloader.queue.job import Job
-from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, read
+from dataloader.queue.run_log import SAVED, Keys, RunLog, Splitter, Text, harmless, read
 
 SAVED_MOST = 65_536  # bytes of each file that are saved
 KEY_MOST = 16_384  # bytes before these in which a private key may begin
@@ -111,7 +111,7 @@ def last_words(fd: int, at: int, source: str) -> Iterator[Text]:
     keys = _keys(fd, begin)
     for raw in _lines(os.pread(fd, os.fstat(fd).st_size - begin, begin)):
         said = read(raw, source)
-        yield said._replace(text=keys.masked(log.masked(said.text), log.MASK))
+        yield said._replace(text=keys.masked(log.masked(harmless(said.text)), log.MASK))
 
 
 def _keys(fd: int, begin: int) -> Keys:

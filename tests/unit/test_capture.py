@@ -151,6 +151,16 @@ def test_each_line_of_a_secret_of_several_is_masked(captured: tuple[Capture, int
     log.learn_job({})
 
 
+def test_a_color_within_a_secret_hides_it_from_no_mask(captured: tuple[Capture, int, int]) -> None:
+    made, out, _ = captured
+    log.learn_job({"password": "first-canary"})
+    made.begin(JOB, True)
+    os.write(1, b"first\x1b[31m-can\x1b[0mary\n\x1b[31mred\x1b[0m\n")
+    assert lines(made.end()) == [("stdout", "***"), ("stdout", "red")]
+    assert os.read(out, 1_000) == b"***\n\x1b[31mred\x1b[0m\n"
+    log.learn_job({})
+
+
 def test_what_comes_between_runs_is_of_none(captured: tuple[Capture, int, int]) -> None:
     made, out, _ = captured
     made.begin(JOB, True)

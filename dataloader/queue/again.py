@@ -55,19 +55,32 @@ def changed(args: Any, changes: Mapping[str, Any], without: Collection[str] = ()
 def restored(new: Any, old: Any, name: str = "") -> Any:
     """PURE: `new`, where each part that is as the pages show that part of `old` is the part of `old`.
 
-    Pages mask secrets. `name` is that of the argument, which may be what makes it a secret. Raises ValueError for a
-    text that is masked in one part and changed in another.
+    Pages mask secrets. `name` is that of the argument, which may be what makes it a secret. Raises ValueError for
+    what is masked in one part and changed in another, so that nobody knows which secret is meant: a text, a list of
+    another length, an object with the mask under a new name.
     """
     (shown,) = log.masked({name: old}).values()
-    if new == shown and type(new) is type(shown):
+    if _written(new) == _written(shown):  # 1 and true are equal, and not the same
         return old
-    if isinstance(new, str) and log.MASK in new and isinstance(shown, str) and shown != old:
-        raise ValueError(f"should be written as a whole, with the secret that {log.MASK} stands for")
     if isinstance(new, dict) and isinstance(old, dict):
-        return {each: restored(value, old[each], each) if each in old else value for each, value in new.items()}
+        return {
+            each: restored(value, old[each], each) if each in old else _unmasked(value, shown, old)
+            for each, value in new.items()
+        }
     if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
         return [restored(value, each) for value, each in zip(new, old, strict=True)]
+    return _unmasked(new, shown, old)
+
+
+def _unmasked(new: Any, shown: Any, old: Any) -> Any:
+    """`new`, which has no old part of its own; raises ValueError where the mask of a part of `old` is in it."""
+    if log.MASK in _written(new) and _written(shown) != _written(old):
+        raise ValueError(f"should be written as a whole, with the secret that {log.MASK} stands for")
     return new
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def add(conn: Conn, old_id: UUID, new: NewJob, by: str, asker: Asker | None = None) -> tuple[UUID, str]:

@@ -40,7 +40,7 @@ class Note:
         """
         is_ours = self._lock()
         try:
-            found = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}") if is_ours else {}
+            found = self._read() if is_ours else {}
             yield found
             if is_ours:
                 text = json.dumps(found).encode()
@@ -49,6 +49,13 @@ class Note:
         finally:
             if is_ours:
                 fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(os.pread(self._file, 1 << 20, 0) or b"{}")
+        except ValueError:  # a process was killed while it wrote: begin anew
+            return {}
+        return found
 
     def _lock(self) -> bool:
         until = now() + WAIT_SEC

@@ -102,6 +102,20 @@ def test_a_relapse_of_a_moment_is_the_same_loss_and_a_later_one_another(monkeypa
     assert [line["event"] for line in logs if line["log_level"] != "debug"] == [LOST, BACK, LOST, BACK]
 
 
+def test_a_note_whose_writer_was_killed_in_the_middle_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(file: int, length: int) -> None:
+        raise InterruptedError
+
+    note = Note()
+    with note.changed() as told:
+        told.update(text="long " * 20)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "ftruncate", killed)
+        with pytest.raises(InterruptedError), note.changed() as told:
+            told.update(text="short")
+    assert as_process(lambda: outage(note).failed("worker.claim.failed", ERROR)) == [LOST]
+
+
 def test_an_error_is_told_once_in_each_generation() -> None:
     told = Told()
     assert told.is_first(0, "KeyError")

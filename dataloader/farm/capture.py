@@ -55,6 +55,7 @@ class Output:
         size = os.fstat(self.fd).st_size
         if size < self.at:  # somebody has opened and truncated it, as `> /dev/stdout` does
             self.at = self._freed = 0
+            yield from self.splitter.finish()  # else `done` would lie before the file's begin
         if size - self.at > FLOOD:
             yield self._count(size - CHUNK)
         found = 0

@@ -42,6 +42,18 @@ def test_output_that_was_truncated_is_read_from_its_new_begin() -> None:
     assert texts(output) == [b"new"]
 
 
+def test_a_line_without_an_end_before_a_truncation_ends_there() -> None:
+    output = Output("dl-test")
+    os.write(output.fd, b"a long line without an end")
+    assert texts(output) == []
+    os.truncate(output.fd, 0)
+    os.write(output.fd, b"new")
+    assert texts(output) == [b"a long line without an end"]
+    assert output.done == 0  # the keeper of a dead worker begins there
+    os.write(output.fd, b"er\n")
+    assert texts(output) == [b"newer"]
+
+
 def test_a_flood_is_counted_up_to_its_end_and_takes_no_memory() -> None:
     output = Output("dl-test")
     lines = 3 * capture.FLOOD // 10

@@ -52,10 +52,10 @@ def test_a_task_leads_to_its_page_its_queue_and_its_jobs(guest: Visitor) -> None
 
 def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:
     page = guest.go("/queues/load.orders")
-    page.get_by_text("Settings of this queue").click()
-    page.get_by_label("Refuse new jobs while so many are queued").fill("1234")
+    page.get_by_text("Change the limit of this queue").click()
+    page.get_by_label("Queued jobs, at most").fill("1234")
     guest.press("Set the limit")
-    expect(page.locator("#flash")).to_contain_text("up to 1,234 jobs")
+    expect(page.locator("#flash")).to_contain_text("from 1,234 queued on")
     assert farm.conn.execute("SELECT max_length FROM dl_queues WHERE queue = 'load.orders'").fetchone() == (1234,)
 
 

@@ -81,7 +81,7 @@ def test_a_task_without_a_schema_has_one_text_area(visitor: Visitor, scene: Scen
     expect(page.locator("#fault-1")).to_contain_text("should be a JSON object")
     area.fill('{"a": [1, null]}')
     page.get_by_text("Advanced").click()
-    page.get_by_label("Key").fill("mine")
+    page.get_by_label("Key", exact=True).fill("mine")
     page.get_by_role("button", name="Trigger").click()
     added = row(scene.conn, led_to(page))
     assert (added["args"], added["lock_key"]) == ({"a": [1, None]}, "mine")

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("process", "api", "sql", "browser")]
+sys.path += [str(Path(__file__).parents[1] / name) for name in (".", "process", "api", "sql", "browser")]
 
 from api_app import running
 from farming import Farm, until

@@ -21,12 +21,15 @@ from .history import FAIR, HOSTILE_QUEUE, HOT_KEY, LIMIT, ORDERED, PLAIN, PRINTA
 # By the name of a route's parameter, or by the route and the name: what is asked for, one after the other.
 VALUES: dict[str, tuple[str, ...]] = {
     "queue": (PLAIN, ORDERED, FAIR, HOSTILE_QUEUE, "backfill.done", "nobody"),
+    "task": ("load.table_07", "nobody"),
     "limit": (LIMIT, PRINTABLE[:100]),
     "backfill": ("half", "done", "hostile"),
     "webhook": ("ops-1",),
     "/backfills/<name> name": ("half", "done", "paused", "hostile"),
     "/api/v1/queues/<anything:queue>/keys queue": (ORDERED,),
     "/api/v1/jobs/<anything:job_id>/result job_id": ("done",),  # a kind of History.job_ids
+    "/api/v1/tasks/<anything:task>/schema task": ("load.table_07",),
+    "/jobs/<uuid:job_id>/again job_id": ("done", "dead"),
     "/api/v1/schedules/<name> name": ("nightly-00",),
     "/static/<path:name> name": ("app.css", "app.js"),
     "/docs/assets/<path:filename> filename": ("start.js",),
@@ -54,7 +57,9 @@ QUERIES |= {"/api/v1/errors": ({"queue": PLAIN}, {"since": "2000-01-01T00:00:00Z
 QUERIES |= {"/api/v1/events": ({"queue": PLAIN},)}
 QUERIES |= {"/api/v1/backfills/<backfill>/partitions": ({"status": "missing"}, {"status": "failed", "limit": "1000"})}
 _JOB_ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-ALWAYS = {"/keys", "/key"}  # that answer without a query with 400
+QUERIES |= {"/api/v1/suggestions": ({"q": "load"},), "/search/suggestions": ({"q": "status:dead lo"},)}
+QUERIES |= {"/trigger": ({"task": "load.table_07"}, {"task": "nobody"})}
+ALWAYS = {"/keys", "/key", "/api/v1/suggestions"}  # that answer without a query with 400
 
 
 class Unknown(Exception):
@@ -88,7 +93,7 @@ def addresses(app: Flask, job_ids: Mapping[str, UUID]) -> list[Address]:
 
 def _of(rule: Rule, job_ids: Mapping[str, UUID]) -> Iterator[Address]:
     """Each value without a query, then the first value with each query."""
-    is_page = rule.endpoint.startswith("dashboard.")
+    is_page = rule.endpoint.startswith(("dashboard.", "trigger."))
     paths = [_path(rule, dict(chosen)) for chosen in itertools.product(*_choices(rule, job_ids))]
     for path in [] if rule.rule in ALWAYS else paths:
         yield Address(rule.rule, path, is_page, path)

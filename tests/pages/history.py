@@ -284,6 +284,9 @@ class History:
             webhooks.put(self.conn, webhooks.Wanted(f"ops-{number}", url, queues=self.queues), OPERATOR)
 
     def _workers(self) -> None:
+        fields = {name: {"type": "string", "description": HOSTILE, "default": HOSTILE} for name in ("day", HOSTILE)}
+        schema = {"type": "object", "title": HOSTILE, "properties": fields}
+        operations.tell_tasks(self.conn, {self.tasks[8]: {"args_schema": json.dumps(schema)}})  # load.table_07
         for host in range(10):
             shown = [self._shown(number) for number in range(40) if number % 10 == host]
             stats.show_workers(self.conn, f"farm-{host}", f"host-{host}" if host else HOSTILE, shown, 32_000.0)

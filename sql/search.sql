@@ -50,17 +50,22 @@ coalesce((j).finished_at, CASE (j).status WHEN 'running' THEN (j).started_at END
 
 -- name: tallied
 -- How many jobs of a list count as what, among the first `scan` jobs of {source}, one of those below; looked_at says whether
--- there may be more. {far} is left out where the source is `near` or `of_args`.
+-- there may be more. {far} and {of_queue} are left out where they would not help.
 SELECT kind, count(*) FILTER (WHERE fits) AS count, count(*) AS looked_at FROM (
   SELECT {kind} AS kind, {matches} AND {changed_at} BETWEEN %(since)s AND %(until)s AS fits FROM dl_jobs j
-   WHERE {far} AND (%(queue)s::text IS NULL OR queue = %(queue)s) AND {source} LIMIT %(scan)s) near
+   WHERE {far} AND {of_queue} AND {source} LIMIT %(scan)s) near
  GROUP BY kind;
 
 -- name: counted
 -- The same where every job of the source fits, and all of them count as `kind`: index-only scans.
 SELECT %(kind)s::text AS kind, count(*) AS count, count(*) AS looked_at FROM (
   SELECT FROM dl_jobs j
-   WHERE (%(queue)s::text IS NULL OR queue = %(queue)s) AND {source} LIMIT %(scan)s) near;
+   WHERE {of_queue} AND {source} LIMIT %(scan)s) near;
+
+-- name: of_queue
+-- In the place of {of_queue}, where the index of the source has the queue. No index has it for jobs that ended well: of these
+-- the latest are looked at whatever their queue, or a queue with few of them would have the whole history read.
+(%(queue)s::text IS NULL OR queue = %(queue)s);
 
 -- name: of_queued
 -- The latest. Served by ix_dl_jobs_queued.

@@ -159,9 +159,11 @@ def _sources(conn: Conn, wanted: stats.Wanted) -> tuple[list[tuple[str, set[str]
 @cache
 def _statement(source: str, is_counted: bool = False) -> str:
     if is_counted:
-        return _SQL["counted"].replace("{source}", _SQL[source])
+        return _SQL["counted"].replace("{of_queue}", _SQL["of_queue"]).replace("{source}", _SQL[source])
     far = "true" if source in ("of_near", "of_ids") else _SQL["far"]
-    return stats.spliced(_SQL["tallied"].replace("{source}", _SQL[source]).replace("{far}", far))
+    of_queue = "true" if source == "of_finished" else _SQL["of_queue"]
+    statement = _SQL["tallied"].replace("{source}", _SQL[source]).replace("{far}", far)
+    return stats.spliced(statement.replace("{of_queue}", of_queue))
 
 
 _PLANS = db.statements("stats.sql")["plans"]

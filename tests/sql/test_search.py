@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -142,13 +142,20 @@ SEARCHES = [
 ]
 
 
-@pytest.mark.parametrize("has_index", [False, True])
+@pytest.fixture(params=[False, True])
+def has_index(conn: db.Connection, request: pytest.FixtureRequest) -> Iterator[bool]:
+    """With the index for arguments, and without it, as all other tests have their database."""
+    if request.param:
+        args_index.create(conn)
+    yield request.param
+    args_index.drop(conn)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_search_finds_what_a_slow_filter_does_and_its_tally_adds_up(
     conn: db.Connection, seed: int, has_index: bool
 ) -> None:
     rows = filled(conn, seed)
-    (args_index.create if has_index else args_index.drop)(conn)
     for text in SEARCHES:
         wanted, expected = Wanted(q=text), slow(rows, text.replace("2.00", "2"))
         if text.startswith("args.n:2"):
@@ -181,6 +188,22 @@ def test_small_looks_find_the_same_and_a_tally_says_that_there_is_more(
         assert tally.at_least
         assert all(tally.counts[kind] <= whole[kind] for kind in TALLIED), text
         assert all(tally.counts[kind] == whole[kind] for kind in TALLIED if kind not in tally.at_least), text
+
+
+def test_a_tally_of_a_queue_reads_no_more_of_the_history_of_others(
+    conn: db.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index has the finished jobs of a queue, so those of a queue with few of them are not looked for on and on."""
+    for queue, age in (("rare", 2), *(("busy", 1) for _ in range(5))):
+        conn.execute(
+            "INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, finished_at)"
+            " VALUES (gen_random_uuid(), %s, 't', 'k', 'succeeded', now() - make_interval(hours => %s))",
+            (queue, age),
+        )
+    assert tallies.tally(conn, Wanted(queue="rare")).counts["succeeded"] == 1
+    monkeypatch.setattr(tallies, "SCAN", 5)
+    tally = tallies.tally(conn, Wanted(queue="rare"))
+    assert (tally.counts["succeeded"], tally.at_least) == (0, {"succeeded", "canceled"})
 
 
 SECRETS = [

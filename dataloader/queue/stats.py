@@ -40,7 +40,7 @@ MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
 LATE_SEC = 60.0
-SCAN = 8_000  # jobs of each kind that one page of a list looks at: some 40 ms
+SCAN = 5_000  # jobs of each kind that one page of a list or of a search looks at: some 25 ms
 SORTED = 20_000  # jobs that a list in the order of their keys sorts
 AGGREGATED = 20_000  # rows of the journal that one call of aggregate takes
 AGGREGATING_SEC = 3.0  # the time limit of that call; after it a call takes fewer rows
@@ -48,7 +48,6 @@ ANEW = -1  # what aggregate returns when the journal's sequence has been set bac
 LIVE_SPAN_SEC = 3_600  # up to which throughput is read from dl_pace; longer spans from dl_pace_long
 SORTS = ("changed", "key")
 
-SEARCHED = 8_000  # the same where there is a search, which costs more a job
 SORTED_FOR_PAGE = 2_000  # dead jobs of all queues that one page looks at
 FOUND = 20_000  # jobs with some arguments, that the index for them may find for one page
 _SQL = db.statements("stats.sql")
@@ -495,7 +494,7 @@ def _advice(conn: Conn, wanted: Wanted) -> str | None:
     if not search.parsed(wanted.q).args or has_args_index(conn):
         return None
     return (
-        f"arguments are searched among {SEARCHED:,} jobs a page, the last change first: where that takes too long,"
+        f"arguments are searched among {SCAN:,} jobs a page, the last change first: where that takes too long,"
         " `dataloader search-index create` makes an index for them"
     )
 
@@ -536,7 +535,7 @@ def _latest(conn: Conn, wanted: Wanted, branch: str, bounds: Row) -> Row:
             return {"since": oldest["finished_at"], "scan": SORTED_FOR_PAGE}
     if branch in ("near", "of_args"):
         return {"scan": FOUND + 1}  # all of them
-    return {"scan": SCAN if wanted.q is None else SEARCHED}
+    return {"scan": SCAN}
 
 
 def searched(conn: Conn, wanted: Wanted, branches: list[str]) -> tuple[list[str], Row]:

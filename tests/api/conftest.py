@@ -9,12 +9,24 @@ import pytest
 from api_app import Refused, running
 from flask import Flask
 from flask.testing import FlaskClient
+from patience import until
+from psycopg_pool import PoolTimeout
 
 
 @pytest.fixture
 def app(dsn: str) -> Iterator[Flask]:
     with running(dsn) as app:
+        until(lambda: has_session(app), "the first session")
         yield app
+
+
+def has_session(app: Flask) -> bool:
+    """Whether the pool lends one. A request waits two seconds for that: too short on a machine that has stalled."""
+    try:
+        with app.extensions["sessions"].borrow():
+            return True
+    except PoolTimeout:
+        return False
 
 
 @pytest.fixture

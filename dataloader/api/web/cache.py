@@ -66,8 +66,15 @@ class RenewedAnswers(Generic[T]):
         if answer is None or age >= self._outdated_sec:
             return self._keep(name, self._read(conn, name))
         if age >= self._fresh_sec and self._renewing.acquire(blocking=False):
-            Thread(target=self._renew, args=(name,), name="dl-api-renew", daemon=True).start()
+            self._start(name)
         return answer
+
+    def _start(self, name: str) -> None:
+        try:
+            Thread(target=self._renew, args=(name,), name="dl-api-renew", daemon=True).start()
+        except RuntimeError as error:  # the host has no thread left: the next request tries again
+            self._renewing.release()
+            log.warning("api.renew.failed", error=str(error))
 
     def _renew(self, name: str) -> None:
         try:

@@ -6,8 +6,9 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
 
     room            what it holds                                    may import (besides config, log, otel)
     queue           the queue in PostgreSQL: rows, statements        -
-    pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.new_schedule
-                                                                     queue.webhooks queue.messages queue.args_schema
+    pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.plans.new_schedule
+                                                                     queue.reports.webhooks queue.reports.messages
+                                                                     queue.args_schema
     farm            PROCESSES of one machine                         queue pipelines
     api             PROCESS (gunicorn) HTTP: v1, pages, metrics      queue check.database
     client          the HTTP API from Python, for other programs     farm.traces queue.typed_args

@@ -1,4 +1,4 @@
--- Webhooks and what they are told; called by the functions of the same name in dataloader/queue/webhooks.py.
+-- Webhooks and what they are told; called by the functions of the same name in dataloader/queue/reports/webhooks.py.
 
 -- name: shown
 -- In the place of {shown}: a webhook for people and programs. Its secrets are no part of it.

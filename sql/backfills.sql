@@ -1,5 +1,5 @@
 -- Backfills: their reading, their changes, and the bunches of which the reaper makes jobs; called by the functions of the
--- same name in dataloader/queue/backfills.py.
+-- same name in dataloader/queue/plans/backfills.py.
 
 -- name: shown
 -- In the place of {shown}: a backfill as people see it, without its counts.

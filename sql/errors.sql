@@ -1,4 +1,4 @@
--- The errors of jobs in groups, for people; called by the functions of the same name in dataloader/queue/errors.py.
+-- The errors of jobs in groups, for people; called by the functions of the same name in dataloader/queue/reports/errors.py.
 
 -- name: plans
 -- For `groups`: along the indexes, whatever the statistics say.

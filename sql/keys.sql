@@ -1,4 +1,4 @@
--- The keys of an ordered queue; called by the functions of dataloader/queue/keys.py. None changes a job. All are served by
+-- The keys of an ordered queue; called by the functions of dataloader/queue/reports/keys.py. None changes a job. All are served by
 -- ix_dl_jobs_order and run with `plans`, so a page costs the same however many jobs a key has: the keys are found by a
 -- loose scan, and each count is bounded. Only the entries of dead jobs that lie between two keys are read one by one. The
 -- orders are whole where rows are counted too: no other index has them.

@@ -1,4 +1,4 @@
--- The health of the server, for the page of the dashboard; called by dataloader/queue/postgres.py, a statement a section. A
+-- The health of the server, for the page of the dashboard; called by dataloader/queue/reports/postgres.py, a statement a section. A
 -- role without pg_read_all_stats sees of other roles' sessions that they are there, and nothing of what they do.
 
 -- name: server

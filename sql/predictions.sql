@@ -1,4 +1,4 @@
--- Predicted ends; called by the functions of dataloader/queue/predictions.py. Nothing here changes a job.
+-- Predicted ends; called by the functions of dataloader/queue/reports/predictions.py. Nothing here changes a job.
 
 -- name: plans
 -- What they should be, whatever the statistics say: each read comes from an index, in its order.

@@ -1,4 +1,4 @@
--- What the runs of tasks and queues used, from dl_spans; called by the functions of dataloader/queue/runs.py.
+-- What the runs of tasks and queues used, from dl_spans; called by the functions of dataloader/queue/reports/runs.py.
 
 -- name: plans
 SET LOCAL enable_seqscan = off; SET LOCAL jit = off;

@@ -1,5 +1,5 @@
 -- Schedules: their reading, their changes, and the due times of which the reaper makes jobs; called by the functions of
--- the same name in dataloader/queue/schedules.py. `now` is the database's clock; a test may give another one.
+-- the same name in dataloader/queue/plans/schedules.py. `now` is the database's clock; a test may give another one.
 
 -- name: clock
 -- The time of the transaction.

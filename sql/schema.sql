@@ -438,7 +438,7 @@ CREATE TABLE dl_rolled (last_event bigint NOT NULL);
 COMMENT ON TABLE dl_rolled IS 'one row: the last of the journal that dl_totals and dl_pace hold';
 
 -- What the runs of each task used, by dl_roll: the pages of tasks and queues. Percentiles are read from the histograms,
--- see queue/histogram.py.
+-- see queue/reports/histogram.py.
 CREATE TABLE dl_spans (
   task text NOT NULL,
   queue text NOT NULL,

@@ -1,5 +1,5 @@
--- Searches among jobs: the conditions of dataloader/queue/search.py, which lists, tallies and bulk orders share, the tallies,
--- and what a search box suggests. Called by dataloader/queue/{stats,tallies,bulk,args_index}.py.
+-- Searches among jobs: the conditions of dataloader/queue/reports/search.py, which lists, tallies and bulk orders share, the tallies,
+-- and what a search box suggests. Called by dataloader/queue/reports/{stats,tallies,bulk,args_index}.py.
 
 -- name: found
 -- In the place of {found}: whether the job `j` has what the search asks for; null is no condition. Words are parts of its

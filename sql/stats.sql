@@ -1,4 +1,4 @@
--- Reports for people; called by the functions of the same name in dataloader/queue/stats.py. None of them changes a
+-- Reports for people; called by the functions of the same name in dataloader/queue/reports/stats.py. None of them changes a
 -- job. Besides: the notes that some reports read (workers shown by keepers, sums of the journal).
 
 -- name: give_up_after

@@ -1,4 +1,4 @@
--- Who ran what when, and what has happened lately; called by dataloader/queue/timeline.py and activity.py.
+-- Who ran what when, and what has happened lately; called by dataloader/queue/reports/timeline.py and activity.py.
 
 -- name: plans
 SET LOCAL enable_seqscan = off; SET LOCAL jit = off;

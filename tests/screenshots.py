@@ -27,7 +27,9 @@ sys.path.append(str(Path(__file__).parent / "process"))
 from farming import Farm, until
 
 from dataloader import embedded
-from dataloader.queue import backfills, migrations, new_backfill, new_schedule, operations, schedules, webhooks
+from dataloader.queue import migrations, operations
+from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
+from dataloader.queue.reports import webhooks
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "docs" / "screenshots"

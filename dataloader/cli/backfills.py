@@ -22,7 +22,7 @@ from dataloader.cli.jobs import arguments
 from dataloader.client import Backfill
 from dataloader.client.farm import given
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.partitions import MOST, STATUSES
+from dataloader.queue.plans.partitions import MOST, STATUSES
 
 F = TypeVar("F", bound=Callable[..., Any])
 _OF_JOB = ("max_attempts", "lease_ttl_sec", "timeout_sec", "partition_key", "affinity_key")

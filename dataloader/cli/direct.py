@@ -57,28 +57,10 @@ from dataloader.client.results import Document, Result, read
 from dataloader.client.watch import Watched
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import traces
-from dataloader.queue import (
-    again,
-    args_schema,
-    backfills,
-    bulk,
-    db,
-    enqueue,
-    errors,
-    hooks,
-    keys,
-    lifecycle,
-    logs,
-    migrations,
-    operations,
-    predictions,
-    runs,
-    schedules,
-    stats,
-    tallies,
-    webhooks,
-)
-from dataloader.queue.messages import Rules
+from dataloader.queue import again, args_schema, db, enqueue, hooks, lifecycle, logs, migrations, operations
+from dataloader.queue.plans import backfills, schedules
+from dataloader.queue.reports import bulk, errors, keys, predictions, runs, stats, tallies, webhooks
+from dataloader.queue.reports.messages import Rules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -283,7 +265,7 @@ class Direct(Farm):
         return _scheduled(self._ask(schedules.schedule, name, count))
 
     def add_schedule(self, name: str, task: str, **words: Any) -> Schedule:
-        from dataloader.queue import new_schedule  # pydantic takes its time
+        from dataloader.queue.plans import new_schedule  # pydantic takes its time
 
         try:
             new = new_schedule.checked({"name": name, "task": task, **words}, self._settings.people_zone)
@@ -546,7 +528,7 @@ def _known(found: T | None, otherwise: str) -> T:
 
 
 def _new_backfill(fields: dict[str, Any]) -> dict[str, Any]:
-    from dataloader.queue import new_backfill  # pydantic takes its time
+    from dataloader.queue.plans import new_backfill  # pydantic takes its time
 
     try:
         return new_backfill.checked(fields)

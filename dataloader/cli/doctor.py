@@ -36,8 +36,8 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.client.farm import Farm
-from dataloader.queue import alerts, stats, waiting
-from dataloader.queue.schedules import OVERDUE_SEC
+from dataloader.queue.plans.schedules import OVERDUE_SEC
+from dataloader.queue.reports import alerts, stats, waiting
 
 SILENT_SEC = 60.0  # without a heartbeat, which is sent every 10 s by default
 MUCH_MEMORY_MB = 1_000

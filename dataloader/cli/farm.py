@@ -17,10 +17,10 @@ from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Overview, Prediction, Queue, Runs, Task, Worker
 from dataloader.client.results import Document, fraction
-from dataloader.queue import predictions, words
-from dataloader.queue.runs import RANGES, USUAL
-from dataloader.queue.stats import COUNTED
-from dataloader.queue.words import percent
+from dataloader.queue.reports import predictions, words
+from dataloader.queue.reports.runs import RANGES, USUAL
+from dataloader.queue.reports.stats import COUNTED
+from dataloader.queue.reports.words import percent
 
 QUEUE_TITLES = ("queue", "length", "fresh", "retries", "scheduled", "busy", "dead", "lag", "workers", "")
 NUMBERS = QUEUE_TITLES[1:9]

@@ -11,7 +11,7 @@ import click
 from dataloader.cli import screen
 from dataloader.client import Event, Unavailable
 from dataloader.client.farm import PAGE, Farm
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 MOST = 10_000  # events read of one job's journal
 FOLLOW_SEC = 1.0

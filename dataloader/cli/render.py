@@ -11,7 +11,7 @@ from rich.text import Text
 from dataloader.cli import screen, watch
 from dataloader.cli.journal import attempts
 from dataloader.client import Event, Job, Key, Limit
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 
 def listed(found: Sequence[Job], now: datetime) -> Any:

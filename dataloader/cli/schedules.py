@@ -16,7 +16,7 @@ from dataloader.cli.jobs import arguments
 from dataloader.client import Schedule
 from dataloader.client.farm import given
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.schedules import OVERDUE_SEC
+from dataloader.queue.plans.schedules import OVERDUE_SEC
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SPAN = re.compile(r"([1-9]\d{0,8}) ?(s|sec|min|h|d|)")

@@ -10,7 +10,8 @@ import psycopg
 from dataloader import config
 from dataloader.cli import base
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
-from dataloader.queue import args_index, db
+from dataloader.queue import db
+from dataloader.queue.reports import args_index
 
 MAKING_SEC = 86_400.0  # an index of many millions of jobs takes its time
 

@@ -19,7 +19,7 @@ from dataloader.cli import screen
 from dataloader.cli.connection import Reached
 from dataloader.client import Job, WaitTimeout
 from dataloader.client.watch import wait_for
-from dataloader.queue import waiting
+from dataloader.queue.reports import waiting
 
 # Exit statuses by the job's end; 1 and 2 stand for a command that failed.
 EXITS = {"succeeded": 0, "failed": 10, "canceled": 11, "lost": 12}

@@ -11,8 +11,8 @@ from dataloader.cli import base, names, screen
 from dataloader.cli.connection import Reached, reaching
 from dataloader.client import Webhook, Webhooks
 from dataloader.client.farm import given
-from dataloader.queue.messages import KINDS
-from dataloader.queue.webhooks import SHAPES
+from dataloader.queue.reports.messages import KINDS
+from dataloader.queue.reports.webhooks import SHAPES
 
 
 @click.group(cls=base.Group)

@@ -25,9 +25,11 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import backfills, db, hooks, lifecycle, migrations, predictions, runs, schedules, stats, webhooks
+from dataloader.queue import db, hooks, lifecycle, migrations
 from dataloader.queue import logs as logs_of_jobs
-from dataloader.queue.messages import Rules
+from dataloader.queue.plans import backfills, schedules
+from dataloader.queue.reports import predictions, runs, stats, webhooks
+from dataloader.queue.reports.messages import Rules
 
 WAKE_BATCH = 1_000
 STRANDED_BATCH = 200  # keys of parked rows that one round looks at

@@ -16,7 +16,8 @@ from dataloader.farm import process
 from dataloader.farm.host import Host
 from dataloader.farm.process import cpu_used_by, memory_used, now
 from dataloader.farm.slots import Slot, State
-from dataloader.queue import db, stats
+from dataloader.queue import db
+from dataloader.queue.reports import stats
 
 CHANGED_SEC = 2.0  # how soon a change is shown
 UNCHANGED_SEC = 10.0  # how often without a change: a worker that was not shown for 30 s counts as gone

@@ -47,9 +47,11 @@ from dataloader.farm.runner import Runner
 from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.pipelines import hooks
-from dataloader.queue import db, lifecycle, migrations, operations, probe, schedules, stats
+from dataloader.queue import db, lifecycle, migrations, operations, probe
 from dataloader.queue.job import Checkpoint, Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue.plans import schedules
+from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
 HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this

@@ -271,7 +271,7 @@ def _check(task: str, name: str, value: Any) -> None:
 
 
 def _scheduled(task: str, schedule: str | Mapping[str, Any]) -> dict[str, Any]:
-    from dataloader.queue import new_schedule  # only pipelines with a schedule pay for the rules
+    from dataloader.queue.plans import new_schedule  # only pipelines with a schedule pay for the rules
 
     words = {"cron": schedule} if isinstance(schedule, str) else dict(schedule)
     try:

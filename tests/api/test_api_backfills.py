@@ -10,7 +10,8 @@ from flask.testing import FlaskClient
 from test_api_lists import asked, strict
 
 from dataloader.api.v1 import responses
-from dataloader.queue import backfills, db
+from dataloader.queue import db
+from dataloader.queue.plans import backfills
 
 PATH = "/api/v1/backfills"
 RATES = {

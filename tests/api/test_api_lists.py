@@ -11,7 +11,8 @@ from flask.testing import FlaskClient
 from pydantic import BaseModel
 
 from dataloader.api.v1 import responses
-from dataloader.queue import db, operations, stats
+from dataloader.queue import db, operations
+from dataloader.queue.reports import stats
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WORKER = {

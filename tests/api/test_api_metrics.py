@@ -15,7 +15,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from dataloader.api.server import metrics
-from dataloader.queue import db, stats
+from dataloader.queue import db
+from dataloader.queue.reports import stats
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yaml"

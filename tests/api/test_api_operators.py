@@ -18,7 +18,8 @@ from dataloader.api.dashboard import actions
 from dataloader.api.server import audit
 from dataloader.api.v1 import responses
 from dataloader.api.web.endpoint import OF_QUEUE
-from dataloader.queue import db, enqueue, operations, stats
+from dataloader.queue import db, enqueue, operations
+from dataloader.queue.reports import stats
 
 TOKEN = "dl_" + "a" * 43
 HTMX = {"HX-Request": "true"}

@@ -12,7 +12,9 @@ from api_app import running
 from flask.testing import FlaskClient
 
 from dataloader import config
-from dataloader.queue import db, enqueue, operations, postgres, schedules
+from dataloader.queue import db, enqueue, operations
+from dataloader.queue.plans import schedules
+from dataloader.queue.reports import postgres
 
 HTMX = {"HX-Request": "true"}
 

@@ -13,7 +13,8 @@ from flask.testing import FlaskClient
 from dataloader.cli import farm
 from dataloader.client import Prediction
 from dataloader.client.results import read
-from dataloader.queue import db, predictions
+from dataloader.queue import db
+from dataloader.queue.reports import predictions
 
 TRIGGER = "/api/v1/jobs/trigger"
 

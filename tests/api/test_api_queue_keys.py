@@ -15,7 +15,8 @@ from test_api_lists import asked
 
 from dataloader.api.dashboard import pages
 from dataloader.api.v1 import responses
-from dataloader.queue import db, enqueue, operations, stats
+from dataloader.queue import db, enqueue, operations
+from dataloader.queue.reports import stats
 
 KEYS = "/api/v1/queues/orders/keys"
 

@@ -62,7 +62,7 @@ def test_one_that_nobody_has_asked_for_in_long_is_read_anew(dsn: str, conn: db.C
 
 
 def test_the_counts_of_a_large_backfill_are_shared(client: Any, conn: db.Connection, monkeypatch: Any) -> None:
-    from dataloader.queue import backfills, new_backfill
+    from dataloader.queue.plans import backfills, new_backfill
 
     monkeypatch.setattr(backfills, "LARGE", 10)
     span = {"since": "2026-01-01", "until": "2026-01-31", "step": "day"}

@@ -10,7 +10,8 @@ import pytest
 from flask.testing import FlaskClient
 
 from dataloader.api.v1 import responses
-from dataloader.queue import db, stats
+from dataloader.queue import db
+from dataloader.queue.reports import stats
 
 NAMES = ["load", "a/b", "..", ".", "<script>alert(1)</script>", "x" * 500, "a?b#c%2f", "é\u202e \n"]
 

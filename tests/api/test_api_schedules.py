@@ -12,7 +12,8 @@ from flask.testing import FlaskClient
 from test_api_lists import asked, strict
 
 from dataloader.api.v1 import responses
-from dataloader.queue import db, schedules
+from dataloader.queue import db
+from dataloader.queue.plans import schedules
 
 PATH = "/api/v1/schedules"
 NIGHTLY = {"name": "nightly", "task": "load", "cron": "0 3 * * MON-FRI", "args": {"day": "{{ date }}"}}

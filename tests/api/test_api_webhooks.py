@@ -12,7 +12,8 @@ from api_app import Refused, running
 from flask.testing import FlaskClient
 
 from dataloader.api.v1 import responses
-from dataloader.queue import db, stats
+from dataloader.queue import db
+from dataloader.queue.reports import stats
 
 WEBHOOKS = "/api/v1/webhooks"
 OPS = f"{WEBHOOKS}/ops"

@@ -12,7 +12,8 @@ from uuid import UUID
 
 from hands import Worker, age, enqueue, expire, row
 
-from dataloader.queue import db, lifecycle, stats
+from dataloader.queue import db, lifecycle
+from dataloader.queue.reports import stats
 
 SECRET = "canary-7f3b-hunter2"
 TRACE = "Traceback (most recent call last):\n" + "".join(f'  File "load.py", line {n}, in step\n' for n in range(30))

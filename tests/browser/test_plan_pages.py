@@ -12,7 +12,9 @@ from hands import Worker, enqueue
 from playwright.sync_api import expect
 from test_hostile import TEXTS
 
-from dataloader.queue import backfills, db, new_backfill, new_schedule, schedules, webhooks
+from dataloader.queue import db
+from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
+from dataloader.queue.reports import webhooks
 
 DAYS = {"since": "2026-01-01", "until": "2026-05-31", "step": "day"}
 

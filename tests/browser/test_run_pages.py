@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from scenes import Scene
 from test_hostile import TEXTS, is_inert
 
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from scenes import SECRET, Scene
 
 from dataloader.api.web import tokens
-from dataloader.queue import bulk
+from dataloader.queue.reports import bulk
 
 
 def dead(scene: Scene, queue: str, number: int) -> list[Any]:

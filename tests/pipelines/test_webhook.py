@@ -18,9 +18,10 @@ from receiver import KEY, Receiver, is_signed
 
 from dataloader.pipelines import PermanentError, Retry, outbound
 from dataloader.pipelines.webhook import delivery
-from dataloader.queue import db, messages, webhooks
-from dataloader.queue.messages import Rules
-from dataloader.queue.webhooks import Wanted
+from dataloader.queue import db
+from dataloader.queue.reports import messages, webhooks
+from dataloader.queue.reports.messages import Rules
+from dataloader.queue.reports.webhooks import Wanted
 from dataloader.testing import Result
 
 RULES = Rules(60.0, 3_600.0, "alerts", "prod <1>", "https://farm.example.com")

@@ -10,7 +10,8 @@ import pytest
 from farming import Farm, until
 from psycopg.types.json import Jsonb
 
-from dataloader.queue import args_schema, operations, stats
+from dataloader.queue import args_schema, operations
+from dataloader.queue.reports import stats
 
 WRONG = {"limit": 0, "password": "hunter2hunter2", "zone": 1}
 

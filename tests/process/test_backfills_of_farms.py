@@ -10,7 +10,7 @@ import psutil
 import pytest
 from farming import Farm, Program, until
 
-from dataloader.queue import backfills, new_backfill
+from dataloader.queue.plans import backfills, new_backfill
 
 MOST = 3
 SLOW = (pytest.mark.slow, pytest.mark.timeout(600))

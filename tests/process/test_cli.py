@@ -24,7 +24,7 @@ from farming import Farm, until
 
 from dataloader.cli import main
 from dataloader.client import Client, Conflict, Job, NotFound, QueueFull, Refused
-from dataloader.queue import backfills
+from dataloader.queue.plans import backfills
 
 pytestmark = pytest.mark.long
 

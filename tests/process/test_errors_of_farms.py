@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from farming import Farm
 
-from dataloader.queue import errors, operations
+from dataloader.queue import operations
 from dataloader.queue.operations import Filter
+from dataloader.queue.reports import errors
 
 BOOM = "ValueError at farm_pipelines.py:errs: row # of … is wrong"
 

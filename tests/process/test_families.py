@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from farming import Farm, until
 
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from farming import Farm, until
 
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 JOBS = 200
 # Each result that was not there when its job's end was written. The trigger of the test looks at that instant.

@@ -9,7 +9,7 @@ from typing import Any
 
 from farming import Farm, until
 
-from dataloader.queue import new_schedule, schedules, times
+from dataloader.queue.plans import new_schedule, schedules, times
 
 MADE = (
     "SELECT idempotency_key, status::text, progress, created_at FROM dl_jobs WHERE task = 'ticks' ORDER BY created_at"

@@ -9,8 +9,9 @@ from uuid import UUID
 import pytest
 from hands import row, value
 
-from dataloader.queue import again, db, enqueue, operations, stats
+from dataloader.queue import again, db, enqueue, operations
 from dataloader.queue.enqueue import NewJob
+from dataloader.queue.reports import stats
 
 HOSTS = [{"host": "a", "password": "hunter4"}, {"host": "b", "password": "hunter5"}]
 SOURCE = {"url": "postgres://u:hunter3@h/d", "rows": 5, "many": 1}

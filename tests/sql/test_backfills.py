@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from hands import Worker, enqueue, value
 
-from dataloader.queue import backfills, db, new_backfill, operations, stats
+from dataloader.queue import db, operations
 from dataloader.queue.hooks import AROUND_ENQUEUE
+from dataloader.queue.plans import backfills, new_backfill
+from dataloader.queue.reports import stats
 
 
 @pytest.fixture(autouse=True)

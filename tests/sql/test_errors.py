@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataloader.farm import failures
-from dataloader.queue import db, errors, lifecycle, operations, stats
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.operations import Filter
+from dataloader.queue.reports import errors, stats
 
 BOOM = "ValueError at load.py:step: row # is wrong"
 TEXTS = [

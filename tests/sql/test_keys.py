@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from hands import Worker, enqueue, value
 
-from dataloader.queue import db, keys, operations, stats
+from dataloader.queue import db, operations
+from dataloader.queue.reports import keys, stats
 
 Workers = Callable[[], Worker]
 HOSTILE = ["", "'", '"; DROP TABLE dl_jobs; --', "a/../b%2F?#", "<script>", "\u202eright", "line\nbreak", "ü" * 500]

@@ -21,9 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended, Step
+from dataloader.queue.reports import stats
 
 Workers = Callable[[], Worker]
 RUNNING = "SELECT count(DISTINCT (lock_key, claimed_by)) FROM dl_jobs WHERE status = 'running' AND %s = ANY (limits)"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hands import Worker, enqueue, value
 
-from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.reports import stats
 
 
 def ran(conn: db.Connection, worker: Worker, task: str, facts: dict[str, Any], sec: float = 10.0) -> None:

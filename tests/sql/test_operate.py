@@ -11,9 +11,10 @@ from uuid import UUID, uuid4
 import pytest
 from hands import Worker, enqueue, heard, journal, keys_held, kinds, plain, quietly, row, started, state, value
 
-from dataloader.queue import db, lifecycle, operations, stats, waiting
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob, QueueFull, require_room
 from dataloader.queue.enqueue import enqueue as add
+from dataloader.queue.reports import stats, waiting
 
 Workers = Callable[[], Worker]
 BY = "token night from 10.0.0.7"

@@ -15,8 +15,9 @@ import pytest
 from hands import buffers, quietly, value
 from psycopg import sql
 
-from dataloader.queue import db, lifecycle, stats
-from dataloader.queue import keys as of_keys
+from dataloader.queue import db, lifecycle
+from dataloader.queue.reports import keys as of_keys
+from dataloader.queue.reports import stats
 
 RECOVER = (files("dataloader.sql.functions") / "recover.sql").read_text("utf-8")
 MILLION, THOUSAND = 1_000_000, 1_000

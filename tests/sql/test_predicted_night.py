@@ -16,8 +16,9 @@ from uuid import UUID
 import pytest
 from hands import Worker, enqueue, kinds, quietly
 
-from dataloader.queue import db, predictions, stats
+from dataloader.queue import db
 from dataloader.queue.job import Job
+from dataloader.queue.reports import predictions, stats
 
 WORKERS = 4
 JOBS = 160

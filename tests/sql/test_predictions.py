@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from hands import Worker, enqueue, journal, kinds, many, quietly, row, value
 
-from dataloader.queue import db, lifecycle, operations, predictions, stats
-from dataloader.queue.predictions import outlook
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.reports import predictions, stats
+from dataloader.queue.reports.predictions import outlook
 
 SOON = timedelta(minutes=30)
 

@@ -11,9 +11,10 @@ import pytest
 from foreign import Foreign
 from hands import Worker, enqueue, expire, plain, remove, row, state, value
 
-from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
+from dataloader.queue.reports import stats
 
 Workers = Callable[[], Worker]
 DAY = 86_400.0

@@ -19,9 +19,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 import dataloader
 from dataloader.cli.main import main
-from dataloader.queue import db, lifecycle, migrations, operations, stats
+from dataloader.queue import db, lifecycle, migrations, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.job import STATUSES
+from dataloader.queue.reports import stats
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "operating.md"
 ROLES = ("owner", "farm", "producer", "reader", "stranger")

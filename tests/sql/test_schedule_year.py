@@ -12,7 +12,8 @@ from zoneinfo import ZoneInfo
 import psycopg
 import pytest
 
-from dataloader.queue import db, new_schedule, schedules, times
+from dataloader.queue import db
+from dataloader.queue.plans import new_schedule, schedules, times
 
 BEGIN, END = datetime(2026, 1, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
 ZONES = ("Europe/Moscow", "America/New_York", "Australia/Lord_Howe")

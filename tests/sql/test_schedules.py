@@ -9,8 +9,9 @@ import psycopg
 import pytest
 from hands import value
 
-from dataloader.queue import db, new_schedule, operations, schedules, times
+from dataloader.queue import db, operations
 from dataloader.queue.hooks import AROUND_ENQUEUE
+from dataloader.queue.plans import new_schedule, schedules, times
 
 DAY = datetime(2026, 3, 2, tzinfo=UTC)  # a Monday
 JOBS = "SELECT * FROM dl_jobs ORDER BY created_at, idempotency_key"

@@ -14,10 +14,11 @@ import pytest
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
-from dataloader.queue import args_index, bulk, db, operations, search, stats, tallies
-from dataloader.queue.bulk import Target
+from dataloader.queue import db, operations
 from dataloader.queue.job import STATUSES, TALLIED
-from dataloader.queue.stats import Wanted
+from dataloader.queue.reports import args_index, bulk, search, stats, tallies
+from dataloader.queue.reports.bulk import Target
+from dataloader.queue.reports.stats import Wanted
 
 GROUPS = ["ValueError: row #", "OSError: away"]
 TASKS, QUEUES = ["load.csv", "Load.Parquet", "cbr.rates"], ["etl.default", "orders"]

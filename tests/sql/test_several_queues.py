@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 from hands import BACKOFF_SEC, Worker, enqueue, plain, quietly, row, state, value
 
-from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.lifecycle import Head, Step
+from dataloader.queue.reports import stats
 
 Workers = Callable[[], Worker]
 

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from hands import quietly, value
 
-from dataloader.queue import db, runs, stats
-from dataloader.queue.histogram import slot_of
+from dataloader.queue import db
+from dataloader.queue.reports import runs, stats
+from dataloader.queue.reports.histogram import slot_of
 
 Key = tuple[str, str, datetime, str]
 BASE = datetime(2000, 1, 1, tzinfo=UTC)

@@ -17,9 +17,10 @@ import pytest
 from hands import Worker, age, enqueue, expire, many, plain, quietly, row, until, value
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dataloader.queue import db, lifecycle, operations, stats
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.job import STATUSES, Finish
-from dataloader.queue.stats import Wanted
+from dataloader.queue.reports import stats
+from dataloader.queue.reports.stats import Wanted
 
 Workers = Callable[[], Worker]
 

@@ -12,7 +12,8 @@ from hands import enqueue, many, quietly, until, value
 from structlog.testing import capture_logs
 
 from dataloader.farm import reaper
-from dataloader.queue import db, stats
+from dataloader.queue import db
+from dataloader.queue.reports import stats
 
 LOG = structlog.get_logger("reaper")
 

@@ -16,9 +16,10 @@ from hands import Worker, enqueue, plain, quietly, started, value
 from structlog.testing import capture_logs
 
 from dataloader.farm import reaper
-from dataloader.queue import db, lifecycle, operations, predictions, stats, webhooks
-from dataloader.queue.messages import TASK, Rules
-from dataloader.queue.webhooks import Wanted
+from dataloader.queue import db, lifecycle, operations
+from dataloader.queue.reports import predictions, stats, webhooks
+from dataloader.queue.reports.messages import TASK, Rules
+from dataloader.queue.reports.webhooks import Wanted
 
 RULES = Rules(60.0, 3_600.0, "alerts", "test", "https://farm.example.com")
 URL = "https://ops.example.com/alerts"

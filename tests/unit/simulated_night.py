@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
-from dataloader.queue.prediction import Line, Running, Waiting
+from dataloader.queue.reports.prediction import Line, Running, Waiting
 
 WORKERS, JOBS = 6, 2_000
 TASKS = {f"task{nth}": (mean_log, spread) for nth, (mean_log, spread) in enumerate(

@@ -35,7 +35,7 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
-from dataloader.queue.stats import Attempt
+from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

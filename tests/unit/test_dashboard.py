@@ -14,8 +14,8 @@ from dataloader.api import dashboard
 from dataloader.api.dashboard import actions, formats
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.problems import Problem
-from dataloader.queue import alerts
 from dataloader.queue.job import FINAL
+from dataloader.queue.reports import alerts
 
 VENDOR = [Path(dashboard.__file__).parent / "static/vendor", Path(__file__).parents[1] / "browser/vendor"]
 QUEUE: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataloader.api.dashboard import heat
-from dataloader.queue import partitions
+from dataloader.queue.plans import partitions
 
 
 def rows(*names: str) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloader.queue import histogram
-from dataloader.queue.histogram import Histogram
+from dataloader.queue.reports import histogram
+from dataloader.queue.reports.histogram import Histogram
 
 VALUES = st.lists(
     st.one_of(st.floats(0, 0.01), st.floats(0.001, 100), st.floats(0.001, 1e8), st.sampled_from([0.0, 0.001, 1.1])),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataloader.queue import new_backfill, partitions
+from dataloader.queue.plans import new_backfill, partitions
 
 DAYS = {"since": "2019-01-01", "until": "2019-01-03", "step": "day"}
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 from simulated_night import Night
 
-from dataloader.queue import prediction
-from dataloader.queue.prediction import Correction, Line, Range, Running, Waiting, forecast
+from dataloader.queue.reports import prediction
+from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting, forecast
 
 SURE = {"load": [100.0] * 10_000}  # a task whose runs always take as long
 

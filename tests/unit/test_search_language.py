@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloader.queue import search
-from dataloader.queue.search import Range, WrongSearch, parsed, unfinished
+from dataloader.queue.reports import search
+from dataloader.queue.reports.search import Range, WrongSearch, parsed, unfinished
 
 ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataloader.queue import times
-from dataloader.queue.times import Timing
+from dataloader.queue.plans import times
+from dataloader.queue.plans.times import Timing
 
 ZONES = ("Europe/Moscow", "America/New_York", "Australia/Lord_Howe", "Europe/Berlin", "UTC")
 

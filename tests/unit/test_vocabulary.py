@@ -16,7 +16,6 @@ from dataloader.api.server import metrics
 from dataloader.api.v1 import responses
 from dataloader.cli import watch
 from dataloader.client import results
-from dataloader.queue import stats, waiting
 from dataloader.queue.job import (
     DEAD,
     FINAL,
@@ -27,6 +26,7 @@ from dataloader.queue.job import (
     Status,
     Verb,
 )
+from dataloader.queue.reports import stats, waiting
 
 CONTRACT = "migrations.0001_contract.sql"
 FINAL_KINDS = {KINDS[status] for status in FINAL}

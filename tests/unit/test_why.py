@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dataloader.queue import waiting
+from dataloader.queue.reports import waiting
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

@@ -21,8 +21,10 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.config import Settings
-from dataloader.queue import backfills, db, errors, new_schedule, operations, schedules
+from dataloader.queue import db, operations
 from dataloader.queue.new_job import INT4_MAX
+from dataloader.queue.plans import backfills, new_schedule, schedules
+from dataloader.queue.reports import errors
 
 blueprint = Blueprint("actions", __name__)
 blueprint.register_error_handler(Exception, failed)

@@ -15,8 +15,8 @@ from dataloader.api.v1 import requests
 from dataloader.api.web import auth, json_body
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import bulk, stats, tallies
-from dataloader.queue.search import LENGTH
+from dataloader.queue.reports import bulk, stats, tallies
+from dataloader.queue.reports.search import LENGTH
 
 blueprint = Blueprint("bulk_orders", __name__)
 blueprint.register_error_handler(Exception, failed)

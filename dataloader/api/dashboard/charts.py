@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from dataloader.queue.timeline import Run, busy
+from dataloader.queue.reports.timeline import Run, busy
 
 WIDTH, HEIGHT = 720.0, 120.0
 LANE, GAP = 20.0, 6.0
@@ -76,7 +76,7 @@ def lanes(runs: Iterable[Run], since: datetime, until: datetime) -> list[Lane]:
 
 
 def drawn(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The charts of a task's or a queue's runs (see queue/runs.py): `columns` over time, `bars` of run times."""
+    """The charts of a task's or a queue's runs (queue/reports/runs.py): `columns` over time, `bars` of run times."""
     by_time = [row | {"good": row["runs"] - row["failed"]} for row in found["by_time"]]
     return {
         "columns": [each._asdict() for each in stacked(by_time, "good", "failed")],

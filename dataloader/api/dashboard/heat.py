@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from dataloader.log import masked
-from dataloader.queue.partitions import moment
+from dataloader.queue.plans.partitions import moment
 
 _NO_CELL = '<span class="cell none"></span>'
 SPARSE = 3  # days for one partition: then most of a calendar would be empty

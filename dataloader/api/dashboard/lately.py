@@ -10,7 +10,7 @@ from flask import current_app, request
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import runs
+from dataloader.queue.reports import runs
 
 ANSWERS = 50  # that are kept
 FRESH_SEC = 5.0  # figures of spans of five minutes and longer need not be newer

@@ -25,17 +25,18 @@ from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
 from dataloader.check import database
 from dataloader.config import Settings
-from dataloader.queue import again, alerts, db, operations, parents, predictions, runs, stats, tallies, waiting
-from dataloader.queue import backfills as of_backfills
-from dataloader.queue import errors as of_errors
-from dataloader.queue import keys as of_keys
+from dataloader.queue import again, db, operations, parents
 from dataloader.queue import logs as of_logs
-from dataloader.queue import schedules as of_schedules
-from dataloader.queue import webhooks as receivers
 from dataloader.queue.cursor import WrongCursor
 from dataloader.queue.job import FINAL, TALLIED
-from dataloader.queue.messages import KINDS
-from dataloader.queue.postgres import health
+from dataloader.queue.plans import backfills as of_backfills
+from dataloader.queue.plans import schedules as of_schedules
+from dataloader.queue.reports import alerts, predictions, runs, stats, tallies, waiting
+from dataloader.queue.reports import errors as of_errors
+from dataloader.queue.reports import keys as of_keys
+from dataloader.queue.reports import webhooks as receivers
+from dataloader.queue.reports.messages import KINDS
+from dataloader.queue.reports.postgres import health
 
 blueprint = Blueprint("dashboard", __name__)
 blueprint.register_error_handler(Exception, failed)

@@ -12,9 +12,9 @@ from dataloader.api.dashboard.pages import blueprint
 from dataloader.api.dashboard.render import named_task, show
 from dataloader.api.web.endpoint import session, task_name
 from dataloader.api.web.problems import Problem
-from dataloader.queue import activity as of_activity
-from dataloader.queue import runs, stats
-from dataloader.queue import timeline as of_timeline
+from dataloader.queue.reports import activity as of_activity
+from dataloader.queue.reports import runs, stats
+from dataloader.queue.reports import timeline as of_timeline
 
 LATEST = 10  # jobs of a task on its page
 LATEST_SCAN = 3_000  # jobs among which they are looked for

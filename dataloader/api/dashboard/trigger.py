@@ -19,7 +19,8 @@ from dataloader.api.web import arguments, auth
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.json_body import document, pointer
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import db, enqueue, operations, stats
+from dataloader.queue import db, enqueue, operations
+from dataloader.queue.reports import stats
 
 blueprint = Blueprint("trigger", __name__)
 OF_JOB = ("queue", "lock_key", "priority")

@@ -29,7 +29,7 @@ from dataloader.api.server import audit, health
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation
 from dataloader.api.web.sessions import Sessions
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 CACHED_SEC = 5.0
 SELDOM = 20  # times the duration of the last reading, between two readings

@@ -13,8 +13,8 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem
-from dataloader.queue import backfills
-from dataloader.queue.new_backfill import NewBackfill, definition
+from dataloader.queue.plans import backfills
+from dataloader.queue.plans.new_backfill import NewBackfill, definition
 
 T = TypeVar("T")
 blueprint = Blueprint("backfills", __name__, url_prefix="/api/v1/backfills")

@@ -15,8 +15,9 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import bulk, db
-from dataloader.queue.search import WrongSearch
+from dataloader.queue import db
+from dataloader.queue.reports import bulk
+from dataloader.queue.reports.search import WrongSearch
 
 blueprint = Blueprint("bulk", __name__, url_prefix="/api/v1/jobs/bulk")
 

@@ -12,7 +12,7 @@ from flask import Blueprint, g
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
-from dataloader.queue import errors
+from dataloader.queue.reports import errors
 
 blueprint = Blueprint("errors", __name__, url_prefix="/api/v1/errors")
 

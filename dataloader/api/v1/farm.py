@@ -9,7 +9,8 @@ from flask import Blueprint
 from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
-from dataloader.queue import operations, runs, stats
+from dataloader.queue import operations
+from dataloader.queue.reports import runs, stats
 
 blueprint = Blueprint("farm", __name__, url_prefix="/api/v1")
 

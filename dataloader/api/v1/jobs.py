@@ -16,8 +16,9 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import found, operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import lifecycle, logs, operations, parents, predictions, stats
-from dataloader.queue.search import WrongSearch
+from dataloader.queue import lifecycle, logs, operations, parents
+from dataloader.queue.reports import predictions, stats
+from dataloader.queue.reports.search import WrongSearch
 
 blueprint = Blueprint("jobs", __name__, url_prefix="/api/v1")
 _operate = operation(

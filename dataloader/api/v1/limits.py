@@ -10,7 +10,8 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import db, operations, stats
+from dataloader.queue import db, operations
+from dataloader.queue.reports import stats
 
 blueprint = Blueprint("limits", __name__, url_prefix="/api/v1/limits")
 

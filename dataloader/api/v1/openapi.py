@@ -21,7 +21,7 @@ from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
 from dataloader.api.web.problems import KINDS
 from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
-from dataloader.queue.new_schedule import NAME as SCHEDULE_NAME
+from dataloader.queue.plans.new_schedule import NAME as SCHEDULE_NAME
 
 Node = dict[str, Any]
 REF = "#/components/schemas/{model}"

@@ -12,8 +12,9 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth, outlooks
 from dataloader.api.web.endpoint import operation, paged, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import db, keys, operations, predictions, runs, stats
+from dataloader.queue import db, operations
 from dataloader.queue.cursor import WrongCursor
+from dataloader.queue.reports import keys, predictions, runs, stats
 
 AT_ONCE = 1_000  # jobs that one request changes
 blueprint = Blueprint("queues", __name__, url_prefix="/api/v1/queues")

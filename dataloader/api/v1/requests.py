@@ -19,24 +19,24 @@ from dataloader.api.web.endpoint import QUEUE_LIMIT
 from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
-from dataloader.queue import webhooks
-from dataloader.queue.bulk import ORDERS, Target
 from dataloader.queue.enqueue import Columns, NewJob
-from dataloader.queue.errors import NOTE_MOST
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
 from dataloader.queue.logs import PAGE as LINES_MOST
-from dataloader.queue.messages import KINDS
-from dataloader.queue.new_backfill import MaxRunning
 from dataloader.queue.new_job import DEPTH_LIMIT, INT4_MAX, Trigger, columns_of, instant, keyed
 from dataloader.queue.new_job import hooked as after_hooks
 from dataloader.queue.parents import Parents, fault
-from dataloader.queue.partitions import MOST
-from dataloader.queue.partitions import STATUSES as OF_PARTITIONS
-from dataloader.queue.runs import RANGES, USUAL
-from dataloader.queue.schedules import NEXT, NEXT_MOST
-from dataloader.queue.search import LENGTH
-from dataloader.queue.stats import Wanted
+from dataloader.queue.plans.new_backfill import MaxRunning
+from dataloader.queue.plans.partitions import MOST
+from dataloader.queue.plans.partitions import STATUSES as OF_PARTITIONS
+from dataloader.queue.plans.schedules import NEXT, NEXT_MOST
+from dataloader.queue.reports import webhooks
+from dataloader.queue.reports.bulk import ORDERS, Target
+from dataloader.queue.reports.errors import NOTE_MOST
+from dataloader.queue.reports.messages import KINDS
+from dataloader.queue.reports.runs import RANGES, USUAL
+from dataloader.queue.reports.search import LENGTH
+from dataloader.queue.reports.stats import Wanted
 
 LIMIT = 200  # rows of one page
 MINUTES = 360

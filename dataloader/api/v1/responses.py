@@ -12,13 +12,13 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from dataloader.queue import predictions
 from dataloader.queue.job import TALLIED
 from dataloader.queue.job import Status as JobState
-from dataloader.queue.messages import KINDS
-from dataloader.queue.partitions import STATUSES as OF_PARTITIONS
-from dataloader.queue.waiting import REASONS
-from dataloader.queue.webhooks import SHAPES
+from dataloader.queue.plans.partitions import STATUSES as OF_PARTITIONS
+from dataloader.queue.reports import predictions
+from dataloader.queue.reports.messages import KINDS
+from dataloader.queue.reports.waiting import REASONS
+from dataloader.queue.reports.webhooks import SHAPES
 
 JobStatus: TypeAlias = Literal[tuple(map(str, JobState))]  # type: ignore[valid-type]
 Count = Annotated[int, Field(ge=0)]

@@ -14,8 +14,8 @@ from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.config import Settings
-from dataloader.queue import schedules
-from dataloader.queue.new_schedule import NewSchedule, ScheduleChange, definition
+from dataloader.queue.plans import schedules
+from dataloader.queue.plans.new_schedule import NewSchedule, ScheduleChange, definition
 
 T = TypeVar("T")
 blueprint = Blueprint("schedules", __name__, url_prefix="/api/v1/schedules")

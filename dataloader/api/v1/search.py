@@ -10,8 +10,8 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import invalid
-from dataloader.queue import stats, tallies
-from dataloader.queue.search import WrongSearch
+from dataloader.queue.reports import stats, tallies
+from dataloader.queue.reports.search import WrongSearch
 
 blueprint = Blueprint("search", __name__, url_prefix="/api/v1")
 

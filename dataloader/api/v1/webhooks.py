@@ -11,8 +11,8 @@ from dataloader.api.v1 import requests, responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem, invalid
-from dataloader.queue import webhooks
-from dataloader.queue.messages import Rules
+from dataloader.queue.reports import webhooks
+from dataloader.queue.reports.messages import Rules
 
 blueprint = Blueprint("webhooks", __name__, url_prefix="/api/v1/webhooks")
 _change = operation(

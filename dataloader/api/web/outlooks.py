@@ -5,9 +5,10 @@ from __future__ import annotations
 from flask import current_app
 
 from dataloader.api.web.cache import RenewedAnswers
-from dataloader.queue import backfills, predictions
 from dataloader.queue.db import Conn
-from dataloader.queue.predictions import Outlook
+from dataloader.queue.plans import backfills
+from dataloader.queue.reports import predictions
+from dataloader.queue.reports.predictions import Outlook
 
 FRESH_SEC = 5.0
 OUTDATED_SEC = 30.0

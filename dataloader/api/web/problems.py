@@ -19,7 +19,8 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, hooks, keys, migrations, parents
+from dataloader.queue import db, enqueue, hooks, migrations, parents
+from dataloader.queue.reports import keys
 
 RETRY_AFTER_SEC = 3  # at least
 FULL_RETRY_AFTER_SEC = 15

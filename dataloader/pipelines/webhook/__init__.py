@@ -18,7 +18,7 @@ from dataloader.pipelines import Context, PermanentError, Retry, register, retri
 from dataloader.pipelines.outbound import Refused, Unreachable
 from dataloader.pipelines.webhook import delivery, shapes
 from dataloader.pipelines.webhook.delivery import Answer
-from dataloader.queue import messages, webhooks
+from dataloader.queue.reports import messages, webhooks
 
 TIMEOUT_SEC = 30.0  # of a run
 AGAIN_MOST_SEC = 86_400.0  # that a receiver may ask for

@@ -19,7 +19,7 @@ import dataloader
 from dataloader import config
 from dataloader.pipelines import outbound
 from dataloader.pipelines.outbound import Refused, Unreachable, is_forbidden
-from dataloader.queue.webhooks import PLACE
+from dataloader.queue.reports.webhooks import PLACE
 
 POST_SEC = 10.0  # for the whole exchange
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from dataloader.config import Settings
-from dataloader.queue.alerts import Condition, conditions
-from dataloader.queue.words import count, duration
+from dataloader.queue.reports.alerts import Condition, conditions
+from dataloader.queue.reports.words import count, duration
 
 VERSION = 1
 TASK = "alert.webhook"

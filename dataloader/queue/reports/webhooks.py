@@ -19,9 +19,10 @@ from psycopg.rows import dict_row
 
 from dataloader import log
 from dataloader.config import WEBHOOK_SECRETS
-from dataloader.queue import db, enqueue, messages
+from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
-from dataloader.queue.messages import KINDS, TASK, Firing, Message, Rules
+from dataloader.queue.reports import messages
+from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
 SHAPES = ("json", "alertmanager", "slack")
 LAG_SEC = 300.0  # from which on a queue is late, where its webhook does not say

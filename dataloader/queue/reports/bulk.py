@@ -17,9 +17,10 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
-from dataloader.queue import cursor, db, operations, stats, tallies
+from dataloader.queue import cursor, db, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.job import FINAL, TALLIED
+from dataloader.queue.reports import stats, tallies
 
 AT_ONCE = 1_000  # jobs that one call changes
 _SQL = db.statements("search.sql")

@@ -14,9 +14,10 @@ from uuid import UUID
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
-from dataloader.queue import db, search, stats
+from dataloader.queue import db
 from dataloader.queue.db import Conn
 from dataloader.queue.job import DEAD, FINAL, STATUSES, TALLIED
+from dataloader.queue.reports import search, stats
 
 COUNTED = 10_000  # jobs of each source that a tally counts by an index alone
 SCAN = 3_000  # jobs of each source that it looks at

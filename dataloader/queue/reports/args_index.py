@@ -6,8 +6,9 @@ running farm, need the owner of dl_jobs, and may raise psycopg.Error.
 
 from __future__ import annotations
 
-from dataloader.queue import db, stats
+from dataloader.queue import db
 from dataloader.queue.db import Conn
+from dataloader.queue.reports import stats
 
 _SQL = db.statements("search.sql")
 

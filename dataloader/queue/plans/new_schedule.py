@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.queue import new_job, times
+from dataloader.queue import new_job
 from dataloader.queue.fields import OF_PRODUCER
-from dataloader.queue.templates import filled, filled_text
+from dataloader.queue.plans import times
+from dataloader.queue.plans.templates import filled, filled_text
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.:+@-]*$"
 OVERLAP = SKIP, QUEUE, CANCEL_OLD = ("skip", "queue", "cancel_old")

@@ -17,11 +17,12 @@ from uuid import UUID
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
-from dataloader.queue import db, lifecycle, operations, partitions
+from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.db import Conn
 from dataloader.queue.enqueue import enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
+from dataloader.queue.plans import partitions
 
 CHANNEL = "dl_backfills"
 AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
@@ -107,7 +108,7 @@ def add(conn: Conn, new: Mapping[str, Any], by: str) -> Row:
 
 def preview(conn: Conn, new: Mapping[str, Any]) -> Row:
     """What `add` would do, having changed nothing: how many partitions, how many of them are done, some of the jobs."""
-    from dataloader.queue import new_backfill  # it needs pydantic, and a worker imports this module
+    from dataloader.queue.plans import new_backfill  # it needs pydantic, and a worker imports this module
 
     listed = new["partitions"]
     skipped = _count_done(conn, new) if new["skip_done"] else 0
@@ -227,7 +228,7 @@ def listen(conn: Conn) -> None:
 
 def _make_some(conn: Conn, present: Row, lease_ttl_sec: int) -> Made:
     """The jobs of the next partitions, and their rows of the ledger."""
-    from dataloader.queue import new_backfill
+    from dataloader.queue.plans import new_backfill
 
     name = present["name"]
     bunch = {"name": name, "made": present["made"], "upto": min(present["made"] + AT_ONCE, present["total"])}
@@ -275,7 +276,7 @@ def _cancel_some(conn: Conn, present: Row) -> Made:
 
 def _rest(conn: Conn, name: str) -> float:
     """For how many times as long as a bunch takes nothing of this backfill is made: 0 where nobody else claims jobs."""
-    from dataloader.queue.new_backfill import limit_of
+    from dataloader.queue.plans.new_backfill import limit_of
 
     return REST if _one_value(conn, "has_company", limit=limit_of(name)) else 0.0
 
@@ -286,7 +287,7 @@ def _done(conn: Conn, fingerprints: Sequence[UUID]) -> dict[UUID, UUID]:
 
 
 def _count_done(conn: Conn, new: Mapping[str, Any]) -> int:
-    from dataloader.queue import new_backfill
+    from dataloader.queue.plans import new_backfill
 
     jobs = (new_backfill.job_of(new, partition, place) for place, partition in enumerate(new["partitions"], 1))
     fingerprints = [new_backfill.fingerprint(new, job["args"]) for job in jobs]
@@ -296,7 +297,7 @@ def _count_done(conn: Conn, new: Mapping[str, Any]) -> int:
 
 def _allow(conn: Conn, name: str, most: int | None, by: str) -> None:
     """Let so many jobs of a backfill run at once; None: any number."""
-    from dataloader.queue.new_backfill import limit_of
+    from dataloader.queue.plans.new_backfill import limit_of
 
     if most is None:
         operations.remove_limit(conn, limit_of(name), by)

@@ -15,9 +15,10 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from dataloader.queue import db, lifecycle, stats
+from dataloader.queue import db, lifecycle
 from dataloader.queue.cursor import WrongCursor, in_base64, of_base64
 from dataloader.queue.db import Conn
+from dataloader.queue.reports import stats
 
 COUNTED = 1_000  # jobs of one key that an answer counts
 LONG = 4_000  # bytes of arguments; longer ones stand on the job's own page alone

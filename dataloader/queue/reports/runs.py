@@ -15,9 +15,10 @@ from typing import Any
 
 from psycopg.rows import dict_row
 
-from dataloader.queue import db, stats
+from dataloader.queue import db
 from dataloader.queue.db import Conn
-from dataloader.queue.histogram import Histogram, bars, merged
+from dataloader.queue.reports import stats
+from dataloader.queue.reports.histogram import Histogram, bars, merged
 
 FOLDED = 1_000  # spans that one call of fold makes those of an hour
 FOLDING_SEC = 3.0

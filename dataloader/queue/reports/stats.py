@@ -20,9 +20,11 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
-from dataloader.queue import cursor, db, lifecycle, search, times
+from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
+from dataloader.queue.plans import times
+from dataloader.queue.reports import search
 
 # Upper bounds (seconds) of the histogram of run times in dl_totals; a last bucket without a bound follows.
 BUCKETS_SEC = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0)

@@ -16,10 +16,11 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from dataloader.queue import db, lifecycle, prediction
+from dataloader.queue import db, lifecycle
 from dataloader.queue.db import Conn
-from dataloader.queue.prediction import Correction, Line, Range, Running, Waiting
-from dataloader.queue.words import share
+from dataloader.queue.reports import prediction
+from dataloader.queue.reports.prediction import Correction, Line, Range, Running, Waiting
+from dataloader.queue.reports.words import share
 
 LINE = 5_000  # queued jobs that a prediction looks at; of further ones only the number counts
 SAMPLE = 5  # jobs of a queue whose predictions a round notes, besides those with a deadline

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from dataloader.queue import stats, waiting
-from dataloader.queue.words import count, duration, percent
+from dataloader.queue.reports import stats, waiting
+from dataloader.queue.reports.words import count, duration, percent
 
 Row = Mapping[str, Any]
 LAG_SEC = 300.0  # the wait of a due job that raises an alert

@@ -18,12 +18,13 @@ from uuid import UUID
 from psycopg.rows import dict_row
 
 from dataloader.log import masked
-from dataloader.queue import db, lifecycle, times
+from dataloader.queue import db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.enqueue import Asker, enqueue_columns, require_room_for
 from dataloader.queue.fields import OF_PRODUCER
 from dataloader.queue.job import clip
-from dataloader.queue.times import Timing
+from dataloader.queue.plans import times
+from dataloader.queue.plans.times import Timing
 
 CHANNEL = "dl_schedules"
 AT_ONCE = 1_000  # missed due times of one schedule for which one transaction makes jobs
@@ -81,7 +82,7 @@ def change(conn: Conn, name: str, changes: Mapping[str, Any], zone: str, by: str
     From then on a schedule of code is what people say, whatever the code says. Raises ValueError, having changed
     nothing, which names every wrong field.
     """
-    from dataloader.queue import new_schedule  # it needs pydantic, and a worker imports this module
+    from dataloader.queue.plans import new_schedule  # it needs pydantic, and a worker imports this module
 
     with conn.transaction():
         if (present := _one(conn, "lock", name=name)) is None:
@@ -222,7 +223,7 @@ def _add(conn: Conn, present: Row, due: Sequence[datetime], by: str, lease_ttl_s
 
 
 def _documents(present: Row, due: Sequence[datetime], lease_ttl_sec: int) -> Iterator[Row]:
-    from dataloader.queue import new_schedule
+    from dataloader.queue.plans import new_schedule
 
     name, timing = present["name"], _timing(present)
     before = times.latest(timing, due[0] - times.TICK)

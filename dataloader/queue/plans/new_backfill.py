@@ -15,10 +15,11 @@ from uuid import UUID
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
-from dataloader.queue import new_job, partitions
+from dataloader.queue import new_job
 from dataloader.queue.fields import INT4_MAX, LIMITS_MOST, OF_PRODUCER
-from dataloader.queue.new_schedule import DEFAULT_QUEUE, NAME, check_name
-from dataloader.queue.templates import filled, filled_text
+from dataloader.queue.plans import partitions
+from dataloader.queue.plans.new_schedule import DEFAULT_QUEUE, NAME, check_name
+from dataloader.queue.plans.templates import filled, filled_text
 
 NAME_MOST = 80  # characters: the limit of a backfill holds the name, and so do the keys of its jobs
 SPAN = ("since", "until", "step")

@@ -18,6 +18,7 @@ def without_seconds(table: str) -> str:
     return AFTER.sub("canceled", re.sub(" +", " ", table))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_table_is_the_readmes_and_a_cancellation_takes_less_than_a_second(own_db: str, tmp_path: Path) -> None:
     done = subprocess.run(

@@ -14,6 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "orders"
 LINE = re.compile(r"^(\S.*?)  +(\d+) +(\d+) +([\d.]+)$", re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_ordered_queue_leaves_no_order_stale_and_a_merged_one_calls_less_often(own_db: str, tmp_path: Path) -> None:
     """What the plain queues leave depends on chance: only what is promised is judged."""

@@ -204,6 +204,7 @@ def test_a_module_that_is_not_there_stops_up_before_anything_starts(newcomer: Ne
     assert "Traceback" not in told.err + told.out
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_and_a_second_up_are_named(newcomer: Newcomer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

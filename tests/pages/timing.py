@@ -1,7 +1,7 @@
 """How long the server takes for each address, over HTTP from this machine, on a connection that stays open.
 
-The addresses are asked in rounds, each as often as an open page refreshes itself: so answers that pages share for a
-second are made anew, and the process has them all in use.
+AT_ONCE addresses are asked in rounds, each as often as an open page refreshes itself: so answers that pages share for a
+second are made anew. Then the next AT_ONCE: twenty open pages are many for one process of the API, 400 are none's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import NamedTuple
 from .addresses import Address
 
 REFRESH_SEC = 2.0
+AT_ONCE = 20
 PART = {"HX-Request": "true"}
+_Asked = tuple[str, str, dict[str, str]]  # what, its path, headers
 
 
 class Timed(NamedTuple):
@@ -42,6 +44,14 @@ def measured(port: int, addresses: Iterable[Address], rounds: int, every_sec: fl
     asked = [(address.name, address.path, {}) for address in addresses]
     asked += [(f"{address.name} (part)", address.path, PART) for address in addresses if address.is_page]
     client = _Client(port)
+    found: list[Timed] = []
+    for first in range(0, len(asked), AT_ONCE):
+        found += _of_some(client, asked[first : first + AT_ONCE], rounds, every_sec)
+    client.close()
+    return found
+
+
+def _of_some(client: _Client, asked: Sequence[_Asked], rounds: int, every_sec: float) -> list[Timed]:
     for _, path, headers in asked:
         client.ask(path, headers)
     times: dict[str, list[float]] = {what: [] for what, _, _ in asked}
@@ -52,7 +62,6 @@ def measured(port: int, addresses: Iterable[Address], rounds: int, every_sec: fl
             taken, *last[what] = client.ask(path, headers)  # type: ignore[assignment]
             times[what].append(taken)
         time.sleep(max(0.0, due - time.monotonic()))
-    client.close()
     return [Timed(what, *last[what], times[what]) for what in times]
 
 

@@ -15,8 +15,8 @@ from psycopg.rows import dict_row
 from dataloader.queue import db
 from dataloader.queue.db import Conn
 
-GROUPS = 100  # of one answer
-SCAN = 10_000  # dead jobs that an answer counts, all queues together
+GROUPS = 50  # of one answer
+SCAN = 5_000  # dead jobs that an answer counts, all queues together
 SCAN_RETRIED = 1_000  # the same of jobs that wait for a retry: the journal is asked about each
 HOURS = 24
 NOTE_MOST = 2_000  # characters

@@ -1,6 +1,6 @@
 """What a run writes, taken line by line: its logging, its `print`, and the output of its child processes.
 
-While a run is under way, the descriptors 1 and 2 of the worker are two files in memory. A file takes any output at
+From its first run until the worker waits, its descriptors 1 and 2 are two files in memory. A file takes any output at
 once, also that of a C call that holds the GIL, and a file's end is no matter of who has it open. The worker reads the
 files at the end of the run, and the heartbeat's thread while a longer one is under way; each line goes on to where the
 descriptors had led before. A line of logging stands in the file as well, with a mark, because the keeper saves what a
@@ -15,7 +15,7 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -49,6 +49,11 @@ class Output:
         self.at = 0  # how far it was read
         self._freed = 0  # how far its memory is given back
         self.splitter = Splitter()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come. Every run asks, by lseek: fstat costs three times as much."""
+        return os.lseek(self.fd, 0, os.SEEK_END) == self.at and not self.splitter.waiting
 
     def read(self) -> Iterator[bytes | int]:
         """The lines that are there now, and numbers of lines that were too many to be looked at."""
@@ -109,6 +114,12 @@ class Capture:
         self._slot = slot
         self._outputs: list[Output] = []
         self._before: tuple[int, int] = beyond or (1, 2)
+        self._kept: tuple[int, ...] = (
+            0,
+            0,
+            0,
+        )  # what the slot shows of written lines
+        self._is_redirected = False
         self._pause = LOOK_SEC[0]
         self._reading = threading.Lock()
         self._keys = Keys()
@@ -137,13 +148,14 @@ class Capture:
         self._look(None)  # what a process has written that was started by an earlier run
         self._keys = Keys()  # a key that was begun there ends there
         if not is_wanted:
-            return
+            return self.rest()
         self.run = run = RunLog(job, self._most, now())
         self._pause = LOOK_SEC[0]
         self.look_at, self.write_at = run.began + self._pause, run.began
         self._keep(run, [output.done for output in self._outputs])
         fields.logs = True
-        self._redirect([output.fd for output in self._outputs])
+        if not self._is_redirected:
+            self._redirect([output.fd for output in self._outputs])
         log.divert(self._take_event)
 
     def end(self, error: str | None = None) -> RunLog | None:
@@ -152,19 +164,33 @@ class Capture:
         if run is None:
             return None
         log.divert(None)
-        self._redirect(self._before)
+        self._flush()
         self._look(run, is_over=True)
         for line in (error or "").split("\n") if error else ():
             run.add(now(), "error", "log", line)
         return run if run.has_news else None
 
-    def _redirect(self, fds: Any) -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        _libc.fflush(None)
+    def rest(self) -> None:
+        """No run follows at once: the descriptors lead to where they had led. Between runs nobody pays for that.
+
+        The keeper saves no last words of a worker that rests: the ends of its runs are written, and so are their logs.
+        """
+        self._slot.fields.logs = False
+        if self._is_redirected:
+            self._redirect(self._before)
+            self._look(None)
+
+    def _redirect(self, fds: Sequence[int]) -> None:
+        self._flush()
         for fd, number in zip(fds, (1, 2), strict=True):
             os.dup2(fd, number)
+        self._is_redirected = fds is not self._before
+
+    def _flush(self) -> None:
+        with suppress(Exception):  # a pipeline has closed one of them, or put something else there
+            sys.stdout.flush()
+            sys.stderr.flush()
+        _libc.fflush(None)
 
     def look(self) -> None:
         """Read what has come, in the heartbeat's thread; again soon, where something has."""
@@ -177,6 +203,9 @@ class Capture:
         self.look_at = now() + self._pause
 
     def _look(self, run: RunLog | None, is_over: bool = False) -> None:
+        stdout, stderr = self._outputs
+        if stdout.is_silent and stderr.is_silent:
+            return
         with self._reading:
             for output, source, echo in zip(self._outputs, SOURCES, self._echoes, strict=True):
                 for raw in output.read():
@@ -216,9 +245,11 @@ class Capture:
         self._keep(run, places)
 
     def _keep(self, run: RunLog, places: list[int]) -> None:
-        fields = self._slot.fields
-        fields.log_line = run.written
-        fields.log_places[:] = places
+        kept = (run.written, *places)
+        if kept != self._kept:
+            self._kept, fields = kept, self._slot.fields
+            fields.log_line = run.written
+            fields.log_places[:] = places
 
 
 def beyond() -> tuple[int, int] | None:

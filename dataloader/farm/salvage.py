@@ -123,8 +123,10 @@ def _keys(fd: int, begin: int) -> Keys:
 
 
 def _begin(fd: int, at: int) -> int:
+    """The place, or the first line of the last SAVED_MOST bytes."""
     size = os.fstat(fd).st_size
-    return max(0 if size < at else at, size - SAVED_MOST)
+    place, cut = 0 if size < at else at, size - SAVED_MOST
+    return place if cut <= place else cut + os.pread(fd, SAVED_MOST, cut).find(b"\n") + 1
 
 
 def _lines(data: bytes) -> list[bytes]:

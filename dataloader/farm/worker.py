@@ -85,6 +85,7 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
         worker.log.error("worker.end.unwritten", error=str(e), failures=worker.session.outage.failures)
         return EXIT_FAILED
     finally:
+        worker.capture.rest()
         worker.traces.close()
         worker.figures.close()
 
@@ -386,6 +387,7 @@ class Worker:
         if self.batch.owes:
             self.batch.step(0)
         if self.slot.state is not State.RESTING:
+            self.capture.rest()
             self.slot.state = State.RESTING
             self.slot.show("waits to claim")
             self.orders.call_supervisor()
@@ -397,6 +399,7 @@ class Worker:
 
     def _wait(self) -> None:
         """Until a job may be claimable for which no sibling has looked, the idle poll, or an order."""
+        self.capture.rest()
         self.slot.state = State.IDLE
         self.slot.show("idle")
         poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter

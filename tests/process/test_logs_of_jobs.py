@@ -172,3 +172,16 @@ def test_a_process_that_a_run_leaves_behind_writes_into_no_other_run(farm: Farm,
     second = farm.enqueue("written.nothing")
     farm.wait(second, "succeeded")
     assert lines(farm, second) == []
+
+
+def test_a_worker_that_is_killed_at_rest_has_no_last_words(farm: Farm, workers: Program) -> None:
+    """The log of its last run is written, and its output has gone on."""
+    job_id = farm.enqueue("written.all")
+    farm.wait(job_id, "succeeded")
+    (worker,) = workers.workers()
+    until(lambda: "idle" in " ".join(worker.cmdline()), "the worker to rest")
+    worker.kill()
+    until(lambda: [each.pid for each in workers.workers()] not in ([], [worker.pid]), "another worker")
+    farm.wait(farm.enqueue("written.nothing"), "succeeded")
+    assert workers.log.read_bytes().count(b"second by print") == 1
+    assert len(lines(farm, job_id)) == 8

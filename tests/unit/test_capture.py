@@ -11,7 +11,7 @@ import pytest
 from dataloader import log
 from dataloader.farm import capture
 from dataloader.farm.capture import Capture, Output
-from dataloader.farm.salvage import Salvage, last_words
+from dataloader.farm.salvage import SAVED_MOST, Salvage, last_words
 from dataloader.farm.slots import SharedSlots
 from dataloader.queue.job import Job
 from dataloader.queue.run_log import RunLog
@@ -126,6 +126,7 @@ def captured() -> Iterator[tuple[Capture, int, int]]:
     made = Capture(16, slot, (pipes[0][1], pipes[1][1]))
     yield made, pipes[0][0], pipes[1][0]
     made.end()
+    made.rest()
     for fd, number in zip(saved, (1, 2), strict=True):
         os.dup2(fd, number)
 
@@ -149,8 +150,19 @@ def test_what_a_run_writes_is_its_log_and_goes_on(captured: tuple[Capture, int, 
     ]
     assert os.read(out, 1_000) == b"to 1\npassword=***\n"
     assert os.read(err, 1_000) == b"to 2\n"
+    os.write(1, b"between\n")
+    made.rest()
     os.write(1, b"after\n")
-    assert os.read(out, 1_000) == b"after\n"
+    assert os.read(out, 1_000) == b"between\nafter\n"
+    made.begin(JOB, False)
+    os.write(1, b"of no log\n")
+    assert os.read(out, 1_000) == b"of no log\n"
+
+
+def test_last_words_begin_with_a_whole_line() -> None:
+    output = Output("dl-test")
+    os.write(output.fd, b"first\n" + b"x" * (SAVED_MOST - 3) + b"\nlast")
+    assert [each.text for each in last_words(output.fd, 0, "stdout")] == ["last"]
 
 
 def test_each_line_of_a_secret_of_several_is_masked(captured: tuple[Capture, int, int]) -> None:

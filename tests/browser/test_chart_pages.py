@@ -154,6 +154,17 @@ def test_a_job_of_a_list_has_two_lines_on_a_phone(visitor: Visitor, scene: Scene
     assert visitor.grave_faults() == []
 
 
+@pytest.mark.parametrize("width", [1280, 800])
+def test_a_list_breaks_no_name_and_leaves_no_window(visitor: Visitor, scene: Scene, width: int) -> None:
+    scene.job(lock_key="customers/a-longer-key-of-a-job")
+    visitor.page.set_viewport_size({"width": width, "height": 900})
+    page = visitor.go(f"/jobs?queue={scene.queue}")
+    names = page.locator("#live tbody a.task").evaluate_all("all => all.map((each) => each.getClientRects().length)")
+    assert len(names) > 5
+    assert set(names) == {1}
+    assert not visitor.overflows()
+
+
 def test_the_head_of_a_long_table_stays_in_sight(visitor: Visitor, scene: Scene) -> None:
     for _ in range(45):
         scene.job(queue="long")

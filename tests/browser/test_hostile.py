@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 from uuid import UUID
@@ -64,8 +65,12 @@ def test_a_queue_is_no_way_to_another(visitor: Visitor, scene: Scene) -> None:
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(3))
 def test_a_hostile_text_is_inert_on_every_page(lend: Any, visit: Callable[[str], Visitor], text: str) -> None:
-    with lend() as dsn, served(dsn) as address, visit(address) as visitor:
-        scene = Scene(dsn, address)
+    with (
+        lend() as dsn,
+        served(dsn) as address,
+        closing(Scene(dsn, address)) as scene,
+        visit(address) as visitor,
+    ):
         jobs = put_everywhere(scene, text)
         name = quote(text, safe="")
         filters = "&".join(f"{field}={name}" for field in ("queue", "task", "lock_key", "producer"))
@@ -89,7 +94,33 @@ def test_a_hostile_text_is_inert_on_every_page(lend: Any, visit: Callable[[str],
             "(path) => htmx.ajax('POST', path, {source: '#live', target: '#flash'})", f"/queues/{name}/{name}"
         )
         assert not [url for url, _ in visitor.asked if url.endswith("/x")]
-        scene.close()
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(3))
+def test_a_hostile_text_is_inert_where_jobs_are_sought_and_ordered(
+    lend: Any, visit: Callable[[str], Visitor], text: str
+) -> None:
+    """The suggestions and the preview are parts that htmx puts into the page beside the one that is refreshed."""
+    with (
+        lend() as dsn,
+        served(dsn) as address,
+        closing(Scene(dsn, address)) as scene,
+        visit(address) as visitor,
+    ):
+        put_everywhere(scene, text)
+        scene.conn.execute("UPDATE dl_jobs SET lock_key = %s WHERE status <> 'running'", (text,))
+        page = visitor.go(f"/jobs?queue={quote(text, safe='')}")
+        with page.expect_response(lambda answer: "/search/suggestions" in answer.url):
+            page.locator("#search").fill(text[:4])
+        expect(page.locator("#suggestions option")).not_to_have_count(0)
+        assert any(text[:12] in str(each.get_attribute("value")) for each in page.locator("#suggestions option").all())
+        assert is_inert(page, address)
+        page.get_by_role("button", name="Select all that match").click()
+        page.locator("[data-order=requeue]").click()
+        page.locator("#order").get_by_role("button", name="Requeue").click()
+        expect(page.locator("#order")).to_contain_text("queued again")
+        assert is_inert(page, address)
+        assert scene.status(scene.dead) == "queued"
 
 
 WISHES = [

@@ -141,6 +141,8 @@ def test_a_queue_does_what_its_buttons_say(visitor: Visitor, scene: Scene) -> No
     assert statuses() == [("queued", 1)]
 
 
+# Whatever changes something; a reader may copy a text and look for jobs.
+CHANGING = "#live button:not([data-copies]), main [hx-post], main form:not([method=get i]), main [type=checkbox]"
 GIVEN = {"reader": ["read"], "boss": ["read", "operate"]}
 
 
@@ -158,7 +160,8 @@ def test_sign_in_and_what_only_a_reader_sees(scene: Scene, visit: Callable[[str]
         page.keyboard.press("Enter")
         expect(page.locator("#error")).to_be_visible()  # where he wanted to go
         expect(page.locator(".who.name")).to_have_text("reader")
-        expect(page.locator("#live button:not(.copy)")).to_have_count(0)
+        expect(page.locator("#live button[data-copies]")).not_to_have_count(0)
+        expect(page.locator(CHANGING)).to_have_count(0)
         expect(page.get_by_text("read only")).to_be_visible()
         assert made["reader"] not in page.content()
         page.evaluate("(path) => htmx.ajax('POST', path, '#flash')", f"/jobs/{scene.dead}/delete")
@@ -170,6 +173,7 @@ def test_sign_in_and_what_only_a_reader_sees(scene: Scene, visit: Callable[[str]
         expect(page.locator(".who.name")).to_have_text("boss")
         visitor.go(f"/jobs/{scene.dead}")
         expect(page.get_by_role("button", name="Requeue")).to_be_enabled()
+        expect(page.locator(CHANGING)).to_have_count(2)
         with visit(address) as victim:
             _cross_site(victim, page.context.cookies(), scene)
         page.context.clear_cookies()

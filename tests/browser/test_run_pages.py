@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from scenes import Scene
 from test_hostile import TEXTS, is_inert
 
-from dataloader.queue.reports import stats
+from dataloader.queue import stats
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_task_leads_to_its_page_its_queue_and_its_jobs(guest: Visitor) -> None
     expect(page.locator("svg.chart rect").first).to_be_attached()
     page.get_by_text("As a table").first.click()
     expect(page.get_by_role("table", name="Runs over time")).to_be_visible()
-    page.get_by_role("link", name="7d", exact=True).click()
+    page.get_by_role("link", name="7d").click()
     expect(page.locator("[aria-current=true]")).to_have_text("7d")
     page.get_by_role("link", name="load.orders").first.click()
     expect(page.locator("h1")).to_have_text("load.orders")
@@ -55,8 +55,9 @@ def test_a_queue_gets_a_limit_on_its_page(guest: Visitor, farm: Scene) -> None:
     page.get_by_text("Change the limit of this queue").click()
     page.get_by_label("Queued jobs, at most").fill("1234")
     guest.press("Set the limit")
-    expect(page.locator("#flash")).to_contain_text("from 1,234 queued on")
+    expect(page.locator("#flash")).to_contain_text("The API refuses jobs from 1,234 queued on.")
     assert farm.conn.execute("SELECT max_length FROM dl_queues WHERE queue = 'load.orders'").fetchone() == (1234,)
+    expect(page.locator("#settings")).to_contain_text("at most 1,234 queued jobs")
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "..", ".", "x" * 1_000], ids=range(6))

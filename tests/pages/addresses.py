@@ -16,20 +16,20 @@ from uuid import UUID
 from flask import Flask
 from werkzeug.routing import Rule
 
-from .history import FAIR, HOSTILE_QUEUE, HOT_KEY, LIMIT, ORDERED, PLAIN, PRINTABLE
+from .history import FAIR, HOSTILE_QUEUE, HOSTILE_TASK, HOT_KEY, LIMIT, ORDERED, PLAIN, PRINTABLE, TYPED_TASK
 
 # By the name of a route's parameter, or by the route and the name: what is asked for, one after the other.
 VALUES: dict[str, tuple[str, ...]] = {
     "queue": (PLAIN, ORDERED, FAIR, HOSTILE_QUEUE, "backfill.done", "nobody"),
-    "task": ("load.table_07", "nobody"),
+    "task": (TYPED_TASK, HOSTILE_TASK, "nobody"),
+    "/api/v1/tasks/<anything:task>/schema task": (TYPED_TASK, HOSTILE_TASK),  # that workers have shown
     "limit": (LIMIT, PRINTABLE[:100]),
     "backfill": ("half", "done", "hostile"),
     "webhook": ("ops-1",),
     "/backfills/<name> name": ("half", "done", "paused", "hostile"),
     "/api/v1/queues/<anything:queue>/keys queue": (ORDERED,),
     "/api/v1/jobs/<anything:job_id>/result job_id": ("done",),  # a kind of History.job_ids
-    "/api/v1/tasks/<anything:task>/schema task": ("load.table_07",),
-    "/jobs/<uuid:job_id>/again job_id": ("done", "dead"),
+    "/jobs/<uuid:job_id>/again job_id": ("done",),  # one that has ended
     "/api/v1/schedules/<name> name": ("nightly-00",),
     "/static/<path:name> name": ("app.css", "app.js"),
     "/docs/assets/<path:filename> filename": ("start.js",),
@@ -51,15 +51,17 @@ QUERIES: dict[str, tuple[dict[str, str], ...]] = {
     "/keys": ({"queue": ORDERED},),
     "/key": ({"queue": ORDERED, "lock_key": HOT_KEY},),
     "/backfills/<name>": ({"after": "4000"},),
+    "/trigger": ({"task": "nobody"}, {"task": TYPED_TASK}, {"task": HOSTILE_TASK}),
+    "/search/suggestions": ({"q": "load"}, {"q": PRINTABLE[:20]}),
 }
 QUERIES |= {"/api/v1/jobs": QUERIES["/jobs"]}
 QUERIES |= {"/api/v1/errors": ({"queue": PLAIN}, {"since": "2000-01-01T00:00:00Z"})}
 QUERIES |= {"/api/v1/events": ({"queue": PLAIN},)}
+QUERIES |= {"/api/v1/suggestions": QUERIES["/search/suggestions"]}
 QUERIES |= {"/api/v1/backfills/<backfill>/partitions": ({"status": "missing"}, {"status": "failed", "limit": "1000"})}
 _JOB_ID = re.compile("[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-QUERIES |= {"/api/v1/suggestions": ({"q": "load"},), "/search/suggestions": ({"q": "status:dead lo"},)}
-QUERIES |= {"/trigger": ({"task": "load.table_07"}, {"task": "nobody"})}
 ALWAYS = {"/keys", "/key", "/api/v1/suggestions"}  # that answer without a query with 400
+PAGES = ("dashboard.", "trigger.")  # the blueprints of pages
 
 
 class Unknown(Exception):
@@ -67,7 +69,7 @@ class Unknown(Exception):
 
 
 class Address(NamedTuple):
-    """A path with its query, of a route; `is_page` is one of the dashboard's, which htmx refreshes by parts."""
+    """A path with its query, of a route; `is_page`: it answers with a page, to htmx with the part that it refreshes."""
 
     route: str
     path: str
@@ -93,7 +95,7 @@ def addresses(app: Flask, job_ids: Mapping[str, UUID]) -> list[Address]:
 
 def _of(rule: Rule, job_ids: Mapping[str, UUID]) -> Iterator[Address]:
     """Each value without a query, then the first value with each query."""
-    is_page = rule.endpoint.startswith(("dashboard.", "trigger."))
+    is_page = rule.endpoint.startswith(PAGES)
     paths = [_path(rule, dict(chosen)) for chosen in itertools.product(*_choices(rule, job_ids))]
     for path in [] if rule.rule in ALWAYS else paths:
         yield Address(rule.rule, path, is_page, path)

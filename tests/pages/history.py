@@ -16,12 +16,24 @@ from uuid import UUID
 
 from hands import Worker
 
-from dataloader.queue import db, enqueue, lifecycle, operations
+from dataloader.queue import (
+    args_schema,
+    backfills,
+    db,
+    enqueue,
+    errors,
+    lifecycle,
+    new_backfill,
+    new_schedule,
+    operations,
+    predictions,
+    schedules,
+    stats,
+    webhooks,
+)
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
-from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
-from dataloader.queue.reports import errors, predictions, stats, webhooks
 
 DAYS = 8
 QUEUES = 20
@@ -44,6 +56,7 @@ PRINTABLE = "".join(
 )  # where no other may be
 NO_TEMPLATE = PRINTABLE.replace("{{", "{")  # where only the known `{{ … }}` may be
 PLAIN, ORDERED, FAIR, HOSTILE_QUEUE = "load.orders", "shop.orders", "report.fair", HOSTILE[:128]
+HOSTILE_TASK, TYPED_TASK = HOSTILE[:200], "load.table_07"
 LIMIT = "source:oracle"
 HOT_KEY = "orders/all"
 OPERATOR = f"token {PRINTABLE[:90]} from 10.0.4.17"
@@ -67,7 +80,7 @@ class History:
         self.job_ids: dict[str, UUID] = {}
         self._numbers = itertools.count(1)
         self.queues = [PLAIN, ORDERED, FAIR, HOSTILE_QUEUE, *(f"queue.{n:02}" for n in range(QUEUES - 4))]
-        self.tasks = [HOSTILE[:200], *(f"load.table_{n:02}" for n in range(TASKS - 1))]
+        self.tasks = [HOSTILE_TASK, *(f"load.table_{n:02}" for n in range(TASKS - 1))]
         with db.connect(dsn, name="history", schema="public") as self.conn:
             self.conn.answer_within = PATIENCE_SEC
             self._settle_queues()
@@ -78,6 +91,7 @@ class History:
             self._present()
             self._plans()
             self._workers()
+            self._tell_tasks()
             self._reap()
 
     def _settle_queues(self) -> None:
@@ -273,9 +287,6 @@ class History:
             webhooks.put(self.conn, webhooks.Wanted(f"ops-{number}", url, queues=self.queues), OPERATOR)
 
     def _workers(self) -> None:
-        fields = {name: {"type": "string", "description": HOSTILE, "default": HOSTILE} for name in ("day", HOSTILE)}
-        schema = {"type": "object", "title": HOSTILE, "properties": fields}
-        operations.tell_tasks(self.conn, {self.tasks[8]: {"args_schema": json.dumps(schema)}})  # load.table_07
         for host in range(10):
             shown = [self._shown(number) for number in range(40) if number % 10 == host]
             stats.show_workers(self.conn, f"farm-{host}", f"host-{host}" if host else HOSTILE, shown, 32_000.0)
@@ -297,6 +308,16 @@ class History:
             "jobs": 12 * number,
             "started_at": datetime.now(UTC) - timedelta(hours=2),
         }
+
+    def _tell_tasks(self) -> None:
+        """What workers have shown of two tasks: the schema of the one has a hostile text wherever a pipeline may."""
+        field = {"type": "string", "title": PRINTABLE[:60], "description": HOSTILE, "default": HOSTILE}
+        hostile = {"type": "object", "properties": {HOSTILE[:200]: field, "mode": {"enum": ["full", HOSTILE]}}}
+        typed = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
+        said = {HOSTILE_TASK: hostile, TYPED_TASK: typed}
+        operations.tell_tasks(
+            self.conn, {task: {"args_schema": args_schema.written(schema)} for task, schema in said.items()}
+        )
 
     def _reap(self) -> None:
         """The rounds of a reaper: the journal's sums, the counts of queues, predictions."""

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from scenes import Scene
 from test_hostile import TEXTS, is_inert
 
-from dataloader.queue import stats
+from dataloader.queue.reports import stats
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_a_task_leads_to_its_page_its_queue_and_its_jobs(guest: Visitor) -> None
     expect(page.locator("svg.chart rect").first).to_be_attached()
     page.get_by_text("As a table").first.click()
     expect(page.get_by_role("table", name="Runs over time")).to_be_visible()
-    page.get_by_role("link", name="7d").click()
+    page.get_by_role("link", name="7d", exact=True).click()
     expect(page.locator("[aria-current=true]")).to_have_text("7d")
     page.get_by_role("link", name="load.orders").first.click()
     expect(page.locator("h1")).to_have_text("load.orders")

@@ -16,24 +16,12 @@ from uuid import UUID
 
 from hands import Worker
 
-from dataloader.queue import (
-    args_schema,
-    backfills,
-    db,
-    enqueue,
-    errors,
-    lifecycle,
-    new_backfill,
-    new_schedule,
-    operations,
-    predictions,
-    schedules,
-    stats,
-    webhooks,
-)
+from dataloader.queue import args_schema, db, enqueue, lifecycle, operations
 from dataloader.queue.enqueue import NewJob
 from dataloader.queue.job import Finish, Job
 from dataloader.queue.lifecycle import Ended
+from dataloader.queue.plans import backfills, new_backfill, new_schedule, schedules
+from dataloader.queue.reports import errors, predictions, stats, webhooks
 
 DAYS = 8
 QUEUES = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ def tells_all(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     told = f"{args!r} or {alone}"
     context.logger.warning("told: %s", told, extra={"args_given": args})
     context.logger.info("said to nobody", extra={"headers": args["headers"], "note": told})
+    print(f"printed: {told}")
+    subprocess.run(["/bin/echo", f"a program says {told}"], check=True)
+    print(args["headers"], alone, file=sys.stderr)
     yield {"processed": 1, "total": 2, "token": args["token"], "note": told, "args": args}
     if args["end"] == "spin":
         while True:

@@ -171,7 +171,7 @@ class Watched:
         for table in of_jobs:
             rows = self.farm.rows(f"SELECT x::text FROM {table} x WHERE job_id <> %s", foreign)
             self.left += [(table, row[0]) for row in rows]
-        for table in ("dl_workers", "dl_queues", "dl_totals", "dl_pace"):
+        for table in ("dl_workers", "dl_queues", "dl_totals", "dl_pace", "dl_job_logs", "dl_spans", "dl_tasks"):
             self.left += [(table, row[0]) for row in self.farm.rows(f"SELECT x::text FROM {table} x")]
 
     def look_at_sessions(self) -> None:
@@ -211,16 +211,29 @@ def foreign(watched: Watched) -> UUID:
 
 def everything_is_read(watched: Watched, jobs: dict[str, UUID]) -> None:
     """All that people and programs can ask for."""
-    of_farm = ("/stats", "/workers", "/pace?minutes=10", "/events?limit=200", "/database", "/queues")
+    of_farm = (
+        "/stats",
+        "/workers",
+        "/pace?minutes=10",
+        "/events?limit=200",
+        "/database",
+        "/queues",
+        "/errors",
+        "/tasks",
+    )
+    searched = ("/suggestions?q=canary", "/suggestions?q=key:", "/tally?q=canary", "/tasks/tells_all")
     of_jobs = [f"/jobs?{filters}" for filters in ("limit=200", f"queue={QUEUE}", "status=dead", "sort=key")]
-    for path in (*of_farm, *of_jobs):
+    for path in (*of_farm, *searched, *of_jobs):
         assert watched.ask("/api/v1" + path).startswith("200"), path
     for path in ("/health", "/info", "/status", "/ready", "/metrics", "/openapi.json", "/docs"):
         assert watched.ask(path).startswith("200"), path
-    for path in ("/", "/jobs", "/workers", f"/queues/{QUEUE}", "/queues/foreign", "/jobs?status=dead"):
+    pages = ["/", "/jobs", "/workers", f"/queues/{QUEUE}", "/queues/foreign", "/jobs?status=dead", "/jobs?q=canary"]
+    pages += ["/errors", "/tasks", "/tasks/tells_all", "/timeline", "/activity", "/postgres"]
+    pages += ["/search/suggestions?q=canary", "/trigger?task=tells_all", f"/jobs/{jobs['fail']}/again"]
+    for path in pages:
         assert watched.page(path).startswith("200"), path
     for job in jobs.values():
-        for path in ("", "/status", "/events"):
+        for path in ("", "/status", "/events", "/logs"):
             assert watched.ask(f"/api/v1/jobs/{job}{path}").startswith("200")
         assert watched.page(f"/jobs/{job}").startswith("200")
 
@@ -291,6 +304,9 @@ def commands(jobs: dict[str, UUID]) -> Iterator[str]:
             yield f"job {jobs[which]}{way}"
             yield f"doctor {jobs[which]}{way}"
     yield f"job {jobs['spin']} --json --direct"
+    for which in ("fail", "die"):
+        yield f"logs {jobs[which]}"
+    yield "errors"
     yield f"events {jobs['fail']}"
     yield "events --json --direct"
     yield "top --once --direct"
@@ -340,6 +356,10 @@ def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
     assert len(watched.left) > 150
     assert "***" in farm.job(jobs["fail"])["error"]
     assert "could not load" in farm.job(jobs["fail"])["error"]
+    for job, written in ((jobs["fail"], "printed: {"), (jobs["die"], "a program says")):
+        (lines,) = farm.rows("SELECT string_agg(text, ' ') FROM dl_job_logs WHERE job_id = %s", job)
+        assert written in lines[0]
+        assert "***" in lines[0]
 
 
 @pytest.fixture

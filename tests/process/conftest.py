@@ -16,7 +16,6 @@ FARMS = {
         "test_database_faults",
         "test_embedded",
         "test_failover",
-        "test_failover_page",
         "test_families",
         "test_floods",
         "test_idle_farm",

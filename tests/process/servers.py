@@ -65,6 +65,12 @@ class Database:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
 
+    def resume(self) -> None:
+        """Go on after `suspend`."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
     def processes(self, title: str = "") -> list[psutil.Process]:
         """The postmaster and its children, or those whose title has this text."""
         postmaster = psutil.Process(self.server.process.pid)

@@ -20,7 +20,7 @@ import termios
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,28 +195,38 @@ def environment(home: Path | None) -> dict[str, str]:
     return kept | {"TERM": "xterm", "LANG": "C.UTF-8", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
 
 
+def walk(all_steps: Sequence[Step], given: dict[str, str], folder: Path) -> None:
+    """Do the steps in terminals of this environment that start in `folder`; Failed says which step fails, and why."""
+    terminals = dict[str, Terminal]()
+    try:
+        for number, step in enumerate(all_steps, start=1):
+            said = "Ctrl-C" if step.commands == "\x03" else step.commands.rstrip()
+            print(f"\n=== {number}, terminal {step.terminal}\n{said}\n---", flush=True)
+            try:
+                do(step, terminals, given, folder)
+            except Failed as e:
+                raise Failed(f"step {number}: {e}") from None
+    finally:
+        for terminal in terminals.values():
+            terminal.close()
+
+
 def main() -> int:
     """Do the whole tutorial; the exit status is 0 when it keeps its promises."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.tutorial", description=__doc__)
     parser.add_argument("--at-home", action="store_true", help="in the real home: on a machine that is thrown away")
     parser.add_argument("--until", type=int, help="only so many steps")
     wish = parser.parse_args()
-    began, terminals = time.monotonic(), dict[str, Terminal]()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dl-tutorial-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)  # for root the database runs as another user
         given = environment(None if wish.at_home else Path(folder))
         all_steps = list(steps((ROOT / "docs/tutorial.md").read_text("utf-8")))[: wish.until]
         try:
-            for number, step in enumerate(all_steps, start=1):
-                said = "Ctrl-C" if step.commands == "\x03" else step.commands.rstrip()
-                print(f"\n=== {number}, terminal {step.terminal}\n{said}\n---", flush=True)
-                do(step, terminals, given, ROOT)
+            walk(all_steps, given, ROOT)
         except Failed as e:
-            print(f"\nThe tutorial fails at step {number}: {e}", file=sys.stderr)
+            print(f"\nThe tutorial fails at {e}", file=sys.stderr)
             return 1
-        finally:
-            for terminal in terminals.values():
-                terminal.close()
     print(f"\nThe tutorial works: {len(all_steps)} steps in {time.monotonic() - began:.0f} s")
     return 0
 

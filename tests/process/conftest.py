@@ -15,6 +15,7 @@ FARMS = {
     *(
         "test_database_faults",
         "test_embedded",
+        "test_failover",
         "test_families",
         "test_floods",
         "test_idle_farm",

@@ -319,6 +319,15 @@ def waits_for_a_file(args: dict[str, Any], context: Context) -> Iterator[Progres
         yield {"processed": 0}
 
 
+@register("notes_its_time")
+def notes_its_time(args: dict[str, Any], context: Context) -> None:
+    """Sleep `sec`; add the key, the begin and the end, by the machine's monotonic clock, to `file`."""
+    begun = time.monotonic()
+    time.sleep(args["sec"])
+    with Path(args["file"]).open("a") as file:
+        file.write(f"{context.lock_key} {begun} {time.monotonic()}\n")
+
+
 @register("breaks_the_heartbeat")
 def breaks_the_heartbeat(args: dict[str, Any], context: Context) -> Iterator[Progress]:
     """In the first run: break the worker's heartbeat, then go on and on; `methods` are those that raise."""

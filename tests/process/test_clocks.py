@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from farming import Farm, until
-from test_database_faults import LongJob, goes_on, root, serving
+from servers import root, serving
+from test_database_faults import LongJob, goes_on
 
 from dataloader.embedded import cluster
 from dataloader.queue import lifecycle, migrations

@@ -9,10 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,96 +22,11 @@ import psycopg
 import pytest
 from farming import Farm, until
 from judge import illegal
-from psycopg.conninfo import make_conninfo
+from servers import FAST, IMMEDIATE, Database, confirms, following, root, serving
 
-from dataloader import embedded
-from dataloader.embedded import binaries, cluster
 from dataloader.queue import db, enqueue, migrations
 
-# Commits must outlive the server's process (synchronous_commit), not the machine (fsync).
-SETTINGS = {
-    "fsync": "off",
-    "logging_collector": "off",
-    "shared_buffers": "32MB",
-    "wal_receiver_status_interval": "1s",  # a standby speaks at least so often
-}
-FAST, IMMEDIATE = signal.SIGINT, signal.SIGQUIT  # to the postmaster: sessions are ended in order, or just die
 NEVER = 600  # seconds: no poll comes to the help of a lost notification
-
-
-# Servers -----------------------------------------------------------------------------------------------------
-
-
-class Database:
-    """A server of the test's own, to be ended and started at will."""
-
-    def __init__(self, root: Path) -> None:
-        self.server = embedded.Server.start(root, SETTINGS, given_programs(), initdb=["--no-sync"])
-        self.socket = root / "run"
-
-    @property
-    def dsn(self) -> str:
-        """Its address, as the queue's owner."""
-        return self.server.dsn
-
-    @property
-    def superusers_dsn(self) -> str:
-        """Its address, as a superuser."""
-        return make_conninfo(self.dsn, user="postgres")
-
-    def end(self, how: signal.Signals) -> None:
-        """End the server."""
-        self.server.process.send_signal(how)
-        self.server.process.wait(60)
-
-    def restart(self, how: signal.Signals) -> None:
-        """End it and start it again in the same place, whose lock stays ours."""
-        self.end(how)
-        self.start_again()
-
-    def start_again(self) -> None:
-        """After its end."""
-        self.server.process = cluster.start(self.server.root, SETTINGS, given_programs(), (), "dataloader")
-
-    def admin(self, *statements: str) -> list[Any]:
-        """Run statements as a superuser, whatever the defaults for transactions; the rows of the last."""
-        with psycopg.connect(
-            self.superusers_dsn, options="-c default_transaction_read_only=off", autocommit=True
-        ) as conn:
-            for statement in statements:
-                cursor = conn.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-    def backend(self, name: str) -> int:
-        """The process of the one session of this name."""
-        ((pid,),) = self.admin(f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE '{name}%'")
-        return pid
-
-
-def given_programs() -> Path | None:
-    """DL_PG_BIN, as for the tests' common server."""
-    given = os.environ.get("DL_PG_BIN")
-    return Path(given) if given else None
-
-
-@contextmanager
-def root() -> Iterator[Path]:
-    """A folder for a server; what a killed run leaves, the next one removes."""
-    folder = Path(tempfile.mkdtemp(prefix="dl-test-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[Database]:
-    """The server in this folder."""
-    database = Database(folder)
-    try:
-        yield database
-    finally:
-        database.server.stop()
 
 
 @pytest.fixture
@@ -128,15 +40,9 @@ def database() -> Iterator[Database]:
 @pytest.fixture
 def standby(database: Database) -> Iterator[Database]:
     """A second server that confirms every commit of `database`."""
-    with root() as folder:
-        programs = binaries.find_programs(folder / "data", given_programs())
-        source = f"{database.superusers_dsn} application_name=standby"
-        quickly = ["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]
-        subprocess.run([programs / "pg_basebackup", "-d", source, "-D", folder / "data", *quickly], check=True)
-        with serving(folder) as standby:
-            database.admin("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
-            until(lambda: database.admin("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"), "the standby")
-            yield standby
+    with root() as folder, following(database, folder) as standby:
+        confirms("standby", database)
+        yield standby
 
 
 @pytest.fixture
@@ -159,11 +65,16 @@ def reconnect(farm: Farm) -> None:
 class LongJob:
     """A job that runs until it is let go, and asks nothing of the database meanwhile."""
 
-    def __init__(self, farm: Farm, name: str, **more: Any) -> None:
+    def __init__(self, farm: Farm, name: str, waits: bool = True, **more: Any) -> None:
         self.farm = farm
         self.go = farm.folder / name
         self.job_id = farm.enqueue("waits_for_a_file", args={"go": str(self.go)}, **more)
-        until(lambda: self.runs, "the long job to begin")
+        if waits:
+            self.has_begun()
+
+    def has_begun(self, times: int = 1) -> None:
+        """Wait until it has begun so many times."""
+        until(lambda: len(self.runs) >= times, "the long job to begin")
 
     @property
     def runs(self) -> list[str]:

@@ -24,7 +24,8 @@ import psutil
 import psycopg
 import pytest
 from farming import Farm, Program, until
-from test_database_faults import FAST, IMMEDIATE, Database, reconnect, root, serving
+from servers import FAST, IMMEDIATE, Database, root, serving
+from test_database_faults import reconnect
 
 from dataloader import enqueue
 from dataloader.queue import db, migrations, operations

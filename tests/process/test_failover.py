@@ -1,0 +1,401 @@
+"""The primary is lost under load, and its standby takes over: what is kept, what is lost, how long work stands still.
+
+Every server is a real one. A producer counts a job as acknowledged when PostgreSQL has confirmed its commit, and sends
+it again, with the same idempotency key, when it has not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from operator import ge
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+from farming import Farm, Program, until
+from judge import illegal
+from servers import FAST, Database, confirms, following, root, serving
+from test_database_faults import LongJob, all_succeed, reconnect, works_again
+
+from dataloader.queue import db, enqueue, migrations
+
+LEASE = 3  # seconds
+KEYS = 23
+BOUND = 30.0  # seconds from the order to promote to the first claim there; less than one is usual
+NOTES = "notes"
+
+
+# Servers, farms, producers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def primary() -> Iterator[Database]:
+    """A server with the project's schema."""
+    with root() as folder, serving(folder) as primary:
+        migrations.migrate(primary.dsn, schema="public")
+        yield primary
+
+
+@contextmanager
+def farm_on(dsn: str, folder: Path) -> Iterator[Farm]:
+    """A farm whose programs have this DSN."""
+    farm = Farm(dsn, folder)
+    try:
+        yield farm
+    finally:
+        farm.close()
+
+
+def either(*sockets: Path) -> str:
+    """The DSN that names these servers, and means the one that can be written."""
+    return f"host={','.join(map(str, sockets))} user=dataloader dbname=postgres target_session_attrs=read-write"
+
+
+class Name:
+    """A name whose address moves: a link to the folder of the socket of one server, then of another."""
+
+    def __init__(self, path: Path, server: Database) -> None:
+        self.path = path
+        self.leads_to(server)
+
+    def leads_to(self, server: Database) -> None:
+        """From now on the name leads there."""
+        new = self.path.with_suffix(".new")
+        new.symlink_to(server.socket)
+        new.rename(self.path)
+
+
+class Producer(threading.Thread):
+    """Adds jobs all the time; sends a job again, with its idempotency key, until it is acknowledged."""
+
+    def __init__(self, name: str, farm: Farm) -> None:
+        super().__init__(name=name)
+        self.acknowledged: dict[str, UUID] = {}
+        self.sent_again = 0
+        self._dsn = farm.dsn
+        self._args = {"file": str(farm.folder / NOTES), "sec": 0.01}
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Go on over any error of a session; the last job is acknowledged too."""
+        jobs = (f"{self.name}-{number}" for number in itertools.count())
+        job = next(jobs)
+        while not self._over.is_set():
+            with suppress(psycopg.Error), self._connected() as conn:
+                while not self._over.wait(0.01):
+                    new = enqueue.NewJob("q", "notes_its_time", key_of(job), self._args, job, lease_ttl_sec=LEASE)
+                    self.sent_again += 1
+                    self.acknowledged[job] = enqueue.enqueue(conn, new)[0]
+                    self.sent_again -= 1
+                    job = next(jobs)
+            self._over.wait(0.02)
+
+    def _connected(self) -> db.Connection:
+        """A session that takes silence for a loss."""
+        return db.connect(self._dsn, name="producer", schema="public", connect_timeout=2, answer_within=5)
+
+    def stop(self) -> None:
+        """Add no more."""
+        self._over.set()
+        self.join()
+
+
+def key_of(job: str) -> str:
+    """One of a few lock keys, so that jobs wait for each other."""
+    return f"key-{sum(job.encode()) % KEYS}"
+
+
+@contextmanager
+def producing(farm: Farm, count: int = 2) -> Iterator[list[Producer]]:
+    """Producers that are at work in the block."""
+    producers = [Producer(f"p{number}", farm) for number in range(count)]
+    for producer in producers:
+        producer.start()
+    try:
+        yield producers
+    finally:
+        for producer in producers:
+            producer.stop()
+
+
+def have_added(producers: Sequence[Producer], more: int) -> None:
+    """Wait until each has so many more acknowledged."""
+    wanted = [len(producer.acknowledged) + more for producer in producers]
+    counts = lambda: [len(producer.acknowledged) for producer in producers]  # noqa: E731
+    until(lambda: all(map(ge, counts(), wanted)), f"{more} jobs more of each producer")
+
+
+@contextmanager
+def pair(primary: Database, folder: Path) -> Iterator[tuple[Database, Farm]]:
+    """A standby of `primary`, and a farm whose DSN names both."""
+    with (
+        root() as place,
+        following(primary, place) as standby,
+        farm_on(either(primary.socket, standby.socket), folder) as farm,
+    ):
+        yield standby, farm
+
+
+# A failover --------------------------------------------------------------------------------------------------
+
+
+def fail_over(farm: Farm, heir: Database, lost_at: float) -> None:
+    """Promote the standby of a primary lost then; print and bound how long it took until jobs were claimed again."""
+    promoting_at = time.time()  # the clock of this machine, which both servers have
+    heir.admin("SELECT pg_promote()")
+    promoted_at = time.time()
+    reconnect(farm)
+    first = until(lambda: farm.rows(FIRST_CLAIM, promoting_at)[0][0], "the first claim on the new primary")
+    seconds = [at - lost_at for at in (promoting_at, promoted_at, first)]
+    print("since the loss: {:.2f} s promote, {:.2f} s promoted, {:.2f} s the first claim".format(*seconds))
+    assert first - promoting_at < BOUND
+
+
+FIRST_CLAIM = """
+SELECT min(extract(epoch FROM ts))::float FROM dl_job_events WHERE kind = 'picked' AND extract(epoch FROM ts) > %s
+"""
+
+
+def nothing_is_lost(farm: Farm, producers: Sequence[Producer]) -> None:
+    """Each acknowledged job succeeds once, by a legal journal; there is no job that nobody knows; keys exclude."""
+    wanted = {job: job_id for producer in producers for job, job_id in producer.acknowledged.items()}
+    left = "SELECT FROM dl_jobs WHERE starts_with(idempotency_key, 'p') AND status IN ('queued', 'running') LIMIT 1"
+    until(lambda: not farm.rows(left), "all jobs to end", patience=120)
+    found = farm.rows(
+        "SELECT idempotency_key, job_id, j.status::text, array_agg(e.kind ORDER BY e.event_id) FROM dl_jobs j"
+        " JOIN dl_job_events e USING (job_id) WHERE starts_with(idempotency_key, 'p') GROUP BY job_id"
+    )
+    ids = {job: job_id for job, job_id, _, _ in found}
+    missing = wanted.keys() - ids.keys()
+    assert not missing, f"{len(missing)} of {len(wanted)} acknowledged jobs are gone"
+    assert {job: ids[job] for job in wanted} == wanted, "a key leads to the job that was acknowledged"
+    for job, _, status, kinds in found:
+        assert (status, illegal(kinds, status), kinds.count("done")) == ("succeeded", None, 1), (job, kinds)
+    assert at_once(farm.folder) == []
+    again = sum(kinds.count("picked") > 1 for *_, kinds in found)
+    sent_again = sum(producer.sent_again for producer in producers)
+    print(f"{len(wanted)} jobs acknowledged, {len(found)} done, {again} of them run again, {sent_again} sent again")
+
+
+def at_once(folder: Path) -> list[tuple[str, float, float]]:
+    """The runs that began before the end of another one of their key, by their own notes: an end is written late."""
+    lines = [line.split() for line in (folder / NOTES).read_text().splitlines()]
+    runs = sorted((key, float(begun), float(ended)) for key, begun, ended in lines)
+    assert len(runs) > KEYS
+    return [run for before, run in itertools.pairwise(runs) if run[0] == before[0] and run[1] < before[2]]
+
+
+def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_standby(
+    primary: Database, tmp_path: Path
+) -> None:
+    """Its processes are gone at once, in the middle of commits; a run that is longer goes on."""
+    with root() as folder, following(primary, folder) as standby:
+        confirms("standby", primary)
+        with farm_on(either(primary.socket, standby.socket), tmp_path) as farm:
+            farm.ready(workers=3, pg_connect_timeout=2)
+            farm.start("reaper", pg_connect_timeout=2)
+            job = LongJob(farm, "long")
+            with producing(farm) as producers:
+                have_added(producers, 100)
+                lost_at = time.time()
+                primary.kill()
+                fail_over(farm, standby, lost_at)
+                have_added(producers, 100)
+            job.ends_well()
+            nothing_is_lost(farm, producers)
+            works_again(farm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_h3_three_failovers_in_a_row_lose_nothing(primary: Database, tmp_path: Path) -> None:
+    """As above; the failover software takes a while, and the lost server comes back as the standby of its heir.
+
+    Each new primary is told to wait for its standby, before which it would lose jobs as any single server.
+    """
+    with ExitStack() as stack:
+        heirs = [stack.enter_context(root()) for _ in range(ROUNDS)]
+        places = [primary.socket, *(heir / "run" for heir in heirs)]
+        farm = stack.enter_context(farm_on(either(*places), tmp_path))
+        standby = stack.enter_context(following(primary, heirs[0]))
+        confirms("standby", primary)
+        farm.ready(workers=3)
+        farm.start("reaper")
+        job = LongJob(farm, "long", lease_ttl_sec=60)
+        producers = stack.enter_context(producing(farm, count=4))
+        for number, heir in enumerate([*heirs[1:], None]):
+            have_added(producers, 250)
+            lost_at = time.time()
+            primary.kill()
+            threading.Event().wait(DETECTION * number)  # the failover software makes up its mind
+            fail_over(farm, standby, lost_at)
+            have_added(producers, 50)
+            if heir:
+                primary, standby = standby, stack.enter_context(following(standby, heir))
+                confirms("standby", primary)
+        for producer in producers:
+            producer.stop()
+        job.ends_well()
+        nothing_is_lost(farm, producers)
+        works_again(farm)
+
+
+ROUNDS, DETECTION = 3, 5.0  # failovers; seconds that each takes longer than the one before
+
+
+@pytest.mark.long
+def test_h3_a_silent_primary_is_passed_by_and_acknowledges_nothing_when_it_is_back(
+    primary: Database, tmp_path: Path
+) -> None:
+    """It accepts connections and answers nothing: each attempt costs PG_CONNECT_TIMEOUT before the next host's turn."""
+    with pair(primary, tmp_path) as (standby, farm):
+        confirms("standby", primary)
+        farm.ready(workers=3, pg_connect_timeout=2)
+        farm.start("reaper", pg_connect_timeout=2)
+        with producing(farm) as producers:
+            have_added(producers, 50)
+            lost_at = time.time()
+            primary.suspend()
+            try:
+                fail_over(farm, standby, lost_at)
+                have_added(producers, 20)
+            except BaseException:
+                primary.kill()
+                raise
+        nothing_is_lost(farm, producers)
+        primary.resume()
+        acknowledges_nothing(primary)
+
+
+def acknowledges_nothing(primary: Database) -> None:
+    """A job that is added there waits for the standby that follows no more."""
+    with db.connect(primary.dsn, name="late", schema="public", answer_within=5) as conn, pytest.raises(db.Silence):
+        enqueue.enqueue(conn, enqueue.NewJob("q", "noop", "late"))
+    assert ("late",) in primary.admin(WAITING)
+
+
+def test_h3_without_its_standby_a_synchronous_primary_acknowledges_nothing_and_loses_nothing(
+    primary: Database, tmp_path: Path
+) -> None:
+    """Commits wait. A run goes on over that, if its lease is long enough; all goes on when nobody is waited for."""
+    with root() as folder, following(primary, folder) as standby, farm_on(primary.dsn, tmp_path) as farm:
+        confirms("standby", primary)
+        farm.ready(workers=3)
+        farm.start("reaper")
+        job = LongJob(farm, "long")
+        with producing(farm) as producers:
+            have_added(producers, 20)
+            standby.kill()
+            until(lambda: not primary.admin("SELECT FROM pg_stat_replication"), "the primary to miss its standby")
+            before = [len(producer.acknowledged) for producer in producers]
+            until(lambda: primary.admin(WAITING).count(("producer",)) >= len(producers), "all producers to wait")
+            until(lambda: len({*primary.admin(WAITING)}) > 1, "the farm to wait too")
+            acknowledges_nothing(primary)
+            more = [len(producer.acknowledged) - had for producer, had in zip(producers, before, strict=True)]
+            assert max(more) <= 1, "at most the commit that was confirmed already"
+            primary.admin("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+            have_added(producers, 20)
+        job.ends_well()
+        nothing_is_lost(farm, producers)
+
+
+# One waits for the standby; its commit has notified, and PostgreSQL lets others that notify commit after it.
+WAITING = """
+SELECT application_name FROM pg_stat_activity WHERE wait_event = 'SyncRep' OR wait_event_type = 'Lock'
+"""
+
+
+# Asynchronous standbys ---------------------------------------------------------------------------------------
+
+
+def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_more(
+    primary: Database, tmp_path: Path
+) -> None:
+    """Told in numbers: jobs that are gone, ends that are gone, runs whose claim is gone; later jobs are all kept."""
+    with pair(primary, tmp_path) as (standby, farm):
+        kept = [farm.enqueue("noop", lease_ttl_sec=LEASE) for _ in range(20)]
+        claimed = LongJob(farm, "claimed", waits=False)
+        has_the_jobs(standby, farm)
+        with falling_behind(primary):
+            program = farm.ready(workers=3)
+            farm.start("reaper")
+            claimed.has_begun()
+            gone = [farm.enqueue("noop") for _ in range(30)]
+            unknown = LongJob(farm, "gone")
+            for job in (*kept, *gone):
+                farm.wait(job, "succeeded")
+            lost_at = time.time()
+            primary.kill()
+        fail_over(farm, standby, lost_at)
+        later = [farm.enqueue("noop", lease_ttl_sec=LEASE) for _ in range(20)]
+
+        known = {job for (job,) in farm.rows("SELECT job_id FROM dl_jobs")}
+        lost = {*gone, unknown.job_id} - known
+        print(f"{len(lost)} of {len(kept) + len(gone) + 2} acknowledged jobs are gone; {len(kept)} run once more")
+        assert len(lost) == len(gone) + 1
+        assert {*kept, claimed.job_id, *later} <= known
+
+        until(lambda: {*ownership_lost(program)} == {str(claimed.job_id), str(unknown.job_id)}, "both runs to hear")
+        claimed.has_begun(times=2)
+        claimed.go.touch()
+        all_succeed(farm, [*kept, claimed.job_id, *later])
+        assert farm.rows("SELECT FROM dl_job_events WHERE job_id = ANY(%s)", list(lost)) == []
+        assert len(farm.rows(PICKED, claimed.job_id)) == 1, "the run that was not known there has written nothing"
+
+
+PICKED = "SELECT FROM dl_job_events WHERE job_id = %s AND kind = 'picked'"
+
+
+def ownership_lost(program: Program) -> list[str]:
+    """The jobs of runs that have heard that they are nobody's."""
+    return [event["job_id"] for event in program.events("worker.ownership.lost")]
+
+
+def has_the_jobs(standby: Database, farm: Farm) -> None:
+    """Wait until the standby has all jobs that the primary has."""
+    ((count,),) = farm.rows("SELECT count(*) FROM dl_jobs")
+    until(lambda: standby.admin("SELECT count(*) FROM dl_jobs") == [(count,)], "the standby to catch up")
+
+
+@contextmanager
+def falling_behind(primary: Database) -> Iterator[None]:
+    """Nothing is sent to the standby any more, until the primary is killed."""
+    (sender,) = primary.processes("walsender")
+    sender.suspend()
+    yield
+
+
+def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(primary: Database, tmp_path: Path) -> None:
+    """As with a managed PostgreSQL: one name, refused at first, then a server that cannot be written, then a primary.
+
+    The standby is asynchronous; a primary that is stopped in order sends it all before it ends.
+    """
+    with root() as folder, following(primary, folder) as standby:
+        name = Name(tmp_path / "name", primary)
+        with farm_on(f"host={name.path} user=dataloader dbname=postgres", tmp_path) as farm:
+            program = farm.ready(workers=3, debug=1)
+            reaper = farm.start("reaper")
+            until(lambda: reaper.events("reaper.started"), "the reaper to start")
+            job = LongJob(farm, "long")
+            with producing(farm) as producers:
+                have_added(producers, 50)
+                lost_at = time.time()
+                primary.end(FAST)
+                until(lambda: "No such file" in refusals(program), "a refused connection")
+                name.leads_to(standby)
+                until(lambda: "session is read-only" in refusals(program), "a session that cannot write")
+                fail_over(farm, standby, lost_at)
+                have_added(producers, 50)
+            job.ends_well()
+            nothing_is_lost(farm, producers)
+
+
+def refusals(program: Program) -> str:
+    """Why the farm could not connect, up to now."""
+    names = ("worker.connect.failed", "worker.complete.failed", "keeper.session.lost")
+    return " ".join(event["error"] for name in names for event in program.events(name))

@@ -1,0 +1,67 @@
+"""docs/failover.md, typed into terminals as a reader types it, on servers and programs of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import tutorial
+from servers import given_programs
+
+from dataloader.embedded import account, binaries
+
+PAGE = Path(__file__).parents[2] / "docs" / "failover.md"
+PORTS = ("5441", "5442")  # those of the page
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """The reader's home, in which the account of PostgreSQL may make its folders."""
+    folder = Path(tempfile.mkdtemp(prefix="dl-page-"))
+    folder.chmod(0o777)
+    yield folder
+    for pid_file in folder.glob("*/*/postmaster.pid"):
+        with suppress(ValueError, psutil.NoSuchProcess):
+            psutil.Process(int(pid_file.read_text().split()[0])).kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def programs(home: Path) -> Path:
+    """A folder with PostgreSQL's programs; for root, whom they refuse, with commands that change to its account."""
+    server = account.account_for("dataloader")
+    found = binaries.reachable(binaries.find_programs(home / "none", given_programs()), home, server)
+    folder = home / "bin"
+    folder.mkdir()
+    become = f"setpriv --reuid={server.uid} --regid={server.gid} --clear-groups" if server.switch else ""
+    for name in ("initdb", "pg_ctl", "pg_basebackup"):
+        (folder / name).write_text(f'#!/bin/sh\ncd / && exec {become} {found / name} "$@"\n')
+        (folder / name).chmod(0o755)
+    (folder / "psql").symlink_to(found / "psql")
+    return folder
+
+
+def free_ports() -> list[str]:
+    """Two ports that nobody has."""
+    with socket.socket() as one, socket.socket() as two:
+        for probe in (one, two):
+            probe.bind(("127.0.0.1", 0))
+        return [str(probe.getsockname()[1]) for probe in (one, two)]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_the_page_keeps_its_promises(home: Path) -> None:
+    text = PAGE.read_text("utf-8")
+    for given, free in zip(PORTS, free_ports(), strict=True):
+        text = re.sub(rf"\b{given}\b", free, text)
+    environment = tutorial.environment(home) | {"DL_HOST_ACCOUNT": str(home / "host")}
+    environment["PATH"] = f"{programs(home)}:{Path(sys.executable).parent}:{environment['PATH']}"
+    tutorial.walk(list(tutorial.steps(text)), environment, home)

@@ -279,6 +279,7 @@ def acknowledges_nothing(primary: Database) -> None:
     assert ("late",) in primary.admin(WAITING)
 
 
+@pytest.mark.long
 def test_h3_without_its_standby_a_synchronous_primary_acknowledges_nothing_and_loses_nothing(
     primary: Database, tmp_path: Path
 ) -> None:
@@ -313,6 +314,7 @@ SELECT application_name FROM pg_stat_activity WHERE wait_event = 'SyncRep' OR wa
 # Asynchronous standbys ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_h3_an_asynchronous_failover_loses_what_the_standby_did_not_have_and_no_more(
     primary: Database, tmp_path: Path
 ) -> None:
@@ -370,6 +372,7 @@ def falling_behind(primary: Database) -> Iterator[None]:
     yield
 
 
+@pytest.mark.long
 def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(primary: Database, tmp_path: Path) -> None:
     """As with a managed PostgreSQL: one name, refused at first, then a server that cannot be written, then a primary.
 

@@ -50,7 +50,7 @@ QUERIES: dict[str, tuple[dict[str, str], ...]] = {
     "/errors": ({"queue": PLAIN}, {"task": "load.table_07"}, {"since": "2000-01-01T00:00"}),
     "/keys": ({"queue": ORDERED},),
     "/key": ({"queue": ORDERED, "lock_key": HOT_KEY},),
-    "/backfills/<name>": ({"after": "4000"},),
+    "/backfills/<name>": ({"after": "2000"},),
     "/trigger": ({"task": "nobody"}, {"task": TYPED_TASK}, {"task": HOSTILE_TASK}),
     "/search/suggestions": ({"q": "load"}, {"q": PRINTABLE[:20]}),
 }

@@ -45,7 +45,7 @@ def matching(done: str) -> Callable[[F], F]:
 
 
 def taken(options: dict[str, Any]) -> dict[str, Any]:
-    """These options, taken out of a command's; --yes stays where it is none of theirs."""
+    """These options, taken out of a command's."""
     return {name: options.pop(name) for name in OPTIONS}
 
 

@@ -103,9 +103,10 @@ def run_now(reached: Reached, job_ids: tuple[str, ...], scheduled: str | None, *
 @reaching
 def delete(reached: Reached, job_ids: tuple[str, ...], dead: str | None, **only: Any) -> None:
     """Delete jobs that do not run, with their journal; - reads their ids from stdin."""
-    many, yes = bulk.taken(only), only.pop("yes")
+    many = bulk.taken(only)
+    yes = many["yes"]
     if bulk.is_for_many(many, bool(job_ids or dead is not None or given(**only))):
-        bulk.order(reached, "delete", **many, yes=yes)
+        bulk.order(reached, "delete", **many)
         return
     if not yes and "-" in job_ids:
         raise click.UsageError("with ids from stdin nobody can be asked: add --yes")

@@ -599,7 +599,7 @@ def test_a_reader_who_leaves_is_no_error(farm: Farm, url: str) -> None:
 
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_go_on(farm: Farm, url: str) -> None:
-    words = ("trigger", "noop", "--queue", "nobody", "--lock-key", "c", "--wait")
+    words = ("trigger", "noop", "--queue", "nobody", "--lock-key", "c", "--wait", "--new")
     asking = dataloader(farm, url, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert asking.stderr
     assert asking.stderr.readline().startswith(b"dataloader: job ")

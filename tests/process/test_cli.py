@@ -427,11 +427,11 @@ def test_a_name_that_nobody_knows_changes_nothing(ask: Ask, farm: Farm, words: t
 
 
 def test_an_empty_list_says_that_nobody_knows_the_name(ask: Ask) -> None:
-    for words in (("jobs", "-q", "qq"), ("events", "-q", "qq"), ("errors", "-q", "qq")):
+    for words in (("jobs", "-q", "unheard"), ("events", "-q", "unheard"), ("errors", "-q", "unheard")):
         empty = ask(*words, "--json")
         assert answer(empty)
-        assert "no queue 'qq' is known" in empty.stderr
-    assert "no task 'nop' is known" in ask("jobs", "--task", "nop").stderr
+        assert "no queue 'unheard' is known" in empty.stderr
+    assert "no task 'unheard' is known" in ask("jobs", "--task", "unheard").stderr
     assert "is known" not in ask("jobs", "-q", "q", "--task", "noop", "--status", "lost").stderr
 
 

@@ -49,7 +49,7 @@ def suggestions() -> Response:
 @blueprint.post("/jobs/bulk/preview")
 @auth.require("operate")
 def preview_order() -> Response:
-    """What an order would do, with the button that gives it."""
+    """The preview says what an order would do, and has the button that gives the order."""
     body = _read(requests.BulkPreview, request.form)
     try:
         with session() as conn:

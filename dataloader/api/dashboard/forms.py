@@ -1,6 +1,6 @@
 """PURE: the form of a job's args, made of the schema of its task; and the args that somebody has filled into it.
 
-A part of a job's args that a page masks is never in the form. What comes back as it was shown is what it was.
+The form never holds a part of a job's args that a page masks. Where the mask comes back, the old value stays.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, An
 
 
 def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
-    """What to do next on a farm that has had no job yet; none for others."""
+    """The next steps for the operator of a farm that has had no job yet; no step for any other farm."""
     if beginning is None or beginning["has_begun"]:
         return []
     steps = first_steps.of_farm(beginning, workers, _settings(), request.host_url.rstrip("/"))
@@ -301,7 +301,7 @@ def _read_tally(wanted: stats.Wanted) -> tallies.Tally:
 def _without_empty(**changes: str) -> dict[str, Any]:
     """The parameters of the address that say something; with changes those of another list, from its first page on.
 
-    None but a list's own: `url_for` gives others, such as `endpoint` or `_anchor`, a meaning of its own.
+    The function drops every parameter that no list has: `url_for` gives some, as `endpoint`, a meaning of its own.
     """
     given: dict[str, Any] = {name: value for name in OF_LIST if (value := request.args.get(name))}
     if changes:

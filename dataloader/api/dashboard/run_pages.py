@@ -77,6 +77,6 @@ def _lane(lane: charts.Lane) -> dict[str, Any]:
 
 @blueprint.get("/activity")
 def activity() -> Response:
-    """What happened lately on all hosts."""
+    """The page lists dead jobs, recoveries, operators' changes and starts of farms, of all hosts."""
     found = lately.read(of_activity.read)
     return show("activity.html", entries=found, kinds=of_activity.KINDS)

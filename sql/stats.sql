@@ -13,18 +13,7 @@ SELECT set_config('statement_timeout', %(time)s, true);
 -- ix_dl_jobs_retried, ix_dl_jobs_dead, ix_dl_jobs_running; the keys of an ordered queue by ix_dl_jobs_order, of which the
 -- scan begins anew behind each key.
 WITH RECURSIVE
-waiting (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue
-           ORDER BY queue DESC, available_at DESC LIMIT 1)
-    FROM waiting WHERE queue IS NOT NULL),
-dead (queue) AS (
-  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue DESC, finished_at DESC LIMIT 1)
-  UNION ALL
-  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
-           ORDER BY queue DESC, finished_at DESC LIMIT 1)
-    FROM dead WHERE queue IS NOT NULL),
+{named},
 running AS (SELECT queue, count(*) AS busy FROM dl_jobs WHERE status = 'running' GROUP BY queue),
 serving AS (
   SELECT queue, count(*) AS workers, count(*) FILTER (WHERE state = 'stopped') AS stopped FROM dl_served

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import os
 import re
 import secrets
@@ -24,11 +25,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from dataloader import embedded
+from dataloader import embedded, log
+from dataloader.log import masking
 from dataloader.queue import db, migrations
 from dataloader.testing.database import sweep
 
@@ -102,11 +105,11 @@ def _further_cases(items: list[pytest.Item], most: int | None) -> Iterator[pytes
 
 
 def _other_parts(items: list[pytest.Item], part: tuple[int, int] | None) -> Iterator[pytest.Item]:
-    """By file, for tests of one file may share what takes long to set up."""
+    """By file, for tests of one file may share what takes long to set up; those marked `every` are in each part."""
     number, parts = part or (1, 1)
     for at, path in enumerate(sorted({item.path for item in items})):
         if at % parts != number - 1:
-            yield from (item for item in items if item.path == path)
+            yield from (item for item in items if item.path == path and not item.get_closest_marker("every"))
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -259,6 +262,20 @@ BEGIN
   END IF;
 END $$
 """
+
+
+@pytest.fixture(autouse=True)
+def _own_logs() -> Iterator[None]:
+    """Undo what a test has set of the logging of this process, for the next test would write to its outputs."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    log.close(0.2)
+    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, log._Handler)]
+    root.setLevel(level)
+    structlog.reset_defaults()
+    masking._configured = masking._of_job = frozenset()
+    masking._remember()
 
 
 @pytest.fixture(scope="session")

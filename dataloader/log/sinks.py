@@ -1,6 +1,6 @@
 """The sinks of log lines: a pipe shared with other processes, and a file shared with other processes, which rotates.
 
-`Stream.write` never waits; `File.write` waits at most 20 ms for the file's lock.
+`Stream.write` never waits; `File.write` waits at most 20 ms for the file's lock, on a full disk 0.2 s more.
 
 concurrent-log-handler loses no line in a rotation either, but it waits forever for a lock that a stopped process
 holds. On a full disk it leaves half a line in the file, so that the next line is no JSON, and counts no lost line.
@@ -24,6 +24,7 @@ from pathlib import Path
 PIPE_BUF = 4_096  # bytes; Linux writes a batch of at most this size to a pipe whole or not at all
 _NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ESPIPE}
 _LOCK_TRIES = 40
+_LOCK_TRIES_OF_A_PART = 400  # a part of a line stays in the file until somebody with the lock removes it
 _LOCK_PAUSE_SEC = 0.0005
 _UNITS = {"B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SIZE = re.compile(r"(\d{1,10}(?:\.\d{1,9})?) ?(B|[KMG]i?B)", re.IGNORECASE)
@@ -89,8 +90,9 @@ class File:
 
     A rotation loses no line: only the holder of the file's own lock renames the file, and a process that finds its
     file renamed opens the new one. A process that does not get the lock within 20 ms appends without it and does not
-    rotate. Renamed files are never deleted here. On a full disk no part of a line stays in the file. Each write opens
-    the file, so that a process with few log lines does not keep a deleted file's space.
+    rotate. Renamed files are never deleted here. On a full disk no part of a line stays in the file: the writer removes
+    the part. If the writer does not get the lock, the next writer removes it. Each write opens the file, so that a
+    process with few log lines does not keep a deleted file's space.
     """
 
     batch = 65_536
@@ -112,7 +114,7 @@ class File:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         try:
             fd = os.open(self._path, flags, 0o640)
         except FileNotFoundError:
@@ -148,8 +150,8 @@ class File:
         """Do nothing: each write closes the file."""
 
 
-def _locked(fd: int) -> bool:
-    for _ in range(_LOCK_TRIES):
+def _locked(fd: int, tries: int = _LOCK_TRIES) -> bool:
+    for _ in range(tries):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -162,14 +164,25 @@ def _locked(fd: int) -> bool:
 
 def _append(fd: int, data: bytes, mine: bool) -> int:
     """Append whole lines; the number written. Raises OSError if it is 0."""
-    before = os.fstat(fd).st_size
-    written = os.write(fd, data)
-    whole = data.rfind(b"\n", 0, written) + 1
-    if whole < written and mine:
-        os.ftruncate(fd, before + whole)
+    written = 0
+    try:
+        written = os.write(fd, data)
+    finally:
+        if written < len(data) and (mine or (written and _locked(fd, _LOCK_TRIES_OF_A_PART))):
+            _remove_part(fd)
+    whole = data.count(b"\n", 0, written)
     if not whole:
         raise OSError(errno.ENOSPC, "no room for a line")
-    return data.count(b"\n", 0, whole)
+    return whole
+
+
+def _remove_part(fd: int) -> None:
+    """Remove the part of a line at the file's end, this process's or another's that did not get the lock."""
+    size = os.fstat(fd).st_size
+    begin = max(0, size - File.batch)
+    end = begin + os.pread(fd, size - begin, begin).rfind(b"\n") + 1
+    if end < size and (end > begin or not begin):  # else a line that others append now would be cut off
+        os.ftruncate(fd, end)
 
 
 def rule(text: str, zone: tzinfo) -> Rule:

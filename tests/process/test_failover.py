@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from operator import ge
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -22,6 +23,7 @@ from judge import illegal
 from servers import FAST, Database, confirms, following, root, serving
 from test_database_faults import LongJob, all_succeed, reconnect, works_again
 
+from dataloader.client import Client, ClientError
 from dataloader.queue import db, enqueue, migrations
 
 LEASE = 3  # seconds
@@ -86,23 +88,47 @@ class Producer(threading.Thread):
         jobs = (f"{self.name}-{number}" for number in itertools.count())
         job = next(jobs)
         while not self._over.is_set():
-            with suppress(psycopg.Error), self._connected() as conn:
+            with suppress(psycopg.Error, ClientError), self._connected() as add:
                 while not self._over.wait(0.01):
-                    new = enqueue.NewJob("q", "notes_its_time", key_of(job), self._args, job, lease_ttl_sec=LEASE)
                     self.sent_again += 1
-                    self.acknowledged[job] = enqueue.enqueue(conn, new)[0]
+                    self.acknowledged[job] = add(job)
                     self.sent_again -= 1
                     job = next(jobs)
             self._over.wait(0.02)
 
-    def _connected(self) -> db.Connection:
-        """A session that takes silence for a loss."""
-        return db.connect(self._dsn, name="producer", schema="public", connect_timeout=2, answer_within=5)
+    @contextmanager
+    def _connected(self) -> Iterator[Callable[[str], UUID]]:
+        """What adds a job by a session that takes silence for a loss."""
+        with db.connect(self._dsn, name="producer", schema="public", connect_timeout=2, answer_within=5) as conn:
+
+            def add(job: str) -> UUID:
+                new = enqueue.NewJob("q", "notes_its_time", key_of(job), self._args, job, lease_ttl_sec=LEASE)
+                return enqueue.enqueue(conn, new)[0]
+
+            yield add
 
     def stop(self) -> None:
         """Add no more."""
         self._over.set()
         self.join()
+
+
+class Triggering(Producer):
+    """The same by the HTTP API: what it answers 200 is acknowledged."""
+
+    def __init__(self, name: str, farm: Farm, port: int) -> None:
+        super().__init__(name, farm)
+        self._url = f"http://127.0.0.1:{port}"
+
+    @contextmanager
+    def _connected(self) -> Iterator[Callable[[str], UUID]]:
+        client = Client(self._url, timeout=5)
+
+        def add(job: str) -> UUID:
+            known: Any = {"idempotency_key": job, "lease_ttl_sec": LEASE, "args": self._args}
+            return client.trigger("notes_its_time", queue="q", lock_key=key_of(job), **known).job_id
+
+        yield add
 
 
 def key_of(job: str) -> str:
@@ -111,9 +137,10 @@ def key_of(job: str) -> str:
 
 
 @contextmanager
-def producing(farm: Farm, count: int = 2) -> Iterator[list[Producer]]:
-    """Producers that are at work in the block."""
+def producing(farm: Farm, count: int = 2, port: int | None = None) -> Iterator[list[Producer]]:
+    """Producers that are at work in the block; with the port of an API one more, who uses that."""
     producers = [Producer(f"p{number}", farm) for number in range(count)]
+    producers += [Triggering("p-api", farm, port)] if port else []
     for producer in producers:
         producer.start()
     try:
@@ -190,17 +217,19 @@ def at_once(folder: Path) -> list[tuple[str, float, float]]:
     return [run for before, run in itertools.pairwise(runs) if run[0] == before[0] and run[1] < before[2]]
 
 
+@pytest.mark.every
 def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_standby(
-    primary: Database, tmp_path: Path
+    primary: Database, tmp_path: Path, free_port: int
 ) -> None:
-    """Its processes are gone at once, in the middle of commits; a run that is longer goes on."""
+    """Its processes are gone at once, in the middle of commits; a run that is longer goes on. The API goes on too."""
     with root() as folder, following(primary, folder) as standby:
         confirms("standby", primary)
         with farm_on(either(primary.socket, standby.socket), tmp_path) as farm:
             farm.ready(workers=3, pg_connect_timeout=2)
             farm.start("reaper", pg_connect_timeout=2)
             job = LongJob(farm, "long")
-            with producing(farm) as producers:
+            farm.start("api", app_host="127.0.0.1", app_port=free_port, pg_connect_timeout=2)
+            with producing(farm, port=free_port) as producers:
                 have_added(producers, 100)
                 lost_at = time.time()
                 primary.kill()

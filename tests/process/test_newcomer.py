@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from farming import Farm, until
+from farming import Farm, free_port, until
 from psycopg.conninfo import make_conninfo
 
 from dataloader import embedded
@@ -91,12 +91,6 @@ def newcomer() -> Iterator[Newcomer]:
         farm.ready(workers=1, queue="etl.default")
         until(lambda: farm.rows("SELECT FROM dl_workers"), "the keeper to show the worker")
         yield Newcomer(folder / "mine", dsn, free_port())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def over_tcp(newcomer: Newcomer, **parts: str) -> str:

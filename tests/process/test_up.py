@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
+from farming import free_port
 
 from dataloader import config
 from dataloader.local import announcement, parts, ports, up
@@ -109,12 +110,6 @@ def until(true: Callable[[], object], within: float = 60) -> None:
     while not true():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

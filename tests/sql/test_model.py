@@ -261,6 +261,7 @@ class Farm(RuleBasedStateMachine):
         worker = idle[number % len(idle)]
         lifecycle.wake(self.conn, 100)  # as the claim does
         parked = {job_id for (job_id,) in self.conn.execute("SELECT job_id FROM dl_jobs WHERE blocked_on = 'key'")}
+        look = lifecycle.look(self.conn, ["q"], 10)
         claim = worker.claim()
         expected, refused = self.model.claim(worker.name, parked)
         found = claim.job and self.model.jobs[claim.job.job_id]
@@ -272,6 +273,9 @@ class Farm(RuleBasedStateMachine):
         else:
             waiting = any(job.status == "queued" and not job.due for job in self.model.jobs.values())
             assert (claim.due_in is not None) == waiting
+        assert look.ready or not (claim.job or claim.backoffs), "a keeper would have let its workers sleep"
+        if not look.ready:
+            assert look.due_in == (claim.due_in and pytest.approx(claim.due_in, abs=60)), "and would call them then"
 
     @precondition(lambda self: self.held)
     @rule(number=workers, journal=st.booleans())
@@ -293,11 +297,10 @@ class Farm(RuleBasedStateMachine):
         job = self.mine(worker)
         status = worker.finish(self.held.pop(worker.name), verb, delay_sec=delay)
         self.model.unlock(worker.name)
-        if job and verb == "hand_back":
-            job.end("queued", job.attempt - 1)
-        elif job:
-            end = {"succeed": "succeeded", "retry": "queued", "fail": "failed", "cancel": "canceled"}[verb]
-            job.end(end, due=verb != "retry" or not delay)
+        if job:
+            again, attempt = verb in ("retry", "hand_back"), job.attempt - (verb == "hand_back")
+            end = {"succeed": "succeeded", "fail": "failed", "cancel": "canceled"}.get(verb, "queued")
+            job.end(end, attempt, due=not (again and delay))
         assert status == (job.status if job else None)
 
     @precondition(lambda self: self.held)

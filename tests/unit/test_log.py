@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +28,7 @@ import structlog
 from hypothesis import HealthCheck, given
 from hypothesis import settings as run
 from hypothesis import strategies as st
+from patience import until
 from pydantic import SecretStr
 
 from dataloader import log
@@ -58,20 +63,6 @@ def parsed(data: bytes) -> list[dict[str, Any]]:
     lines = data.decode().splitlines()
     assert len(lines) == data.count(b"\n")
     return [json.loads(line, parse_constant=pytest.fail) for line in lines]
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    """After each test, reset the process's logging and forget all secrets."""
-    root = logging.getLogger()
-    level = root.level
-    yield
-    log.close(0.2)
-    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, log._Handler)]
-    root.setLevel(level)
-    structlog.reset_defaults()
-    masking._configured = masking._of_job = frozenset()
-    masking._remember()
 
 
 def test_what_was_masked_while_a_secret_was_learned_is_masked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -782,14 +773,74 @@ def test_nobody_holds_a_file_that_is_not_written(tmp_path: Path) -> None:
 
 def test_a_lock_that_is_held_delays_a_line_but_loses_none(tmp_path: Path) -> None:
     """The case of a process that was stopped (SIGSTOP) during a rotation."""
-    import fcntl
-
     path = tmp_path / "app.log"
     path.write_text("x" * 100 + "\n")
     with path.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         sinks.File(path, sinks.rule("1 B", ZONE)).write([b"line\n"])
     assert path.read_text().endswith("x\nline\n")
+
+
+@contextmanager
+def room(size: int) -> Iterator[None]:
+    """This process can make no file larger than `size` bytes: its writes end as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture
+def line_file(tmp_path: Path) -> tuple[Path, sinks.File]:
+    """A log file with a line, and its sink."""
+    path = tmp_path / "app.log"
+    path.write_text("first\n")
+    return path, sinks.File(path, sinks.rule("1 MB", ZONE))
+
+
+def test_a_full_disk_leaves_whole_lines(line_file: tuple[Path, sinks.File]) -> None:
+    path, file = line_file
+    with room(20):
+        assert file.write([b"second\n", b"is too long\n"]) == 1
+        with pytest.raises(OSError, match="no room for a line"):
+            file.write([b"is too long\n"])
+    assert path.read_text() == "first\nsecond\n"
+
+
+def test_who_got_no_lock_on_a_full_disk_waits_for_it_and_removes_his_part(line_file: tuple[Path, sinks.File]) -> None:
+    path, file = line_file
+    with path.open() as held, room(20), ThreadPoolExecutor() as pool:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        wrote = pool.submit(file.write, [b"second\n", b"is too long\n"])
+        until(lambda: path.stat().st_size == 20, "the part of a line")
+        fcntl.flock(held, fcntl.LOCK_UN)
+        assert wrote.result() == 1
+    assert path.read_text() == "first\nsecond\n"
+
+
+def test_the_next_writer_removes_the_part_of_who_never_got_the_lock(line_file: tuple[Path, sinks.File]) -> None:
+    path, file = line_file
+    with path.open() as held, room(20):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert file.write([b"second\n", b"is too long\n"]) == 1
+        assert path.read_text() == "first\nsecond\nis too "
+        fcntl.flock(held, fcntl.LOCK_UN)
+        with pytest.raises(OSError, match="File too large"):
+            file.write([b"third\n"])
+    assert path.read_text() == "first\nsecond\n"
+
+
+def test_a_full_disk_cuts_nothing_off_whole_lines(
+    line_file: tuple[Path, sinks.File], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may append at that moment."""
+    path, file = line_file
+    monkeypatch.setattr(os, "ftruncate", lambda fd, size: pytest.fail("it truncates a file that ends with a line"))
+    with room(6), pytest.raises(OSError, match="File too large"):
+        file.write([b"second\n"])
+    assert path.read_text() == "first\n"
 
 
 def _stat(size: int, mtime: float) -> os.stat_result:
@@ -813,7 +864,7 @@ def test_i13_eight_processes_lose_nothing_through_rotations(tmp_path: Path) -> N
 
 _WRITER = f"""
 import sys, pathlib, os
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parents[up]) for up in (0, 1)]!r}
 import structlog
 from test_log import settings
 from dataloader import log
@@ -833,7 +884,7 @@ def test_the_documentation_names_every_event() -> None:
     root = Path(log.__file__).parents[2]
     source = "\n".join(path.read_text("utf-8") for path in (root / "dataloader").rglob("*.py"))
     call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit|failed)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
-    others = r"(?:\"event\": |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*)\"([a-z.]+)\""
+    others = r"(?:\"event\": |going_on\(conn, [a-z_]+, |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*)\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
     assert {"worker.claim.backoff", "worker.complete.failed", "reaper.requeued", "api.error"} <= events
     documented = set(

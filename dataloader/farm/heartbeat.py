@@ -160,12 +160,8 @@ class Heartbeat(threading.Thread):
         lease.slot.show("works")
 
     def _beat_where_due(self, lease: Lease, interval: float) -> bool:
-        """Read notifications and write what is due; False when nothing was due, so that the thread may sleep.
-
-        A notification that came during a statement is in psycopg's backlog, not on the socket: after each statement
-        the thread looks again before it sleeps.
-        """
-        asked = self._heard_cancel(lease.delivery)
+        """Write what is due; False when nothing was due, so that the thread may sleep."""
+        asked = self._is_asked(lease)
         due = now() >= self._next_beat
         has_news = lease.has_news and now() >= lease.progress_at
         if not (due or asked or has_news):
@@ -211,8 +207,12 @@ class Heartbeat(threading.Thread):
         sources = [self._read]
         if self._session.is_open:
             sources.append(self._session.conn.fileno())
+        if bell := lease.slot.bell:
+            sources.append(bell.fd)
         if self._read in readable(sources, until - now()):
             drain_pipe(self._read)
+        if bell:
+            bell.hush()  # a call that the worker has not heard stays in the slot
 
     def _take_news(self, lease: Lease) -> dict[str, Any] | None:
         """Write the checkpoint and return the progress: the first at once, later ones at most every PROGRESS_SEC."""
@@ -224,17 +224,16 @@ class Heartbeat(threading.Thread):
         progress, lease.progress = lease.progress, None
         return progress
 
-    def _heard_cancel(self, delivery: Delivery) -> bool:
-        """Read the notifications, and drop those of jobs: the worker claims again after this run."""
-        notes = list(self._session.conn.notifies(timeout=0))
-        heard = {note.payload for note in notes if note.channel == lifecycle.CANCEL_CHANNEL}
-        return bool(heard) and not heard.isdisjoint([str(job.job_id) for job in delivery.jobs])
+    def _is_asked(self, lease: Lease) -> bool:
+        """Whether the keeper has heard of a cancellation of the run. Raises psycopg.Error where the session is lost."""
+        self._session.read()
+        return lease.slot.takes_question()
 
     def _beat(self, lease: Lease, progress: dict[str, Any] | None, journal: bool) -> None:
         document = to_json(log.masked(progress)) if progress else None
         if progress and document is None:
             self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
-        sent = now()
+        sent, written = now(), lease.written
         jobs = lease.delivery.jobs
         answer = lifecycle.beat(self._session.conn, jobs, document, journal)
         if answer is None:
@@ -242,6 +241,7 @@ class Heartbeat(threading.Thread):
             lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
             return
         lease.renewed(sent)
+        lease.confirmed = written
         if answer:
             lease.end(End.CANCELED, None)
 

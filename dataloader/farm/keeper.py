@@ -1,14 +1,15 @@
 """PROCESS: the farm's keeper, one beside the workers. Single-threaded, one connection, no pipelines.
 
-The keeper renews the lease of a worker that is alive but silent (a C call holds its GIL) and hands back what the worker
-has claimed ahead, recovers a dead worker's jobs at once, shows the workers to people, and ends the workers of a
-supervisor that was killed.
+The keeper hears notifications for all workers (`farm/ear.py`), renews the lease of a worker that is alive but silent (a
+C call holds its GIL) and hands back what the worker has claimed ahead, recovers a dead worker's jobs at once, shows the
+workers to people, and ends the workers of a supervisor that was killed.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 
 import psutil
@@ -20,6 +21,7 @@ from dataloader import log
 from dataloader.config import Settings
 from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.deadlines import Reason, kill_reason
+from dataloader.farm.ear import Ear
 from dataloader.farm.host import Host
 from dataloader.farm.process import (
     EXIT_CANNOT_START,
@@ -38,8 +40,11 @@ from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
 from dataloader.farm.stuck import StuckRuns
 from dataloader.queue import db, lifecycle, migrations
 from dataloader.queue.job import beat_interval
+from dataloader.queue.reports import stats
 
 TICK_SEC = 0.25
+COUNTED_SEC = 10.0  # between two counts of the fleet's farms
+PROVED_SEC = 1.0  # between two proofs that the session is there, which a silent cut of it would not tell
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
 HEARD_SEC = 5.0  # how long the keeper looks for the worker of a cancelled job: its slot may not show the job yet
 LAST_RECOVERY_SEC = 5.0  # how long a keeper in a drain tries to recover the last jobs
@@ -71,6 +76,9 @@ class Keeper:
         self._conn: db.Connection | None = None
         self._supervisor = os.getppid()
         self._retry_at = 0.0
+        self._ear = Ear(shared, self._look)
+        self._proved_at = self._counted_at = 0.0
+        self._has_news = False  # a cancellation has come since the last tick
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
@@ -84,16 +92,20 @@ class Keeper:
         """Renew, cancel and recover at each tick, until the keeper may leave."""
         while not self._may_leave():
             self._look_after_orphans()
-            self._salvage.look(self.shared.slots)
+            self._salvage.look(self.shared.used())
+            self.signals.received.discard(signal.SIGCHLD)
+            known = {*self.signals.received}
             if now() >= self._retry_at:
                 try:
                     self._tick()
                     self._outage.ended()
+                    self._listen(known)
                 except psycopg.Error as e:
                     if not db.is_passing(e):
                         raise
                     self._lost(e)
-            self._sleep()
+            else:
+                self._sleep(TICK_SEC)
         self._close_registry()
         return EXIT_OK
 
@@ -105,12 +117,12 @@ class Keeper:
 
     def _tick(self) -> None:
         # Renewals first: recovery may have to wait for a session's end.
-        for slot in self.shared.slots:
+        for slot in self.shared.used():
             if (held := slot.held()) and self._is_silent(held):
                 self._renew(slot, held)
         self._tell_stuck()
         self._enforce_cancellations()
-        for slot in self.shared.slots:
+        for slot in self.shared.used():
             if slot.state is State.DEAD:
                 self._recover(slot)
             elif slot.fields.ahead:
@@ -121,7 +133,10 @@ class Keeper:
         """For people only: a failure here changes no lease and closes no session."""
         conn = self._connection()
         try:
-            self._registry.show(conn, self.shared.slots)
+            self._registry.show(conn, self.shared.used(), self._hear)
+            if now() > self._counted_at + COUNTED_SEC:
+                self._counted_at = now()
+                self._ear.beside(stats.idle_farms(conn))
         except psycopg.Error as e:
             if conn.closed:
                 raise
@@ -133,27 +148,26 @@ class Keeper:
         The keeper does it because a worker cannot hear of a cancellation while a C call holds its GIL.
         """
         conn = self._connection()
-        for note in conn.notifies(timeout=0):
-            self._asked[note.payload] = now() + HEARD_SEC  # its worker may be about to begin this job
         holders = {
-            job_id: (slot, held) for slot in self.shared.slots if (held := slot.held()) for job_id in held.job_ids
+            job_id: (slot, held) for slot in self.shared.used() if (held := slot.held()) for job_id in held.job_ids
         }
         asked = [job_id for job_id in holders if self._ask_all or str(job_id) in self._asked]
         for job_id, is_forced in (lifecycle.cancellations(conn, asked) if asked else {}).items():
             self._cancel(*holders[job_id], is_forced)
-        self._ask_all = False
+        self._ask_all = self._has_news = False
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
 
     def _tell_stuck(self) -> None:
         """Write the stacks of runs that have reported nothing for too long into their journals."""
-        for each in self._stuck.look(self.shared.slots):
+        for each in self._stuck.look(self.shared.used()):
             facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
             self.log.warning("keeper.stuck", **facts)
             claim = each.held.job_id, each.held.attempts[0], each.worker
             lifecycle.tell_stuck(self._connection(), *claim, each.silent_sec, each.stacks)
 
     def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
+        slot.ask_for_cancellation(held)
         grace = 0.0 if is_forced else self.settings.dl_cancel_grace_sec
         if grace is not None:
             slot.cancel(held, now() + grace)
@@ -219,8 +233,9 @@ class Keeper:
                 lock_timeout=2,
             )
             migrations.check(self._conn)
-            lifecycle.listen_for_cancellations(self._conn)
+            lifecycle.listen(self._conn)
             self._ask_all = True
+            self._ear.told(None)  # nobody heard what came before
         return self._conn
 
     def _lost(self, error: BaseException) -> None:
@@ -229,14 +244,50 @@ class Keeper:
             self._conn.close()
         self._retry_at = now() + 1.0
 
-    def _sleep(self) -> None:
-        conn = self._conn
-        self.signals.wait(TICK_SEC, self.shared.born.fd, *([conn.fileno()] if conn and not conn.closed else []))
+    def _listen(self, known: Collection[int]) -> None:
+        """Wake workers for notifications until the next tick: in TICK_SEC, or at a birth, a cancellation or a signal.
+
+        `known` are the signals that came before the last tick.
+        """
+        tick_at = now() + TICK_SEC
+        while now() < tick_at and not self._has_news and self.signals.received == known:
+            pause = min(self._hear(), tick_at - now())
+            if self._sleep(pause, self._connection().fileno()):
+                return
+
+    def _hear(self) -> float:
+        """Read the notifications, and wake workers; in how many seconds to do so again at the latest.
+
+        Called wherever the keeper may have been away for more than a few ms.
+        """
+        conn = self._connection()
+        if now() > self._proved_at + PROVED_SEC:
+            self._proved_at = now()
+            lifecycle.prove(conn)
+        notes = list(conn.notifies(timeout=0))
+        if asked := {note.payload for note in notes if note.channel == lifecycle.CANCEL_CHANNEL}:
+            self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)  # a worker may be about to begin this job
+            self._has_news = True
+        if queues := {note.payload for note in notes if note.channel == lifecycle.JOBS_CHANNEL}:
+            self._ear.told(queues)
+        self.shared.hears()
+        return self._ear.go_on()
+
+    def _look(self, queues: list[str], most: int) -> lifecycle.Look:
+        try:
+            return lifecycle.look(self._connection(), queues, most)
+        except psycopg.errors.LockNotAvailable:
+            return lifecycle.Look(1, None)  # not known: a worker's claim waits for the lock, the keeper has other work
+
+    def _sleep(self, seconds: float, *others: int) -> bool:
+        """Wait for a signal, a birth or one of the file descriptors `others`; True: for a birth."""
+        is_born = self.shared.born.fd in self.signals.wait(seconds, self.shared.born.fd, *others)
         self.shared.born.hush()
+        return is_born
 
     def _may_leave(self) -> bool:
         """After an order, once no dead worker is left; without a supervisor, once no worker is left at all."""
-        left = {slot.state for slot in self.shared.slots} - {State.FREE}
+        left = {slot.state for slot in self.shared.used()} - {State.FREE}
         if not (self._is_orphaned() or self.signals.received & set(_STOP)):
             return False
         if self._is_orphaned() and left - {State.DEAD}:
@@ -254,7 +305,7 @@ class Keeper:
         if not self._is_orphaned():
             return
         patience = self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec
-        for slot in self.shared.slots:
+        for slot in self.shared.used():
             if slot.state in (State.FREE, State.DEAD):
                 continue
             slot.drain_until(now() + patience)

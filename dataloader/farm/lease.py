@@ -41,6 +41,7 @@ class Lease:
         self.progress_at = 0.0  # when progress and checkpoints may be written again
         self.checkpoint: Checkpoint | None = None  # the latest
         self.written: Checkpoint | None = None  # the latest one in the queue
+        self.confirmed: Checkpoint | None = None  # the latest one in the queue behind which the claim still held
         self.stop: End | None = None
         self.reason: str | None = None
         self._settings = settings
@@ -118,6 +119,19 @@ class Lease:
         self.checkpoint = checkpoint
         if is_first:
             self._wake()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the latest checkpoint is in the queue: the next run gets it, however this one ends."""
+        return self.checkpoint is self.confirmed
+
+    @property
+    def stop_for_others(self) -> End | None:
+        """How the run has to end, as far as work elsewhere is concerned: GONE once the lease is over.
+
+        Whatever has ended the run before, the next one may have begun by then, and such work may be its own.
+        """
+        return End.GONE if self.stop is not None and now() >= self.slot.fence_at else self.stop
 
     @property
     def has_news(self) -> bool:

@@ -81,7 +81,7 @@ class Memory:
     """The reaper's notes from round to round.
 
     They are the next count of the queues, the session that holds back vacuum, the next predictions and the last queue
-    that has its own, the last parked key looked at, and the next look at the days of logs.
+    that has its own, the last parked key looked at, the next look at the days of logs, and at jobs to carry.
     """
 
     note_at: float = 0.0

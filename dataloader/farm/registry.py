@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Any
@@ -33,12 +33,14 @@ class WorkerRegistry:
         self._shown: list[tuple[Any, ...]] = []
         self._at = self._looked = -UNCHANGED_SEC
         self._cpu: dict[str, tuple[float, float]] = {}  # by worker: when its CPU seconds were read, and how many
+        self._rows: dict[tuple[str, str, int], tuple[float, dict[str, Any]]] = {}  # by what is seen: its row, made when
 
-    def show(self, conn: db.Connection, slots: Sequence[Slot]) -> None:
+    def show(self, conn: db.Connection, slots: Sequence[Slot], meanwhile: Callable[[], object]) -> None:
         """Show the workers in these slots, after a change or every UNCHANGED_SEC.
 
-        The statements have a short limit (see `briefly` in stats.sql). Raises psycopg.Error; the next try is due
-        as after a success.
+        To look at a worker takes a millisecond: `meanwhile` is called after each, and an idle worker that has run
+        nothing since is looked at again after UNCHANGED_SEC only. The statements have a short limit (see `briefly` in
+        stats.sql). Raises psycopg.Error; the next try is due as after a success.
         """
         if now() < self._looked + CHANGED_SEC:
             return
@@ -48,9 +50,15 @@ class WorkerRegistry:
         if seen == self._shown and now() < self._at + UNCHANGED_SEC:
             return
         self._shown, self._at = seen, now()
-        rows = [self._row(slot, state) for slot, state in present.items()]
+        since = now() - UNCHANGED_SEC
+        recent = {each: made for each, made in self._rows.items() if each[1] == "idle" and made[0] > since}
+        self._rows = {}
+        for each, (slot, state) in zip(seen, present.items(), strict=True):
+            self._rows[each] = recent.get(each) or (now(), self._row(slot, state))
+            meanwhile()
         self._cpu = {slot.worker: self._cpu[slot.worker] for slot in present}
         bound_mb = self._its_host.bound_mb
+        rows = [row for _, row in self._rows.values()]
         stats.show_workers(conn, self.farm, self.host, rows, bound_mb if isfinite(bound_mb) else None)
 
     def close(self, conn: db.Connection) -> None:

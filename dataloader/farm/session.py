@@ -71,7 +71,7 @@ class WorkerSession:
             self.unrecovered.append(former)
 
     def open(self, within: float) -> None:
-        """Open a session within so many seconds, check the schema, LISTEN. Raises as `connect`."""
+        """Open a session within so many seconds, and check the schema. Raises as `connect`."""
         conn = db.connect(
             self._dsn,
             name=f"dl-worker:{self._queue}:{self._slot.worker}",
@@ -85,6 +85,11 @@ class WorkerSession:
         session = lifecycle.open_session(conn, self._slot.worker)
         self._slot.connected(session.backend_pid, session.backend_start)
         self._current = session
+
+    def read(self) -> None:
+        """Read what the server says unasked: its farewell, which ends a wait. Raises psycopg.Error when it was one."""
+        for _ in self.conn.notifies(timeout=0):
+            pass
 
     def lost(self, error: BaseException) -> None:
         """Close the session after a passing error; pause before the next try, except in a drain."""

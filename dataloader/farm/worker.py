@@ -54,7 +54,8 @@ from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
 from dataloader.queue.run_log import RunLog
 
-HERD_SEC = 0.002  # a farm's first idle worker answers a notification at once, the next after this, two after twice this
+HERD_SEC = 0.002  # a farm's first idle worker looks for a due row at once, the next after this, two after twice this
+BELLLESS_SEC = 1.0  # how often a worker looks whether it was called that has no bell
 CHILDREN_SEC = 2.0  # from SIGKILL to a job's children until the worker leaves to get rid of them
 GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them back costs a millisecond or two
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
@@ -126,6 +127,7 @@ class Worker:
         self.figures = figures.start(name)
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
+        self._sent = 0.0  # the latest claim; what a worker was called for before, it has looked for
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = Meter()
         self._glanced_at = 0.0  # for idle siblings
@@ -182,9 +184,11 @@ class Worker:
             self.slot.show("works")
         if now() >= self._learn_at:
             self._learn()
-        sent = now()
+        sent = self._sent = now()
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
+        self.slot.sends(sent)
         step = self.batch.step(most)
+        self.slot.answered()
         if step.jobs:
             self._run_batch(step, sent)
             return True
@@ -391,7 +395,7 @@ class Worker:
             self.slot.state = State.RESTING
             self.slot.show("waits to claim")
             self.orders.call_supervisor()
-        list(self.session.conn.notifies(timeout=0))  # unread ones would stop the backend, and then all NOTIFY
+        self.session.read()
         if not (self.orders.may_claim or self.orders.is_over):
             self.orders.pause(REST_SEC, self.session.conn.fileno())
 
@@ -405,21 +409,27 @@ class Worker:
         poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         poll_at = min(now() + poll_sec, self.batch.retry_at)
         due_at = math.inf if self._due_in is None else now() + self._due_in
-        # A notification that came during a statement is in psycopg's backlog, not on the socket: drain, then select.
         while now() < poll_at and self.orders.may_claim:
-            if self._notified() or now() > due_at:
+            if self.slot.fields.called_at > self._sent:
+                break  # as many workers are called as find jobs, and one
+            self.session.read()
+            if now() > due_at:
                 if (due := self._looked_for_by_sibling()) is None:
                     break
                 due_at = due
             elif self.admission.has_gained_room():
                 break
             else:
-                until = min(poll_at, due_at + 0.001, now() + self.admission.look_in)
-                self.orders.pause(until - now(), self.session.conn.fileno())
+                self._sleep(min(poll_at, due_at + 0.001, now() + self.admission.look_in))
 
-    def _notified(self) -> bool:
-        notes = list(self.session.conn.notifies(timeout=0))
-        return any(n.channel == lifecycle.JOBS_CHANNEL and n.payload in self.queues for n in notes)
+    def _sleep(self, until: float) -> None:
+        """Wait for a call, an order or the server's farewell."""
+        bell = self.slot.bell
+        if bell is None:
+            self.orders.pause(min(until - now(), BELLLESS_SEC), self.session.conn.fileno())
+        else:
+            self.orders.pause(until - now(), self.session.conn.fileno(), bell.fd)
+            bell.hush()
 
     def _looked_for_by_sibling(self) -> float | None:
         """When the next row is due, if a sibling claims after this call and finds no job; else None.

@@ -144,18 +144,48 @@ class Settled:
 
 
 def open_session(conn: db.Connection, worker: str) -> Session:
-    """LISTEN for jobs and cancellations, and learn what identifies this session for dl_end_session."""
+    """Set what a worker's statements rely on, and learn what identifies this session for dl_end_session."""
     conn.execute(PLANS)
-    conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(JOBS_CHANNEL)))
-    listen_for_cancellations(conn)
     row = conn.execute("SELECT backend_start FROM pg_stat_get_activity(pg_backend_pid())").fetchone()
     assert row is not None  # noqa: S101  a session always finds itself
     return Session(conn, worker, conn.info.backend_pid, row[0])
 
 
-def listen_for_cancellations(conn: Conn) -> None:
-    """Hear the ids of running jobs that should stop."""
-    conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(CANCEL_CHANNEL)))
+def listen(conn: db.Connection) -> None:
+    """LISTEN for queues with jobs and for running jobs that should stop: one session of each farm, for all workers.
+
+    Sets what `look` relies on as well.
+
+    A notification costs the server a signal and a transaction for each session that LISTENs, and the commit waits.
+    """
+    conn.execute(PLANS)
+    conn.is_direct  # noqa: B018  read once: a session that is may prepare statements
+    for channel in (JOBS_CHANNEL, CANCEL_CHANNEL):
+        conn.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+
+
+def prove(conn: Conn) -> None:
+    """Return if the session lives: a session that was cut silently hears no notification, and no error."""
+    conn.execute(_SQL["prove"])
+
+
+class Look(NamedTuple):
+    """The number of jobs that a claim may find now, and the seconds until the next is due; None: no job has a time."""
+
+    ready: int
+    due_in: float | None
+
+
+def look(conn: Conn, queues: Sequence[str], most: int) -> Look:
+    """Count the jobs that a claim of these queues may find, up to `most` of each; a job that is due counts as ready.
+
+    Where nothing is ready, only time or a notification brings something. A claim may find less: others claim as well,
+    and keys may be busy.
+    """
+    row = conn.execute(_SQL["look"], {"queues": list(queues), "most": most}, prepare=True).fetchone()
+    assert row is not None  # noqa: S101  the statement always answers
+    ready, due_in = row
+    return Look(ready + (due_in == 0), due_in)
 
 
 def status(conn: Conn, job_id: UUID) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import farming
 import psycopg
 import pytest
 from farming import Farm
@@ -54,6 +55,7 @@ FARMS = {
     "test_logs_of_jobs",
     "test_newcomer",
     "test_args_of_farms",
+    "test_clusters",
 }
 
 
@@ -71,6 +73,12 @@ def farm(own_db: str, tmp_path: Path) -> Iterator[Farm]:
     farm = Farm(own_db, tmp_path)
     yield farm
     farm.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nobody listens on."""
+    return farming.free_port()
 
 
 @pytest.fixture

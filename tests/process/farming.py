@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,13 @@ def until(question: Callable[[], Any], what: str = "it", patience: float = PATIE
             raise AssertionError(f"waited {patience:g} s for {what}")
         time.sleep(0.02)
     return answer
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def ended_lines(file: Path) -> list[str]:

@@ -6,7 +6,6 @@ import configparser
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from uuid import UUID
 
 import psutil
 import pytest
-from farming import Farm, until
+from farming import Farm, free_port, until
 
 from dataloader.config import Settings
 from dataloader.farm.supervisor import KEEPER_STOP_SEC
@@ -119,14 +118,6 @@ def cwd_of(process: psutil.Process) -> str | None:
         return process.cwd()
     except psutil.Error:
         return None
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture

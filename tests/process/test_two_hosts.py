@@ -6,14 +6,11 @@ lost by a cut that neither side is told of. The other runs everywhere: two farms
 
 from __future__ import annotations
 
-import ctypes
 import os
-import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +20,7 @@ import psutil
 import pytest
 from farming import Farm, Program, until
 from judge import OVERLAPS, illegal
+from namespaces import inside, ip, obstacle, remove, space, sweep
 
 from dataloader import embedded
 from dataloader.queue import migrations
@@ -30,11 +28,7 @@ from dataloader.queue import migrations
 LEASE = 4  # seconds
 REAPER_PERIOD = 1.0
 RESERVE = 5.0  # for slow machines: what is promised is the lease and one period of the reaper
-CLONE_NEWNET = 0x40000000
 NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
-SPACE = "dl-test-{pid}-{name}"
-SPACES = Path("/run/netns")
-IP = shutil.which("ip", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
 
 # A place for each host ---------------------------------------------------------------------------------------
@@ -78,8 +72,8 @@ class Networks:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         for name in ("db", *self.LINKS):
-            stack.callback(remove, self._space(name))
-            ip("netns", "add", self._space(name))
+            stack.callback(remove, space(name))
+            ip("netns", "add", space(name))
         for name in self.LINKS:
             self._connect(name)
         hba = folder / "hba.conf"
@@ -97,25 +91,19 @@ class Networks:
         """The database as the host of this name sees it."""
         return f"host={self.LINKS[name][0]} port=5432 user=dataloader dbname=postgres"
 
-    @contextmanager
-    def inside(self, name: str) -> Iterator[None]:
-        """What this thread starts in the block is in the network of this name (setns(2), as `ip netns exec` does)."""
-        with Path("/proc/thread-self/ns/net").open() as ours, (SPACES / self._space(name)).open() as theirs:
-            enter(theirs.fileno())
-            try:
-                yield
-            finally:
-                enter(ours.fileno())
+    def inside(self, name: str) -> AbstractContextManager[None]:
+        """What this thread starts in the block is in the network of this name."""
+        return inside(name)
 
     def lose(self, host: Host) -> None:
         """Cut the link: both ends send to nobody, and neither hears of it."""
         for here, device, peer in self._ends(host.name):
-            ip("-n", self._space(here), "neigh", "replace", peer, "lladdr", NOBODY, "dev", device, "nud", "permanent")
+            ip("-n", space(here), "neigh", "replace", peer, "lladdr", NOBODY, "dev", device, "nud", "permanent")
 
     def bring_back(self, host: Host) -> None:
         """Heal the link."""
         for here, device, peer in self._ends(host.name):
-            ip("-n", self._space(here), "neigh", "del", peer, "dev", device)
+            ip("-n", space(here), "neigh", "del", peer, "dev", device)
 
     def _ends(self, name: str) -> list[tuple[str, str, str]]:
         """Both ends of a host's link: whose it is, its interface, the other end's address."""
@@ -124,59 +112,10 @@ class Networks:
 
     def _connect(self, name: str) -> None:
         to_host = f"to-{name}"
-        ip("-n", self._space(name), "link", "add", "eth0", "type", "veth", "peer", to_host, "netns", self._space("db"))
+        ip("-n", space(name), "link", "add", "eth0", "type", "veth", "peer", to_host, "netns", space("db"))
         for (here, device, _), address in zip(self._ends(name), reversed(self.LINKS[name]), strict=True):
-            ip("-n", self._space(here), "addr", "add", f"{address}/30", "dev", device)
-            ip("-n", self._space(here), "link", "set", "dev", device, "up")
-
-    def _space(self, name: str) -> str:
-        return SPACE.format(pid=os.getpid(), name=name)
-
-
-def ip(*arguments: str) -> None:
-    """Run ip(8)."""
-    subprocess.run([str(IP), *arguments], check=True, capture_output=True, text=True)
-
-
-def enter(network: int) -> None:
-    """Move this thread to the network namespace of this file descriptor."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(network, CLONE_NEWNET):
-        raise OSError(ctypes.get_errno(), "setns")
-
-
-def remove(space: str) -> None:
-    """Remove a namespace and its end of the link, if it is there."""
-    subprocess.run([str(IP), "netns", "del", space], check=False, capture_output=True)
-
-
-def sweep() -> None:
-    """Remove the namespaces of runs that were killed."""
-    for space in SPACES.glob(SPACE.format(pid="*", name="*")):
-        pid = re.search(r"\d+", space.name)
-        if pid and not psutil.pid_exists(int(pid[0])):
-            remove(space.name)
-
-
-def obstacle() -> str | None:
-    """Why there can be no namespaces here; None when there can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if IP is None:
-        return "network namespaces need ip (apt-get install iproute2)"
-    probe = SPACE.format(pid=os.getpid(), name="probe")
-    try:
-        ip("netns", "add", probe)
-        ip("-n", probe, "link", "add", "eth0", "type", "veth", "peer", "eth1")
-        with (SPACES / probe).open() as found, Path("/proc/thread-self/ns/net").open() as ours:
-            enter(found.fileno())
-            enter(ours.fileno())
-    except (subprocess.CalledProcessError, OSError) as error:
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
-        return f"no network namespaces here: {said}".strip()
-    finally:
-        remove(probe)
-    return None
+            ip("-n", space(here), "addr", "add", f"{address}/30", "dev", device)
+            ip("-n", space(here), "link", "set", "dev", device, "up")
 
 
 # Hosts -------------------------------------------------------------------------------------------------------

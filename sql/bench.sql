@@ -37,6 +37,35 @@ INSERT INTO dl_jobs (job_id, queue, task, lock_key, status, attempt, lease_expir
 SELECT gen_random_uuid(), 'held', 'bench.noop', %(key)s || '-' || i, 'running', 1, now() + interval '1 day', now(), now()
   FROM generate_series(0, %(keys)s::int - 1) i;
 
+-- name: take_held
+-- The held jobs are runs of a worker, whose leases can be renewed.
+UPDATE dl_jobs SET claimed_by = 'bench' WHERE queue = 'held' RETURNING job_id, attempt, claimed_by;
+
+-- name: wal
+-- How much WAL the server has written so far, in bytes.
+SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8;
+
+-- name: size
+-- Bytes of all tables of this schema, with their indexes.
+SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
+ WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'm');
+
+-- name: journal_rows
+SELECT count(*) FROM dl_job_events;
+
+-- name: worker_sessions
+SELECT pid FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name LIKE 'dl-worker:bench:%';
+
+-- name: free_sessions
+-- The sessions that the server, the database and the role have left for farms: those of farms count as free.
+SELECT least(current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+               - coalesce(current_setting('reserved_connections', true)::int, 0),
+             nullif(d.datconnlimit, -1), CASE WHEN NOT r.rolsuper THEN nullif(r.rolconnlimit, -1) END)
+       - (SELECT count(*)::int FROM pg_stat_activity
+           WHERE backend_type = 'client backend' AND application_name NOT LIKE 'dl-%')
+  FROM pg_database d, pg_roles r WHERE d.datname = current_database() AND r.rolname = current_user;
+
 -- name: lock_older
 -- Somebody's open transaction on the rows at the head of the queue.
 SELECT count(*) FROM (SELECT FROM dl_jobs WHERE created_at < now() - make_interval(secs => %(age_sec)s) FOR UPDATE) locked;

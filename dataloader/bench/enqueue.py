@@ -59,7 +59,7 @@ def _ways(conn: db.Connection, api: Api, jobs: int, singles: int) -> dict[str, W
     clear(conn)
     return {
         "single, Python": partial(_single, jobs=singles),
-        f"single, API, {CLIENTS} clients": lambda _: _api_single(api, singles),
+        f"single, API, {CLIENTS} clients": lambda _: api_single(api, singles),
         "bulk, Python": partial(_bulk, partial(dataloader.enqueue_many, schema=api.schema), jobs=jobs),
         "bulk, API": lambda _: _api_bulk(api, jobs),
     }
@@ -86,7 +86,8 @@ def _bulk(many: Callable[[db.Connection, list[enqueue.NewJob]], Any], conn: db.C
     return _rate(jobs, add)
 
 
-def _api_single(api: Api, jobs: int) -> float:
+def api_single(api: Api, jobs: int) -> float:
+    """The jobs/s that CLIENTS clients trigger, each job by a request of its own."""
     each = jobs // CLIENTS
 
     def client(number: int) -> None:

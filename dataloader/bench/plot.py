@@ -38,15 +38,19 @@ def bars(title: str, series: Sequence[str], groups: Sequence[tuple[str, Sequence
     """Horizontal bars as SVG: each group has a bar for each series with a value; the longest bar fills the width."""
     most = max((value for _, values in groups for value in values if value is not None), default=0) or 1
     height = 56 + len(groups) * (len(series) * _BAR + 12)
-    parts = [_text(12, 22, title, size=15, weight="bold"), *_legend(series)]
+    parts = [text(12, 22, title, size=15, weight="bold"), *_legend(series)]
     y = 56
     for label, values in groups:
-        parts.append(_text(_LEFT - 8, y + len(series) * _BAR / 2 + 4, label, anchor="end"))
+        parts.append(text(_LEFT - 8, y + len(series) * _BAR / 2 + 4, label, anchor="end"))
         for place, value in enumerate(values):
             if value is not None:
                 parts += _bar(y + place * _BAR, value / most * _WIDTH, _COLOURS[place], f"{number(value)} {unit}")
         y += len(series) * _BAR + 12
-    width = _LEFT + _WIDTH + _RIGHT
+    return svg(title, _LEFT + _WIDTH + _RIGHT, height, parts)
+
+
+def svg(title: str, width: float, height: float, parts: Sequence[str]) -> str:
+    """An SVG of these parts on white."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     style = ' font-family="sans-serif" font-size="12" role="img">'
     back = f'<title>{escape(title)}</title><rect width="{width}" height="{height}" fill="#ffffff"/>'
@@ -59,13 +63,13 @@ def table(results: Doc) -> str:
     return "\n".join([f"{conditions(results)}.", "", *rows, *map(_row, _lines(results)), ""])
 
 
-def filled(page: str, text: str) -> str:
-    """The page with `text` between its marks; PlotError when the page has no marks."""
+def filled(page: str, results: str) -> str:
+    """The page with the results between its marks; PlotError when the page has no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise PlotError(f"performance.md should have the lines {BEGIN.strip()} and {END}")
-    return before + begin + "\n" + text + "\n" + end + after
+        raise PlotError(f"the page should have the lines {BEGIN.strip()} and {END}")
+    return before + begin + "\n" + results + "\n" + end + after
 
 
 def plot(results: Doc, folder: Path) -> list[Path]:
@@ -122,19 +126,28 @@ def _legend(series: Sequence[str]) -> list[str]:
     parts, x = [], _LEFT
     for name, colour in zip(series, _COLOURS, strict=False):
         parts.append(f'<rect x="{x}" y="34" width="10" height="10" fill="{colour}"/>')
-        parts.append(_text(x + 15, 43, name))
+        parts.append(text(x + 15, 43, name))
         x += 30 + 7 * len(name)
     return parts
 
 
 def _bar(y: float, length: float, colour: str, label: str) -> list[str]:
     rect = f'<rect x="{_LEFT}" y="{y}" width="{max(1, length):.1f}" height="{_BAR - 2}" fill="{colour}"/>'
-    return [rect, _text(_LEFT + max(1, length) + 6, y + _BAR - 4, label)]
+    return [rect, text(_LEFT + max(1, length) + 6, y + _BAR - 4, label)]
 
 
-def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "start", weight: str = "normal") -> str:
+def text(
+    x: float,
+    y: float,
+    words: str,
+    size: int = 12,
+    anchor: str = "start",
+    weight: str = "normal",
+    colour: str = "#1a202c",
+) -> str:
+    """A text of an SVG."""
     place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" font-weight="{weight}"'
-    return f'<text {place} fill="#1a202c">{escape(text)}</text>'
+    return f'<text {place} fill="{colour}">{escape(words)}</text>'
 
 
 if __name__ == "__main__":

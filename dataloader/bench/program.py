@@ -67,9 +67,8 @@ def run(settings: Settings, figures: Sequence[str], wish: Wish, json_path: str |
     file, or `-` for stdout. The bench removes all that it made, also after Ctrl-C and SIGTERM, and then prints the
     figures measured so far.
     """
-    out, err = _console(to_stderr=False), _console(to_stderr=True)
+    out, err = console(to_stderr=False), console(to_stderr=True)
     lines, about = list[Line](), dict[str, Any]()
-    signal.signal(signal.SIGTERM, _interrupted)
     status = _measure(settings, figures or list(FIGURES), wish, err, lines, about)
     if lines:
         (err if json_path == "-" else out).print(report.table(lines, report.conditions(about)))
@@ -83,32 +82,43 @@ def _measure(
     settings: Settings, figures: Sequence[str], wish: Wish, err: Console, lines: list[Line], about: dict[str, Any]
 ) -> int:
     """Add the measured lines to `lines` and the machine's facts to `about`, up to a failure; the exit code."""
-    try:
-        with _place(settings, wish, err) as place:
-            about |= _about(place)
+
+    def each() -> None:
+        with placed(settings, wish, err) as place:
+            about.update(_about(place))
             for name in figures:
                 for line in FIGURES[name](place):
                     lines.append(line)
                     place.progress.console.print(f"{line.figure}: {line.name}", style="dim", highlight=False)
+
+    return attempted("bench", err, each)
+
+
+def attempted(command: str, err: Console, action: Callable[[], None]) -> int:
+    """The exit code of a command that measures: what it cannot do is said in a line, and SIGTERM ends it as Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        action()
         return EXIT_OK
     except KeyboardInterrupt:
-        err.print("dataloader bench: interrupted", style="red")
+        err.print(f"dataloader {command}: interrupted", style="red")
         return INTERRUPTED
     except (BenchError, embedded.EmbeddedError, migrations.SchemaError, db.Error, OSError) as error:
         message = log.masked(str(error).strip())
-        err.print(f"dataloader bench: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"dataloader {command}: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
         return EXIT_FAILED
 
 
-def _console(to_stderr: bool) -> Console:
-    console = Console(stderr=to_stderr)
-    if not console.is_terminal:
-        console.width = FILE_WIDTH
-    return console
+def console(to_stderr: bool) -> Console:
+    """Of the terminal's width, or FILE_WIDTH."""
+    made = Console(stderr=to_stderr)
+    if not made.is_terminal:
+        made.width = FILE_WIDTH
+    return made
 
 
 @contextmanager
-def _place(settings: Settings, wish: Wish, console: Console) -> Iterator[Place]:
+def placed(settings: Settings, wish: Wish, console: Console) -> Iterator[Place]:
     """The database, a folder and progress bars; the end of the block removes schemas, folder and server."""
     with ExitStack() as cleanup:
         folder = settings.dl_home / f"bench-{time.time_ns()}"

@@ -6,16 +6,18 @@ word gets an answer with the right ones that are most like it, bounded and witho
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
 
 import click
 
-from dataloader import embedded, log
+from dataloader import config, embedded, log
 from dataloader.config import Settings
 from dataloader.farm.process import EXIT_CANNOT_START
 from dataloader.log.masking import clipped
@@ -160,6 +162,34 @@ def refuse(message: str, status: int) -> NoReturn:
     for line in message.splitlines():
         click.echo(f"dataloader: {log.masked(line)}", err=True)
     sys.exit(status)
+
+
+def settings() -> Settings:
+    """The settings, by which this process logs from now on; refuses where they are wrong."""
+    try:
+        found = config.load()
+    except config.ConfigError as e:
+        refuse(str(e), EXIT_CANNOT_START)
+    log.configure(found)
+    return found
+
+
+def settings_with(dsn: str | None) -> Settings:
+    """The settings, with the DSN of the option `--dsn` where it was given."""
+    found = settings()
+    try:
+        return config.load(dl_db_dsn=dsn) if dsn else found
+    except config.ConfigError as e:
+        raise click.BadParameter(str(e).partition(": ")[2], param_hint="--dsn") from None
+
+
+def check_writable(json_path: str | None) -> None:
+    """Refuse a file of the option `--json` that cannot be written; `-` is stdout."""
+    if not json_path or json_path == "-":
+        return
+    path = Path(json_path).absolute()
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise click.BadParameter(f"{json_path} should be a file that can be written", param_hint="--json")
 
 
 def dsn(settings: Settings) -> str:

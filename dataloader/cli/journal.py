@@ -22,7 +22,7 @@ def whole(farm: Farm, job_id: UUID) -> list[Event]:
     """The job's journal, up to MOST events."""
     found: list[Event] = []
     while len(found) < MOST:
-        page = farm.events(job_id, after=found[-1].event_id if found else 0, limit=PAGE)
+        page = farm.events(job_id, after=found[-1].event_id if found else None, limit=PAGE)
         found += page
         if len(page) < PAGE:
             break

@@ -13,6 +13,7 @@ modules beside it the other commands:
     farm      queues, ps, tasks, top (drawn by `top`), completion
     search_index  search-index: the index for searches by arguments
     webhooks  webhook: who is told of dead jobs, stuck runs, late and paused queues
+    capacity  capacity: what one primary bears
     doctor    doctor: why a job does not run, or runs badly; why a schedule makes none; what is wrong with the farm
 """
 
@@ -33,6 +34,7 @@ from dataloader import config, embedded, log, pipelines
 from dataloader.cli import base
 from dataloader.cli.base import dsn as _dsn
 from dataloader.cli.base import refuse as _refuse
+from dataloader.cli.base import settings as _settings
 from dataloader.config import Settings
 from dataloader.farm import keeper, reaper, supervisor, worker
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED
@@ -56,6 +58,7 @@ _MODULES = {
         "farm": "queues ps tasks predict top completion",
         "webhooks": "webhook",
         "search_index": "search-index",
+        "capacity": "capacity",
     }.items()
     for name in names.split()
 }
@@ -286,14 +289,8 @@ def bench(
 
     if unknown := [name for name in figures if name not in program.FIGURES]:
         raise click.BadParameter(f"there is no figure {unknown[0]!r}; there are {', '.join(program.FIGURES)}")
-    if json_path and json_path != "-" and not _can_be_written(Path(json_path).absolute()):
-        raise click.BadParameter(f"{json_path} should be a file that can be written", param_hint="--json")
-    settings = _settings()
-    try:
-        settings = config.load(dl_db_dsn=dsn) if dsn else settings
-    except config.ConfigError as e:
-        raise click.BadParameter(str(e).partition(": ")[2], param_hint="--dsn") from None
-    sys.exit(program.run(settings, figures, Wish(rounds, scale, prefetch, bare), json_path))
+    base.check_writable(json_path)
+    sys.exit(program.run(base.settings_with(dsn), figures, Wish(rounds, scale, prefetch, bare), json_path))
 
 
 @main.command(name="dsn", examples=['psql "$(dataloader dsn --show-password)"'])
@@ -318,19 +315,6 @@ def token_command(name: str, scopes: tuple[str, ...]) -> None:
         raise click.BadParameter(str(e), param_hint="NAME") from None
     click.echo("The token, for its owner; it is not shown again. Then its entry of the list DL_API_TOKENS:", err=True)
     click.echo(f"{token}\n{entry}")
-
-
-def _can_be_written(path: Path) -> bool:
-    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
-
-
-def _settings() -> Settings:
-    try:
-        settings = config.load()
-    except config.ConfigError as e:
-        _refuse(str(e), EXIT_CANNOT_START)
-    log.configure(settings)
-    return settings
 
 
 def _check_database(settings: Settings, dsn: str, *, direct: bool) -> None:

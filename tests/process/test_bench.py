@@ -32,11 +32,11 @@ def environment(folder: Path, **given: str) -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ours} | {"DL_HOME": str(folder)} | given
 
 
-def bench(folder: Path, *arguments: str, **given: str) -> subprocess.CompletedProcess[str]:
+def bench(folder: Path, *arguments: str, command: str = "bench", **given: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
-    command = [sys.executable, "-m", "dataloader", "bench", *arguments]
+    words = [sys.executable, "-m", "dataloader", command, *arguments]
     return subprocess.run(
-        command, env=environment(folder, **given), cwd=folder, capture_output=True, text=True, check=False, timeout=100
+        words, env=environment(folder, **given), cwd=folder, capture_output=True, text=True, check=False, timeout=100
     )
 
 
@@ -93,6 +93,27 @@ def test_the_other_figures_measure_too(own_db: str, tmp_path: Path) -> None:
     assert lines["100 jobs of one tenant behind the backlog of another"]["ratio"] < 1
     assert lines["statements per worker"]["ours_median"] >= 0
     assert "64 keys, 2 workers" in done.stdout
+    assert left_behind(own_db, tmp_path) == []
+
+
+def test_capacity_measures_costs_and_forecasts_from_them_again(own_db: str, tmp_path: Path) -> None:
+    out = tmp_path / "forecast.json"
+    done = bench(
+        tmp_path, "--scale=0.05", f"--json={out}", "--jobs-per-day=50000", command="capacity", DL_DB_DSN=own_db
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(out.read_text())
+    costs = told["costs"]
+    assert all(value > 0 for name, value in costs.items() if name not in ("ways", "session_bytes"))
+    assert set(costs["ways"]["one by one"]["jobs_a_sec"]) == {"1", "3", "9"}
+    single, batches = (costs["ways"][way]["server_sec"] for way in ("one by one", "in batches"))
+    assert all(single[workers] > batches[workers] for workers in ("1", "3", "9"))
+    assert costs["journal_rows"] >= 3
+    assert [day["load"]["jobs_a_day"] for day in told["days"]] == [5e4, 5e5, 5e6, 5e7]
+    assert "breaks first" in done.stdout
+    again = bench(tmp_path, f"--costs={out}", "--json=-", command="capacity", DL_DB_DSN=own_db)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["costs"] == costs
     assert left_behind(own_db, tmp_path) == []
 
 

@@ -59,6 +59,21 @@ SELECT current_setting('max_connections')::int
 FROM pg_roles r, pg_database d
 WHERE r.rolname = current_user AND d.datname = current_database();
 
+-- name: fleet
+-- The farms of other hosts that show workers: how many, and of how many kinds.
+SELECT count(*)::int AS workers, count(DISTINCT coalesce(queues, ARRAY[queue]))::int AS kinds
+  FROM dl_workers WHERE seen_at > now() - interval '30 s' AND host <> %(here)s GROUP BY farm;
+
+-- name: fleet_sessions
+-- The sessions of farms that are there now, and of other machines the reapers and those with an API. This machine's own
+-- are counted by its settings. An address that is null is this machine's.
+SELECT count(*)::int AS of_farms,
+       count(*) FILTER (WHERE application_name = 'dl-reaper' AND is_elsewhere)::int AS reapers,
+       count(DISTINCT client_addr) FILTER (WHERE application_name = 'dl-api' AND is_elsewhere)::int AS api_hosts
+  FROM (SELECT application_name, client_addr, client_addr IS DISTINCT FROM inet_client_addr() AS is_elsewhere
+          FROM pg_stat_activity
+         WHERE datname = current_database() AND application_name LIKE 'dl-%%') ours;
+
 -- name: advisory_locks
 -- How many advisory locks others hold: not our own processes that run on this machine already.
 SELECT count(*)::int AS of_others FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)

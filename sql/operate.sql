@@ -10,11 +10,14 @@ ON CONFLICT (queue) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.pau
 RETURNING {settings};
 
 -- name: resume
--- The commit wakes the queue's workers. A row without any setting stays.
+-- The commit wakes the queue's workers. A row without any setting stays; and a queue that has moved to another cluster,
+-- which is returned, stays paused.
 WITH resumed AS (
-  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_at IS NOT NULL
+  UPDATE dl_queues SET paused_at = NULL, paused_by = NULL
+   WHERE queue = %(queue)s AND paused_at IS NOT NULL AND cluster IS NULL
   RETURNING queue)
-SELECT pg_notify('dl_jobs', queue) FROM resumed;
+SELECT cluster FROM dl_queues WHERE queue = %(queue)s AND cluster IS NOT NULL
+UNION ALL SELECT nullif(pg_notify('dl_jobs', queue)::text, '') FROM resumed;
 
 -- name: limit_length
 INSERT INTO dl_queues (queue, max_length) VALUES (%(queue)s, %(max_length)s)

@@ -26,7 +26,8 @@ DECLARE
       FROM unnest('{dl_queues, dl_workers, dl_served, dl_tasks, dl_totals, dl_pace, dl_pace_long, dl_rolled, dl_lengths, dl_freed,
               dl_results, dl_needs, dl_parents, dl_waiting, dl_schedules, dl_limits,
               dl_checkpoints, dl_webhooks, dl_alerts, dl_alerted, dl_backfills, dl_partitions, dl_durations,
-              dl_predictions, dl_error_notes, dl_job_logs, dl_spans}'::text[]) name
+              dl_predictions, dl_error_notes, dl_job_logs, dl_spans,
+              dl_arrivals, dl_departures}'::text[]) name
      WHERE to_regclass(name) IS NOT NULL);
   all_functions text;
   called text;        -- by a role; the others are triggers'

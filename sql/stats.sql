@@ -66,6 +66,22 @@ SELECT queue, length, scheduled, retries, coalesce(busy, 0) AS busy, dead,
      ORDER BY j.queue DESC, finished_at DESC LIMIT %(most)s) n) d
  WHERE queue IS NOT NULL;
 
+-- name: named
+-- In the place of {named}, here and in clusters.sql: the names of the queues that have waiting and dead jobs, by loose
+-- scans of ix_dl_jobs_claim and ix_dl_jobs_dead.
+waiting (queue) AS (
+  (SELECT queue FROM dl_jobs WHERE status = 'queued' ORDER BY queue DESC, available_at DESC LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs WHERE status = 'queued' AND queue < waiting.queue
+           ORDER BY queue DESC, available_at DESC LIMIT 1)
+    FROM waiting WHERE queue IS NOT NULL),
+dead (queue) AS (
+  (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') ORDER BY queue DESC, finished_at DESC LIMIT 1)
+  UNION ALL
+  SELECT (SELECT queue FROM dl_jobs WHERE status IN ('failed', 'lost') AND queue < dead.queue
+           ORDER BY queue DESC, finished_at DESC LIMIT 1)
+    FROM dead WHERE queue IS NOT NULL);
+
 -- name: queues_as_noted
 -- The same without a look at any queue: for when even the first jobs of each take too long to count, because a
 -- transaction holds back vacuum or the server has too much to do.

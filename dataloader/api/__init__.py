@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
-from uuid import UUID
 
 from flask import Flask, Response, abort, request
 
@@ -27,11 +25,10 @@ from dataloader.api.v1 import (
     search,
     webhooks,
 )
-from dataloader.api.web import auth, endpoint, problems
+from dataloader.api.web import auth, endpoint, over_all, problems
+from dataloader.api.web.clusters import Clusters
 from dataloader.api.web.json_body import BODY_LIMIT, Json
-from dataloader.api.web.long_poll import LongPolls, Versions
-from dataloader.api.web.sessions import Sessions
-from dataloader.queue import hooks, lifecycle
+from dataloader.queue import hooks
 
 
 def create_app(settings: config.Settings | None = None) -> Flask:
@@ -53,16 +50,21 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     app.url_map.merge_slashes = False
     app.url_map.converters.update(endpoint.CONVERTERS)
     app.extensions["settings"] = settings
-    sessions = app.extensions["sessions"] = Sessions(settings)
-    polls = app.extensions["long_polls"] = LongPolls(_versions(sessions))
-    app.extensions["probe"] = health.Probe(sessions)
-    app.extensions["metrics"] = metrics.Metrics(sessions)
+    clusters = app.extensions["clusters"] = Clusters(settings)
+    app.extensions["sessions"], app.extensions["long_polls"] = (
+        clusters.sessions(clusters.own),
+        clusters.polls(clusters.own),
+    )
+    app.extensions["probe"] = health.Probes(clusters)
+    app.extensions["metrics"] = metrics.Metrics(clusters)
     # gunicorn_config calls on_threads with the number of threads, slow_clients calls on_drain when the process stops.
-    app.extensions["on_threads"] = [lambda threads: _share(threads, sessions, polls), lambda _: _push(app)]
-    app.extensions["on_drain"] = [polls.stop, health.drain]
+    app.extensions["on_threads"] = [clusters.share, lambda _: _push(app)]
+    app.extensions["on_drain"] = [clusters.stop, health.drain]
     v1 = (contract, jobs, again, search, bulk, queues, schedules, backfills, limits, errors, webhooks, farm, openapi)
     for module in (health, *v1, metrics, login, render, run_pages, actions, bulk_orders, trigger):
         app.register_blueprint(module.blueprint)
+    if clusters.names:
+        over_all.install(app)
     problems.install(app)
     audit.install(app)
     auth.install(app)
@@ -71,24 +73,10 @@ def create_app(settings: config.Settings | None = None) -> Flask:
     return app
 
 
-def _share(threads: int, sessions: Sessions, polls: LongPolls) -> None:
-    """Half of the threads may hold long polls, two stay free, the others may use the database."""
-    polls.allow(threads // 2)
-    sessions.allow(threads - threads // 2 - 2)
-
-
 def _push(app: Flask) -> None:
     """Send the figures of /metrics as well, where the environment asks for it: this process is forked by now."""
     if sender := pushed.start(app.extensions["metrics"].collect):
         app.extensions["on_drain"].append(sender.close)
-
-
-def _versions(sessions: Sessions) -> Versions:
-    def ask(job_ids: Collection[UUID]) -> dict[UUID, str]:
-        with sessions.borrow() as conn:
-            return lifecycle.versions(conn, job_ids)
-
-    return ask
 
 
 def _refuse_chunks() -> None:

@@ -85,6 +85,8 @@ def _shown(name: str, value: Any) -> str:
         return ",".join(map(log.masked, value))
     if isinstance(value, tuple):
         return json.dumps(log.masked([entry.model_dump(exclude_none=True) for entry in value]), ensure_ascii=False)
+    if name == "dl_clusters":
+        value = {cluster: db.shown(dsn.get_secret_value()) for cluster, dsn in value.items()}
     if isinstance(value, dict):
         return json.dumps(log.masked(value), ensure_ascii=False)
     if isinstance(value, bool):

@@ -6,6 +6,7 @@ findings of facts.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from psycopg.rows import dict_row
 
 from dataloader import log, pipelines
 from dataloader.config import Settings, WorkerSpec
-from dataloader.queue import db, migrations, probe
+from dataloader.queue import clusters, db, migrations, probe
 
 VERSIONS = range(15, 19)  # the major versions that the tests run on
 API_PROCESSES = 2  # the default of `dataloader api`
@@ -259,6 +260,58 @@ def _connections(conn: db.Connection, settings: Settings, dsn: str) -> list[Find
     return [connections(least, most, free_connections(facts))]
 
 
+def _fleet(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    """The finding on the sessions of all farms together; none where only this machine's farm is seen."""
+    here = socket.gethostname()[:100]
+    try:
+        with db.in_force(conn):
+            farms = _facts(conn, "fleet", here=here)
+    except (errors.InsufficientPrivilege, errors.UndefinedTable, errors.UndefinedColumn):
+        return []  # the schema's findings say so
+    if not farms:
+        return []
+    (facts,), (seen,) = _facts(conn, "sessions"), _facts(conn, "fleet_sessions")
+    same = _server(settings.target_dsn or dsn) == _server(dsn)
+    _, ours = wanted_connections(settings, same_server=same)
+    apis = api_connections(settings) * seen["api_hosts"]
+    most = ours + apis + seen["reapers"] + sum(farm_connections(**farm, same_server=same) for farm in farms)
+    return [fleet(len(farms) + 1, most, fleet_limits(facts, seen))]
+
+
+def farm_connections(workers: int, kinds: int, same_server: bool) -> int:
+    """PURE: the most sessions of a farm on the queue's server, without reaper and API.
+
+    One for each worker, and one more while its pipeline is in a transaction if that is on the `same_server`; the
+    keeper's; and a successor for each of the `kinds` of workers during a reload.
+    """
+    return workers * (2 if same_server else 1) + 1 + kinds
+
+
+def api_connections(settings: Settings) -> int:
+    """PURE: the most sessions of one machine's API."""
+    return API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
+
+
+def fleet_limits(facts: Mapping[str, int], seen: Mapping[str, int]) -> dict[str, int]:
+    """PURE: the sessions that each limit allows all farms together, by the limit's name; those of others are taken."""
+    names = {"server": "max_connections", "database": "the database's limit", "role": "the role's limit"}
+    return {
+        name: facts[f"{limit}_limit"] - max(0, facts[f"{limit}_used"] - seen["of_farms"])
+        for limit, name in names.items()
+        if facts[f"{limit}_limit"] >= 0
+    }
+
+
+def fleet(farms: int, most: int, allowed: Mapping[str, int]) -> Finding:
+    """The finding on what all farms may need at once, beside the smallest of the limits."""
+    limit, room = min(allowed.items(), key=lambda item: item[1])
+    what = f"all {farms} farms may need {most} sessions at once, {room} are theirs to use ({limit})"
+    if most <= room:
+        return Finding(Level.OK, "fleet", what)
+    advice = f"raise {limit} by {most - room}, or lower WORKERS_JSON, PG_POOL_SIZE or PG_MAX_OVERFLOW"
+    return Finding(Level.WARNING, "fleet", what, advice)
+
+
 def _locks(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
     (facts,) = _facts(conn, "advisory_locks")
     return [locks(probe.lock_table(conn), settings.workers, facts["of_others"])]
@@ -331,7 +384,7 @@ def wanted_connections(settings: Settings, same_server: bool) -> tuple[int, int]
     """
     workers = sum(spec.concurrency for spec in settings.workers)
     pools = API_PROCESSES * settings.pg_pool_size if settings.pg_use_pool else 0
-    most = API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow)
+    most = api_connections(settings)
     successors = len({spec.served for spec in settings.workers})
     return workers + 2 + pools, workers + 2 + most + successors + (workers if same_server else 0)
 
@@ -356,12 +409,34 @@ def connections(least: int, most: int, free: Mapping[str, int]) -> Finding:
     return Finding(Level.ERROR if least > left else Level.WARNING, "connections", what, advice)
 
 
+def _clusters(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding]:
+    if not settings.dl_clusters:
+        return []
+    with db.in_force(conn):
+        return of_clusters(clusters.stragglers(conn), list(settings.dl_clusters))
+
+
+def of_clusters(stragglers: Iterable[tuple[str, str]], known: Collection[str]) -> list[Finding]:
+    """The findings on queues that have moved to another cluster, and have queued jobs here all the same."""
+    found = []
+    for queue, cluster in stragglers:
+        what = f"{queue} has moved to the cluster {cluster}, and jobs here are still to be carried"
+        advice = (
+            f"the reaper carries them while {cluster} answers; or `dataloader queue move {queue} --cluster {cluster}`"
+        )
+        unknown = f"name {cluster} in DL_CLUSTERS, as the other hosts do"
+        found.append(Finding(Level.WARNING, "clusters", what, advice if cluster in known else unknown))
+    return found or [Finding(Level.OK, "clusters", f"{', '.join(known)}; no job waits to be carried")]
+
+
 _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] = {
     "session": _session,
     "schema": _schema,
     "connections": _connections,
+    "fleet": _fleet,
     "locks": _locks,
     "queues": _merging,
+    "clusters": _clusters,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from dataloader.client.errors import Unexpected
@@ -15,6 +15,15 @@ from dataloader.client.errors import Unexpected
 R = TypeVar("R")
 Document = Mapping[str, Any]
 FINAL = frozenset({"succeeded", "failed", "canceled", "lost"})
+
+
+class Carried(NamedTuple):
+    """One step of a queue's move to another cluster."""
+
+    moved: int  # jobs
+    running: int  # jobs that still run in the cluster that the queue leaves
+    left: int  # queued and dead jobs that stay there, up to 1,000: others count on them
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import math
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -25,7 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import db, hooks, lifecycle, migrations
+from dataloader.queue import clusters, db, hooks, lifecycle, migrations, operations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import predictions, runs, stats, webhooks
@@ -38,6 +38,7 @@ PRUNE_SEC = 0.02  # how long one should take: a job of hours has thousands of he
 PRUNE_PAUSE = 4  # times that after each: a claim's commit waits until its deletions are on the disk
 PRUNE_SHARE = 0.8  # of a round, for deleting
 AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
+CARRY_SHARE = 0.2  # of a round, for carrying jobs to another cluster
 PREDICT_SHARE = 0.2  # of a round, for predicting
 LOG_DAYS_SEC, LOG_DAYS_AGAIN_SEC = 600.0, 60.0  # between two looks at the partitions of logs; after a failure
 PREDICT_SEC = 60.0  # from one look at all queues to the next
@@ -45,6 +46,7 @@ NOTE_SELDOM = 20  # times as long as a count took: until the next count
 HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
+CARRY_SEC, CARRY_AGAIN_SEC = 2.0, 15.0  # for each answer of another cluster; after a failure
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
@@ -93,6 +95,15 @@ class Memory:
     stranded_after: int | None = None
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
+    carry_at: float = 0.0
+
+    def count_later(self) -> None:
+        """The next count of the queues may wait as long as after the slowest one."""
+        self.note_at = now() + NOTE_SELDOM * stats.NOTING_SEC
+
+    def predict_later(self) -> None:
+        """The next predictions begin with the first queue, in PREDICT_SEC."""
+        self.predicted, self.predict_at = "", now() + PREDICT_SEC
 
 
 def main(settings: Settings, dsn: str) -> int:
@@ -171,6 +182,7 @@ class _Reaper:
         predict(conn, self._log, memory, now() + PREDICT_SHARE * period_sec)
         self._schedules.make(conn)
         tell(conn, self._log, Rules.of(self._settings))
+        carry(conn, self._settings, self._log, memory, now() + CARRY_SHARE * period_sec)
         keep_log_days(conn, self._log, memory, self._settings.dl_retention_days)
         if (days := self._settings.dl_retention_days) is not None:
             until = started + PRUNE_SHARE * period_sec
@@ -259,95 +271,109 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime,
         pass
 
 
-def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
-    """Aggregate new rows of the journal until a monotonic instant; the next round goes on with the rest.
+@contextmanager
+def going_on(
+    conn: db.Connection, log: structlog.stdlib.BoundLogger, event: str, on_failure: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Log a failure in this block as `event` and call `on_failure`: the rounds go on, for the block recovers no job.
 
-    For people only: after a failure the rounds go on.
+    Raises psycopg.Error where the session is lost.
     """
     try:
+        yield
+    except psycopg.Error as e:
+        if conn.closed:
+            raise
+        if on_failure:
+            on_failure()
+        log.warning(event, error=str(e).strip())
+
+
+def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
+    """Aggregate new rows of the journal until a monotonic instant; the next round goes on with the rest."""
+    with going_on(conn, log, "reaper.roll.failed"):
         while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
             pass
         while runs.fold(conn) >= runs.FOLDED and now() < until:
             pass
         if rolled == stats.ANEW:
             log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
-    except psycopg.Error as e:
-        if conn.closed:
-            raise
-        log.warning("reaper.roll.failed", error=str(e).strip())
 
 
 def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
-    """Count the queues for pages and metrics, and name the session that holds back vacuum while it slows claims.
-
-    For people only: after a failure the rounds go on.
-    """
-    try:
+    """Count the queues for pages and metrics, and name the session that holds back vacuum while it slows claims."""
+    with going_on(conn, log, "reaper.watch.failed", memory.count_later):
         if now() >= memory.note_at:
             began = now()
             lag_sec = stats.note_lengths(conn, period_sec / 2)
             memory.lag_sec = memory.lag_sec if lag_sec is None else lag_sec
             memory.note_at = now() + NOTE_SELDOM * (now() - began)
-        vacuum = stats.vacuum(conn)
-    except psycopg.Error as e:
-        if conn.closed:
-            raise
-        memory.note_at = now() + NOTE_SELDOM * stats.NOTING_SEC
-        log.warning("reaper.watch.failed", error=str(e).strip())
-        return
-    _report_vacuum(vacuum, log, memory)
+        _report_vacuum(stats.vacuum(conn), log, memory)
 
 
 def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, until: float) -> None:
-    """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC.
-
-    For people only: after a failure the rounds go on.
-    """
-    try:
+    """Note when jobs will end, queue by queue until a monotonic instant, all queues once in PREDICT_SEC."""
+    with going_on(conn, log, "reaper.predict.failed", memory.predict_later):
         while memory.predict_at <= now() < until:
             if (done := predictions.note(conn, memory.predicted)) is None:
-                memory.predicted, memory.predict_at = "", now() + PREDICT_SEC
-                return
+                return memory.predict_later()
             memory.predicted, told = done
             if told:
                 log.warning("reaper.deadlines.at_risk", queue=memory.predicted, jobs=told)
-    except psycopg.Error as e:
-        if conn.closed:
-            raise
-        memory.predicted, memory.predict_at = "", now() + PREDICT_SEC
-        log.warning("reaper.predict.failed", error=str(e).strip())
 
 
 def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:
-    """Add a job for each message that is due to a webhook.
-
-    For people only: after a failure the rounds go on.
-    """
-    try:
+    """Add a job for each message that is due to a webhook."""
+    with going_on(conn, log, "reaper.alerts.failed"):
         if told := webhooks.tell(conn, rules):
             log.info("reaper.alerts.told", count=told)
-    except psycopg.Error as e:
-        if conn.closed:
-            raise
-        log.warning("reaper.alerts.failed", error=str(e).strip())
+
+
+def carry(
+    conn: db.Connection, settings: Settings, log: structlog.stdlib.BoundLogger, memory: Memory, until: float
+) -> None:
+    """Carry jobs that came to a queue here after it had moved to another cluster, until a monotonic instant.
+
+    A cluster that cannot be reached is left alone for CARRY_AGAIN_SEC, and the rounds go on.
+    """
+    if not settings.dl_clusters or now() < memory.carry_at:
+        return
+    source = clusters.Side(settings.cluster or "", conn)
+    for queue, name in clusters.stragglers(conn):
+        try:
+            carried = _carry_to(source, name, queue, settings, until)
+            if carried:
+                log.info("reaper.jobs.carried", queue=queue, cluster=name, count=carried)
+        except (psycopg.Error, migrations.SchemaError, operations.Busy) as e:
+            if conn.closed:
+                raise
+            memory.carry_at = now() + CARRY_AGAIN_SEC
+            log.warning("reaper.carry.failed", queue=queue, cluster=name, error=str(e).strip())
+
+
+def _carry_to(source: clusters.Side, name: str, queue: str, settings: Settings, until: float) -> int:
+    """Returns how many jobs were carried; 0 for a cluster that DL_CLUSTERS does not name (`check` says so)."""
+    if (dsn := settings.dl_clusters.get(name)) is None:
+        return 0
+    with _connect(settings, dsn.get_secret_value(), CARRY_SEC) as conn:
+        total = carried = clusters.carry(source, clusters.Side(name, conn), queue)
+        while carried and now() < until:
+            total += (carried := clusters.carry(source, clusters.Side(name, conn), queue))
+    return total
 
 
 def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, days: float | None) -> None:
     """Make the next days' partitions of the logs of jobs, and drop those older than so many days; None: drop none.
 
-    After a failure the rounds go on: lines of a day without a partition have the default one.
+    Lines of a day without a partition have the default one.
     """
     if now() < memory.log_days_at:
         return
-    memory.log_days_at = now() + LOG_DAYS_SEC
-    try:
+    memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC
+    with going_on(conn, log, "reaper.log_days.failed"):
         if changed := logs_of_jobs.keep_days(conn, days):
             log.info("reaper.log_days", changed=changed)
-    except psycopg.Error as e:
-        if conn.closed:
-            raise
-        memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC
-        log.warning("reaper.log_days.failed", error=str(e).strip())
+        memory.log_days_at = now() + LOG_DAYS_SEC
 
 
 def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:
@@ -397,14 +423,15 @@ def fitting(size: int, took: float) -> int:
     return max(least, min(most, int(size * PRUNE_SEC / max(took, 0.001))))
 
 
-def _connect(settings: Settings, dsn: str) -> db.Connection:
+def _connect(settings: Settings, dsn: str, within: float | None = None) -> db.Connection:
     conn = db.connect(
         dsn,
         name="dl-reaper",
         schema=settings.pg_schema_queue,
-        connect_timeout=settings.pg_connect_timeout,
-        answer_within=30,
+        connect_timeout=within or settings.pg_connect_timeout,
+        answer_within=within or 30,
         lock_timeout=10,
     )
+    conn.tag = settings.tag
     migrations.check(conn)
     return conn

@@ -102,7 +102,7 @@ _TYPES: dict[str, Any] = {
     "float8": FiniteFloat,
     "jsonb": dict[str, Any],
     "timestamptz": datetime,
-    "text[]": list[LimitName],
+    "text[]": Annotated[list[LimitName], Field(json_schema_extra={"uniqueItems": True})],
 }
 _CHECKS = {
     "queue": AfterValidator(printable),

@@ -30,6 +30,7 @@ __all__ = [
     "Changed",
     "Contradiction",
     "Filter",
+    "HasMoved",
     "Moved",
     "WrongLimit",
     "WrongName",
@@ -111,6 +112,13 @@ class Contradiction(Exception):
     """
 
 
+class HasMoved(Exception):
+    """The queue lives in another cluster: here its jobs wait to be carried there, and none may start."""
+
+    def __init__(self, queue: str, cluster: str) -> None:
+        super().__init__(f"{queue} has moved to the cluster {cluster}: resume it there")
+
+
 class WrongName(ValueError):
     """No queue can be moved to this name."""
 
@@ -166,8 +174,13 @@ def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 
 
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
-    """End the queue's pause, if there is one, and wake its workers; returns what `pause` does."""
-    conn.execute(_SQL["resume"], {"queue": queue})
+    """End the queue's pause, if there is one, and wake its workers; returns what `pause` does.
+
+    Raises HasMoved, having changed nothing, for a queue that has moved to another cluster.
+    """
+    row = conn.execute(_SQL["resume"], {"queue": queue}).fetchone()
+    if row and row[0]:
+        raise HasMoved(queue, row[0])
     return settings(conn, queue)
 
 
@@ -309,13 +322,13 @@ def _give(conn: Conn, statement: str, queue: str, limit: int) -> None:
 
 def _wait_for_older(conn: Conn, transaction: str) -> None:
     """Wait until no transaction is left that may add jobs without seeing this one; not for ever."""
-    for _ in _tries(OLDER_SEC):
+    for _ in tries(OLDER_SEC):
         row = conn.execute(_SQL["is_past"], {"transaction": transaction}).fetchone()
         if row and row[0]:
             return
 
 
-def _tries(within_sec: float) -> Iterator[None]:
+def tries(within_sec: float) -> Iterator[None]:
     """One try after the other, until so many seconds are over; at least one."""
     until = time.monotonic() + within_sec
     yield
@@ -443,7 +456,7 @@ def move(conn: Conn, source: str, target: str, by: str, limit: int = AT_ONCE) ->
         raise Contradiction(f"no queue {source} is known now: it has no job, no worker and no setting")
     if changes := _pause_both(conn, source, target):
         _change_order(conn, target, changes)  # from the defaults, so no job is parked that should be ready
-    _wait_for_claims(conn, source, target)
+    wait_for_claims(conn, source, target)
     return _move_patiently(conn, source, target, limit)
 
 
@@ -503,23 +516,24 @@ def inherited(source: str, of_source: _Settings, target: str, of_target: _Settin
     return {name: of_source[name] for name in ORDER if of_source[name] is not None and of_target[name] is None}
 
 
-def _wait_for_claims(conn: Conn, source: str, target: str) -> None:
-    """Wait until no claim is left that may not have seen the pause; raises Busy."""
+def wait_for_claims(conn: Conn, *queues: str) -> None:
+    """Wait until no claim is left that may not have seen the pause of these queues; raises Busy."""
     found = conn.execute(_SQL["claims_under_way"], {"statements": None}).fetchall()
     statements = [row[0] for row in found]
-    for _ in _tries(CLAIMS_SEC):
+    for _ in tries(CLAIMS_SEC):
         found = conn.execute(_SQL["claims_under_way"], {"statements": statements}).fetchall()
         if not found:
             return
     _, pid, application = found[0]
+    are = "are" if len(queues) > 1 else "is"
     raise Busy(
-        f"{source} and {target} are paused, but a statement of session {pid} ({application}) began before"
+        f"{' and '.join(queues)} {are} paused, but a statement of session {pid} ({application}) began before"
         " and may not know it: move again when it has ended"
     )
 
 
 def _move_patiently(conn: Conn, source: str, target: str, limit: int) -> Moved:
-    for _ in _tries(OLDER_SEC):
+    for _ in tries(OLDER_SEC):
         with suppress(errors.LockNotAvailable):
             return _move_some(conn, source, target, limit)
     raise Busy(f"{source} and {target} are paused, and another session has jobs of {source} locked. Move again")

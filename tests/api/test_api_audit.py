@@ -18,7 +18,6 @@ from api_app import MINIMAL, TRIGGER, running
 from flask.testing import FlaskClient
 
 from dataloader import config, log
-from dataloader.log import masking
 from dataloader.queue import db, enqueue
 
 Lines = Callable[[str], list[dict[str, Any]]]
@@ -26,10 +25,8 @@ Lines = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Iterator[Lines]:
-    """The lines of a stream that the application has written; the process's logging is as before afterwards."""
+    """The lines of a stream that the application has written."""
     out = os.open(tmp_path / "stdout", os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    root = logging.getLogger()
-    level = root.level
     log.configure(config.load(_env_file=None), output=out)
 
     def written(stream: str) -> list[dict[str, Any]]:
@@ -38,11 +35,6 @@ def lines(tmp_path: Path) -> Iterator[Lines]:
 
     yield written
     log.close()
-    root.handlers[:] = [handler for handler in root.handlers if not isinstance(handler, log._Handler)]
-    root.setLevel(level)
-    structlog.reset_defaults()
-    masking._configured = frozenset()
-    masking._remember()
     os.close(out)
 
 

@@ -160,7 +160,7 @@ def test_the_journal_of_a_job_and_of_the_farm(client: FlaskClient, refused: Refu
     last = client.get(f"{path}?after={events[1]['event_id']}").get_json()
     assert last == {"events": [], "next": None}
     refused(client.get(f"/api/v1/jobs/{uuid4()}/events"), 404, "not-found")
-    refused(client.get(f"{path}?after=-1"), 400, "invalid-input", "/after")
+    refused(client.get(f"{path}?after=-1.5"), 400, "invalid-input", "/after")
 
     farm = asked(client, "/api/v1/events", responses.FarmEvents)["events"]
     assert [event["queue"] for event in farm] == ["load.cbr", "load.cbr", "other"]

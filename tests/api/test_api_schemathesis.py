@@ -39,6 +39,9 @@ schemathesis.openapi.format("date-time", instants)
 # Only a page says what its `next` is.
 cursors = st.tuples(instants, st.uuids().map(str)).map(lambda at: urlsafe_b64encode(json.dumps(at).encode()).decode())
 schemathesis.openapi.format("cursor", cursors)
+# docs/search.md has the language of a search.
+searches = st.from_regex(r"([^\W_]{1,9}|args\.[a-z]{1,9}:[0-9]{1,9})", fullmatch=True)
+schemathesis.openapi.format("search", searches)
 # Made without a database; the tests call the application that has one.
 unconnected = create_app(config.load(_env_file=None, dl_db_dsn="postgresql://nobody@127.0.0.1:1/none"))
 schema = schemathesis.openapi.from_dict(
@@ -46,6 +49,17 @@ schema = schemathesis.openapi.from_dict(
     config=SchemathesisConfig.from_dict({
         # JSON Schema has no way to say that the texts inside of `args` may hold no U+0000.
         "generation": {"allow-x00": False, "deterministic": True},
+        # /backfills/dry-run is the address of a backfill of that name as well, so OPTIONS names the methods of both.
+        # JSON Schema cannot say what a backfill's templates become.
+        "operations": [
+            {
+                "include-path": "/api/v1/backfills/dry-run",
+                "checks": {
+                    "allow_header_conformance": {"enabled": False},
+                    "positive_data_acceptance": {"enabled": False},
+                },
+            }
+        ],
     }),
 )  # fmt: skip
 schema.app = unconnected

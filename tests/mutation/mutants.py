@@ -2042,8 +2042,9 @@ MUTANTS: list[Mutant] = [
     *_in(
         OPERATE,
         "-- name: resume\n",
-        ("wakes nobody", "SELECT pg_notify('dl_jobs', queue)", "SELECT NULL"),
+        ("wakes nobody", "nullif(pg_notify('dl_jobs', queue)::text, '')", "NULL"),
         ("wakes for nothing", " AND paused_at IS NOT NULL"),
+        ("a queue that has moved away too", " AND cluster IS NULL"),
     ),
     *_in(
         OPERATE,

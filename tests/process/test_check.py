@@ -329,6 +329,21 @@ def test_too_few_connections_for_the_wish(check: Check, own_db: str, role: str) 
     assert "lower WORKERS_JSON" in advice
 
 
+def test_the_farms_of_other_hosts_count_against_the_limits(check: Check, own_db: str) -> None:
+    with psycopg.connect(own_db, autocommit=True) as conn:
+        conn.execute(
+            "INSERT INTO dl_workers (worker, farm, host, pid, queue, state)"
+            " SELECT 'w' || i, 'farm' || i % 20, 'host' || i % 20, i, 'q', 'idle' FROM generate_series(1, 1000) i"
+        )
+        found = check(dl_db_dsn=own_db)
+        ((about, what, advice),) = found.of("warning")
+        # 20 farms of 50 workers: each two sessions, a keeper and a successor; this machine's as by its settings.
+        assert (about, what.startswith("all 21 farms may need 2075 sessions")) == ("fleet", True)
+        assert "raise max_connections by" in advice
+        conn.execute("UPDATE dl_workers SET seen_at = now() - interval '1 min'")
+        assert check(dl_db_dsn=own_db).of("warning") == []
+
+
 def test_no_connection_is_left(check: Check, own_db: str, role: str) -> None:
     execute(own_db, "ALTER ROLE {} CONNECTION LIMIT 0", role)
     ((about, what, advice),) = check(dl_db_dsn=role).of("error")

@@ -150,6 +150,30 @@ def test_how_many_connections_a_machine_wants() -> None:
     assert database.wanted_connections(single, same_server=False) == (3, 1 + 2 + 2 * 15 + 1)
 
 
+@pytest.mark.parametrize(
+    ("workers", "kinds", "same_server", "most"),
+    [(0, 0, True, 1), (1, 1, False, 3), (50, 1, False, 52), (50, 2, True, 103)],
+)
+def test_how_many_connections_a_farm_may_need(workers: int, kinds: int, same_server: bool, most: int) -> None:
+    assert database.farm_connections(workers, kinds, same_server) == most
+
+
+def test_how_many_connections_the_limits_leave_to_all_farms() -> None:
+    facts = {"server_limit": 97, "server_used": 60, "here": 10}
+    facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 5}
+    seen = {"of_farms": 50, "reapers": 1, "api_hosts": 1}
+    assert database.fleet_limits(facts, seen) == {"max_connections": 87, "the role's limit": 20}
+
+
+@pytest.mark.parametrize(
+    ("room", "level", "advice"), [(1_000, "ok", ""), (999, "warning", "raise max_connections by 1,")]
+)
+def test_whether_the_limits_hold_for_all_farms(room: int, level: str, advice: str) -> None:
+    found = database.fleet(20, 1_000, {"the role's limit": 5_000, "max_connections": room})
+    assert (found.level, found.advice.startswith(advice)) == (level, True)
+    assert f"all 20 farms may need 1000 sessions at once, {room} are theirs to use (max_connections)" == found.what
+
+
 def test_which_connections_are_free() -> None:
     facts = {"server_limit": 97, "server_used": 60, "here": 10}
     facts |= {"database_limit": -1, "database_used": 60, "role_limit": 20, "role_used": 50}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from flask import current_app, request
+from flask import request
 
+from dataloader.api.web import clusters
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.endpoint import session
 from dataloader.api.web.problems import Problem
@@ -27,7 +28,7 @@ def asked_range() -> str:
 
 def read(question: Callable[..., T], *of: Any) -> T:
     """What `question` finds in the database of this, not older than twice FRESH_SEC."""
-    known: dict[Any, SharedAnswer[T]] = current_app.extensions.setdefault("runs", {})
+    known: dict[Any, SharedAnswer[T]] = clusters.kept("runs", dict)
     if len(known) > ANSWERS:
         known.clear()
     return known.setdefault((question, of), SharedAnswer(FRESH_SEC, 2 * FRESH_SEC)).ask(lambda: _ask(question, of))

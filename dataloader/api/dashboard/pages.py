@@ -18,7 +18,7 @@ from flask.typing import ResponseReturnValue
 
 from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, lately, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
-from dataloader.api.web import auth, outlooks
+from dataloader.api.web import auth, clusters, merged, outlooks
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.endpoint import job_id as parsed_job_id
 from dataloader.api.web.endpoint import session
@@ -73,6 +73,7 @@ def overview() -> Response:
         wanted = throughput.range_of(request.args.get("range", throughput.DEFAULT))
     except ValueError as error:
         raise Problem(400, str(error)) from None
+    clusters.choose_answering()
     farm, workers, postgres, beginning = _shared().ask(_read_overview)
     steps = _asked_lately(f"throughput {wanted.name}", lambda: _read_throughput(wanted))
     found = alerts.of_farm(farm, workers, postgres)
@@ -82,6 +83,7 @@ def overview() -> Response:
         queues=farm["queues"],
         alerts=[asdict(alert) for alert in found[:ALERTS]],
         more_alerts=len(found[ALERTS:]),
+        away=farm.get("away", []),
         workers=workers[:SHOWN],
         more_workers=len(workers) if len(workers) > SHOWN else 0,
         postgres=postgres,
@@ -93,9 +95,17 @@ def overview() -> Response:
 
 def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
     with session() as conn:
-        workers, farm = _alive_first(stats.workers(conn)), stats.overview(conn)
+        workers, farm = _alive_first(stats.workers(conn)), _farm(conn)
         has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
         return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
+
+
+def _farm(conn: db.Connection) -> dict[str, Any]:
+    """The figures of the farm; where there are several clusters, of all that answer."""
+    if not clusters.of_app().names:
+        return stats.overview(conn)
+    parts, away = clusters.each(stats.overview)
+    return merged.overview(parts, {}) | {"away": away}
 
 
 def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:
@@ -130,7 +140,7 @@ def workers() -> Response:
 def postgres() -> Response:
     """The health of the queue's database, and what `dataloader check` would warn of there."""
     sections = _asked_lately("postgres", _read_postgres)
-    findings: SharedAnswer[Any] = current_app.extensions.setdefault("findings", SharedAnswer(CHECKED_SEC, CHECKED_SEC))
+    findings: SharedAnswer[Any] = clusters.kept("findings", lambda: SharedAnswer(CHECKED_SEC, CHECKED_SEC))
     return show("postgres.html", 200, findings=findings.ask(_read_findings), **sections)
 
 
@@ -199,7 +209,7 @@ def _with_ended(found: dict[str, Any]) -> dict[str, Any]:
 
 def _asked_lately(key: str, question: Callable[[], T]) -> T:
     """The answer, shared by all viewers of a page: to count a large backfill, or many errors, takes its time."""
-    known: dict[str, SharedAnswer[Any]] = current_app.extensions.setdefault("backfills", {})
+    known: dict[str, SharedAnswer[Any]] = clusters.kept("backfills", dict)
     if len(known) > ANSWERS:
         known.clear()
     answer: T = known.setdefault(key, SharedAnswer()).ask(question)
@@ -350,10 +360,10 @@ def _neighbours(given: Mapping[str, str], following: str | None) -> dict[str, st
 def job(job_id: str) -> Response:
     """One job: the reason why it waits, its fields, its attempts and its journal."""
     wanted = parsed_job_id(job_id)
-    after = request.args.get("after", 0, type=int)
+    after = request.args.get("after", stats.FIRST_EVENT, type=int)
     with session() as conn:
         found = stats.job(conn, wanted)
-        events = _events(conn, wanted, max(after, 0))
+        events = _events(conn, wanted, max(after, stats.FIRST_EVENT))
         is_ordered = found is not None and operations.settings(conn, found["queue"])["ordered"]
         returned = stats.result(conn, wanted)
         family = parents.family(conn, wanted)
@@ -615,7 +625,7 @@ def _of_queue(conn: db.Connection, queue: str) -> dict[str, Any]:
 
 
 def _shared() -> SharedAnswer[Any]:
-    shared: SharedAnswer[Any] = current_app.extensions.setdefault("overview", SharedAnswer())
+    shared: SharedAnswer[Any] = clusters.kept("overview", SharedAnswer)
     return shared
 
 

@@ -53,7 +53,7 @@ def task_form() -> Response:
 def trigger_job() -> Response:
     """Add the job of the form, and lead to its page."""
     task = request.form.get("task", "")
-    with session() as conn:
+    with session([request.form.get("queue", "").strip() or QUEUE]) as conn:
         args = _args(_schema(conn, task), None)
         new = of_api.new_job(_document({"task": task, **_of_job(), "args": args}))
         arguments.require(conn, new)

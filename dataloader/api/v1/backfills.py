@@ -10,7 +10,7 @@ from flask import Blueprint, g
 from pydantic import BaseModel
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import auth, outlooks
+from dataloader.api.web import auth, merged, outlooks
 from dataloader.api.web.endpoint import operation, session
 from dataloader.api.web.problems import Problem
 from dataloader.queue.plans import backfills
@@ -24,7 +24,7 @@ _given = partial(operation, "backfills", body=NewBackfill, query=requests.Query,
 
 @blueprint.get("")
 @auth.require("read")
-@operation("backfills", responses.Backfills, query=requests.Query)
+@operation("backfills", responses.Backfills, query=requests.Query, merged=merged.rows("backfills"))
 def list_backfills() -> dict[str, Any]:
     """The newest backfills, up to 100, each with the counts of its partitions."""
     with session() as conn:
@@ -37,7 +37,7 @@ def list_backfills() -> dict[str, Any]:
 def add_backfill(body: BaseModel) -> dict[str, Any]:
     """Add a backfill. The reaper makes its jobs, some hundred at once; the answer does not wait for them."""
     new = definition(body)
-    with session() as conn:
+    with session([new["queue"]]) as conn:
         try:
             answer = backfills.add(conn, new, auth.who())
         except backfills.Taken as e:
@@ -51,8 +51,9 @@ def add_backfill(body: BaseModel) -> dict[str, Any]:
 @_given(responses.BackfillPreview)
 def try_backfill(body: BaseModel) -> dict[str, Any]:
     """What a backfill would do: how many partitions, how many are done already, some of the jobs. Changes nothing."""
-    with session() as conn:
-        return backfills.preview(conn, definition(body))
+    new = definition(body)
+    with session([new["queue"]]) as conn:
+        return backfills.preview(conn, new)
 
 
 @blueprint.get("/<backfill>")

@@ -18,6 +18,7 @@ from werkzeug.routing import Rule
 from dataloader.api.v1 import responses
 from dataloader.api.web import auth
 from dataloader.api.web.endpoint import JSON, QUEUE_LIMIT, TASK_LIMIT, Operation
+from dataloader.api.web.json_body import PRINTABLE
 from dataloader.api.web.problems import KINDS
 from dataloader.queue.fields import LIMIT_NAME
 from dataloader.queue.new_job import Trigger
@@ -39,7 +40,6 @@ TAGS = {
     "service": "This process, for probes and monitoring.",
 }
 _STORABLE = "^[^\\u0000]*$"
-_PRINTABLE = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"
 _HEADERS: dict[str, Node] = {
     "Idempotency-Key": {
         "description": "the same as the field `idempotency_key`; where both are given they must be equal",
@@ -166,7 +166,7 @@ def _operation(app: Flask, rule: Rule, view: Callable[..., Any]) -> Node:
         "tags": [declared.tag],
         "summary": summary.strip().removesuffix("."),
         "description": "\n\n".join(filter(None, (" ".join(more.split()), needs))),
-        "parameters": list(_parameters(rule, declared)),
+        "parameters": [*_parameters(rule, declared), *_of_clusters(app, declared)],
         "responses": _responses(app, rule, declared, scopes),
         "security": [{"bearer": scopes}, {}] if scopes else [],
     }
@@ -183,10 +183,20 @@ def _parameters(rule: Rule, declared: Operation) -> Iterator[Node]:
         model = declared.query.model_json_schema(ref_template=REF)
         for name, schema in model.get("properties", {}).items():
             schema = _storable(_plain(schema))
-            yield _parameter(name, "query", {"description": schema.pop("description", None), "schema": schema})
+            required = name in model.get("required", ()) or None
+            found = {"description": schema.pop("description", None), "required": required, "schema": schema}
+            yield _parameter(name, "query", found)
     for name in declared.headers:
         yield _parameter(name, "header", _HEADERS[name])
     yield {"$ref": "#/components/parameters/X-Request-ID"}
+
+
+def _of_clusters(app: Flask, declared: Operation) -> Iterator[Node]:
+    """The parameter that names a cluster, where there are several."""
+    names = app.extensions["clusters"].names
+    if names and declared.uses_database:
+        text = "ask this cluster alone" if declared.merged else "ask this cluster, not the one that would be chosen"
+        yield _parameter("cluster", "query", {"description": text, "schema": {"type": "string", "enum": list(names)}})
 
 
 def _parameter(name: str, where: str, rest: Node) -> Node:
@@ -258,7 +268,7 @@ def _schemas(app: Flask) -> Node:
     found: Node = models_json_schema([(model, "validation") for model in models], ref_template=REF)[1]["$defs"]
     for model in bodies:
         found[model.__name__] = _storable(found[model.__name__])
-    found["Trigger"]["properties"]["queue"]["pattern"] = _PRINTABLE
+    found["Trigger"]["properties"]["queue"]["pattern"] = PRINTABLE
     if "Batch" in found:
         found["Batch"]["properties"]["jobs"]["items"] = _ref(Trigger)
         found["Batch"]["properties"]["on_done"]["anyOf"][0] = _ref(Trigger)

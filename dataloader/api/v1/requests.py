@@ -16,9 +16,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from dataloader.api.web.endpoint import QUEUE_LIMIT
-from dataloader.api.web.json_body import BODY_LIMIT, UNSTORABLE, pointer, refusal, validated
+from dataloader.api.web.json_body import BODY_LIMIT, PRINTABLE, UNSTORABLE, pointer, refusal, validated
 from dataloader.api.web.json_body import document as json_document
 from dataloader.api.web.problems import Fault, Problem, invalid
+from dataloader.config import CLUSTER_NAME
 from dataloader.queue.enqueue import Columns, NewJob
 from dataloader.queue.hooks import AROUND_ENQUEUE, WrongAnswer, identity
 from dataloader.queue.job import GROUPS, STATUSES
@@ -69,6 +70,7 @@ def _storable(text: str) -> str:
 
 _AsNumber = BeforeValidator(_number)
 Text = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_storable)]
+SearchText = Annotated[Text, Field(json_schema_extra={"pattern": PRINTABLE, "format": "search"})]
 Instant = Annotated[datetime, BeforeValidator(instant)]
 Limit = Annotated[int, Field(ge=1, le=LIMIT, description="at most so many"), _AsNumber]
 RangeName: TypeAlias = Literal[tuple(RANGES)]  # type: ignore[valid-type]
@@ -88,7 +90,7 @@ class Query(BaseModel):
 class Filters(Query):
     """Which jobs a list has. Filters that are given must all hold."""
 
-    q: Text | None = Field(
+    q: SearchText | None = Field(
         default=None,
         description="a search: words (parts of task, queue or key, or an id) and fields, such as `status:dead`,"
         " `task:load.csv`, `args.date:2024-05-01`, `id:0190a5d`; quotes keep spaces and colons",
@@ -140,17 +142,19 @@ class Status(Query):
 class JobEvents(Query):
     """GET /api/v1/jobs/{job_id}/events."""
 
-    after: AfterEvent = 0
+    after: Annotated[int, Field(ge=-BIGINT_MAX, le=BIGINT_MAX), _AsNumber] | None = Field(
+        default=None, description="rows with a greater `event_id`"
+    )
     limit: Limit = LIMIT
 
 
 class JobLogs(Query):
     """GET /api/v1/jobs/{job_id}/logs."""
 
-    after: Annotated[str, Field(min_length=1, max_length=40), AfterValidator(_storable)] | None = Field(
+    after: Annotated[str, Field(max_length=40), AfterValidator(_storable)] | None = Field(
         default=None,
         description="`next` of the page before, or the `place` of the last line, to go on later",
-        json_schema_extra={"format": "cursor"},
+        json_schema_extra={"pattern": r"^[0-9]{1,9}\.[0-9]{1,9}$"},
     )
     attempt: Annotated[int, Field(ge=1, le=INT4_MAX, description="of this attempt only"), _AsNumber] | None = None
     limit: Annotated[int, Field(ge=1, le=LINES_MOST, description="at most so many"), _AsNumber] = LINES_MOST
@@ -339,8 +343,11 @@ class ErrorNoteSet(Body):
 class Move(Body):
     """The body of POST /api/v1/queues/{queue}/move."""
 
-    to: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_storable)] = Field(
-        description="the name of the other queue, which need not be known"
+    to: Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_storable)] | None = Field(
+        default=None, description="the name of the other queue, which need not be known"
+    )
+    cluster: Annotated[str, Field(pattern=f"^{CLUSTER_NAME}$")] | None = Field(
+        default=None, description="in the place of `to`: a name in DL_CLUSTERS, where they are set"
     )
 
 
@@ -364,7 +371,7 @@ class BulkCancel(Bulk):
 class Matching(Body):
     """Filters of a list, as GET /api/v1/jobs has them; at least one should be given."""
 
-    q: Text | None = None
+    q: SearchText | None = None
     queue: Text | None = None
     task: Text | None = None
     status: ListedBy | None = None

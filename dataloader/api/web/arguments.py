@@ -8,8 +8,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from flask import current_app
-
+from dataloader.api.web import clusters
 from dataloader.api.web.json_body import pointer
 from dataloader.api.web.problems import Fault, Problem
 from dataloader.queue import args_schema, db, operations
@@ -88,5 +87,4 @@ def readable(text: str | None) -> dict[str, Any] | None:
 
 
 def _schemas() -> KnownSchemas:
-    found: Any = current_app.extensions.setdefault("args_schemas", KnownSchemas())
-    return found  # type: ignore[no-any-return]
+    return clusters.kept("args_schemas", KnownSchemas)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import UUID
 
-from flask import Response, current_app, jsonify, request, url_for
+from flask import Response, g, jsonify, request, url_for
 from flask.typing import ResponseReturnValue
 from pydantic import BaseModel
 from werkzeug.routing import BaseConverter
 
-from dataloader.api.web import json_body
+from dataloader.api.web import clusters, json_body
+from dataloader.api.web.merged import Merge
 from dataloader.api.web.problems import Fault, Problem, invalid
-from dataloader.api.web.sessions import Sessions
 from dataloader.queue import db
 from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN
 
@@ -91,6 +91,9 @@ class Operation:
     leads_to_jobs: str | None = None  # where in the answer there is the id of a job
     keeps_query: bool = False  # a view of one queue has more parameters than its name
     is_documented_only: bool = False  # the view reads the query itself
+    is_paged: bool = False  # the answer's `next` becomes a link as well
+    merged: Merge | None = None  # one answer of those of several clusters; None: the view answers for one
+    merges: Callable[[Mapping[str, str]], bool] = lambda _arguments: True  # by the parameters of the address
 
 
 def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[[View], View]:
@@ -103,7 +106,8 @@ def operation(tag: str, answer: type[BaseModel] | str, **more: Any) -> Callable[
     def declare(view: View) -> View:
         @wraps(view)
         def called(**path: Any) -> ResponseReturnValue:
-            return view(**_arguments(declared, path))
+            answer: Any = view(**_arguments(declared, path))
+            return paged(answer, answer["next"]) if declared.is_paged and "is_part" not in g else answer
 
         called.operation = declared  # type: ignore[attr-defined]
         return called
@@ -118,11 +122,13 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
     if "job_id" in path:
         found["job_id"] = job_id(path["job_id"])
     if "queue" in path:
-        found["queue"] = queue_name(found["query"].name or path["queue"])
+        in_path, in_query = queue_name(path["queue"]), found["query"].name
+        found["queue"] = queue_name(in_query) if in_query else in_path
         if not declared.keeps_query:
             del found["query"]
     if "task" in path:
-        found["task"] = task_name(found["query"].name or path["task"])
+        in_path, in_query = task_name(path["task"]), found["query"].name
+        found["task"] = task_name(in_query) if in_query else in_path
     if declared.body:
         request.max_content_length = declared.body_limit
         found["body"] = json_body.validated(declared.body, declared.prepared(_document(declared)))
@@ -131,12 +137,15 @@ def _arguments(declared: Operation, path: dict[str, Any]) -> dict[str, Any]:
 
 def _query(model: type[BaseModel]) -> BaseModel:
     """The parameters of the query string, each given once."""
+    given = request.args.to_dict()
+    if clusters.of_app().names:
+        given.pop("cluster", None)  # over_all has read it
     twice = [name for name, values in request.args.lists() if len(values) > 1]
     if twice:
         message = "a parameter should be given once"
         faults = [Fault(json_body.pointer([name]), "duplicate", message) for name in twice[:FAULTS_SHOWN]]
         raise Problem(400, message, faults)
-    return json_body.validated(model, request.args.to_dict(), "parameter")
+    return json_body.validated(model, given, "parameter")
 
 
 def job_id(text: str) -> UUID:
@@ -161,10 +170,13 @@ def task_name(text: str) -> str:
 
 
 @contextmanager
-def session() -> Iterator[db.Connection]:
-    """A session of the queue's database for this request (see Sessions.borrow)."""
-    sessions: Sessions = current_app.extensions["sessions"]
-    with sessions.borrow() as conn:
+def session(queues: Collection[str] = ()) -> Iterator[db.Connection]:
+    """A session of the queue's database for this request (see Sessions.borrow), of the request's cluster.
+
+    `queues` are those to which the request adds jobs or plans: they choose the cluster, and stay there until the end.
+    """
+    every = clusters.of_app()
+    with every.adding(set(queues)) if queues and every.names else every.borrow(clusters.chosen()) as conn:
         yield conn
 
 
@@ -187,7 +199,7 @@ def found(job: T | None) -> T:
 
 def _document(declared: Operation) -> dict[str, Any]:
     """The request's JSON object; {} for a body that is empty and may be."""
-    raw = request.get_data(cache=False)
+    raw = request.get_data(cache=bool(clusters.of_app().names))  # a view may be tried in several clusters
     if len(raw) < (request.content_length or 0):
         raise invalid("", "truncated", "the body should be as long as its Content-Length")
     if declared.body_may_be_empty and not raw:

@@ -43,15 +43,15 @@ class Gate:
         with self._moved:
             while not self.enter(now := monotonic(), until):
                 self._moved.wait(min(until, self._moved_at + STALL_SEC) - now)
-        is_away = False
+        was_away = False
         try:
             yield
         except Exception as error:
-            is_away = _is_away(error)
+            was_away = is_away(error)
             raise
         finally:
             with self._moved:
-                self.leave(monotonic(), is_away)
+                self.leave(monotonic(), was_away)
                 self._moved.notify_all()
 
     def enter(self, now: float, until: float) -> bool:
@@ -71,7 +71,8 @@ class Gate:
         self._is_away = is_away
 
 
-def _is_away(error: Exception) -> bool:
+def is_away(error: Exception) -> bool:
+    """Whether the error says that the database cannot be reached."""
     if not db.is_passing(error):
         return False
     state = getattr(error, "sqlstate", None)

@@ -21,6 +21,7 @@ from dataloader.queue.new_job import DEPTH_LIMIT, FAULTS_SHOWN, is_deep
 BODY_LIMIT = 256 * 1024  # bytes; in a batch, of each job's args
 DIGITS_LIMIT = 4_300  # of one integer; Python, and so a worker, reads no longer one
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+PRINTABLE = "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"  # text without control characters, as a pattern of JSON Schema
 _POINTER_LIMIT = 200
 M = TypeVar("M", bound=BaseModel)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from flask import current_app
-
+from dataloader.api.web import clusters
 from dataloader.api.web.cache import RenewedAnswers
 from dataloader.queue.db import Conn
 from dataloader.queue.plans import backfills
@@ -19,19 +18,18 @@ MOST = 200  # queues, or backfills, of which an answer is kept
 
 def outlook(conn: Conn, queue: str) -> Outlook:
     """The outlook on a queue: FRESH_SEC old, or as old as the time since somebody asked, up to OUTDATED_SEC."""
-    kept: RenewedAnswers[Outlook] | None = current_app.extensions.get("outlooks")
-    if kept is None:
-        sessions = current_app.extensions["sessions"]
-        kept = RenewedAnswers(sessions, predictions.outlook, FRESH_SEC, OUTDATED_SEC, MOST)
-        current_app.extensions["outlooks"] = kept
+    sessions = clusters.of_app().sessions(clusters.chosen())
+    kept = clusters.kept(
+        "outlooks", lambda: RenewedAnswers(sessions, predictions.outlook, FRESH_SEC, OUTDATED_SEC, MOST)
+    )
     return kept.of(conn, queue)
 
 
 def counts(conn: Conn, backfill: str) -> backfills.Rows:
     """The counts of a large backfill's partitions, in the same way."""
-    kept: RenewedAnswers[backfills.Rows] | None = current_app.extensions.get("backfill_counts")
-    if kept is None:
-        sessions = current_app.extensions["sessions"]
-        kept = RenewedAnswers(sessions, backfills.counts, COUNTS_FRESH_SEC, COUNTS_OUTDATED_SEC, MOST)
-        current_app.extensions["backfill_counts"] = kept
+    sessions = clusters.of_app().sessions(clusters.chosen())
+    kept = clusters.kept(
+        "backfill_counts",
+        lambda: RenewedAnswers(sessions, backfills.counts, COUNTS_FRESH_SEC, COUNTS_OUTDATED_SEC, MOST),
+    )
     return kept.of(conn, backfill)

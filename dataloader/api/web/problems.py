@@ -19,7 +19,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from dataloader import log
-from dataloader.queue import db, enqueue, hooks, migrations, parents
+from dataloader.queue import db, enqueue, hooks, migrations, operations, parents
 from dataloader.queue.reports import keys
 
 RETRY_AFTER_SEC = 3  # at least
@@ -78,6 +78,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(enqueue.KeyTaken, _of_key)
     app.register_error_handler(parents.UnknownParents, _of_parents)
     app.register_error_handler(keys.NotOrdered, _of_plain_queue)
+    app.register_error_handler(operations.HasMoved, _of_moved)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
@@ -101,7 +102,8 @@ def _of_full(error: enqueue.QueueFull) -> Response:
 
 
 def _of_parents(error: parents.UnknownParents) -> Response:
-    return _of_problem(invalid("/depends_on", "depends_on", str(error)))
+    own = f"; a job may wait for jobs of its own cluster, {g.cluster}" if "cluster" in g else ""
+    return _of_problem(invalid("/depends_on", "depends_on", f"{error}{own}"))
 
 
 def _of_key(error: enqueue.KeyTaken) -> Response:
@@ -113,6 +115,10 @@ def _of_key(error: enqueue.KeyTaken) -> Response:
 
 def _of_plain_queue(error: keys.NotOrdered) -> Response:
     return _document(409, str(error), kind=NOT_ORDERED)
+
+
+def _of_moved(error: operations.HasMoved) -> Response:
+    return _document(409, str(error))
 
 
 def _of_http(error: HTTPException) -> Response:

@@ -1,0 +1,379 @@
+"""A queue moves to another cluster: here two databases, each with the project's schema (`clusters.move`)."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from hands import Worker, enqueue, journal, plain, row, value
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from dataloader.queue import clusters, db, lifecycle, migrations, operations
+from dataloader.queue.clusters import Side
+from dataloader.queue.enqueue import NewJob
+from dataloader.queue.enqueue import enqueue as add
+from dataloader.queue.operations import Busy, Contradiction
+
+QUEUED = "SELECT array_agg(job_id ORDER BY score, created_at, job_id) FROM dl_jobs WHERE status = 'queued'"
+BY = "ops"
+
+
+@pytest.fixture
+def other(own_db: str) -> Iterator[db.Connection]:
+    with db.connect(own_db, name="test", schema="public") as conn:
+        yield conn
+
+
+@pytest.fixture
+def east(conn: db.Connection) -> Side:
+    return Side("east", conn)
+
+
+@pytest.fixture
+def west(other: db.Connection) -> Side:
+    return Side("west", other)
+
+
+def move(source: Side, target: Side, queue: str = "q", limit: int = 1_000) -> int:
+    """As the command does; returns how many jobs were carried."""
+    carried = 0
+    for _ in range(200):
+        step = clusters.move(source, target, queue, limit)
+        carried += step.moved
+        if step.is_done:
+            return carried
+    raise AssertionError("the move does not end")
+
+
+def in_order(dsn: str, queue: str = "q") -> list[Any]:
+    worker, found = Worker(dsn, "west:1:boot"), []
+    with worker.conn:
+        while job := worker.claim(queue).job:
+            found.append(job.job_id)
+            worker.finish(job)
+    return found
+
+
+def test_queued_and_dead_jobs_are_carried_and_history_stays(east: Side, west: Side) -> None:
+    queued, later = enqueue(east.conn), plain(east.conn, in_sec=60)
+    retry = plain(east.conn, in_sec=60, attempt=2)
+    dead = [plain(east.conn, status="failed"), plain(east.conn, status="lost")]
+    done, elsewhere = plain(east.conn, status="succeeded"), enqueue(east.conn, queue="other")
+    before = {job_id: row(east.conn, job_id) for job_id in (queued, later, retry, *dead)}
+    assert move(east, west) == 5
+    for job_id, was in before.items():
+        ours = {"journaled", "now"}
+        assert {k: v for k, v in row(west.conn, job_id).items() if k not in ours} == {
+            k: v for k, v in was.items() if k not in ours
+        }
+    assert value(east.conn, "SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs") == sorted([done, elsewhere])
+    assert value(west.conn, "SELECT count(*) FROM dl_arrivals") == 0
+
+
+def test_what_belongs_to_a_job_goes_with_it(east: Side, west: Side) -> None:
+    job_id = enqueue(east.conn)
+    east.conn.execute(
+        "INSERT INTO dl_job_logs VALUES (%s, 1, 1, 1, now() - interval '3 days', 'info', 'log', 'seen')", (job_id,)
+    )
+    east.conn.execute("INSERT INTO dl_checkpoints VALUES (%s, 1, '{\"row\": 7}', 1, 1, false)", (job_id,))
+    east.conn.execute("INSERT INTO dl_job_events (job_id, queue, kind) VALUES (%s, 'q', 'failed')", (job_id,))
+    kinds = journal(east.conn, job_id)
+    move(east, west)
+    assert journal(west.conn, job_id) == kinds
+    assert value(west.conn, "SELECT max(event_id) FROM dl_job_events") < 0  # neither counted nor told again
+    assert value(west.conn, "SELECT text FROM dl_job_logs") == "seen"
+    assert value(west.conn, "SELECT checkpoint FROM dl_checkpoints") == {"row": 7}
+    for table in ("dl_job_logs", "dl_checkpoints", "dl_job_events"):
+        assert value(east.conn, f"SELECT count(*) FROM {table}") == 0
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_order_of_each_key_is_kept(east: Side, west: Side, own_db: str, ordered: bool) -> None:
+    if ordered:
+        operations.set_order(east.conn, "q", BY, ordered=True)
+    rng = random.Random(7)
+    for n in range(60):
+        score = float(rng.randint(0, 9)) if ordered else None
+        add(east.conn, NewJob("q", "t", f"k{n % 5}", {"n": n}, score=score))
+    by_key = (
+        "SELECT array_agg(job_id ORDER BY score, created_at, job_id) FROM dl_jobs GROUP BY lock_key ORDER BY lock_key"
+    )
+    wanted = [each[0] for each in east.conn.execute(by_key)]
+    assert move(east, west, limit=7) == 60
+    assert operations.settings(west.conn, "q")["ordered"] is ordered
+    started = in_order(own_db)
+    for key in wanted:
+        assert [job_id for job_id in started if job_id in key] == key
+
+
+def test_a_running_job_ends_where_it_runs_and_its_retry_is_carried(east: Side, west: Side, dsn: str) -> None:
+    first, second = enqueue(east.conn), enqueue(east.conn)
+    worker = Worker(dsn, "east:1:boot")
+    with worker.conn:
+        running = worker.take()
+        steps = [clusters.move(east, west, "q") for _ in range(3)]
+        assert [step.running for step in steps] == [1, 1, 1]
+        assert not any(step.is_done for step in steps)
+        assert operations.settings(west.conn, "q")["paused_at"]
+        assert worker.claim().job is None
+        worker.finish(running, "retry", error="once", delay_sec=0.0)
+        assert move(east, west) == 1
+    assert value(west.conn, QUEUED) is not None
+    assert sorted([first, second]) == sorted(value(west.conn, QUEUED))
+    assert operations.settings(west.conn, "q")["paused_at"] is None
+    assert operations.settings(east.conn, "q")["paused_by"] == "queue move across clusters: to west"
+
+
+class Cut(Exception):
+    """The mover is killed here."""
+
+
+class Mortal:
+    """A session that ends with its process at the n-th statement of the two sides together."""
+
+    def __init__(self, conn: db.Connection, left: list[int]) -> None:
+        self._conn, self._left = conn, left
+
+    def execute(self, *args: Any) -> Any:
+        self._left[0] -= 1
+        if self._left[0] < 0:
+            raise Cut
+        return self._conn.execute(*args)
+
+    def cursor(self, **kwargs: Any) -> Any:
+        self._left[0] -= 1
+        if self._left[0] < 0:
+            raise Cut
+        return self._conn.cursor(**kwargs)
+
+    def transaction(self) -> Any:
+        return _Until(self._conn.transaction(), self._left)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._conn, name)
+
+
+class _Until:
+    """A transaction whose commit may have happened when the process is killed behind it."""
+
+    def __init__(self, block: Any, left: list[int]) -> None:
+        self._block, self._left = block, left
+
+    def __enter__(self) -> Any:
+        return self._block.__enter__()
+
+    def __exit__(self, *exc: Any) -> Any:
+        answer = self._block.__exit__(*exc)
+        self._left[0] -= 1
+        if exc[0] is None and self._left[0] < 0:
+            raise Cut
+        return answer
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
+def test_a_move_may_be_cut_off_between_any_two_statements(east: Side, west: Side, own_db: str, every: int) -> None:
+    """After the next complete move each job is in the target, once, and none has started before."""
+    cut = 0
+    for n in itertools.count(step=every):
+        for conn in (east.conn, west.conn):
+            conn.execute("TRUNCATE dl_jobs, dl_queues, dl_arrivals, dl_departures, dl_job_events")
+        wanted = [enqueue(east.conn) for _ in range(3)] + [plain(east.conn, status="failed")]
+        left = [n]
+        try:
+            move(Side("east", Mortal(east.conn, left)), Side("west", Mortal(west.conn, left)), limit=2)  # type: ignore
+        except Cut:
+            cut += 1
+            assert in_order(own_db) == []  # whatever is there waits
+            move(east, west)
+        there = value(west.conn, "SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs")
+        assert (there, value(east.conn, "SELECT count(*) FROM dl_jobs")) == (sorted(wanted), 0), n
+        assert value(west.conn, "SELECT count(*) FROM dl_arrivals") == 0
+        assert value(east.conn, "SELECT count(*) FROM dl_departures") == 0
+        assert len(in_order(own_db)) == 3
+        if left[0] >= 0:
+            break
+    assert cut > 30 / every
+
+
+@pytest.mark.parametrize("where", ["source", "target"])
+@pytest.mark.parametrize("what", ["cancel", "delete"])
+def test_what_people_end_between_the_two_commits_stays_ended(
+    east: Side, west: Side, own_db: str, where: str, what: str
+) -> None:
+    job_id = enqueue(east.conn)
+    clusters._begin(east, west, "q")
+    with west.conn.transaction():
+        clusters._copy(east.conn, west.conn, [job_id])  # the target has committed, and the source has not
+    assert row(west.conn, job_id)["blocked_on"] == "cluster"
+    side = east if where == "source" else west
+    change = operations.cancel if what == "cancel" else operations.delete
+    assert change(side.conn, [job_id], BY) == {job_id: "done"}
+    move(east, west)
+    statuses = [lifecycle.status(each.conn, job_id) for each in (east, west)]
+    found = [each["status"] for each in statuses if each]
+    assert found == ([] if what == "delete" else ["canceled"])
+    assert in_order(own_db) == []
+
+
+def test_fair_queues_deadlines_and_merged_queues_go_on_as_they_were(east: Side, west: Side, own_db: str) -> None:
+    operations.set_order(east.conn, "fair", BY, fair_by="partition_key")
+    operations.set_order(east.conn, "merged", BY, ordered=True, merge=True)
+    ids = [
+        add(east.conn, NewJob("fair", "t", f"k{n}", partition_key="ab"[n == 3], deadline=deadline))[0]
+        for n, deadline in enumerate([None, None, None, None, datetime.now(UTC)])
+    ]
+    several = [add(east.conn, NewJob("merged", "t", "k", {"n": n}))[0] for n in range(3)]
+    assert move(east, west, "fair") == 5
+    assert move(east, west, "merged") == 3
+    assert in_order(own_db, "fair") == [ids[4], ids[0], ids[3], ids[1], ids[2]]
+    worker = Worker(own_db, "west:2:boot")
+    with worker.conn:
+        found = lifecycle.step(worker.session, ["merged"], 1.0, 10, ())
+        assert [job.job_id for job in found.jobs] == several
+
+
+def test_a_role_of_a_farm_may_move_a_queue(
+    east: Side, west: Side, dsn: str, own_db: str, make_role: Callable[[str], str], as_superuser: Callable[[str], str]
+) -> None:
+    role = conninfo_to_dict(make_role(dsn))
+    sides = []
+    for side, address in ((east, dsn), (west, own_db)):
+        migrations.grant(address, "public", [("farm", str(role["user"]))])
+        farms = make_conninfo(address, user=role["user"], password=role["password"])
+        sides.append(Side(side.name, db.connect(farms, name="test", schema="public")))
+    job_id = enqueue(east.conn)
+    try:
+        assert move(*sides) == 1
+        assert clusters.stragglers(sides[0].conn) == []
+        assert clusters.moved_away(sides[0].conn, ["q"]) == {"q": "west"}
+    finally:
+        for side in sides:
+            side.conn.close()
+        with psycopg.connect(as_superuser(own_db), autocommit=True) as conn:
+            conn.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(str(role["user"]))))
+    assert row(west.conn, job_id)["blocked_on"] is None
+
+
+def test_a_move_back_needs_no_more(east: Side, west: Side, dsn: str) -> None:
+    wanted = [enqueue(east.conn) for _ in range(4)]
+    move(east, west)
+    wanted.append(enqueue(west.conn))
+    assert move(west, east) == 5
+    assert operations.settings(east.conn, "q")["paused_at"] is None
+    assert clusters.placed(east.conn)["q"] is None
+    assert clusters.placed(west.conn)["q"] == "east"
+    assert in_order(dsn) == wanted
+
+
+def test_a_move_that_is_not_over_may_be_taken_back(east: Side, west: Side, dsn: str) -> None:
+    wanted = [enqueue(east.conn) for _ in range(6)]
+    clusters.move(east, west, "q", limit=2)
+    assert move(west, east) == 2
+    assert in_order(dsn) == wanted
+
+
+def test_what_was_carried_and_not_admitted_is_settled_by_whoever_comes_next(
+    east: Side, west: Side, dsn: str, own_db: str
+) -> None:
+    """The mover dies between its second commit and its last: the jobs are in the target alone, and start nowhere."""
+    operations.set_order(east.conn, "q", BY, ordered=True)
+    ids = [add(east.conn, NewJob("q", "t", "k", score=score))[0] for score in (2.0, 1.0)]
+
+    def carried_halfway() -> None:
+        clusters._begin(east, west, "q")
+        with east.conn.transaction():
+            with west.conn.transaction():
+                clusters._copy(east.conn, west.conn, ids)
+            east.conn.execute(clusters._SQL["forget"], {"job_ids": ids})
+
+    carried_halfway()
+    operations.resume(west.conn, "q", BY)
+    assert in_order(own_db) == []
+    assert clusters.stragglers(east.conn) == [("q", "west")]
+    north = Side("north", west.conn)
+    with pytest.raises(Contradiction, match="have not all arrived there"):
+        clusters.move(west, north, "q")
+    assert move(west, east) == 2  # back again
+    assert clusters.stragglers(west.conn) == []
+    carried_halfway()
+    assert clusters.carry(east, west, "q") == 0  # as the reaper does
+    operations.resume(west.conn, "q", BY)
+    assert in_order(own_db) == ids[::-1]
+    assert clusters.stragglers(east.conn) == []
+
+
+def test_stragglers_are_named_and_carried(east: Side, west: Side, own_db: str) -> None:
+    enqueue(east.conn)
+    move(east, west)
+    assert clusters.stragglers(east.conn) == []
+    late = plain(east.conn)
+    assert clusters.stragglers(east.conn) == [("q", "west")]
+    assert clusters.carry(east, west, "q") == 1
+    assert late in in_order(own_db)
+
+
+def test_two_movers_are_not_in_each_others_way(east: Side, west: Side, dsn: str) -> None:
+    enqueue(east.conn)
+    clusters._begin(east, west, "q")
+    with psycopg.connect(dsn) as held:
+        held.execute("SELECT pg_advisory_xact_lock(hashtext('dl_clusters'), hashtext('q'))")
+        with pytest.raises(Busy, match="q is moving, and another session carries its jobs"):
+            clusters.move(east, west, "q")
+    assert move(east, west) == 1
+
+
+def test_what_cannot_move_is_named_and_nothing_changes(east: Side, west: Side) -> None:
+    parent = enqueue(east.conn)
+    add(east.conn, NewJob("q", "t", "child", depends_on=[parent]))
+    east.conn.execute(
+        "INSERT INTO dl_schedules (name, origin, cron, timezone, catch_up, overlap, jitter_sec, job, created_by)"
+        " VALUES ('nightly', 'people', '0 0 * * *', 'UTC', 'none', 'skip', 0, '{\"queue\": \"q\"}', 'ops')"
+    )
+    with pytest.raises(Contradiction, match=r"jobs wait for others.*the schedule nightly makes jobs of it"):
+        clusters.move(east, west, "q")
+    with pytest.raises(Contradiction, match="no queue nowhere is known in the cluster east"):
+        clusters.move(east, west, "nowhere")
+    with pytest.raises(clusters.LivesThere, match="q lives in the cluster east: name another one"):
+        clusters.move(east, east, "q")
+    operations.set_order(west.conn, "p", BY, ordered=True)
+    enqueue(east.conn, queue="p")
+    operations.set_order(east.conn, "p", BY, ordered=False)
+    with pytest.raises(Contradiction, match="p in east has ordered false and p in west has true"):
+        clusters.move(east, west, "p")
+    assert operations.settings(east.conn, "q")["paused_at"] is None
+    assert value(west.conn, "SELECT count(*) FROM dl_queues WHERE queue = 'q'") == 0
+
+
+def test_a_pause_by_people_in_the_target_outlasts_the_move(east: Side, west: Side) -> None:
+    enqueue(east.conn)
+    operations.pause(west.conn, "q", BY)
+    move(east, west)
+    assert operations.settings(west.conn, "q")["paused_by"] == BY
+
+
+def test_an_idempotency_key_that_the_target_has_stays_with_its_job(east: Side, west: Side, own_db: str) -> None:
+    ours, _ = add(east.conn, NewJob("q", "t", "k", idempotency_key="once"))
+    theirs, _ = add(west.conn, NewJob("q", "t", "k", idempotency_key="once"))
+    move(east, west)
+    assert row(west.conn, theirs)["idempotency_key"] == "once"
+    assert row(west.conn, ours)["idempotency_key"] is None
+    assert sorted(in_order(own_db)) == sorted([ours, theirs])
+
+
+def test_a_job_that_is_added_while_the_queue_leaves_is_carried_or_goes_there(east: Side, west: Side, dsn: str) -> None:
+    """`moved_away` holds the move until the job is committed, and says where the queue is once it has moved."""
+    with psycopg.connect(dsn) as adder:
+        assert clusters.moved_away(adder, ["q", "other"]) == {}
+        enqueue(east.conn)
+        with pytest.raises(Busy, match="other sessions add jobs to q and do not end"):
+            clusters.move(east, west, "q")
+    assert move(east, west) == 1
+    with psycopg.connect(dsn) as adder:
+        assert clusters.moved_away(adder, ["q", "other"]) == {"q": "west"}

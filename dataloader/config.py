@@ -17,7 +17,7 @@ from datetime import UTC
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from zoneinfo import ZoneInfo
 
 from dotenv.parser import Binding, parse_stream
@@ -309,6 +309,100 @@ def _one_of_them(name: str | None, info: ValidationInfo) -> str | None:
     return name
 
 
+def _address(address: SecretStr) -> SecretStr:
+    parts = urlsplit(address.get_secret_value())
+    with suppress(ValueError):
+        if parts.scheme in ("http", "https", "tcp", "tls") and parts.hostname and parts.port != 0:
+            return address
+    raise ValueError("should be an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066")
+
+
+class EntryPoint(BaseModel):
+    """What jobs may start on a cluster, by its name in `entrypoints`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @classmethod
+    def read(cls, given: Any) -> Any:
+        """An entry; a text alone is its first field."""
+        return {next(iter(cls.model_fields)): given} if isinstance(given, str) else given
+
+
+class DaskFunction(EntryPoint):
+    """A function that takes the dict of a job's args, as the Dask workers import it."""
+
+    function: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    is_driver: bool = False  # it waits for tasks of its own, and leaves its thread to them
+
+
+class RayCommand(EntryPoint):
+    """A shell command that the Ray cluster runs."""
+
+    command: str = Field(min_length=1, pattern=r"^[^\x00]*$")
+    runtime_env: dict[str, Any] = {}
+    cpus: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    gpus: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    memory_mb: int | None = Field(default=None, ge=1)
+
+
+class SparkApplication(EntryPoint):
+    """An application that the Spark master starts on one of its workers."""
+
+    file: str = Field(min_length=1, pattern=r"^[^\x00]*$")
+    main_class: str = Field(min_length=1, pattern=r"^[\w.$]+$")
+    arguments: list[Annotated[str, Field(pattern=r"^[^\x00]*$")]] = []
+    properties: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    spark_version: str = "3.5.0"
+
+
+EntryName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class Cluster(BaseModel):
+    """One entry of DL_ENGINES: a cluster on which jobs of `run.dask`, `run.ray` or `run.spark` start programs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    address: Annotated[SecretStr, AfterValidator(_address)]
+    away_sec: float = Field(default=60, ge=0, le=86_400, allow_inf_nan=False)
+    output_kb: int = Field(default=256, ge=0, le=2**20)
+
+    @property
+    def secrets(self) -> dict[str, Any]:
+        """What no log may show: the token, and the password of the address; entries under secrets' names besides."""
+        token, address = getattr(self, "token", None), urlsplit(self.address.get_secret_value())
+        given = {"token": token and token.get_secret_value(), "password": unquote(address.password or "")}
+        return {name: value for name, value in given.items() if value} | {"entries": self.model_dump()["entrypoints"]}
+
+
+class DaskCluster(Cluster):
+    """The address is the scheduler's; the files are for tls://."""
+
+    engine: Literal["dask"]
+    entrypoints: dict[EntryName, Annotated[DaskFunction, BeforeValidator(DaskFunction.read)]] = Field(min_length=1)
+    ca_file: Annotated[Path, AfterValidator(_absolute)] | None = None
+    cert_file: Annotated[Path, AfterValidator(_absolute)] | None = None
+    key_file: Annotated[Path, AfterValidator(_absolute)] | None = None
+
+
+class RayCluster(Cluster):
+    """The address is that of the dashboard, which takes jobs."""
+
+    engine: Literal["ray"]
+    entrypoints: dict[EntryName, Annotated[RayCommand, BeforeValidator(RayCommand.read)]] = Field(min_length=1)
+    token: SecretStr | None = None
+
+
+class SparkCluster(Cluster):
+    """The address is that of the master's REST server; `master` that of its web page."""
+
+    engine: Literal["spark"]
+    entrypoints: dict[EntryName, SparkApplication] = Field(min_length=1)
+    master: Annotated[SecretStr, AfterValidator(_address)]
+    token: SecretStr | None = None
+
+
 def _command(given: Any) -> Any:
     """An entry of DL_COMMANDS; a list alone is its argv."""
     return {"argv": given} if isinstance(given, list) else given
@@ -405,6 +499,14 @@ Commands = Annotated[
     dict[CommandName, Annotated[Command, BeforeValidator(_command)]],
     NoDecode,
     _json('{"dbt": ["/opt/dbt/bin/dbt", "run"]}'),
+]
+AnyCluster = Annotated[DaskCluster | RayCluster | SparkCluster, Field(discriminator="engine")]
+Engines = Annotated[
+    dict[EntryName, AnyCluster],
+    NoDecode,
+    _json(
+        '{"nightly": {"engine": "ray", "address": "http://ray:8265", "entrypoints": {"resize": "python -m resize"}}}'
+    ),
 ]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f]+$")]
 
@@ -646,6 +748,12 @@ class Settings(BaseSettings):
         default={},
         description='Programs that jobs of `run.command` may start, as `{"dbt": ["/opt/dbt/bin/dbt", "run"]}`; by '
         "default none. An object in place of the list has `argv`, and limits; see docs/loaders.md.",
+    )
+    dl_engines: Engines = Field(
+        default={},
+        description="Clusters of Dask, Ray and Spark on which jobs may start programs, and which programs, as "
+        '`{"nightly": {"engine": "ray", "address": "http://ray:8265", "entrypoints": {"resize": "python -m resize"}}}`;'
+        " by default none; see docs/engines.md.",
     )
     dl_http_private_hosts: Hosts = Field(
         default=(),

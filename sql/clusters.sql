@@ -211,9 +211,12 @@ SELECT least(0, (SELECT min(event_id) FROM dl_job_events)) - row_number() OVER (
  WHERE r.job_id = ANY (%(added)s);
 
 -- name: add_checkpoints
-INSERT INTO dl_checkpoints SELECT r.* FROM unnest(%(rows)s::text[]) doc
- CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_checkpoints, doc::jsonb) r
- WHERE r.job_id = ANY (%(added)s) ON CONFLICT (job_id) DO NOTHING;
+WITH added AS (
+  INSERT INTO dl_checkpoints SELECT r.* FROM unnest(%(rows)s::text[]) doc
+   CROSS JOIN LATERAL jsonb_populate_record(NULL::dl_checkpoints, doc::jsonb) r
+   WHERE r.job_id = ANY (%(added)s) ON CONFLICT (job_id) DO NOTHING
+  RETURNING job_id, checkpoint)
+INSERT INTO dl_cleanups SELECT job_id FROM added WHERE checkpoint ? 'on_cancel' ON CONFLICT DO NOTHING;
 
 -- name: add_logs
 INSERT INTO dl_job_logs SELECT r.* FROM unnest(%(rows)s::text[]) doc

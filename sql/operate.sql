@@ -161,7 +161,8 @@ SELECT job_id FROM again;
 -- none, so each job that has run gets a row: what is there of its claims counts no more.
 INSERT INTO dl_checkpoints AS c (job_id, claim, target_claim, target_number, spares_attempt)
 SELECT job_id, claims, claims + 1, 0, false FROM dl_jobs WHERE job_id = ANY (%(job_ids)s) AND claims > 0
-ON CONFLICT (job_id) DO UPDATE SET checkpoint = NULL, target_claim = excluded.target_claim, target_number = 0;
+ON CONFLICT (job_id) DO UPDATE SET checkpoint = NULL, target_claim = excluded.target_claim, target_number = 0
+ WHERE (c.checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
 
 -- name: run_now
 -- queued -> queued: what waits for its time becomes due. One that is due already stays as it is. In a merged queue the

@@ -234,23 +234,28 @@ SELECT job_id, checkpoint::text, target_claim, target_number, spares_attempt FRO
 -- name: keep_checkpoint
 -- running -> running: how far a run has come, of a claim that holds. A run that was stopped in the midst of this statement
 -- may come behind the run of a later claim: it replaces nothing. The claim tells dl_give_back which run has come further,
--- so a repetition leaves it as it is, and a new mark of the same checkpoint too.
-INSERT INTO dl_checkpoints AS c (job_id, claim, checkpoint, target_claim, target_number, spares_attempt)
-SELECT job_id, claims, %(text)s::jsonb, %(token)s, %(number)s, %(spares_attempt)s FROM dl_jobs
- WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
-ON CONFLICT (job_id) DO UPDATE SET
-       claim = CASE WHEN c.checkpoint IS DISTINCT FROM excluded.checkpoint THEN excluded.claim ELSE c.claim END,
-       checkpoint = excluded.checkpoint, target_claim = excluded.target_claim, target_number = excluded.target_number,
-       spares_attempt = excluded.spares_attempt, saved_at = now()
- WHERE c.claim <= excluded.claim
-   AND (c.checkpoint, c.target_claim, c.target_number)
-       IS DISTINCT FROM (excluded.checkpoint, excluded.target_claim, excluded.target_number);
+-- so a repetition leaves it as it is, and a new mark of the same checkpoint too. What the job would leave behind if it
+-- were canceled is listed (queue/cleanups.py).
+WITH kept AS (
+  INSERT INTO dl_checkpoints AS c (job_id, claim, checkpoint, target_claim, target_number, spares_attempt)
+  SELECT job_id, claims, %(text)s::jsonb, %(token)s, %(number)s, %(spares_attempt)s FROM dl_jobs
+   WHERE job_id = %(job_id)s AND attempt = %(attempt)s AND claimed_by = %(claimed_by)s AND status = 'running'
+  ON CONFLICT (job_id) DO UPDATE SET
+         claim = CASE WHEN c.checkpoint IS DISTINCT FROM excluded.checkpoint THEN excluded.claim ELSE c.claim END,
+         checkpoint = excluded.checkpoint, target_claim = excluded.target_claim, target_number = excluded.target_number,
+         spares_attempt = excluded.spares_attempt, saved_at = now()
+   WHERE c.claim <= excluded.claim
+     AND (c.checkpoint, c.target_claim, c.target_number)
+         IS DISTINCT FROM (excluded.checkpoint, excluded.target_claim, excluded.target_number)
+  RETURNING job_id, checkpoint)
+INSERT INTO dl_cleanups SELECT job_id FROM kept WHERE checkpoint ? 'on_cancel' ON CONFLICT DO NOTHING;
 
 -- name: spend_checkpoints
 -- Of jobs that have succeeded: if they run again, they begin at the start. What the target has of their claims, and no
 -- statement here can take back, counts no more.
 UPDATE dl_checkpoints c SET checkpoint = NULL, target_claim = j.claims + 1, target_number = 0
-  FROM dl_jobs j WHERE c.job_id = ANY (%(job_ids)s) AND j.job_id = c.job_id AND j.status = 'succeeded';
+  FROM dl_jobs j WHERE c.job_id = ANY (%(job_ids)s) AND j.job_id = c.job_id AND j.status = 'succeeded'
+   AND (c.checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
 
 -- name: ended
 -- Has this claim's end been committed, though its answer was lost? The worker's last row in the job's journal tells.

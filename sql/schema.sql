@@ -189,6 +189,13 @@ CREATE TABLE dl_checkpoints (
 COMMENT ON TABLE dl_checkpoints IS 'how far the runs of jobs have come';
 COMMENT ON COLUMN dl_checkpoints.claim IS 'dl_jobs.claims of the run that has come so far';
 
+-- Jobs that would leave something behind: those whose checkpoints have the key on_cancel, and some that had it. A table
+-- of its own, for an index on a checkpoint's content would make each of its updates dearer.
+CREATE TABLE dl_cleanups (
+  job_id uuid PRIMARY KEY
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
+COMMENT ON TABLE dl_cleanups IS 'jobs whose checkpoints ask for a cleanup should the job be canceled';
+
 -- Operators' settings of a queue.
 CREATE TABLE dl_queues (
   queue text PRIMARY KEY,

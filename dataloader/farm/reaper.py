@@ -25,7 +25,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
-from dataloader.queue import clusters, db, hooks, lifecycle, migrations, operations
+from dataloader.queue import cleanups, clusters, db, hooks, lifecycle, migrations, operations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
 from dataloader.queue.reports import predictions, runs, stats, webhooks
@@ -176,6 +176,7 @@ class _Reaper:
         memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
         self._schedules.make(conn)
         lifecycle.let_in(conn)
+        clean_up(conn, self._log)
         aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
         self._schedules.make(conn)
         watch(conn, self._log, memory, period_sec)
@@ -287,6 +288,17 @@ def going_on(
         if on_failure:
             on_failure()
         log.warning(event, error=str(e).strip())
+
+
+def clean_up(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
+    """Add a job for each canceled one that has left something behind elsewhere."""
+    with going_on(conn, log, "reaper.cleanups.failed"):
+        for job_id in cleanups.due(conn):
+            of_job = log.bind(canceled=str(job_id))
+            with going_on(conn, of_job, "reaper.cleanup.failed"):
+                if cleanup := cleanups.add(conn, job_id):
+                    of_job.info("reaper.cleanup.added", job_id=str(cleanup))
+        cleanups.forget(conn)
 
 
 def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:

@@ -231,6 +231,8 @@ class Runner:
             _transaction=lambda dsn: self._transaction(dsn, delivery, lease),
             _checkpoint=self._checkpoints.begin,
             _save=self._checkpoints.save,
+            _is_saved=lambda: lease.is_saved,
+            _stop_reason=lambda: lease.stop_for_others,
             claim=job.claim,
             _decide=lambda key, outcome: _decide_key(delivery, by_key, key, outcome),
             affinity_key=job.affinity_key,

@@ -41,7 +41,7 @@ from dataloader.pipelines.registry import wants_context as wants_context
 from dataloader.queue.hooks import around_enqueue as around_enqueue
 from dataloader.queue.hooks import import_users as import_users
 
-BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "pg_query", "download", "parquet")
+BUILT_IN = ("noop", "csv_file", "cbr", "llm", "webhook", "command", "pg_query", "download", "parquet", "engines")
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -115,6 +115,8 @@ class Context:
     _checkpoint: Callable[[], dict[str, Any] | None] = lambda: None
     _save: Callable[[dict[str, Any]], None] = lambda checkpoint: None
     _queue_session: Callable[[], AbstractContextManager[psycopg.Connection[Any]]] = _no_queue
+    _is_saved: Callable[[], bool] = lambda: True
+    _stop_reason: Callable[[], End | None] = lambda: None
 
     @property
     def checkpoint(self) -> dict[str, Any] | None:
@@ -134,6 +136,24 @@ class Context:
         database than the target.
         """
         self._save(checkpoint)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the latest checkpoint that was saved outside of a transaction is in the queue.
+
+        Then the next run gets it, however this one ends: an order to another system that must not be given twice may go
+        out. It takes some ms, and up to a second where the run has saved before.
+        """
+        return self._is_saved()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run has to end: "canceled", "timeout", "handed back" (a drain) or "gone"; None while it may go on.
+
+        After "handed back" and "gone" another run goes on with the job, so what this one has begun in other systems is
+        the other's. It is "gone" too once the lease is over: the next run may have begun.
+        """
+        return self._stop_reason()
 
     def trigger(self, task: str, args: Mapping[str, Any] | None = None, **fields: Any) -> UUID:
         """Add a job and return its id; `fields` are those of `dataloader.enqueue`, its queue by default this job's.

@@ -468,6 +468,7 @@ class _Lease(Lease):
 
     def save(self, checkpoint: Checkpoint) -> None:
         super().save(checkpoint)
+        self.written = self.confirmed = checkpoint
         self.write(checkpoint=checkpoint)
 
     def write(self, **entry: Any) -> None:

@@ -151,7 +151,7 @@ BEGIN
   END IF;
   IF is_back AND OLD.status = 'succeeded' AND to_regclass(%5$L) IS NOT NULL THEN
     UPDATE %1$I.dl_checkpoints SET checkpoint = NULL, target_claim = NEW.claims + 1, target_number = 0
-     WHERE job_id = NEW.job_id;
+     WHERE job_id = NEW.job_id AND (checkpoint ? 'canceled') IS NOT TRUE;  -- a cleanup stays one: queue/cleanups.py
   END IF;
   IF NEW.status = 'queued' THEN
     PERFORM pg_notify('dl_jobs', NEW.queue);

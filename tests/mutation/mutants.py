@@ -20,6 +20,7 @@ PREDICTIONS = "predictions.sql"
 ERRORS = "errors.sql"
 LOGS = "logs.sql"
 SEARCH = "search.sql"
+CLEANUPS = "cleanups.sql"
 ROOT = Path(__file__).parent.parent.parent
 _BEGIN = re.compile(r"^ *(-- name: |CREATE )", re.MULTILINE)
 
@@ -234,12 +235,12 @@ MUTANTS: list[Mutant] = [
     *_of_logs(),
     *_statement(
         "keep_checkpoint",
-        ("replaces a later one", "c.claim <= excluded.claim\n   AND "),
+        ("replaces a later one", "c.claim <= excluded.claim\n     AND "),
         ("not its own", "c.claim <= excluded.claim", "c.claim < excluded.claim"),
         (
             "writes it again",
-            "\n   AND (c.checkpoint, c.target_claim, c.target_number)"
-            "\n       IS DISTINCT FROM (excluded.checkpoint, excluded.target_claim, excluded.target_number)",
+            "\n     AND (c.checkpoint, c.target_claim, c.target_number)"
+            "\n         IS DISTINCT FROM (excluded.checkpoint, excluded.target_claim, excluded.target_number)",
         ),
         ("not a new one", "AND (c.checkpoint, c.target_claim", "AND (NULL::jsonb, c.target_claim"),
         (
@@ -257,6 +258,70 @@ MUTANTS: list[Mutant] = [
         ("forgets which", " target_number = excluded.target_number,"),
         ("spares or not as the first", "spares_attempt = excluded.spares_attempt, saved_at", "saved_at"),
         ("the time of the first", ", saved_at = now()"),
+        ("lists no cleanup", "FROM kept WHERE checkpoint ? 'on_cancel'", "FROM kept WHERE false"),
+    ),
+    *_in(
+        CLEANUPS,
+        "-- name: due\n",
+        ("of any status", "status = 'canceled'\n   AND ", ""),
+        (
+            "of any checkpoint",
+            "\n   AND (SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)",
+        ),
+    ),
+    *_in(
+        CLEANUPS,
+        "-- name: take\n",
+        ("of any status", " AND status = 'canceled'"),
+        ("waits for another", " SKIP LOCKED"),
+    ),
+    *_in(
+        CLEANUPS,
+        "-- name: strike\n",
+        ("again and again", "DELETE FROM dl_cleanups c\n WHERE", "SELECT job_id FROM dl_cleanups c\n WHERE"),
+    ),
+    *_in(
+        CLEANUPS,
+        "-- name: hand_over\n",
+        ("the job keeps it", "SET checkpoint = NULL, target_claim", "SET target_claim"),
+        ("a first claim", "SET claims = 1, args", "SET args"),
+        ("without args", ", args = j.args"),
+        ("cleans up behind itself", "checkpoint - 'on_cancel' ||", "checkpoint ||"),
+    ),
+    *_in(
+        CLEANUPS,
+        "-- name: forget\n",
+        ("one that runs", "status IN ('queued', 'running')\n             OR "),
+        (
+            "none that ended",
+            "(SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)",
+            "true",
+        ),
+    ),
+    *_statement("spend_checkpoints", ("a cleanup's too", "\n   AND (c.checkpoint ? 'canceled') IS NOT TRUE")),
+    *_in(OPERATE, "-- name: start_over\n", ("a cleanup's too", "\n WHERE (c.checkpoint ? 'canceled') IS NOT TRUE")),
+    *_statement(
+        "look",
+        ("of a paused queue", "\n WHERE NOT EXISTS (SELECT FROM dl_queues WHERE queue = q AND paused_at IS NOT NULL)"),
+        (
+            "of other queues",
+            "WHERE queue = q AND status = 'queued' AND blocked_on IS NULL",
+            "WHERE status = 'queued' AND blocked_on IS NULL",
+        ),
+        (
+            "parked ones",
+            "WHERE queue = q AND status = 'queued' AND blocked_on IS NULL",
+            "WHERE queue = q AND status = 'queued'",
+        ),
+        ("all of them", " LIMIT %(most)s) counted", ") counted"),
+        ("no freed key", " + coalesce(max(freed), 0)"),
+        (
+            "due of other queues",
+            "WHERE queue = q AND status = 'queued' AND blocked_on = 'time'",
+            "WHERE status = 'queued' AND blocked_on = 'time'",
+        ),
+        ("for ever", "least(available_at, now() + interval '1 year')", "available_at"),
+        ("any that waits", " AND blocked_on = 'time'"),
     ),
     *_statement(
         "spend_checkpoints",

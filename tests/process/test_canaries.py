@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -360,10 +359,3 @@ def test_j4_no_canary_leaves(farm: Farm, free_port: int) -> None:
         (lines,) = farm.rows("SELECT string_agg(text, ' ') FROM dl_job_logs WHERE job_id = %s", job)
         assert written in lines[0]
         assert "***" in lines[0]
-
-
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -15,8 +15,10 @@ import pytest
 from dataloader.config import Settings
 from dataloader.farm import deadlines
 from dataloader.farm.deadlines import Reason, kill_reason, stop_reason
+from dataloader.farm.lease import Lease
 from dataloader.farm.process import drain_pipe, now
 from dataloader.farm.slots import JOBS_MOST, SharedSlots, Slot, State
+from dataloader.queue.job import Checkpoint, Delivery, End, Job
 
 FAMILY = """
 import os, signal, sys, time
@@ -31,6 +33,7 @@ fork(child); time.sleep(60)
 """
 
 
+JOB = Job(uuid4(), "q", "t", "{}", None, "key", "", 1, 5, 60, None, 1, "host:1:a", None)
 LIMITS = Settings.model_construct(dl_stall_sec=100, dl_kill_grace_sec=5)
 
 
@@ -301,3 +304,33 @@ print("heard")
 def test_a_wait_takes_the_wake_ups_back_and_misses_no_signal(when: str) -> None:
     said = subprocess.run([sys.executable, "-c", WAKE_UPS, when], capture_output=True, text=True, timeout=60)
     assert (said.stdout, said.returncode) == ("heard\n", 0), said.stderr
+
+
+@pytest.mark.parametrize(
+    ("stop", "renewed", "reason"),
+    [
+        (None, -60, None),
+        (End.CANCELED, 0, End.CANCELED),
+        (End.TIMEOUT, 0, End.TIMEOUT),
+        (End.HANDED_BACK, 0, End.HANDED_BACK),
+        (End.CANCELED, -60, End.GONE),
+        (End.TIMEOUT, -60, End.GONE),
+    ],
+)
+def test_work_elsewhere_is_the_next_runs_once_the_lease_is_over(
+    stop: End | None, renewed: float, reason: End | None
+) -> None:
+    """Also where a cancellation or a time limit has ended the run before, as after the machine's sleep."""
+    lease = Lease(Delivery((JOB,)), busy_slot({"renewed": renewed}), LIMITS, lambda: None, lambda: True)
+    lease.stop = stop
+    assert lease.stop_for_others is reason
+
+
+def test_a_checkpoint_counts_as_saved_once_the_claim_has_held_behind_its_write() -> None:
+    lease = Lease(Delivery((JOB,)), busy_slot({}), LIMITS, lambda: None, lambda: True)
+    assert lease.is_saved
+    lease.save(checkpoint := Checkpoint('{"at": 1}'))
+    lease.written = checkpoint
+    assert not lease.is_saved
+    lease.confirmed = checkpoint
+    assert lease.is_saved

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,27 @@ def test_cancel_and_drain_at_a_step(function: Callable[..., Any]) -> None:
     )
     with pytest.raises(NotReached, match="cancel_at=9: the run was over before, after 2 safe points"):
         run("t", cancel_at=9)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [({"cancel_at": 2}, "canceled"), ({"drain_at": 2}, "handed back"), ({"timeout_sec": 0.001}, "timeout")],
+)
+def test_a_run_learns_why_it_ends(how: dict[str, Any], reason: str) -> None:
+    told = []
+
+    @register("t", max_attempts=1)
+    def curious(args: dict[str, Any], context: Context) -> Iterator[Any]:
+        told.append(context.stop_reason)
+        try:
+            while len(told) < 3:
+                time.sleep(0.002)
+                yield
+        finally:
+            told.append(context.stop_reason)
+
+    run(curious, **how)
+    assert told[:2] == [None, reason]
 
 
 def test_a_cancellation_that_is_ignored_wins_and_the_work_stands() -> None:

@@ -1,0 +1,277 @@
+"""Dask by the client of its scheduler; a task's key there is our own id.
+
+A task lives as long as somebody wants it. Its publication under the id does, when the run and its client are gone. The
+task begins its function only when it is told that it is published: else a task whose client dies in between could go
+on beside the one that the next run orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from distributed import Client, Event, Future, Variable
+from distributed.security import Security
+
+from dataloader.config import DaskCluster, DaskFunction
+from dataloader.pipelines.engines import driver
+from dataloader.pipelines.engines.engine import Order, Seen, State, Unreachable
+
+ANSWER_SEC = 3.0  # with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
+CLOSE_SEC = 1.0
+ABSENT_SEC = 0.05  # until a variable counts as not set
+T = TypeVar("T")
+
+
+class _Task(NamedTuple):
+    future: Future[Any]
+    nonce: str
+
+
+class OnDask:
+    """One task on one Dask cluster."""
+
+    forgets = True  # the scheduler holds results and outputs in memory
+
+    def __init__(self, cluster: DaskCluster, function: DaskFunction, args: str) -> None:
+        self._cluster, self._function, self._args = cluster, function, args
+        self._loop: _Loop | None = None
+        self._made: Client | None = None
+        self._task: _Task | None = None
+
+    def submit(self, order: Order) -> str:
+        """See Engine."""
+        self._task = self._ask(lambda: self._submitted(order))
+        return order.id
+
+    def look(self, order: Order) -> Seen:
+        """See Engine."""
+        task = self._task = self._task or self._ask(lambda: self._published(order))
+        if task is None:
+            return Seen(State.ABSENT)
+        status = task.future.status
+        if status in ("cancelled", "lost"):  # so says this client when its connection is gone
+            self.close()
+            raise Unreachable("the connection to the scheduler is lost")
+        output, read = self._output(order)
+        if status == "error":
+            return Seen(State.FAILED, output, read, _words(self._ask(task.future.exception)))
+        return self._ended(task, output, read) if status == "finished" else Seen(State.RUNNING, output, read)
+
+    def find(self, order: Order) -> str | None:
+        """See Engine."""
+        self._task = self._ask(lambda: self._published(order))
+        return self._task and order.id
+
+    def cancel(self, order: Order, until: float) -> bool:
+        """See Engine. A function that has begun ends by SIGTERM, and by SIGKILL 1 s later."""
+        within = max(0.1, until - time.monotonic())
+        return self._ask(lambda: self._canceled(order, until - 0.2), within)
+
+    def forget(self, order: Order) -> None:
+        """See Engine."""
+        self._ask(lambda: self._forgotten(order))
+
+    def close(self) -> None:
+        """See Engine."""
+        loop, made = self._loop, self._made
+        self._loop = self._made = self._task = None
+        if loop is not None:
+            if made is not None:
+                with suppress(OSError, TimeoutError):
+                    loop.ask(made.close, CLOSE_SEC)
+            loop.end()
+
+    async def _submitted(self, order: Order) -> _Task:
+        task = await self._published(order)
+        if task is None:
+            nonce = secrets.token_hex(8)
+            future = self._client.submit(_call(), _SOURCE, self._order(order, nonce), key=order.id, pure=False)
+            try:
+                await _answer(self._client.publish_dataset([future, nonce], name=order.id))
+                task = _Task(future, nonce)
+            except KeyError:  # another run of the job has been faster
+                task = await self._published(order)
+        if task is None:
+            raise Unreachable("the order has gone again")
+        await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
+        return task
+
+    def _order(self, order: Order, nonce: str) -> str:
+        """The order as text. Dask takes a text that equals a key for its task; this one holds more."""
+        return json.dumps(
+            {
+                "id": order.id,
+                "nonce": nonce,
+                "function": self._function.function,
+                "is_driver": self._function.is_driver,
+                "args": self._args,
+            }
+        )
+
+    async def _published(self, order: Order) -> _Task | None:
+        """The task of this id, with the word that it may begin: who has published it may have died before that."""
+        found = await _answer(self._client.get_dataset(order.id, default=None))
+        if found is None:
+            return None
+        task = _Task(*found)
+        await _answer(Event(f"{order.id}-go-{task.nonce}", client=self._client).set())
+        return task
+
+    def _ended(self, task: _Task, output: bytes, read: int) -> Seen:
+        end = self._ask(task.future.result)
+        if end["is_stopped"]:
+            return Seen(State.STOPPED, output, read)
+        if end["code"] == 0:
+            return Seen(State.SUCCEEDED, output, read, result=json.loads(end["result"] or "null"))
+        return Seen(State.FAILED, output, read, f"its process ended with {end['code']}")
+
+    def _output(self, order: Order) -> tuple[bytes, int]:
+        """What has been written since `order.read`, as far as the scheduler still has it."""
+        told = self._ask(lambda: self._told(order))
+        if told is None:
+            return b"", order.read
+        return newer(told["total"], told["tail"], order.read), told["total"]
+
+    async def _told(self, order: Order) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = await _answer(self._variable(order).get(timeout=ABSENT_SEC))
+        except TimeoutError:
+            return None
+        return found
+
+    async def _canceled(self, order: Order, until: float) -> bool:
+        task = self._task or await self._published(order)
+        if task is None:
+            return True
+        await _answer(Event(f"{order.id}-stop", client=self._client).set())
+        if await self._told(order) is None:  # it has not begun: it never will
+            await _answer(self._client.cancel([task.future], force=True))
+        else:
+            await _done(task.future, until)
+            if not task.future.done():
+                return False
+        await self._forgotten(order)
+        return True
+
+    async def _forgotten(self, order: Order) -> None:
+        task = self._task or await self._published(order)
+        await _answer(self._client.unpublish_dataset(order.id))
+        self._variable(order).delete()
+        for name in [f"{order.id}-stop"] + ([f"{order.id}-go-{task.nonce}"] if task else []):
+            await _answer(Event(name, client=self._client).clear())
+
+    def _variable(self, order: Order) -> Variable:
+        return Variable(f"{order.id}-output", client=self._client)
+
+    @property
+    def _client(self) -> Client:
+        assert self._made is not None  # noqa: S101  _ask has made it
+        return self._made
+
+    def _ask(self, question: Callable[[], Awaitable[T]], within: float = ANSWER_SEC) -> T:
+        """The scheduler's answer, from the client's thread."""
+        try:
+            if self._loop is None or self._made is None or self._made.status != "running":
+                self.close()
+                self._loop = _Loop()
+                self._made = self._loop.ask(lambda: self._connected(within), within)
+            return self._loop.ask(question, within)
+        except (OSError, TimeoutError, CancelledError) as e:
+            self.close()
+            raise Unreachable(f"the scheduler has not answered ({type(e).__name__})") from None
+
+    async def _connected(self, within: float) -> Client:
+        """A client, in a loop of ours: one that makes its own waits for ever for a scheduler that is silent."""
+        given = {"set_as_default": False, "security": self._security(), "name": "dataloader"}
+        address = self._cluster.address.get_secret_value()
+        client = Client(address, timeout=within, asynchronous=True, **given)
+        try:
+            await client
+        except BaseException:
+            await client.close(timeout=CLOSE_SEC)
+            raise
+        return client
+
+    def _security(self) -> Security | None:
+        cluster = self._cluster
+        if not cluster.ca_file:
+            return None
+        files = {"ca_file": cluster.ca_file, "client_cert": cluster.cert_file, "client_key": cluster.key_file}
+        given = {f"tls_{name}": str(path) for name, path in files.items() if path}
+        return Security(require_encryption=True, **given)
+
+
+def newer(total: int, tail: bytes, read: int) -> bytes:
+    """PURE: what is behind the first `read` of `total` bytes of output, as far as `tail`, the last of them, has it."""
+    new = max(0, total - read)
+    left_out = new - len(tail)
+    head = f"[{left_out} bytes are left out]\n".encode() if left_out > 0 else b""
+    return head + tail[max(0, len(tail) - new) :]
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="dask", daemon=True)
+        self._thread.start()
+
+    def ask(self, question: Callable[[], Awaitable[T]], within: float) -> T:
+        """The answer; raises TimeoutError where it takes longer than so many seconds."""
+
+        async def asked() -> T:
+            return await asyncio.wait_for(question(), within)
+
+        return asyncio.run_coroutine_threadsafe(asked(), self._loop).result()
+
+    def end(self) -> None:
+        """End what is under way, and the thread."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_all_ended(), self._loop).result(CLOSE_SEC)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSE_SEC)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _all_ended() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _done(future: Future[Any], until: float) -> None:
+    while not future.done() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+
+
+async def _answer(asked: Any) -> Any:
+    """The answer of one of Dask's verbs, which are coroutines within the client's own thread."""
+    return await asked if hasattr(asked, "__await__") else asked
+
+
+_SOURCE = Path(driver.__file__).read_text("utf-8")
+
+
+def _call() -> Callable[[str, str], dict[str, Any]]:
+    """The function of driver.py as one that no module has: it travels whole, for the cluster lacks our package."""
+    names: dict[str, Any] = {"__name__": "dataloader_driver"}
+    exec(compile(_SOURCE, os.path.basename(driver.__file__), "exec"), names)  # noqa: S102  our own text
+    call: Callable[[str, str], dict[str, Any]] = names["call"]
+    return call
+
+
+def _words(error: Any) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

@@ -1,0 +1,152 @@
+"""Spark by the REST server of a standalone master; the id of a driver there is the master's, ours is its app's name.
+
+The master cannot be asked for our id. Where a run has died before it could keep the master's id, the next one looks for
+ours in the command of each driver of this class: the worker that runs a driver writes it at the head of its stderr.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from dataloader.config import SparkApplication, SparkCluster
+from dataloader.pipelines.engines.engine import Order, Refused, Seen, State, Unreachable
+from dataloader.pipelines.engines.request import Server
+
+SUBMIT_SEC = 10.0
+PIECE = 2**20  # bytes of the output that one look reads
+COMMAND_MOST = 2**16  # bytes at the head of stderr in which the command is
+_STATES = {
+    "FINISHED": State.SUCCEEDED,
+    "KILLED": State.STOPPED,
+    "FAILED": State.FAILED,
+    "ERROR": State.FAILED,
+}
+_HEAD = re.compile(rb"==== Bytes (\d+)-(\d+) of (\d+) of [^\n]* ====\n")
+
+
+class OnSpark:
+    """One driver on one Spark cluster."""
+
+    forgets = False  # people look at it on the master's page
+
+    def __init__(self, cluster: SparkCluster, application: SparkApplication, args: str) -> None:
+        token = cluster.token.get_secret_value() if cluster.token else None
+        self._rest = Server(cluster.address.get_secret_value(), token)
+        self._master = Server(cluster.master.get_secret_value(), token)
+        self._application, self._args = application, args
+        self._worker: Server | None = None  # that runs the driver
+        self._is_in_doubt = False  # the master may have taken the order, and its answer was lost
+
+    def submit(self, order: Order) -> str:
+        """See Engine. Where an answer was lost, the master may have the order already."""
+        if self._is_in_doubt and (found := self.find(order)) is not None:
+            return found
+        self._is_in_doubt = True
+        answer = self._rest.ask("POST", "/v1/submissions/create", self._request(order), SUBMIT_SEC).json()
+        self._is_in_doubt = False
+        if not answer.get("success"):
+            raise Refused(f"the master has not taken {order.id}: {answer.get('message')}")
+        return str(answer["submissionId"])
+
+    def look(self, order: Order) -> Seen:
+        """See Engine."""
+        said = self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}").json()
+        if not said.get("success"):
+            return Seen(State.ABSENT)
+        state = _STATES.get(str(said.get("driverState")), State.RUNNING)
+        try:
+            output, read, is_whole = self._output(order, str(said.get("workerId") or ""))
+        except (Unreachable, Refused):
+            if state is State.SUCCEEDED:
+                raise  # its result may be there
+            output, read, is_whole = b"", order.read, True
+        why = str(said.get("message") or "")[:500] or f"the driver is {said.get('driverState')}"
+        return Seen(state if is_whole else State.RUNNING, output, read, why if state is State.FAILED else "")
+
+    def find(self, order: Order) -> str | None:
+        """See Engine. While a driver that may be ours has written nothing, nobody can tell: Unreachable."""
+        master = self._master.ask("GET", "/json/").json()
+        workers = {each["id"]: each["webuiaddress"] for each in master.get("workers", ())}
+        for driver in self._of_our_class(master.get("activedrivers", ())):
+            if self._is_ours(order, driver, workers):
+                return str(driver["id"])
+        for driver in self._of_our_class(master.get("completeddrivers", ())):
+            with suppress(Unreachable, Refused):  # of a worker that is gone: nobody will ever tell
+                if self._is_ours(order, driver, workers):
+                    return str(driver["id"])
+        return None
+
+    def cancel(self, order: Order, until: float) -> bool:
+        """See Engine. Spark ends the driver's process by SIGTERM."""
+        handle = order.handle or self.find(order)
+        while handle and (left := until - time.monotonic()) > 0:
+            self._rest.ask("POST", f"/v1/submissions/kill/{quote(handle)}", {}, left).require_good()
+            said = self._rest.ask("GET", f"/v1/submissions/status/{quote(handle)}", None, left).json()
+            if not said.get("success") or said.get("driverState") in _STATES:
+                return True
+            time.sleep(0.1)
+        return not handle
+
+    def forget(self, order: Order) -> None:
+        """See Engine."""
+
+    def close(self) -> None:
+        """See Engine."""
+
+    def _request(self, order: Order) -> dict[str, Any]:
+        """The order, with the args in the environment."""
+        application = self._application
+        environment = {"SPARK_ENV_LOADED": "1", "DATALOADER_ARGS": self._args, "DATALOADER_ORDER": order.id}
+        ours = {"spark.app.name": order.id, "spark.submit.deployMode": "cluster"}
+        ours |= {"spark.driver.supervise": "false"}  # the farm decides whether it runs again
+        return {
+            "action": "CreateSubmissionRequest",
+            "clientSparkVersion": application.spark_version,
+            "appResource": application.file,
+            "mainClass": application.main_class,
+            "appArgs": application.arguments,
+            "environmentVariables": environment | application.environment,
+            "sparkProperties": {"spark.jars": application.file} | application.properties | ours,
+        }
+
+    def _of_our_class(self, drivers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [each for each in drivers if each.get("mainclass") == self._application.main_class]
+
+    def _is_ours(self, order: Order, driver: dict[str, Any], workers: dict[str, str]) -> bool:
+        """Whether the driver's command has our id; raises Unreachable where there is no command to read yet."""
+        address = workers.get(str(driver.get("worker")))
+        if address is None:
+            raise Unreachable(f"no worker has {driver['id']} yet, which may be {order.id}")
+        command, end, _ = self._piece(Server(address), driver["id"], "stderr", 0, COMMAND_MOST).partition(b"\n")
+        if not end:
+            raise Unreachable(f"{driver['id']} has not begun, and may be {order.id}")
+        return f'"-Dspark.app.name={order.id}"'.encode() in command
+
+    def _output(self, order: Order, worker: str) -> tuple[bytes, int, bool]:
+        """The next piece of what the driver has written, the place behind it, and whether there is no more now."""
+        if not worker or worker == "None":  # no worker has it yet
+            return b"", order.read, True
+        self._worker = self._worker or self._server_of(worker)
+        output = self._piece(self._worker, order.handle, "stdout", order.read, PIECE)
+        return output, order.read + len(output), len(output) < PIECE
+
+    def _server_of(self, worker: str) -> Server:
+        found = [each for each in self._master.ask("GET", "/json/").json()["workers"] if each["id"] == worker]
+        if not found:
+            raise Unreachable(f"the worker {worker} is gone, and the output with it")
+        return Server(found[0]["webuiaddress"])  # no token: the address is a stranger's word
+
+    @staticmethod
+    def _piece(worker: Server, driver: str, log: str, offset: int, length: int) -> bytes:
+        query = urlencode({"driverId": driver, "logType": log, "offset": offset, "byteLength": length})
+        answer = worker.ask("GET", f"/log/?{query}")
+        answer.require_good()
+        head = _HEAD.match(answer.content)
+        if head is None or int(head[1]) != offset:
+            return b""
+        return answer.content[head.end() :][: int(head[2]) - int(head[1])]

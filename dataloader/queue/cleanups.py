@@ -1,0 +1,49 @@
+"""Cleanups: jobs that end what canceled jobs have left behind elsewhere.
+
+A run that is canceled cleans up itself. A job that is canceled between two runs cannot, nor can one whose worker dies.
+So a checkpoint with the key `on_cancel` says that something of the job lives on elsewhere, for instance a program on a
+cluster. Where such a job has ended canceled, the reaper adds a job of the same task, args and queue. Its runs have this
+checkpoint, with `canceled`, the id of the canceled job, in the place of `on_cancel`. Every function may raise
+psycopg.Error.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from dataloader.queue import db, enqueue
+from dataloader.queue.db import Conn
+
+ATTEMPTS = 40  # of a cleanup, some seven hours with the pauses between them: the cluster may be away
+PRIORITY = 0  # before other jobs: what nobody wants any more uses a cluster
+MOST = 1_000  # jobs of one look; the next one goes on with the rest
+
+_SQL = db.statements("cleanups.sql")
+
+
+def due(conn: Conn) -> list[UUID]:
+    """The canceled jobs that have left something behind and have no cleanup."""
+    return [job_id for (job_id,) in conn.execute(_SQL["due"], {"most": MOST})]
+
+
+def add(conn: Conn, job_id: UUID) -> UUID | None:
+    """Add the cleanup of a canceled job, also to a full queue; returns its id.
+
+    Returns None where the job has one or needs none any more, or where somebody has the job's row locked. Any number of
+    reapers may call it.
+    """
+    with conn.transaction(), conn.cursor(row_factory=dict_row) as cursor:
+        job = cursor.execute(_SQL["take"], {"job_id": job_id}).fetchone()
+        if job is None or cursor.execute(_SQL["strike"], {"job_id": job_id}).fetchone() is None:
+            return None
+        job |= {"lock_key": f"cleanup of {job_id}", "priority": PRIORITY, "max_attempts": ATTEMPTS, "limits": []}
+        cleanup, _ = enqueue.enqueue(conn, enqueue.NewJob(**job, producer="cleanups"))
+        conn.execute(_SQL["hand_over"], {"job_id": job_id, "cleanup": cleanup})
+        return cleanup
+
+
+def forget(conn: Conn) -> None:
+    """Forget the jobs that leave nothing behind."""
+    conn.execute(_SQL["forget"])

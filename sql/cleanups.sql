@@ -1,0 +1,48 @@
+-- What canceled jobs have left behind, as their checkpoints say (`on_cancel`). The checkpoints are asked for job by job: a
+-- join would begin with all of them, of which the planner knows only that few have the key.
+
+-- name: due
+-- The jobs that have ended canceled and left something behind.
+SELECT job_id FROM dl_cleanups c JOIN dl_jobs USING (job_id)
+ WHERE status = 'canceled'
+   AND (SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)
+ ORDER BY job_id LIMIT %(most)s;
+
+-- name: take
+-- One of them, locked: nobody queues it again meanwhile. No row: the job was queued again, or another session has it locked.
+SELECT queue, task, partition_key, lease_ttl_sec, timeout_sec
+  FROM dl_jobs WHERE job_id = %(job_id)s AND status = 'canceled' FOR NO KEY UPDATE SKIP LOCKED;
+
+-- name: strike
+-- A statement of its own behind the lock, so that it sees what other reapers have committed. No row: one of them has added
+-- the cleanup, or the job has left nothing behind since.
+DELETE FROM dl_cleanups c
+ WHERE job_id = %(job_id)s
+   AND (SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)
+RETURNING job_id;
+
+-- name: hand_over
+-- The cleanup has the args of the canceled job, and goes on at its checkpoint. The canceled job begins at its start, should
+-- it be queued again. A worker asks for a checkpoint from a job's second claim on: with one claim counted beforehand, the
+-- cleanup's first claim is its second.
+WITH spent AS (
+  UPDATE dl_checkpoints c SET checkpoint = NULL, target_claim = j.claims + 1, target_number = 0
+    FROM dl_checkpoints before JOIN dl_jobs j USING (job_id)
+   WHERE c.job_id = %(job_id)s AND before.job_id = c.job_id
+  RETURNING before.checkpoint),
+counted AS (
+  UPDATE dl_jobs c SET claims = 1, args = j.args FROM dl_jobs j
+   WHERE c.job_id = %(cleanup)s AND j.job_id = %(job_id)s)
+INSERT INTO dl_checkpoints (job_id, claim, checkpoint, target_claim, target_number, spares_attempt)
+SELECT %(cleanup)s, 0, checkpoint - 'on_cancel' || jsonb_build_object('canceled', %(job_id)s), 0, 0, false FROM spent;
+
+-- name: forget
+-- Jobs that are gone, or have ended and left nothing behind. One that may run, or runs, may be about to leave something.
+DELETE FROM dl_cleanups WHERE job_id = ANY (ARRAY(
+  SELECT job_id FROM dl_cleanups c
+   WHERE NOT EXISTS (
+     SELECT FROM dl_jobs j
+      WHERE j.job_id = c.job_id
+        AND (status IN ('queued', 'running')
+             OR (SELECT checkpoint ? 'on_cancel' FROM dl_checkpoints k WHERE k.job_id = c.job_id)))
+     FOR UPDATE SKIP LOCKED));

@@ -1,0 +1,132 @@
+"""A Spark master of one worker, as far as `run.spark` asks it: the REST server, the master's page, the worker's logs.
+
+It answers as Spark 4.3 does, which tests/process/test_spark_of_farms.py shows where pyspark is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+WORKER = "worker-1"
+
+
+@dataclass
+class Driver:
+    """One submission."""
+
+    id: str
+    request: dict[str, Any]
+    state: str = "RUNNING"
+    stdout: bytes = b""
+    message: str = ""
+    has_worker: bool = True
+    reads: int = 0  # how often its stdout was asked for
+
+    def stderr(self) -> bytes:
+        """Its head, as Spark's worker writes it."""
+        options = [f'"-D{name}={value}"' for name, value in self.request["sparkProperties"].items()]
+        return f'Launch Command: "java" {" ".join(options)} "DriverWrapper"\n{"=" * 40}\n\n'.encode()
+
+
+@dataclass
+class FakeSpark:
+    """The cluster; `loses` answers of submissions are lost behind their work."""
+
+    loses: int = 0
+    refuses: bool = False
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                fake.requests.append(("GET", self.path, self.headers["Authorization"]))
+                parts = urlsplit(self.path)
+                if parts.path == "/log/":
+                    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+                    self._say(fake.log(query))
+                else:
+                    self._say(json.dumps(fake.page() if parts.path == "/json/" else fake.status(parts.path)).encode())
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                fake.requests.append(("POST", self.path, self.headers["Authorization"]))
+                answer = fake.create(body) if self.path.endswith("/create") else fake.kill(self.path)
+                if answer is not None:
+                    self._say(json.dumps(answer).encode())
+
+            def _say(self, content: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Of all three servers."""
+        return f"127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        """End it."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def create(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """A submission; None: its answer is lost."""
+        if self.refuses:
+            return {"action": "CreateSubmissionResponse", "success": False, "message": "Current state is not alive"}
+        driver = Driver(f"driver-{len(self.drivers) + 1}", request)
+        self.drivers[driver.id] = driver
+        self.loses -= 1
+        return None if self.loses >= 0 else {"success": True, "submissionId": driver.id, "message": "submitted"}
+
+    def status(self, path: str) -> dict[str, Any]:
+        """Of a submission."""
+        driver = self.drivers.get(path.rpartition("/")[2])
+        if driver is None:
+            return {"action": "SubmissionStatusResponse", "success": False}
+        worker = {"workerId": WORKER, "workerHostPort": "127.0.0.1:1"} if driver.has_worker else {}
+        message = {"message": driver.message} if driver.message else {}
+        return {"success": True, "driverState": driver.state, "submissionId": driver.id} | worker | message
+
+    def kill(self, path: str) -> dict[str, Any]:
+        """End a driver."""
+        driver = self.drivers.get(path.rpartition("/")[2])
+        if driver is None or driver.state != "RUNNING":
+            return {"success": False, "message": "has already finished or does not exist"}
+        driver.state = "KILLED"
+        return {"success": True}
+
+    def page(self) -> dict[str, Any]:
+        """The master's page as JSON."""
+        shown: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+        for number, driver in enumerate(self.drivers.values()):
+            worker = WORKER if driver.has_worker else "None"
+            facts = {"id": driver.id, "starttime": str(number), "mainclass": driver.request["mainClass"]}
+            shown[driver.state == "RUNNING"].append(facts | {"worker": worker})
+        workers = [{"id": WORKER, "webuiaddress": f"http://{self.address}"}]
+        return {"workers": workers, "activedrivers": shown[True], "completeddrivers": shown[False]}
+
+    def log(self, query: dict[str, str]) -> bytes:
+        """A part of a driver's log, with its head."""
+        driver = self.drivers[query["driverId"]]
+        whole = driver.stdout if query["logType"] == "stdout" else driver.stderr()
+        driver.reads += query["logType"] == "stdout"
+        begin = min(int(query["offset"]), len(whole))
+        end = min(begin + int(query["byteLength"]), len(whole))
+        return f"==== Bytes {begin}-{end} of {len(whole)} of /opt/spark/{driver.id} ====\n".encode() + whole[begin:end]

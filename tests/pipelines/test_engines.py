@@ -1,0 +1,573 @@
+"""`run.dask`, `run.ray`, `run.spark`: what is allowed, what a run decides, what it reads; Spark against a fake master.
+
+Real clusters of Dask and Ray are in tests/process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from fake_spark import FakeSpark
+from patience import until
+
+from dataloader import config, log
+from dataloader.farm.runner import Runner
+from dataloader.pipelines.engines.engine import ARGS_MOST, Order, Refused, State, Step, Unreachable, order_of, step_for
+from dataloader.pipelines.engines.lines import LINE_MOST, Lines, spoken
+from dataloader.pipelines.engines.on_ray import OnRay
+from dataloader.pipelines.engines.request import Server
+from dataloader.testing import Result, run
+
+SECRET = "hunter2-of-the-cluster"
+JOB = UUID(int=7)
+Job = Callable[..., Result]
+SPARK_ENTRY = {"file": "file:/app.jar", "main_class": "jobs.Resize", "arguments": ["--fast"]}
+
+
+@pytest.fixture
+def allow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Set DL_ENGINES."""
+    monkeypatch.chdir(tmp_path)  # no .env
+    return lambda **clusters: monkeypatch.setenv("DL_ENGINES", json.dumps(clusters))
+
+
+@pytest.fixture
+def spark(allow: Callable[..., None]) -> Iterator[FakeSpark]:
+    fake = FakeSpark()
+    where = {"address": f"http://farm:{SECRET}@{fake.address}", "master": f"http://{fake.address}"}
+    allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}, "away_sec": 5} | where)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return partial(run, data_dir=tmp_path)
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The notes of the runs for their journals."""
+    kept: list[str] = []
+    monkeypatch.setattr(Runner, "_note", lambda self, text: kept.append(text))
+    return kept
+
+
+def started(job: Job, spark: FakeSpark, **how: Any) -> Callable[[], Result]:
+    """Begin a job, wait for its driver, and return a function that waits for the job's end."""
+    found: list[Result] = []
+    args = {"cluster": "it", "entrypoint": "resize", "args": {"n": "a' $(id)"}}
+    thread = threading.Thread(target=lambda: found.append(job("run.spark", args, **how)))
+    thread.start()
+
+    def ended() -> Result:
+        thread.join(60)
+        return found[0]
+
+    return ended
+
+
+# What is allowed
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "error"),
+    [
+        (
+            "run.ray",
+            {"cluster": "no", "entrypoint": "x"},
+            "cluster: should be one of ray that DL_ENGINES of this worker",
+        ),
+        (
+            "run.spark",
+            {"cluster": "r", "entrypoint": "x"},
+            "should be one of spark that DL_ENGINES of this worker names",
+        ),
+        ("run.ray", {"cluster": "r", "entrypoint": "rm -rf /"}, "should be one that DL_ENGINES names for r (resize)"),
+        ("run.dask", {"cluster": "d", "entrypoint": "os:system"}, "should be one that DL_ENGINES names for d (resize)"),
+        ("run.ray", {"cluster": "r", "entrypoint": "resize", "address": "x"}, "address: there is no such argument"),
+        ("run.ray", {"cluster": "r", "entrypoint": "resize", "env": {}}, "env: there is no such argument"),
+        ("run.ray", {"cluster": "r", "entrypoint": "resize", "args": [1]}, "args: Input should be a valid dictionary"),
+        (
+            "run.ray",
+            {"cluster": "r", "entrypoint": "resize", "args": {"x": "y" * ARGS_MOST}},
+            "args: should be at most",
+        ),
+        ("run.ray", {}, "cluster: Field required"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_at_once(
+    job: Job, allow: Callable[..., None], task: str, args: dict[str, Any], error: str
+) -> None:
+    allow(
+        r={"engine": "ray", "address": "http://127.0.0.1:1", "entrypoints": {"resize": "x"}},
+        d={"engine": "dask", "address": "tcp://127.0.0.1:1", "entrypoints": {"resize": "a:b"}},
+    )
+    result = job(task, args)
+    assert (result.status, result.attempts) == ("failed", 1)
+    assert error in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ({"engine": "slurm"}, "does not match any of the expected tags: 'dask', 'ray', 'spark'"),
+        ({"engine": "ray", "address": f"ray:{SECRET}@x", "entrypoints": {"a": "b"}}, "should be an address such as"),
+        ({"engine": "ray", "address": "http://ray:8265"}, "DL_ENGINES.it.ray.entrypoints: Field required"),
+        ({"engine": "dask", "address": "tcp://d:1", "entrypoints": {"a": "os.system"}}, "entrypoints.a.function"),
+        ({"engine": "ray", "address": "http://r:1", "entrypoints": {"a b": "c"}}, "should match pattern"),
+        ({"engine": "ray", "address": "http://r:1", "entrypoints": {"a": "c"}, "tokn": SECRET}, "tokn"),
+    ],
+)
+def test_a_wrong_setting_is_named_without_its_value(allow: Callable[..., None], entry: Any, error: str) -> None:
+    allow(it=entry)
+    with pytest.raises(config.ConfigError) as refused:
+        config.load()
+    assert error in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_the_secrets_of_clusters_are_masked_wherever_they_occur(allow: Callable[..., None]) -> None:
+    entry = {"command": "x", "runtime_env": {"env_vars": {"AWS_SECRET_ACCESS_KEY": "key-of-the-cloud"}}}
+    where = {"engine": "ray", "address": f"http://u:{SECRET}@ray:8265", "token": "token-of-ray"}
+    allow(it=where | {"entrypoints": {"a": entry}})
+    settings = config.load()
+    assert SECRET not in repr(settings)
+    assert "token-of-ray" not in repr(settings)
+    log.masking.learn_configured(settings)
+    assert log.masked(f"{SECRET} token-of-ray key-of-the-cloud ray:8265") == "*** *** *** ray:8265"
+
+
+def test_without_the_extra_the_error_says_what_to_install_and_the_import_costs_nothing() -> None:
+    code = (
+        "import sys; sys.modules['distributed'] = None\n"
+        "from dataloader import pipelines; pipelines.load(())\n"
+        "assert not {'dask', 'ray', 'dataloader.pipelines.engines.request'} & set(sys.modules)\n"
+        "assert 'run.ray' in pipelines.tasks()\n"
+        "try: pipelines.resolve('run.dask')\n"
+        "except pipelines.UnknownTask as e: print(e)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "is not installed here: it needs distributed: pip install 'dataloader-farm[dask]'" in said
+
+
+# What a run decides
+
+
+def test_an_order_is_named_after_its_claim_and_kept_until_its_end_is_told() -> None:
+    first = order_of(None, JOB, 3)
+    assert first == Order(f"dl-{JOB}-3")
+    assert order_of(first.checkpoint(), JOB, 4) == first
+    assert order_of(first.over().checkpoint(), JOB, 4) == Order(f"dl-{JOB}-4")
+
+
+@pytest.mark.parametrize("state", State)
+def test_what_a_run_does_with_what_it_finds(state: State) -> None:
+    """It orders again what the engine does not know, anew what was stopped while nobody looked, and adopts the rest."""
+    assert step_for(state) is {"absent": Step.SUBMIT, "stopped": Step.RENEW}.get(state, Step.ADOPT)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"processed": 5}', {"processed": 5}),
+        (b' {"processed": 5.5, "total": 9, "node": "a"}\r', {"processed": 5.5, "total": 9, "node": "a"}),
+        (b'{"result": [1]}', {"result": [1]}),
+        (b'{"result": null}', {"result": None}),
+        (b'{"result": 1, "more": 2}', None),
+        (b'{"processed": true}', None),
+        (b'{"processed": "5"}', None),
+        (b'{"processed": NaN}', None),
+        (b'{"processed": 1, "text": "' + b"x" * 5_000 + b'"}', None),
+        (b'{"level": "info"}', None),
+        (b"{", None),
+        (b"{}", None),
+        (b"[" * 100_000 + b"}", None),
+        (b"{" + b"[" * 100_000 + b"}", None),
+        (b"5", None),
+        ("Ёж".encode("cp1251"), None),
+    ],
+)
+def test_which_lines_speak_to_the_farm(line: bytes, said: Any) -> None:
+    assert spoken(line) == said
+
+
+def test_lines_that_come_in_pieces_are_taken_once_and_in_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    lines = Lines(logging.getLogger("t"), 10_000)
+    for byte in b'one\n{"processed": 1}\ntw':
+        lines.take(bytes([byte]))
+    assert (lines.taken_progress(), lines.taken_progress(), lines.unread) == ({"processed": 1}, None, 2)
+    lines.take(b"x" * LINE_MOST)
+    assert lines.unread == 0
+    lines.take(b'{"result": 7}')
+    lines.end()
+    assert lines.result == 7
+    assert "one" in caplog.text
+    assert "the rest of its output is not logged" in caplog.text
+
+
+# HTTP
+
+
+def test_an_error_shows_no_more_of_an_address_than_its_host() -> None:
+    server = Server(f"http://u:{SECRET}@127.0.0.1:1/{SECRET}")
+    with pytest.raises(Unreachable, match=r"^127.0.0.1:1 accepts no connection$"):
+        server.ask("GET", "/")
+
+
+# Dask
+
+
+@pytest.mark.parametrize(
+    ("total", "tail", "read", "new"),
+    [
+        (5, b"abcde", 0, b"abcde"),
+        (5, b"abcde", 3, b"de"),
+        (5, b"abcde", 5, b""),
+        (9, b"fghi", 5, b"fghi"),
+        (9, b"fghi", 0, b"[5 bytes are left out]\nfghi"),
+        (2, b"ab", 9, b""),
+    ],
+)
+def test_what_is_new_in_the_end_of_an_output(total: int, tail: bytes, read: int, new: bytes) -> None:
+    from dataloader.pipelines.engines.on_dask import newer
+
+    assert newer(total, tail, read) == new
+
+
+def test_a_scheduler_that_takes_connections_and_is_silent_is_unreachable(allow: Callable[..., None]) -> None:
+    from dataloader.pipelines.engines.on_dask import OnDask
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        allow(it={"engine": "dask", "address": address, "entrypoints": {"resize": "jobs:resize"}})
+        cluster = config.load().dl_engines["it"]
+        assert isinstance(cluster, config.DaskCluster)
+        engine = OnDask(cluster, cluster.entrypoints["resize"], "{}")
+        opened = []
+        for _ in range(3):
+            with pytest.raises(Unreachable, match="the scheduler has not answered"):
+                engine.cancel(ORDER, time.monotonic() + 0.3)
+            opened.append(len(os.listdir("/proc/self/fd")))
+        assert opened[0] == opened[2], "each try leaves descriptors open"
+        assert not [thread for thread in threading.enumerate() if thread.name in ("dask", "IO loop")]
+
+
+# Ray
+
+
+class FakeRay:
+    """Ray's job API with one job; `log` is what it has written, None: its node is gone."""
+
+    def __init__(self) -> None:
+        self.status: str | None = None
+        self.log: str | None = ""
+        self.submitted: dict[str, Any] = {}
+        self.refuses = ""
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if fake.status is None:
+                    return self._say(404, "Job does not exist")
+                if not self.path.endswith("/logs"):
+                    return self._say(200, json.dumps({"status": fake.status, "message": "bad, last available logs: x"}))
+                return self._say(500, "") if fake.log is None else self._say(200, json.dumps({"logs": fake.log}))
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                if self.path.endswith("/stop"):
+                    if fake.status is None:
+                        return self._say(404, "Job does not exist")
+                    return self._say(200, json.dumps({"stopped": fake.status == "STOPPABLE"}))
+                if fake.refuses or fake.status:
+                    return self._say(500, fake.refuses or "already exists")
+                fake.submitted, fake.status = json.loads(body), "RUNNING"
+                return self._say(200, "{}")
+
+            def _say(self, status: int, text: str) -> None:
+                content = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                with suppress(OSError):
+                    self.wfile.write(content)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+
+@pytest.fixture
+def ray(allow: Callable[..., None]) -> Iterator[FakeRay]:
+    fake = FakeRay()
+    entry = {"command": "python x.py", "runtime_env": {"env_vars": {"A": "b"}}, "cpus": 2, "memory_mb": 3}
+    where = {"engine": "ray", "address": f"http://127.0.0.1:{fake.server.server_port}", "away_sec": 1}
+    allow(it=where | {"entrypoints": {"x": entry}})
+    yield fake
+    fake.server.shutdown()
+    fake.thread.join()
+    fake.server.server_close()
+
+
+def on_ray() -> OnRay:
+    cluster = config.load().dl_engines["it"]
+    return OnRay(cluster, cluster.entrypoints["x"], '{"n": "a\' $(id)"}')  # type: ignore[arg-type]
+
+
+ORDER = Order("dl-x-1", "dl-x-1")
+
+
+def test_ray_gets_the_order_with_its_args_in_the_environment_and_once(ray: FakeRay) -> None:
+    assert on_ray().submit(ORDER) == "dl-x-1"
+    assert on_ray().submit(ORDER) == "dl-x-1"
+    assert ray.submitted == {
+        "entrypoint": "python x.py",
+        "submission_id": "dl-x-1",
+        "runtime_env": {"env_vars": {"A": "b", "DATALOADER_ARGS": '{"n": "a\' $(id)"}', "DATALOADER_ORDER": "dl-x-1"}},
+        "metadata": {"dataloader_order": "dl-x-1"},
+        "entrypoint_num_cpus": 2,
+        "entrypoint_memory": 3 * 2**20,
+    }
+
+
+def test_ray_that_refuses_is_quoted(ray: FakeRay) -> None:
+    ray.refuses = "Traceback ...\nValueError: no such working_dir"
+    with pytest.raises(Refused, match=r"has answered 500: Traceback ...\nValueError: no such working_dir"):
+        on_ray().submit(ORDER)
+
+
+def test_ray_is_read_from_where_the_run_before_was(ray: FakeRay) -> None:
+    ray.status, ray.log = "RUNNING", "Ёж\nnew\n"
+    seen = on_ray().look(replace(ORDER, read=5))
+    assert (seen.state, seen.output, seen.read) == (State.RUNNING, b"new\n", 9)
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "why"),
+    [("PENDING", State.RUNNING, ""), ("FAILED", State.FAILED, "bad"), ("STOPPED", State.STOPPED, "")],
+)
+def test_ray_whose_output_is_gone_tells_its_state(ray: FakeRay, status: str, state: State, why: str) -> None:
+    ray.status, ray.log = status, None
+    assert on_ray().look(ORDER)[:4] == (state, b"", 0, why)
+
+
+def test_ray_whose_output_is_gone_is_asked_again_for_a_result(ray: FakeRay) -> None:
+    ray.status, ray.log = "SUCCEEDED", None
+    with pytest.raises(Unreachable, match="cannot read the output of dl-x-1"):
+        on_ray().look(ORDER)
+
+
+def test_ray_that_has_lost_its_memory_knows_nothing(ray: FakeRay) -> None:
+    assert on_ray().look(ORDER).state is State.ABSENT
+    assert on_ray().find(ORDER) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "is_confirmed"), [(None, True), ("STOPPABLE", True), ("RUNNING", False), ("SUCCEEDED", True)]
+)
+def test_ray_confirms_a_stop_of_what_it_can_stop_or_what_has_ended(
+    ray: FakeRay, status: str | None, is_confirmed: bool
+) -> None:
+    ray.status = status
+    assert on_ray().cancel(ORDER, time.monotonic() + 2) is is_confirmed
+
+
+def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataloader.pipelines.engines.request.ANSWER_MOST", 1_000)
+    ray.status, ray.log = "RUNNING", "x" * 2_000
+    it = on_ray()
+    assert it.look(ORDER).output == b""
+    ray.status = "SUCCEEDED"
+    assert b"its rest is not read, nor a result in it" in it.look(ORDER).output
+
+
+# Spark
+
+
+def test_spark_is_followed_to_its_result(job: Job, spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ended = started(job, spark)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    driver.stdout = b'begun\n{"processed": 1, "total": 2, "done": "a", "checkpoint": 1}\nhalf'
+    until(lambda: driver.reads > 1, "a look at it")
+    driver.stdout += b' way\n{"result": {"rows": 5}}\n'
+    driver.state = "FINISHED"
+    result = ended()
+    assert (result.status, result.result) == ("succeeded", {"rows": 5})
+    assert {"processed": 1, "total": 2, "done": "a", "checkpoint": 1} in result.progress
+    said = [record.getMessage() for record in caplog.records if record.name == "pipeline.run.spark"]
+    assert said[1:] == ["begun", "half way"]
+    request = driver.request
+    assert (request["mainClass"], request["appArgs"]) == ("jobs.Resize", ["--fast"])
+    assert json.loads(request["environmentVariables"]["DATALOADER_ARGS"]) == {"n": "a' $(id)"}
+    assert request["sparkProperties"]["spark.app.name"] == f"dl-{result.job_id}-1"
+    assert {who for _, path, who in spark.requests if path.startswith("/v1")} == {
+        "Basic ZmFybTpodW50ZXIyLW9mLXRoZS1jbHVzdGVy"
+    }
+    assert {who for _, path, who in spark.requests if path.startswith("/log")} == {None}
+
+
+def test_spark_is_adopted_by_the_masters_id(job: Job, spark: FakeSpark) -> None:
+    spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
+    driver = spark.drivers["driver-1"]
+    driver.state, driver.stdout = "FINISHED", b'seen\n{"result": 5}\n'
+    ended = started(job, spark, checkpoint=Order("dl-x-1", "driver-1", read=5).checkpoint())
+    assert ended().result == 5
+    assert len(spark.drivers) == 1
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FINISHED"])
+def test_spark_is_adopted_by_our_id_where_the_masters_was_not_kept(job: Job, spark: FakeSpark, state: str) -> None:
+    for name in ("dl-other-1", "dl-x-1", "dl-x-11"):
+        spark.create({"mainClass": "jobs.Resize", "sparkProperties": {"spark.app.name": name}})
+    driver = spark.drivers["driver-2"]
+    driver.state, driver.stdout = state, b'{"result": 5}\n'
+    ended = started(job, spark, checkpoint=Order("dl-x-1").checkpoint())
+    until(lambda: driver.reads, "a look at it")
+    driver.state = "FINISHED"
+    assert ended().result == 5
+    assert len(spark.drivers) == 3
+
+
+def test_spark_gets_an_order_anew_that_it_does_not_know(job: Job, spark: FakeSpark) -> None:
+    ended = started(job, spark, checkpoint=Order("dl-x-1", "driver-of-before").checkpoint())
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    assert driver.request["sparkProperties"]["spark.app.name"] == "dl-x-1"
+    driver.state = "FINISHED"
+    assert ended().status == "succeeded"
+
+
+def test_spark_gets_no_order_twice_whose_answer_was_lost(job: Job, spark: FakeSpark) -> None:
+    """While the driver has no worker nobody can tell whose it is, so the run waits."""
+    spark.loses = 1
+    ended = started(job, spark)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    driver.has_worker = False
+    until(lambda: [path for _, path, _ in spark.requests].count("/json/") > 0, "a look for the driver")
+    driver.has_worker = True
+    until(lambda: driver.reads, "a look at it")
+    driver.state = "FINISHED"
+    assert ended().status == "succeeded"
+    assert len(spark.drivers) == 1
+
+
+def test_spark_stops_a_driver_whose_job_is_canceled(job: Job, spark: FakeSpark, notes: list[str]) -> None:
+    result = started(job, spark, cancel_at=8)()
+    assert (result.status, spark.drivers["driver-1"].state) == ("canceled", "KILLED")
+    assert notes == [f"dl-{result.job_id}-1 is stopped at it"]
+
+
+def clean_up(job: Job, spark: FakeSpark, result: Result) -> Result:
+    """The job that the reaper adds when this one is canceled between two runs."""
+    kept = dict(result.runs[-1].checkpoint or {})
+    assert kept.pop("on_cancel") == "stop"
+    args = {"cluster": "it", "entrypoint": "resize", "args": {}}
+    return job("run.spark", args, checkpoint=kept | {"canceled": str(result.job_id)})
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "FINISHED", "FAILED"])
+def test_a_cleanup_stops_what_still_runs(job: Job, spark: FakeSpark, notes: list[str], state: str) -> None:
+    ended = started(job, spark, drain_at=8)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    until(lambda: driver.reads > 3, "the next run")
+    driver.state = "FINISHED"
+    first = replace(ended(), runs=ended().runs[:1])
+    driver.state = state
+    result = clean_up(job, spark, first)
+    expected = {"RUNNING": "stopped", "FINISHED": "succeeded", "FAILED": "failed"}[state]
+    order = f"dl-{first.job_id}-1"
+    assert (result.status, result.result) == ("succeeded", {"program": order, "state": expected})
+    assert driver.state == {"RUNNING": "KILLED"}.get(state, state)
+    assert notes[-1] == f"{order} of the canceled job {first.job_id} is {expected} at it"
+    assert list(spark.drivers) == ["driver-1"], "nothing is started"
+
+
+def test_spark_keeps_a_driver_whose_worker_drains(job: Job, spark: FakeSpark) -> None:
+    ended = started(job, spark, drain_at=8)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    until(lambda: driver.reads > 3, "the next run")
+    driver.state = "FINISHED"
+    assert [each.end for each in ended().runs] == ["handed back", "done"]
+    assert len(spark.drivers) == 1
+
+
+def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(job: Job, spark: FakeSpark) -> None:
+    """The next run reads on before it: the program may take long to end, and the run's worker may die meanwhile."""
+    ended = started(job, spark, drain_at=20)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    driver.stdout = b'one\n{"result": 5}\nbye\n'
+    until(lambda: driver.reads > 8, "the next run")
+    driver.state = "FINISHED"
+    result = ended()
+    assert [each.end for each in result.runs] == ["handed back", "done"]
+    assert result.runs[0].checkpoint is not None
+    assert result.runs[0].checkpoint["read"] == 4
+    assert result.result == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "error"),
+    [
+        ("FAILED", "", "failed: the driver is FAILED; its last lines:\nhalf way"),
+        ("ERROR", "java.io.IOException: no such jar", "failed: java.io.IOException: no such jar"),
+        ("KILLED", "", "was stopped there"),
+    ],
+)
+def test_spark_tells_another_end(job: Job, spark: FakeSpark, state: str, message: str, error: str) -> None:
+    ended = started(job, spark, max_attempts=1)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    driver.stdout, driver.message, driver.state = b"half way\n", message, state
+    result = ended()
+    assert result.status == "failed"
+    assert error in (result.error or "")
+    assert SECRET not in str(result.error)
+
+
+def test_spark_that_refuses_is_quoted(job: Job, spark: FakeSpark) -> None:
+    spark.refuses = True
+    result = started(job, spark, max_attempts=1)()
+    assert "the master has not taken dl-" in (result.error or "")
+    assert "Current state is not alive" in (result.error or "")
+    assert isinstance(result.exception, Refused)
+
+
+def test_spark_that_is_gone_is_a_clear_error(job: Job, allow: Callable[..., None]) -> None:
+    where = {"address": f"http://farm:{SECRET}@127.0.0.1:1", "master": "http://127.0.0.1:1", "away_sec": 0}
+    allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}} | where)
+    result = job("run.spark", {"cluster": "it", "entrypoint": "resize"}, max_attempts=1)
+    assert "it has not answered for 0 s: 127.0.0.1:1 accepts no connection; the next attempt" in (result.error or "")
+    assert SECRET not in str(result.error)
+
+
+def test_a_result_that_was_kept_is_returned_without_the_engine(job: Job, allow: Callable[..., None]) -> None:
+    """The engine may have forgotten it: the run before died between that and its end."""
+    where = {"address": "http://127.0.0.1:1", "master": "http://127.0.0.1:1", "away_sec": 0}
+    allow(it={"engine": "spark", "entrypoints": {"resize": SPARK_ENTRY}} | where)
+    kept = Order("dl-x-1", has_result=True, result=[1, 2]).checkpoint()
+    assert job("run.spark", {"cluster": "it", "entrypoint": "resize"}, checkpoint=kept).result == [1, 2]
+
+
+def test_the_id_of_an_order_is_one_word_for_every_engine() -> None:
+    assert order_of(None, uuid4(), 2**40).id.replace("-", "").isalnum()
+    assert os.sep not in order_of(None, JOB, 1).id

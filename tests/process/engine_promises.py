@@ -1,0 +1,303 @@
+"""What `run.dask`, `run.ray` and `run.spark` promise on a farm, as checks that each engine's tests call."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+from clusters import Cluster, free_port
+from farming import Farm, Program, until
+
+from dataloader.queue import lifecycle, logs, operations
+
+CANCEL_MOST_SEC = 5.0  # 2 s are promised; a busy machine has more
+
+
+class Engaged:
+    """A farm with a cluster, and the starts of one job's program."""
+
+    def __init__(self, farm: Farm, cluster: Cluster, **settings: Any) -> None:
+        self.farm, self.cluster = farm, cluster
+        self.file = farm.folder / "starts"
+        self.settings = {"dl_engines": cluster.setting(), "dl_kill_grace_sec": 5, "dl_heartbeat_sec": 1} | settings
+
+    def ready(self, **more: Any) -> Program:
+        """Start a farm of one worker."""
+        return self.farm.ready(workers=1, **(self.settings | more))
+
+    def enqueue(self, entrypoint: str = "counts", args: dict[str, Any] | None = None, **more: Any) -> UUID:
+        """Add a job whose program notes its starts in our file."""
+        given = {"starts": str(self.file)} | (args or {})
+        named = {"cluster": "it", "entrypoint": entrypoint, "args": given}
+        return self.farm.enqueue(f"run.{self.cluster.engine}", args=named, **more)
+
+    def starts(self) -> list[int]:
+        """The processes that have begun."""
+        return [int(pid) for pid in self.file.read_text().split()] if self.file.exists() else []
+
+    def begun(self, number: int = 1) -> int:
+        """Wait for the start of this number, and return its process."""
+        until(lambda: len(self.starts()) >= number, f"start {number}")
+        return self.starts()[-1]
+
+    def go(self) -> None:
+        """Let the program come to its end."""
+        Path(f"{self.file}.go").touch()
+
+    def hurry(self, job: UUID) -> None:
+        """Make the job due, for a crash or an error delays its next run."""
+        self.farm.conn.execute("UPDATE dl_jobs SET available_at = now() WHERE job_id = %s", (job,))
+
+    def succeeded(self, job: UUID) -> dict[str, Any]:
+        """Wait for the job's success; its status with its result."""
+        status = self.farm.wait(job, "succeeded")
+        ((result,),) = self.farm.rows("SELECT result FROM dl_results WHERE job_id = %s", job)
+        assert (result["counted"], result["order"].startswith(f"dl-{job}-")) == (True, True)
+        return status
+
+    def notes(self, job: UUID) -> list[str]:
+        """The notes of the job's runs."""
+        return [note for _, payload in self.farm.journal(job) for note in payload.get("notes", [])]
+
+    def log(self, job: UUID) -> str:
+        """The job's log."""
+        return "".join(f"{line['text']}\n" for line in logs.page(self.farm.conn, job).lines)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def survives_the_death_of_its_worker(farm: Farm, cluster: Cluster, sec: float) -> None:
+    """A job of so many seconds runs once, though its worker is killed in the middle."""
+    it = Engaged(farm, cluster)
+    program = it.ready()
+    job = it.enqueue(args={"sec": sec})
+    pid = it.begun()
+    until(lambda: farm.job(job)["progress"].get("processed", 0) > 5, "progress")
+    program.workers()[0].kill()
+    until(lambda: farm.job(job)["attempt"] == 2, "the next attempt")
+    assert is_alive(pid)
+    assert it.succeeded(job)["attempt"] == 2
+    assert it.starts() == [pid]
+
+
+def is_not_started_twice_at_the_order(farm: Farm, cluster: Cluster) -> None:
+    """The worker is killed as soon as the queue has the order: the engine has it, or gets it from the next run."""
+    it = Engaged(farm, cluster)
+    program = it.ready()
+    job = it.enqueue()
+    until(lambda: farm.rows("SELECT checkpoint ->> 'id' FROM dl_checkpoints"), "the order in the queue")
+    program.workers()[0].kill()
+    until(lambda: farm.job(job)["attempt"] == 2, "the next attempt")
+    it.begun()
+    it.go()
+    it.succeeded(job)
+    assert len(it.starts()) == 1
+
+
+def is_canceled_in_time(farm: Farm, cluster: Cluster) -> None:
+    """The program ends soon after the order to cancel; `pytest -s` shows the seconds."""
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue()
+    pid = it.begun()
+    farm.begun(job)
+    began = time.monotonic()
+    lifecycle.request_cancel(farm.conn, job)
+    until(lambda: not is_alive(pid), "the program to end")
+    took = time.monotonic() - began
+    print(f"{cluster.engine}: {took:.2f} s from the order to cancel to the program's end")
+    farm.wait(job, "canceled")
+    assert it.notes(job)[-1].endswith("is stopped at it")
+    assert took < CANCEL_MOST_SEC
+    operations.requeue(farm.conn, [job], "test")
+    it.begun(2)  # what was stopped is ordered anew
+    it.go()
+    it.succeeded(job)
+
+
+def is_stopped_though_no_worker_has_the_job(farm: Farm, cluster: Cluster) -> None:
+    """The workers drain, and somebody cancels the job then: the reaper adds a job that stops the program."""
+    it = Engaged(farm, cluster)
+    first = it.ready(dl_drain_sec=0)
+    job = it.enqueue()
+    pid = it.begun()
+    farm.begun(job)
+    assert first.stop() == 0
+    lifecycle.request_cancel(farm.conn, job)
+    assert (farm.job(job)["status"], is_alive(pid)) == ("canceled", True)
+    it.ready()
+    is_cleaned_up(it, job, pid)
+    operations.requeue(farm.conn, [job], "test")
+    it.begun(2)  # what was stopped is ordered anew
+    it.go()
+    it.succeeded(job)
+
+
+def is_cleaned_up(it: Engaged, job: UUID, pid: int) -> None:
+    """The reaper adds a job that stops the program of the canceled one."""
+    it.farm.start("reaper", dl_reaper_period_sec=1)
+    find = "SELECT job_id FROM dl_jobs WHERE lock_key = %s"
+    ((cleanup,),) = until(lambda: it.farm.rows(find, f"cleanup of {job}"), "the cleanup")
+    it.farm.wait(cleanup, "succeeded")
+    until(lambda: not is_alive(pid), "the program to end")
+    assert it.notes(cleanup) == [f"dl-{job}-1 of the canceled job {job} is stopped at it"]
+
+
+def is_stopped_by_its_time_limit(farm: Farm, cluster: Cluster) -> None:
+    """The program ends, and the next attempt orders it anew."""
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue(timeout_sec=8)
+    pid = it.begun()
+    until(lambda: not is_alive(pid), "the program to end")
+    until(lambda: "requeue" in farm.story(job) or "retry" in farm.story(job), "the end of the attempt")
+    assert "timeout: the run took more than 8 s" in str(farm.journal(job))
+    it.hurry(job)
+    it.begun(2)
+    it.go()
+    it.succeeded(job)
+
+
+def survives_a_drain(farm: Farm, cluster: Cluster) -> None:
+    """The worker hands the job back, the program goes on, and the next worker follows it."""
+    it = Engaged(farm, cluster)
+    first = it.ready(dl_drain_sec=0)
+    job = it.enqueue()
+    pid = it.begun()
+    farm.begun(job)
+    assert first.stop() == 0
+    status = farm.job(job)
+    assert (status["status"], status["attempt"], is_alive(pid)) == ("queued", 0, True)
+    it.ready()
+    until(lambda: farm.job(job)["status"] == "running", "the next run")
+    it.go()
+    assert it.succeeded(job)["attempt"] == 1
+    assert it.starts() == [pid]
+
+
+def is_left_to_the_next_owner(farm: Farm, cluster: Cluster) -> None:
+    """A farm that stands still loses its claim. Awake again, and told to stop, it leaves the program alone."""
+    it = Engaged(farm, cluster)
+    first = it.ready()
+    job = it.enqueue(lease_ttl_sec=3, timeout_sec=600)
+    pid = it.begun()
+    farm.begun(job)
+    still = [psutil.Process(first.process.pid), *psutil.Process(first.process.pid).children(recursive=True)]
+    for process in still:
+        process.suspend()
+    it.ready()
+    farm.start("reaper")
+    until(lambda: farm.job(job)["attempt"] == 2, "the next owner")
+    for process in still:
+        process.resume()
+    ends = ("worker.ownership.lost", "worker.fenced", "supervisor.worker.killed")
+    until(lambda: any(map(first.events, ends)), "the first to know it")
+    assert is_alive(pid)
+    it.go()
+    it.succeeded(job)
+    assert it.starts() == [pid]
+
+
+def says_that_the_engine_is_away(farm: Farm, cluster: Cluster) -> None:
+    """Nothing listens at the address: the attempt fails with a clear error, and the next one finds the engine."""
+    where = cluster.setting(away_sec=0).replace(str(cluster.port), str(free_port()))
+    it = Engaged(farm, cluster, dl_engines=where)
+    first = it.ready()
+    job = it.enqueue()
+    until(lambda: (farm.job(job)["error"] or "").count("it has not answered for 0 s"), "the error")
+    assert farm.job(job)["status"] == "queued"
+    first.stop()
+    it.ready(dl_engines=cluster.setting())
+    it.hurry(job)
+    it.begun()
+    it.go()
+    it.succeeded(job)
+    assert len(it.starts()) == 1
+
+
+def outlives_an_engine_that_is_silent(farm: Farm, cluster: Cluster, title: str) -> None:
+    """The engine answers nothing for some seconds; then the job goes on and ends."""
+    it = Engaged(farm, cluster)
+    program = it.ready()
+    job = it.enqueue()
+    pid = it.begun()
+    farm.begun(job)
+    silent = cluster.suspend(title)
+    try:
+        until(lambda: any("is away" in line["event"] for line in lines(program)), "the worker to know it")
+    finally:
+        for each in silent:
+            each.resume()
+    it.go()
+    assert it.succeeded(job)["attempt"] == 1
+    assert it.starts() == [pid]
+
+
+def says_that_a_cancellation_has_not_come_through(farm: Farm, cluster: Cluster, title: str) -> None:
+    """The job ends in time, and says that the program may go on; once the engine answers, the program is stopped."""
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue()
+    pid = it.begun()
+    farm.begun(job)
+    silent = cluster.suspend(title)
+    try:
+        lifecycle.request_cancel(farm.conn, job)
+        began = time.monotonic()
+        farm.wait(job, "canceled")
+        took = time.monotonic() - began
+    finally:
+        for each in silent:
+            each.resume()
+    is_cleaned_up(it, job, pid)
+    assert took < 15
+    (said,) = [note for note in it.notes(job) if "has not confirmed" in note]
+    assert said.startswith(f"it has not confirmed that dl-{job}-1 is stopped (")
+    assert said.endswith("it may go on there")
+
+
+def tells_a_failure_with_its_last_lines(farm: Farm, cluster: Cluster) -> None:
+    """Each attempt is a start of its own."""
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue("fails", max_attempts=2)
+    it.begun()
+    until(lambda: farm.job(job)["error"], "the error")
+    it.hurry(job)
+    farm.wait(job, "failed")
+    error = str(farm.job(job)["error"])
+    assert "ProgramFailed" in error
+    assert "half way" in error
+    assert "ValueError: bad luck" in error
+    assert len(it.starts()) == 2
+
+
+def logs_what_the_program_writes(farm: Farm, cluster: Cluster) -> None:
+    """Its lines are the job's log, once; progress and result are no lines."""
+    it = Engaged(farm, cluster)
+    it.ready()
+    job = it.enqueue(args={"sec": 2})
+    it.succeeded(job)
+    said = it.log(job)
+    assert said.count("counted 3\n") == 1
+    assert json.dumps({"processed": 3, "total": 6000}) not in said
+    assert '"result"' not in said
+    assert farm.rows("SELECT checkpoint FROM dl_checkpoints") == [(None,)]
+    operations.requeue(farm.conn, [job], "test")
+    it.begun(2)  # a job that has succeeded begins anew
+    it.succeeded(job)
+
+
+def lines(program: Program) -> list[dict[str, Any]]:
+    """The farm's log lines."""
+    return [json.loads(line) for line in program.log.read_text().splitlines() if line.startswith("{")]

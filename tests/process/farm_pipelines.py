@@ -107,7 +107,11 @@ def hold_the_gil(sec: float) -> None:
 
 @register("holds_the_gil")
 def holds_the_gil(args: dict[str, Any], context: Context) -> Progress:
-    """C calls that let no other thread run, each for so many seconds."""
+    """C calls that let no other thread run, each for so many seconds; with `at_once` one, noted when it is over."""
+    if args.get("at_once"):  # before the heartbeat's first look, which a slow connection would let come first
+        hold_the_gil(args["sec"])
+        started(context).close()
+        return {"processed": 1}
     with started(context) as conn:
         for _ in range(args.get("times", 1)):
             hold_the_gil(args.get("sec", 1.0))

@@ -214,7 +214,7 @@ def test_j4_secrets_leave_by_no_way(farm: Farm, unused_tcp_port: int) -> None:
     paths = {name: folder for name in ("LOG_PATH", "METRIC_PATH", "AUDIT_LOG_PATH")}
     given = secrets_of(farm) | paths | {"APP_PORT": unused_tcp_port, "APP_HOST": "127.0.0.1"}
     started = [farm.ready(workers=1, **given), farm.start("reaper", **given), farm.start("api", **given)]
-    args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": KNOWN}
+    args = {"password": ARGUMENT, "dsn": f"postgresql://u:{PASSWORD}@h/db", "known": KNOWN, "sec": 4}
     job = farm.enqueue("tells_secrets", args=args, max_attempts=1)
     farm.wait(job, "running")
     until(lambda: beats(farm, job), "a beat")

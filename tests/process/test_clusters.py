@@ -64,7 +64,10 @@ def stopped() -> Iterator[Stopped]:
         app = create_app(config.load(_env_file=None, dl_clusters=dsns, pg_pool_size=2))
         stack.callback(app.extensions["clusters"].close)
         client = app.test_client()
-        assert {row["cluster"] for row in client.get(f"{V1}/queues").json["queues"]} == {*NAMES}
+        until(
+            lambda: {row["cluster"] for row in client.get(f"{V1}/queues").json.get("queues", ())} == {*NAMES},
+            "both to answer",
+        )
         servers["west"].end(FAST)
         until(lambda: client.get(f"{V1}/queues").json.get("away") == ["west"], "the API to know it")
         yield Stopped(client, servers["west"], jobs)
@@ -358,6 +361,7 @@ class Pair:
                     for step in client.move_to_cluster("q", to):
                         carried += step.moved
                     return carried
+                time.sleep(0.5)  # after one slow answer the API holds a cluster to be away for a second
         raise AssertionError("the queue does not move")
 
     def is_worked_off(self) -> bool:

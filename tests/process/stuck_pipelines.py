@@ -44,11 +44,11 @@ def silent(args: dict[str, Any], context: Context) -> Iterator[None]:
         yield
 
 
-@register("talks", stall_sec=0.5, on_stall="retry")
+@register("talks", stall_sec=3, on_stall="retry")
 def talks(args: dict[str, Any], context: Context) -> Progress:
     """Longer than its stall_sec, with a sign of life now and then."""
     for number in range(10):
-        time.sleep(0.15)
+        time.sleep(0.4)
         if number % 2:
             context.check()
         else:

@@ -117,7 +117,7 @@ def test_d7_all_know_when_rows_are_due_though_one_has_looked(farm: Farm) -> None
     )
     until(lambda: farm.rows(has_looked, f"dl-worker%:{looker.pid}:%", inserted), "the first to have looked")
     looker.send_signal(signal.SIGSTOP)
-    until(lambda: running(farm) == 2, "both to run beside the stopped worker", patience=10)
+    until(lambda: running(farm) == 2, "both to run beside the stopped worker")
     looker.send_signal(signal.SIGCONT)
 
 
@@ -128,7 +128,7 @@ def starts_in_time(farm: Farm) -> None:
     ((took,),) = farm.rows(
         "SELECT extract(epoch FROM started_at - created_at)::float8 FROM dl_jobs WHERE job_id = %s", job
     )
-    assert took < 5, "a second is promised, on a machine that is not busy with other tests"
+    assert took < 15, "a second is promised, on a machine that is not busy with other tests"
 
 
 def keeper(program: Program) -> psutil.Process:
@@ -218,7 +218,7 @@ def test_d7_a_farm_of_a_fleet_starts_a_job_when_it_is_due_though_no_worker_knows
     beside_others(farm)
     idle(farm, 2)
     insert(farm, 2, in_sec=1)
-    until(lambda: running(farm) == 2, "both to run", patience=10)
+    until(lambda: running(farm) == 2, "both to run")
 
 
 def test_a_keeper_whose_look_meets_a_locked_table_keeps_its_session(farm: Farm) -> None:

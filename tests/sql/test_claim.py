@@ -100,9 +100,9 @@ def test_an_empty_queue_has_no_due_time(conn: db.Connection, worker: Worker) -> 
 
 def test_a_row_whose_time_came_is_claimed_without_anybody_waking_it(conn: db.Connection, worker: Worker) -> None:
     """Its time passes in earnest: nothing but the clock makes it claimable."""
-    job_id = plain(conn, in_sec=0.2)
+    job_id = plain(conn, in_sec=1)
     assert worker.claim().job is None
-    conn.execute("SELECT pg_sleep(0.2)")
+    conn.execute("SELECT pg_sleep(1)")
     assert row(conn, job_id)["blocked_on"] == "time"
     assert worker.take().job_id == job_id
 
@@ -120,11 +120,11 @@ def test_a_plain_update_of_its_time_makes_a_row_claimable_or_not(conn: db.Connec
 def test_many_rows_due_at_once_are_claimed_one_by_one_without_another_word(conn: db.Connection, worker: Worker) -> None:
     conn.execute(
         "INSERT INTO dl_jobs (job_id, queue, task, lock_key, available_at)"
-        " SELECT gen_random_uuid(), 'q', 't', i::text, clock_timestamp() + interval '0.3 s'"
+        " SELECT gen_random_uuid(), 'q', 't', i::text, clock_timestamp() + interval '1.5 s'"
         "   FROM generate_series(1, 250) i"
     )
     assert worker.claim().job is None
-    conn.execute("SELECT pg_sleep(0.4)")
+    conn.execute("SELECT pg_sleep(1.6)")
     assert len({worker.take().job_id for _ in range(250)}) == 250
     assert worker.claim().job is None
 

@@ -14,11 +14,11 @@ from typing import Any
 
 
 def counts(args: dict[str, Any]) -> dict[str, Any]:
-    """Count ten times a second for so many seconds, or until the file `go` exists."""
+    """Count ten times a second for so many seconds, or until the file `go` exists, but once at least."""
     begun(args)
     until = time.monotonic() + args.get("sec", 600)
     number = 0
-    while time.monotonic() < until and not Path(args["starts"] + ".go").exists():
+    while number == 0 or (time.monotonic() < until and not Path(args["starts"] + ".go").exists()):
         number += 1
         print(json.dumps({"processed": number, "total": 6000}), flush=True)
         print(f"counted {number}", flush=True)

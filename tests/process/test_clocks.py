@@ -57,8 +57,9 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
     offset.write_text("+0\n")
     program = farm.ready(workers=2, **lied_to(faketime_timestamp_file=offset))
     farm.start("reaper", **lied_to(faketime_timestamp_file=offset))
-    job = farm.enqueue("recorded", args={"sec": 6}, lease_ttl_sec=3, timeout_sec=60)
-    farm.wait(job, "running")
+    go = tmp_path / "go"
+    job = farm.enqueue("waits_for_a_file", args={"go": str(go)}, lease_ttl_sec=3, timeout_sec=60)
+    until(go.with_suffix(".runs").exists, "the run to begin")
     for jump in ("+5h", "-5h"):
         offset.write_text(f"{jump}\n")
         told = farm.wait(farm.enqueue("tells_the_time"), "succeeded")
@@ -66,6 +67,7 @@ def test_f2_a_clock_that_jumps_during_a_run_ends_and_starts_nothing(farm: Farm, 
         assert is_told(datetime.fromtimestamp(told["progress"]["now"], UTC), jump)
         before = beats(farm)
         until(lambda before=before: beats(farm) > before, "a heartbeat behind the jump")
+    go.touch()
     assert farm.wait(job, "succeeded")["attempt"] == 1
     assert farm.story(job) == ["queued", "picked", "done"]
     assert lifecycle.reap(farm.conn) is None

@@ -235,7 +235,7 @@ def test_what_a_task_needs_is_learned_from_its_runs(hall: Hall) -> None:
 def test_without_bounds_the_runs_use_what_they_want(hall: Hall) -> None:
     """The same jobs as within a bound: there would be no memory for them in 600 MB."""
     hall.ready(workers=4, dl_host_memory=0)
-    jobs = [hall.put(300, sec=2) for _ in range(4)]
+    jobs = [hall.put(300, sec=6) for _ in range(4)]
     until(lambda: len(hall.notes("begin")) == 4, "all to run")
     until(lambda: sum(memory_used(worker.pid) for worker in hall.farm.programs[0].workers()) > 900 * MB, "more memory")
     for job in jobs:

@@ -635,7 +635,7 @@ def test_i11_an_urgent_line_too_waits_for_nobody(threaded: bool) -> None:
     before = time.monotonic()
     for _ in range(5):
         way.put(b"{}\n", urgent=True)
-    assert time.monotonic() - before < 1
+    assert time.monotonic() - before < 10
     way.close(0)
 
 

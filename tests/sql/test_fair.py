@@ -344,7 +344,8 @@ def test_the_backlog_of_a_share_costs_the_turns_of_others_nothing(conn: db.Conne
     conn.execute(f"RESET ALL; DISCARD PLANS; {lifecycle.PLANS}")
 
     def cost(share: str) -> int:
-        return buffers(conn, "SELECT dl_turn('q', 100, %s, clock_timestamp())", share)
+        turn = "SELECT dl_turn('q', 100, %s, clock_timestamp())"
+        return min(buffers(conn, turn, share) for _ in range(3))  # one plans anew when autovacuum was at the table
 
     cost("big"), cost("small")  # the catalogs
     few = cost("big") + cost("small")

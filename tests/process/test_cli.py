@@ -375,8 +375,11 @@ def test_no_command_shows_a_secret_or_moves_the_terminal(ask: Ask) -> None:
 
 def test_doctor_sees_that_all_workers_of_a_queue_are_stopped(ask: Ask, farm: Farm) -> None:
     """They are alive, take nothing, and nobody ends an idle one that is stopped."""
-    stopped = [each for each in farm.programs[0].workers() if " q#" in " ".join(each.cmdline())]
-    assert len(stopped) == 2
+    workers = farm.programs[0].workers
+    stopped = until(
+        lambda: len(found := [each for each in workers() if " q#" in " ".join(each.cmdline())]) == 2 and found,
+        "both workers of the queue",
+    )
     try:
         for process in stopped:
             process.suspend()

@@ -63,7 +63,7 @@ def test_the_death_of_its_worker_ends_the_program_and_what_it_has_started(farm: 
     assert farm.wait(job, "succeeded")["attempt"] == 2
     until(lambda: are_gone(found), "the program to end")
     assert notes(farm, job) == ["done"]
-    logged = until(lambda: program.events("done"), "the line in the log", 3)
+    logged = until(lambda: program.events("done"), "the line in the log")
     assert [(line["logger"], line["job_id"]) for line in logged] == [("pipeline.run.command", str(job))]
 
 

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 AXE = (Path(__file__).parent / "vendor" / "axe-4.14.1.min.js").read_text("utf-8")
+expect.set_options(timeout=15_000)  # of a machine that is busy; a test waits no longer than it has to
 # The two elements that ask for something by themselves: the part that is refreshed, and the search box of the jobs.
 ASKING = "#main > #live, #main > form.filters > .search > #search[hx-get='/search/suggestions']"
 # What none of our pages has outside its header; a text that became markup would be one of these.

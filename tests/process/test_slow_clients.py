@@ -234,13 +234,13 @@ def test_who_says_nothing_or_not_enough_is_hung_up_on(port: int) -> None:
 
 
 def best_of_three(measure: Callable[[], list[float]]) -> list[float]:
-    """Of three measures, each of a scene of its own, the one whose slowest is quickest: the machine may stall."""
+    """Of three measures, the one whose slowest is quickest, for the machine may stall."""
     return min((measure() for _ in range(3)), key=max)
 
 
 def test_the_longest_waiting_make_room(port: int) -> None:
     def beside_a_crowd() -> list[float]:
-        crowd = [connected(port) for _ in range(100)]
+        crowd = [connected(port) for _ in range(100)]  # of its own: within a second it is hung up on
         took = healths(port, 0.2)
         for sock in crowd:
             sock.close()

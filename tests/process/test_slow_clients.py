@@ -268,20 +268,15 @@ def test_requests_that_wait_have_so_much_memory_and_no_more(port: int) -> None:
 
 
 def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: str, tmp_path: Path) -> None:
+    """One such scene of three at most, from its first rush on: the machine may stall."""
+    assert any(slowest_of_a_scene(own_db, tmp_path) < 1 for _ in range(3)), "`pytest -s` shows the seconds"
+
+
+def slowest_of_a_scene(own_db: str, tmp_path: Path) -> float:
+    """The seconds of the slowest GET /health beside slow clients, with a database and without."""
     with linked(own_db) as link, served(link.dsn, tmp_path) as (port, _):
         job = job_of(port)
         crowd = Crowd(port)
-
-        def while_frozen() -> list[float]:
-            link.freeze()
-            took = healths(port, 2.5)
-            assert crowd.statuses[503] > 0
-            link.thaw()
-            deadline = time.monotonic() + 20
-            while triggered(port) != 200:
-                assert time.monotonic() < deadline
-            return took
-
         try:
             crowd.idle(200)
             crowd.slow_heads(20)
@@ -289,17 +284,23 @@ def test_i17_slow_clients_and_a_silent_database_leave_the_others_alone(own_db: s
             crowd.deaf(5, job)
             crowd.long_polls(40, job)
             crowd.triggers(4)
-            took = best_of_three(lambda: healths(port, 1))
+            took = healths(port, 1)
             print("slow clients:", figures(took))
             with ThreadPoolExecutor(80) as threads:  # more than there are sessions
                 assert set(threads.map(lambda _: triggered(port), range(80))) == {200}  # a rush is no fault
             assert set(crowd.statuses) == {200}
-            frozen = best_of_three(while_frozen)
+            link.freeze()
+            frozen = healths(port, 2.5)
             print("and no database:", figures(frozen))
-            assert max(took + frozen) < 1
+            assert crowd.statuses[503] > 0
+            link.thaw()
+            deadline = time.monotonic() + 20
+            while triggered(port) != 200:
+                assert time.monotonic() < deadline
         finally:
             link.thaw()
             crowd.go()
+    return max(took + frozen)
 
 
 def test_a_rush_at_a_frozen_database_is_refused_in_time_and_at_a_live_one_served(own_db: str, tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ def test_a_worker_that_is_killed_at_rest_has_no_last_words(farm: Farm, workers: 
     farm.wait(job_id, "succeeded")
     (worker,) = workers.workers()
     until(lambda: "idle" in " ".join(worker.cmdline()), "the worker to rest")
+    until(lambda: b"second by print" in workers.log.read_bytes(), "the stream")  # which a thread writes
     worker.kill()
     until(lambda: [each.pid for each in workers.workers()] not in ([], [worker.pid]), "another worker")
     farm.wait(farm.enqueue("written.nothing"), "succeeded")

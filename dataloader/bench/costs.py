@@ -44,7 +44,7 @@ ELSEWHERE = {"arrival_sec": 3e-3, "listen_sec": 30e-6, "idle_sec": 200e-6}  # as
 
 @dataclass
 class Reading:
-    """What a block has taken: seconds by the clock, CPU seconds, bytes of WAL.
+    """The cost of a block of code: seconds by the clock, CPU seconds, bytes of WAL.
 
     The CPU seconds are of the server (None: it is elsewhere) and of a farm.
     """
@@ -85,7 +85,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """What a farm took to empty its queue: jobs/s; for each job CPU seconds, bytes of WAL, and what is left of it."""
+    """A farm empties its queue: its jobs/s, and for each job the CPU seconds, the bytes of WAL, and the bytes kept."""
 
     jobs_a_sec: float
     server_sec: float | None
@@ -159,7 +159,7 @@ def way(drains: Mapping[int, Sequence[Drain]], cores: int) -> Way:
 
 
 def _left(conn: db.Connection, jobs: int, before: int) -> dict[str, float]:
-    """What a job that has ended leaves in the tables."""
+    """The rows and bytes that a job keeps in the tables after its end."""
     (rows,) = conn.execute(SQL["journal_rows"]).fetchone() or (0,)
     return {"kept_bytes": (_size(conn) - before) / jobs, "journal_rows": rows / jobs}
 
@@ -189,7 +189,7 @@ def _arrive(conn: db.Connection, jobs: int) -> None:
 
 
 def _idle(place: Place, conn: db.Connection, meter: Meter) -> dict[str, float | None]:
-    """What workers cost that wait, and the memory of their sessions."""
+    """The cost of workers that wait for jobs, and the memory of their sessions."""
     with Farm(place, WORKERS[-1]) as farm:
         farm.warm()
         with meter.reading() as read:

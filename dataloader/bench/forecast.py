@@ -16,7 +16,7 @@ from dataloader.bench import place as bench
 from dataloader.bench.capacity import Costs, Habits, Load, Primary
 from dataloader.bench.report import number
 from dataloader.bench.sheets import Forecast, Sheet, read_costs
-from dataloader.check.database import API_PROCESSES
+from dataloader.check.database import api_connections
 from dataloader.config import Settings
 from dataloader.queue import db
 from dataloader.queue.reports import runs
@@ -27,7 +27,7 @@ EXAMPLE = Load(10_000, 60.0)  # where a farm has no history and nobody says anyt
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is said of the load and the farm; None: as the farm's history and settings say."""
+    """The load and the farm as the user gives them; None: the command takes the farm's history and settings."""
 
     jobs_a_day: float | None = None
     run_sec: float | None = None
@@ -47,12 +47,12 @@ class Wish:
         )
 
     def habits(self, settings: Settings) -> Habits:
-        """Those of the farm of these settings."""
+        """Return the habits of a farm with these settings, where the user gave no others."""
         return Habits(
             beat_every_sec=min(settings.dl_heartbeat_sec, settings.dl_default_lease_ttl_sec / 3),
             kept_days=settings.dl_retention_days or 30.0 if self.kept_days is None else self.kept_days,
             workers_a_host=self.workers_a_host or sum(spec.concurrency for spec in settings.workers),
-            api_sessions=API_PROCESSES * (settings.pg_pool_size + settings.pg_max_overflow),
+            api_sessions=api_connections(settings),
         )
 
 

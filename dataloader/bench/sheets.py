@@ -42,7 +42,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a primary bears, and what it was made from."""
+    """The load that a primary bears, with the measurements and the wishes that it was computed from."""
 
     load: Load
     habits: Habits
@@ -93,7 +93,7 @@ class Forecast:
 
     @property
     def assumptions(self) -> str:
-        """What the sheets rest on."""
+        """One paragraph: the assumptions behind the sheets."""
         habits = self.habits
         return (
             f"Of the processors {UTILISATION:.0%} may be used; each does as much as one of those measured. Workers run"

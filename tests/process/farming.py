@@ -23,6 +23,7 @@ from forkserver import Forked
 
 from dataloader.queue import db, enqueue, lifecycle
 
+CHECKOUT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds until a test gives up waiting; never how long it waits when all is well
 
 
@@ -34,6 +35,19 @@ def until(question: Callable[[], Any], what: str = "it", patience: float = PATIE
             raise AssertionError(f"waited {patience:g} s for {what}")
         time.sleep(0.02)
     return answer
+
+
+def keeps_its_promises(module: str, *arguments: str, patience: float) -> str:
+    """Run `python -m tests.MODULE` and return its output; it fails with the promise that was broken."""
+    command = [sys.executable, "-m", f"tests.{module}", *arguments]
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        try:
+            said, _ = run.communicate(timeout=patience)
+        except BaseException:
+            run.terminate()  # it cleans up behind itself
+            raise
+    assert run.returncode == 0, said
+    return said
 
 
 def free_port() -> int:

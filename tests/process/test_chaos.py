@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from random import SystemRandom
 
 import pytest
 from chaos.checker import check
 from chaos.history import Answer, Event, History, Row, Sign, Stop, Trigger, Written
+from farming import keeps_its_promises
 
-CHECKOUT = Path(__file__).parents[2]
 SUCCEEDS = frozenset({"succeeded"})
 
 
@@ -26,15 +23,7 @@ SUCCEEDS = frozenset({"succeeded"})
 def test_a_farm_keeps_its_promises_under_faults(seed: int | None, seconds: int) -> None:
     """So many seconds of faults; without a seed these differ each time, and the output names the seed."""
     seed = SystemRandom().randrange(1_000_000) if seed is None else seed
-    command = [sys.executable, "-m", "tests.chaos", "--seconds", str(seconds), "--seed", str(seed)]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        try:
-            said, _ = run.communicate(timeout=360)
-        except BaseException:
-            run.terminate()  # it cleans up behind itself
-            raise
-    print(said)
-    assert run.returncode == 0, said
+    print(keeps_its_promises("chaos", "--seconds", str(seconds), "--seed", str(seed), patience=360))
 
 
 # --- the checker ---

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from farming import CHECKOUT, keeps_its_promises
 from namespaces import obstacle
-
-CHECKOUT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _networks() -> None:
     if why := obstacle():
         pytest.skip(why)
-
-
-def held(*arguments: str) -> None:
-    """Run `python -m tests.fleet`: it fails with the promise that was broken."""
-    command = [sys.executable, "-m", "tests.fleet", *arguments]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-        try:
-            said, _ = run.communicate(timeout=600)
-        except BaseException:
-            run.terminate()  # it cleans up behind itself
-            raise
-    assert run.returncode == 0, said
 
 
 def older_code_is_here() -> bool:
@@ -47,16 +32,16 @@ def test_an_upgrade_host_by_host_loses_no_job_and_runs_none_twice() -> None:
     """The schema first, then each host; in between farms of both versions work side by side."""
     if not older_code_is_here():
         pytest.skip("git has no commit of the older code here")
-    held("upgrade", "--hosts", "2", "--workers", "2", "--rate", "5")
+    keeps_its_promises("fleet", "upgrade", "--hosts", "2", "--workers", "2", "--rate", "5", patience=600)
 
 
 @pytest.mark.long
 def test_a_hosts_jobs_run_elsewhere_when_it_vanishes_and_its_old_clock_later_delays_none() -> None:
-    held("loss", "--hosts", "3", "--workers", "3", "--rate", "2")
+    keeps_its_promises("fleet", "loss", "--hosts", "3", "--workers", "3", "--rate", "2", patience=600)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", ["upgrade", "loss"])
 def test_a_fleet_of_ten_hosts_keeps_its_promises(what: str) -> None:
-    held(what, "--hosts", "10", "--workers", "10", "--rate", "20")
+    keeps_its_promises("fleet", what, "--hosts", "10", "--workers", "10", "--rate", "20", patience=600)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -262,6 +263,33 @@ def test_requests_that_wait_have_so_much_memory_and_no_more(port: int) -> None:
         return took
 
     assert max(best_of_three(beside_a_crowd)) < 1
+
+
+# Lines of the configuration: each request for /info keeps its thread until a file is there.
+BUSY = """
+import time
+handle = slow_clients.BufferingWorker.handle
+def wait_and_handle(worker, conn):
+    while conn.sock.gathered.startswith(b"GET /info ") and not os.path.exists({file!r}):
+        time.sleep(0.01)
+    return handle(worker, conn)
+slow_clients.BufferingWorker.handle = wait_and_handle
+"""
+
+
+def test_health_is_answered_while_every_thread_is_busy(worker_db: str, tmp_path: Path) -> None:
+    file = tmp_path / "they may go on"
+    with served(worker_db, tmp_path, "import os", "threads = 8", BUSY.format(file=str(file))) as (port, _):
+        busy = [connected(port, b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n") for _ in range(16)]
+        try:
+            with connected(port, ENDS) as sock:
+                assert answer(sock)[0] == 200
+            assert select.select(busy, [], [], 0)[0] == []
+        finally:
+            file.touch()
+        assert [answer(sock)[0] for sock in busy] == [200] * 16
+        for sock in busy:
+            sock.close()
 
 
 # All of it together -------------------------------------------------------------------------------------------

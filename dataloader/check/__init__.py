@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
+from pydantic_core import to_jsonable_python
 
 from dataloader import config, log, pipelines
 from dataloader.check import database
@@ -83,12 +84,10 @@ def _shown(name: str, value: Any) -> str:
         return db.shown(value.get_secret_value()) if name.endswith("_dsn") else log.MASK
     if name.endswith("_url") and isinstance(value, tuple):
         return ",".join(map(log.masked, value))
-    if isinstance(value, tuple):
-        return json.dumps(log.masked([entry.model_dump(exclude_none=True) for entry in value]), ensure_ascii=False)
     if name == "dl_clusters":
         value = {cluster: db.shown(dsn.get_secret_value()) for cluster, dsn in value.items()}
-    if isinstance(value, dict):
-        return json.dumps(log.masked(value), ensure_ascii=False)
+    if isinstance(value, (tuple, dict)):
+        return json.dumps(log.masked(to_jsonable_python(value, exclude_none=True)), ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,21 @@ def test_settings_without_effect_are_told(monkeypatch: pytest.MonkeyPatch) -> No
         "DL_HOMES is no setting",
         "without effect: PG_USER",
     ]
+
+
+def test_settings_of_objects_are_shown_without_their_secrets() -> None:
+    engines = {"address": "http://u:s3cret@ray:8265", "token": "s3cret", "entrypoints": {"total": "python total.py"}}
+    given: dict[str, Any] = {
+        "_env_file": None,
+        "dl_engines": json.dumps({"lab": {"engine": "ray", **engines}}),
+        "dl_commands": json.dumps({"hello": {"argv": ["/bin/echo", "hello"]}}),
+        "workers_json": '[{"queue": "q", "concurrency": 2}]',
+    }
+    shown = check.shown(config.load(**given))
+    assert "s3cret" not in str(shown)
+    assert json.loads(shown["DL_ENGINES"])["lab"]["entrypoints"]["total"]["command"] == "python total.py"
+    assert json.loads(shown["DL_COMMANDS"])["hello"]["argv"] == ["/bin/echo", "hello"]
+    assert json.loads(shown["WORKERS_JSON"])[0]["queue"] == "q"
 
 
 def test_secrets_are_not_shown() -> None:

@@ -35,10 +35,11 @@ class Driver:
 
 @dataclass
 class FakeSpark:
-    """The cluster; `loses` answers of submissions are lost behind their work."""
+    """The cluster; `loses` answers of submissions are lost behind their work, `state` is the master's."""
 
     loses: int = 0
     refuses: bool = False
+    state: str = "ALIVE"
     drivers: dict[str, Driver] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
 
@@ -97,6 +98,9 @@ class FakeSpark:
 
     def status(self, path: str) -> dict[str, Any]:
         """Of a submission."""
+        if self.state != "ALIVE":
+            error = f"java.lang.Exception: {self.not_alive()}Can only request driver status in ALIVE state."
+            return {"success": False, "message": f"Exception from the cluster:\n{error}\n\torg.apache.spark"}
         driver = self.drivers.get(path.rpartition("/")[2])
         if driver is None:
             return {"action": "SubmissionStatusResponse", "success": False}
@@ -106,11 +110,17 @@ class FakeSpark:
 
     def kill(self, path: str) -> dict[str, Any]:
         """End a driver."""
+        if self.state != "ALIVE":
+            return {"success": False, "message": f"{self.not_alive()}Can only kill drivers in ALIVE state."}
         driver = self.drivers.get(path.rpartition("/")[2])
         if driver is None or driver.state != "RUNNING":
             return {"success": False, "message": "has already finished or does not exist"}
         driver.state = "KILLED"
         return {"success": True}
+
+    def not_alive(self) -> str:
+        """How a master says that it is not the one to ask now."""
+        return f"Current state is not alive: {self.state}. "
 
     def page(self) -> dict[str, Any]:
         """The master's page as JSON."""
@@ -120,7 +130,8 @@ class FakeSpark:
             facts = {"id": driver.id, "starttime": str(number), "mainclass": driver.request["mainClass"]}
             shown[driver.state == "RUNNING"].append(facts | {"worker": worker})
         workers = [{"id": WORKER, "webuiaddress": f"http://{self.address}"}]
-        return {"workers": workers, "activedrivers": shown[True], "completeddrivers": shown[False]}
+        drivers = {"activedrivers": shown[True], "completeddrivers": shown[False]}
+        return {"workers": workers, "status": self.state} | drivers
 
     def log(self, query: dict[str, str]) -> bytes:
         """A part of a driver's log, with its head."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -31,6 +31,7 @@ from dataloader.farm.runner import Runner
 from dataloader.pipelines.engines.engine import ARGS_MOST, Order, Refused, State, Step, Unreachable, order_of, step_for
 from dataloader.pipelines.engines.lines import LINE_MOST, Lines, spoken
 from dataloader.pipelines.engines.on_ray import OnRay
+from dataloader.pipelines.engines.on_spark import OnSpark
 from dataloader.pipelines.engines.request import Server
 from dataloader.testing import Result, run
 
@@ -501,6 +502,79 @@ def test_a_cleanup_stops_what_still_runs(job: Job, spark: FakeSpark, notes: list
     assert driver.state == {"RUNNING": "KILLED"}.get(state, state)
     assert notes[-1] == f"{order} of the canceled job {first.job_id} is {expected} at it"
     assert list(spark.drivers) == ["driver-1"], "nothing is started"
+
+
+def statuses(spark: FakeSpark) -> int:
+    """How often the master was asked for the state of a driver."""
+    return sum("/status/" in path for _, path, _ in spark.requests)
+
+
+def test_a_master_that_recovers_leaves_its_drivers_followed(job: Job, spark: FakeSpark) -> None:
+    ended = started(job, spark)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    until(lambda: driver.reads, "a look at it")
+    spark.state, before = "RECOVERING", statuses(spark)
+    until(lambda: statuses(spark) > before + 1, "a second look after the first")
+    driver.stdout, driver.state, spark.state = b'{"result": 5}\n', "FINISHED", "ALIVE"
+    result = ended()
+    assert (result.status, result.result, result.attempts) == ("succeeded", 5, 1)
+
+
+def test_a_cleanup_waits_for_a_master_that_recovers(job: Job, spark: FakeSpark) -> None:
+    spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
+    spark.state = "RECOVERING"
+    ended = started(job, spark, checkpoint=asdict(Order("dl-x-1", "driver-1")) | {"canceled": str(JOB)})
+    until(lambda: statuses(spark), "a look at it")
+    spark.state = "ALIVE"
+    assert ended().result == {"program": "dl-x-1", "state": "stopped"}
+    assert spark.drivers["driver-1"].state == "KILLED"
+
+
+def test_a_cancellation_that_a_master_cannot_do_is_left_to_a_cleanup(
+    job: Job, spark: FakeSpark, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark, "kill", recovering_at(spark, spark.kill))
+    result = started(job, spark, cancel_at=8)()
+    assert result.status == "canceled"
+    assert result.runs[-1].checkpoint is not None
+    assert result.runs[-1].checkpoint["on_cancel"] == "stop"
+    assert "Current state is not alive: RECOVERING" in notes[-1]
+
+
+def recovering_at(spark: FakeSpark, verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The master's verb, which finds it recovering."""
+
+    def done(*given: Any) -> Any:
+        spark.state = "RECOVERING"
+        return verb(*given)
+
+    return done
+
+
+@pytest.mark.parametrize("verb", ["kill", "status"])
+def test_spark_confirms_no_stop_while_its_master_recovers(
+    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
+    monkeypatch.setattr(spark, verb, recovering_at(spark, getattr(spark, verb)))
+    with pytest.raises(Unreachable, match=r"the master: .*Current state is not alive: RECOVERING"):
+        on_spark().cancel(Order("dl-x-1", "driver-1"), time.monotonic() + 5)
+
+
+def test_a_stop_of_a_driver_that_a_master_has_forgotten_is_confirmed(spark: FakeSpark) -> None:
+    assert on_spark().cancel(Order("dl-x-1", "driver-of-before"), time.monotonic() + 5)
+
+
+def test_nobody_can_tell_whose_the_drivers_are_while_a_master_recovers(spark: FakeSpark) -> None:
+    """It learns of them from its workers one by one."""
+    spark.state = "RECOVERING"
+    with pytest.raises(Unreachable, match="the master is RECOVERING"):
+        on_spark().find(Order("dl-x-1"))
+
+
+def on_spark() -> OnSpark:
+    cluster = config.load().dl_engines["it"]
+    return OnSpark(cluster, cluster.entrypoints["resize"], "{}")  # type: ignore[arg-type]
 
 
 def test_spark_keeps_a_driver_whose_worker_drains(job: Job, spark: FakeSpark) -> None:

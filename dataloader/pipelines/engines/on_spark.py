@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from dataloader.config import SparkApplication, SparkCluster
 from dataloader.pipelines.engines.engine import Order, Refused, Seen, State, Unreachable
-from dataloader.pipelines.engines.request import Server
+from dataloader.pipelines.engines.request import Answer, Server
 
 SUBMIT_SEC = 10.0
 PIECE = 2**20  # bytes of the output that one look reads
@@ -26,6 +26,7 @@ _STATES = {
     "FAILED": State.FAILED,
     "ERROR": State.FAILED,
 }
+_NOT_ALIVE = ("not alive", "Exception from the cluster")  # the former in each answer, the latter around a status
 _HEAD = re.compile(rb"==== Bytes (\d+)-(\d+) of (\d+) of [^\n]* ====\n")
 
 
@@ -55,7 +56,7 @@ class OnSpark:
 
     def look(self, order: Order) -> Seen:
         """See Engine."""
-        said = self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}").json()
+        said = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(order.handle)}"))
         if not said.get("success"):
             return Seen(State.ABSENT)
         state = _STATES.get(str(said.get("driverState")), State.RUNNING)
@@ -71,6 +72,8 @@ class OnSpark:
     def find(self, order: Order) -> str | None:
         """See Engine. While a driver that may be ours has written nothing, nobody can tell: Unreachable."""
         master = self._master.ask("GET", "/json/").json()
+        if (state := master.get("status", "ALIVE")) != "ALIVE":
+            raise Unreachable(f"the master is {state}, and may not show each driver")
         workers = {each["id"]: each["webuiaddress"] for each in master.get("workers", ())}
         for driver in self._of_our_class(master.get("activedrivers", ())):
             if self._is_ours(order, driver, workers):
@@ -85,8 +88,8 @@ class OnSpark:
         """See Engine. Spark ends the driver's process by SIGTERM."""
         handle = order.handle or self.find(order)
         while handle and (left := until - time.monotonic()) > 0:
-            self._rest.ask("POST", f"/v1/submissions/kill/{quote(handle)}", {}, left).require_good()
-            said = self._rest.ask("GET", f"/v1/submissions/status/{quote(handle)}", None, left).json()
+            _answered(self._rest.ask("POST", f"/v1/submissions/kill/{quote(handle)}", {}, left))
+            said = _answered(self._rest.ask("GET", f"/v1/submissions/status/{quote(handle)}", None, left))
             if not said.get("success") or said.get("driverState") in _STATES:
                 return True
             time.sleep(0.1)
@@ -150,3 +153,16 @@ class OnSpark:
         if head is None or int(head[1]) != offset:
             return b""
         return answer.content[head.end() :][: int(head[2]) - int(head[1])]
+
+
+def _answered(answer: Answer) -> dict[str, Any]:
+    """What the master says about a driver; raises Unreachable where it is not the one to ask now.
+
+    A master that is standby or recovers answers about a driver that runs as about one that it does not know. Only its
+    message tells the two apart.
+    """
+    said: dict[str, Any] = answer.json()
+    message = str(said.get("message") or "")
+    if not said.get("success") and any(words in message for words in _NOT_ALIVE):
+        raise Unreachable(f"the master: {' '.join(message.split())[:200]}")
+    return said

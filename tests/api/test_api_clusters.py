@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from api_app import TRIGGER, Refused
 from flask import Flask
@@ -17,7 +19,9 @@ from patience import until
 
 from dataloader import config
 from dataloader.api import create_app
+from dataloader.api.web import clusters
 from dataloader.config import cluster_tag
+from dataloader.queue import clusters as of_clusters
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.enqueue import NewJob, enqueue, tag_of
 
@@ -164,6 +168,69 @@ def test_orders_to_named_jobs_reach_each_of_them(client: FlaskClient, east: db.C
     assert [job["outcome"] for job in answer.json["jobs"]] == ["done", "done", "unknown"]
 
 
+def ended(conn: db.Connection, queue: str) -> UUID:
+    job_id = add(conn, queue)
+    conn.execute("UPDATE dl_jobs SET status = 'succeeded', finished_at = now() WHERE job_id = %s", (job_id,))
+    return job_id
+
+
+@pytest.mark.parametrize("address", [V1 + "/jobs/{}/again", "/jobs/{}/again"])
+def test_a_job_is_run_again_in_its_own_cluster_or_not_at_all(
+    client: FlaskClient, east: db.Connection, west: db.Connection, address: str
+) -> None:
+    """In another cluster it would make a second queue of the name, which hides the first from the API."""
+    add(west, "loads")
+    fresh(client, "loads", "west")
+    path = address.format(ended(east, "other"))
+
+    def again(queue: str) -> Any:
+        body = {"queue": queue}
+        return client.post(path, json=body) if path.startswith(V1) else client.post(path, data=body)
+
+    said = again("loads")
+    assert said.status_code == 409
+    assert "the queue loads lives in the cluster west, and the job that ended is in east" in said.text
+    assert east.execute("SELECT count(*) FROM dl_jobs").fetchone() == (1,)
+    for queue in ("other", "new"):
+        assert again(queue).status_code == 200
+    assert east.execute("SELECT count(*) FROM dl_jobs").fetchone() == (3,)
+
+
+def test_a_job_of_a_queue_that_has_moved_is_run_again_and_carried(
+    client: FlaskClient, east: db.Connection, west: db.Connection
+) -> None:
+    old = ended(east, "loads")
+    add(east, "loads")
+    moved = f"{V1}/queues/loads/move"
+    until(lambda: client.post(moved, json={"cluster": "west"}).json["is_done"], "the move")
+    fresh(client, "loads", "west")
+    new = UUID(client.post(f"{V1}/jobs/{old}/again").json["job_id"])
+    until(lambda: client.post(moved, json={"cluster": "west"}).json["is_done"], "the carriage")
+    assert lifecycle.status(west, new)
+
+
+def test_orders_and_triggers_keep_to_the_cluster_that_is_named(
+    client: FlaskClient, east: db.Connection, west: db.Connection, refused: Refused
+) -> None:
+    here, there = add(east, "here"), add(west, "there")
+    fresh(client, "here", "east")
+    wanted = {"job_ids": [str(here), str(there)]}
+    answer = client.post(f"{V1}/jobs/bulk/cancel?cluster=west", json=wanted)
+    assert [job["outcome"] for job in answer.json["jobs"]] == ["unknown", "done"]
+    body = {"queue": "here", "task": "t", "lock_key": "k"}
+    problem = refused(client.post(f"{TRIGGER}?cluster=west", json=body), 409, "conflict")
+    assert problem["detail"] == "the queue here lives in the cluster east, not in west, which `cluster` names"
+    assert client.post(f"{TRIGGER}?cluster=east", json=body).status_code == 200
+    assert client.post(f"{TRIGGER}?cluster=west", json=body | {"queue": "begins there"}).status_code == 200
+    assert west.execute("SELECT count(*) FROM dl_jobs WHERE queue = 'begins there'").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("queue", ["a\0b", "a" * 1_000])
+def test_a_queue_of_the_form_that_no_database_can_have_is_refused(client: FlaskClient, queue: str) -> None:
+    form = {"queue": queue, "task": "t", "lock_key": "k", "priority": "100"}
+    assert client.post("/trigger", data=form).status_code == 400
+
+
 # --- answers of both ---
 
 
@@ -186,6 +253,45 @@ def test_lists_have_the_rows_of_both(client: FlaskClient, east: db.Connection, w
     assert 'href="/queues/a"' in page
     assert 'href="/queues/b"' in page
     assert "in west" in page
+
+
+def test_the_overview_needs_one_session_at_a_time(dsn: str, own_db: str) -> None:
+    """Where a thread holds one and waits for the next, many of them wait for each other, and the cluster seems away."""
+    with over({"east": dsn, "west": own_db}, pg_pool_size=1, pg_max_overflow=0) as app:
+        page = app.test_client().get("/")
+        assert page.status_code == 200
+        assert "does not answer" not in page.text
+
+
+def test_a_source_that_goes_away_within_a_move_is_the_one_that_is_away(
+    client: FlaskClient, east: db.Connection, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    add(east, "loads")
+    fresh(client, "loads", "east")
+
+    def end_source(source: of_clusters.Side, *_: Any) -> None:
+        source.conn.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    monkeypatch.setattr(of_clusters, "move", end_source)
+    problem = refused(client.post(f"{V1}/queues/loads/move", json={"cluster": "west"}), 503, "unavailable")
+    assert problem["detail"].startswith("The cluster east does not answer")
+    assert client.get(f"{V1}/queues?cluster=west").status_code == 200
+
+
+class Closed:
+    """Sessions of a cluster that is away."""
+
+    def borrow(self) -> Any:
+        raise psycopg.OperationalError("refused")
+
+
+def test_an_outage_that_a_request_meets_first_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(clusters, "_log", SimpleNamespace(warning=lambda event, **_: said.append(event)))
+    watch = clusters._Watch("west", Closed())  # type: ignore[arg-type]
+    watch.failed()
+    assert [watch._ask() for _ in range(3)] == [None] * 3
+    assert said == ["api.cluster.away"]
 
 
 def test_pages_of_jobs_are_one_list(client: FlaskClient, east: db.Connection, west: db.Connection) -> None:

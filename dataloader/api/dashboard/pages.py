@@ -94,18 +94,17 @@ def overview() -> Response:
 
 
 def _read_overview() -> tuple[dict[str, Any], Rows, dict[str, Any], dict[str, Any] | None]:
+    farm = _farm()  # before this thread holds a session: with two at a time, threads would wait for each other
+    has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
     with session() as conn:
-        workers, farm = _alive_first(stats.workers(conn)), _farm(conn)
-        has_jobs = any(queue["length"] or queue["busy"] or queue["dead"] for queue in farm["queues"])
+        workers = _alive_first(stats.workers(conn))
         return farm, workers, stats.postgres(conn), None if has_jobs else stats.beginning(conn)
 
 
-def _farm(conn: db.Connection) -> dict[str, Any]:
+def _farm() -> dict[str, Any]:
     """The figures of the farm; where there are several clusters, of all that answer."""
-    if not clusters.of_app().names:
-        return stats.overview(conn)
     parts, away = clusters.each(stats.overview)
-    return merged.overview(parts, {}) | {"away": away}
+    return merged.overview(parts, {}) | {"away": away} if clusters.of_app().names else parts[0][1]
 
 
 def _first_steps(beginning: Mapping[str, Any] | None, workers: Rows) -> Rows:

@@ -16,7 +16,7 @@ from dataloader.api.dashboard import forms, zones
 from dataloader.api.dashboard.render import as_problem, failed, show
 from dataloader.api.v1 import again as of_api
 from dataloader.api.web import arguments, auth
-from dataloader.api.web.endpoint import session
+from dataloader.api.web.endpoint import queue_name, session
 from dataloader.api.web.json_body import document, pointer
 from dataloader.api.web.problems import Problem, invalid
 from dataloader.queue import db, enqueue, operations
@@ -53,7 +53,7 @@ def task_form() -> Response:
 def trigger_job() -> Response:
     """Add the job of the form, and lead to its page."""
     task = request.form.get("task", "")
-    with session([request.form.get("queue", "").strip() or QUEUE]) as conn:
+    with session([queue_name(request.form.get("queue", "").strip() or QUEUE)]) as conn:
         args = _args(_schema(conn, task), None)
         new = of_api.new_job(_document({"task": task, **_of_job(), "args": args}))
         arguments.require(conn, new)
@@ -78,9 +78,10 @@ def run_again(job_id: UUID) -> Response:
     """Add the job of the form, and lead to its page."""
     with session() as conn:
         old = of_api.fields_of(conn, job_id)
-        args = _args(_schema(conn, old["task"]), _object(old["args"]))
-        changes = {name: value for name, value in _of_job().items() if value != log.masked(old[name])}
-        new_id, _ = of_api.add(conn, job_id, _document(old | changes | {"args": args}))
+        schema = _schema(conn, old["task"])
+    args = _args(schema, _object(old["args"]))
+    changes = {name: value for name, value in _of_job().items() if value != log.masked(old[name])}
+    new_id, _ = of_api.add(job_id, _document(old | changes | {"args": args}))
     return _led_to(new_id)
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, g, request
 
 from dataloader.api.v1 import requests, responses
-from dataloader.api.web import arguments, auth
+from dataloader.api.web import arguments, auth, clusters
 from dataloader.api.web.endpoint import found, operation, session
 from dataloader.api.web.json_body import validated
 from dataloader.api.web.problems import Problem, invalid
@@ -53,12 +53,12 @@ def run_again(job_id: UUID, body: requests.Again) -> dict[str, Any]:
     """
     with session() as conn:
         old = fields_of(conn, job_id)
-        try:
-            args = again.changed(old["args"], body.args, body.without)
-        except ValueError as e:
-            raise invalid("/args", "args", str(e)) from None
-        changes = body.model_dump(include=body.model_fields_set - {"args", "without"}, exclude_none=True)
-        new_id, status = add(conn, job_id, old | changes | {"args": args})
+    try:
+        args = again.changed(old["args"], body.args, body.without)
+    except ValueError as e:
+        raise invalid("/args", "args", str(e)) from None
+    changes = body.model_dump(include=body.model_fields_set - {"args", "without"}, exclude_none=True)
+    new_id, status = add(job_id, old | changes | {"args": args})
     return {"job_id": new_id, "status": status}
 
 
@@ -70,11 +70,15 @@ def fields_of(conn: db.Connection, job_id: UUID) -> dict[str, Any]:
         raise Problem(409, str(e)) from None
 
 
-def add(conn: db.Connection, old_id: UUID, fields: dict[str, Any]) -> tuple[UUID, str]:
-    """Add the job of these fields, by the rules of a trigger, as one that runs `old_id` again."""
+def add(old_id: UUID, fields: dict[str, Any]) -> tuple[UUID, str]:
+    """Add the job of these fields, by the rules of a trigger, as one that runs `old_id` again, in the cluster of that.
+
+    Raises a 409 Problem where the queue lives in another cluster: two journals would name each other over clusters.
+    """
     new = new_job(fields)
-    arguments.require(conn, new)
-    new_id, status = again.add(conn, old_id, new, auth.who(), auth.asker())
+    with clusters.of_app().adding_beside(new.queue) as conn:
+        arguments.require(conn, new)
+        new_id, status = again.add(conn, old_id, new, auth.who(), auth.asker())
     g.changed = {"job_id": str(new_id), "action": "again", "rerun_of": str(old_id)}
     return new_id, status
 

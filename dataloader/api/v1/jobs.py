@@ -201,7 +201,8 @@ def _bulk(ids: list[UUID], change: Operate) -> Response:
     """Change the jobs; the answer has each outcome, in the order of the request."""
     outcomes: dict[UUID, str] = {}
     away: list[str] = []
-    for name, some in clusters.of_app().by_hint(ids):
+    asked = clusters.asked()
+    for name, some in [(asked, ids)] if asked else clusters.of_app().by_hint(ids):
         wanted = [job_id for job_id in some if outcomes.get(job_id, "unknown") == "unknown"]
         try:
             with clusters.of_app().borrow(name) as conn:

@@ -7,6 +7,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+import psycopg
 from flask import Blueprint, Response, g
 
 from dataloader.api.v1 import requests, responses
@@ -182,6 +183,12 @@ def _move_to_cluster(queue: str, to: str) -> dict[str, Any]:
             raise invalid("/cluster", "cluster", str(e)) from None
         except (operations.Contradiction, operations.Busy) as e:
             raise Problem(409, str(e)) from None
+        except psycopg.Error as e:
+            if not db.is_passing(e):
+                raise
+            # Else both blocks would take the error of the one database for the other's.
+            broken = [side for side, session in ((source, conn), (to, there)) if session.closed]
+            raise clusters.Away(broken or [source, to]) from e
     g.changed = {"queue": queue, "cluster": to, "jobs": step.moved}
     return {"queue": queue, "cluster": to, **step._asdict()}
 

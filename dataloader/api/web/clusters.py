@@ -107,8 +107,8 @@ class Clusters:
         """Whether this cluster did not answer when it was asked last."""
         return bool(self.names) and self._watches[name].is_away()
 
-    def home(self, queue: str) -> str:
-        """The cluster in which a queue lives (clusters.home).
+    def home(self, queue: str, new_in: str | None = None) -> str:
+        """The cluster in which a queue lives (clusters.home); one that nobody knows: `new_in`, by default this host's.
 
         Raises Away while a cluster that has not answered this process yet may be the one.
         """
@@ -123,7 +123,7 @@ class Clusters:
         silent = [name for name, queues in said.items() if queues is None]
         if silent and not any(queue in queues for _, queues in known):
             raise Away(silent, f"The queue {queue} may live there.")
-        return self._named(clusters.home(queue, known, self.own), queue)
+        return self._named(clusters.home(queue, known, new_in or self.own), queue)
 
     def left(self, queue: str, to: str) -> list[str]:
         """The clusters that say now that the queue has moved from them to this one."""
@@ -140,7 +140,7 @@ class Clusters:
         """
         if (key := new.idempotency_key) is None or not self.names:
             return None
-        home = self.home(new.queue)
+        home = self.home(new.queue, asked())
         for name in (each for each in self.names if each != home):
             with suppress(Away), self.borrow(name) as conn:
                 if found := enqueue.of_key(conn, key, asker):
@@ -164,7 +164,8 @@ class Clusters:
     def adding(self, queues: Collection[str]) -> Iterator[db.Connection]:
         """A session in a transaction in the cluster where these queues live, which they do not leave meanwhile.
 
-        Raises a 409 Problem for queues of several clusters: no transaction spans two.
+        Raises a 409 Problem for queues of several clusters, for no transaction spans two, and for queues of another
+        cluster than the address names.
         """
         name = self._common(queues)
         seen = {name}
@@ -173,6 +174,7 @@ class Clusters:
             with self.borrow(name) as conn, conn.transaction():
                 moved = clusters.moved_away(conn, queues)
                 if not set(moved.values()) - seen:  # those seen have pointed here
+                    _require_asked(name, queues)
                     yield conn
                     return
             queue, cluster = next(iter(moved.items()))
@@ -181,8 +183,23 @@ class Clusters:
             name = self._named(cluster, queue)
             seen.add(name)
 
+    @contextmanager
+    def adding_beside(self, queue: str) -> Iterator[db.Connection]:
+        """A session of the request's cluster, to which a job of this queue may be added beside another job.
+
+        The queue lives there, or has moved from there, so that the reaper will carry the job. Raises a 409 Problem for
+        any other.
+        """
+        here = chosen()
+        home = self.home(queue, here)
+        with self.borrow(here) as conn:
+            if home != here and clusters.placed_at(conn, queue) is None:
+                where = f"the queue {queue} lives in the cluster {home}, and the job that ended is in {here}"
+                raise Problem(409, f"{where}, where it is run again: trigger a job in its place")
+            yield conn
+
     def _common(self, queues: Collection[str]) -> str:
-        homes = {queue: self.home(queue) for queue in queues}
+        homes = {queue: self.home(queue, asked()) for queue in queues}
         if len(set(homes.values())) > 1:
             raise _several(homes)
         return next(iter(homes.values()), self.own)
@@ -210,7 +227,7 @@ class _Watch:
         self._renewed = Condition()
         self._queues: dict[str, str | None] | None = None
         self._at = self._asked_at = float("-inf")  # monotonic instants: of the answer, of the last question
-        self._is_away = self._runs = self._is_over = False
+        self._is_away = self._is_told = self._runs = self._is_over = False
 
     def look(self) -> dict[str, str | None] | None:
         """The queues that the cluster knows, each with where it has moved to; None: it has never answered."""
@@ -259,14 +276,25 @@ class _Watch:
     def _ask(self) -> dict[str, str | None] | None:
         try:
             with self._sessions.borrow() as conn:
-                return clusters.placed(conn)
+                queues = clusters.placed(conn)
+            self._is_told = False
+            return queues
         except Exception as error:
             if self._queues is not None and db.is_passing(error) and not gate.is_away(error):
                 return self._queues  # too slow just now
-            if not self._is_away:
+            if not self._is_told:
+                self._is_told = True
                 why = str(error) if isinstance(error, migrations.SchemaError) else type(error).__name__
                 _log.warning("api.cluster.away", cluster=self._name, error=why)
             return None
+
+
+def _require_asked(name: str, queues: Collection[str]) -> None:
+    """Raise a 409 Problem where the address names another cluster than the one where these queues live."""
+    if (wanted := asked()) not in (None, name):
+        which = ", ".join(sorted(queues)[:10])
+        live = f"the queue {which} lives" if len(queues) == 1 else f"the queues {which} live"
+        raise Problem(409, f"{live} in the cluster {name}, not in {wanted}, which `cluster` names")
 
 
 def _several(homes: dict[str, str]) -> Problem:

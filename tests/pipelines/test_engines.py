@@ -28,7 +28,17 @@ from patience import until
 
 from dataloader import config, log
 from dataloader.farm.runner import Runner
-from dataloader.pipelines.engines.engine import ARGS_MOST, Order, Refused, State, Step, Unreachable, order_of, step_for
+from dataloader.pipelines.engines.engine import (
+    ARGS_MOST,
+    RESULT_KEPT,
+    Order,
+    Refused,
+    State,
+    Step,
+    Unreachable,
+    order_of,
+    step_for,
+)
 from dataloader.pipelines.engines.lines import LINE_MOST, Lines, spoken
 from dataloader.pipelines.engines.on_ray import OnRay
 from dataloader.pipelines.engines.on_spark import OnSpark
@@ -598,6 +608,28 @@ def test_a_result_is_not_lost_that_a_run_has_read_before_the_program_ended(job: 
     assert result.runs[0].checkpoint is not None
     assert result.runs[0].checkpoint["read"] == 4
     assert result.result == 5
+
+
+@pytest.mark.parametrize("filling", [0, RESULT_KEPT])  # a longer result is not kept in the checkpoint
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        ('{"loss": NaN}', {"loss": None}),
+        ("[1, Infinity, -1e400]", [1, None, None]),
+        (r'{"a\u0000b": "\u0000"}', {"a\ufffdb": "\ufffd"}),
+        (r'"\ud800"', "\ufffd"),
+    ],
+)
+def test_a_result_that_jsonb_lacks_is_kept_as_the_end_of_a_run_writes_it(
+    job: Job, spark: FakeSpark, said: str, result: Any, filling: int
+) -> None:
+    ended = started(job, spark)
+    driver = until(lambda: spark.drivers.get("driver-1"), "the driver")
+    driver.stdout, driver.state = f'{{"result": [{said}, "{"x" * filling}"]}}\n'.encode(), "FINISHED"
+    found = ended()
+    assert (found.status, found.attempts, found.result) == ("succeeded", 1, [result, "x" * filling])
+    assert found.runs[0].checkpoint is not None
+    assert found.runs[0].checkpoint["has_result"] is not bool(filling)
 
 
 @pytest.mark.parametrize(

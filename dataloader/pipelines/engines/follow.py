@@ -27,7 +27,7 @@ from dataloader.pipelines.engines.engine import (
     step_for,
 )
 from dataloader.pipelines.engines.lines import Lines
-from dataloader.queue.job import End
+from dataloader.queue.job import End, to_json
 
 SLICE_SEC = 0.1  # between two safe points
 LOOK_SEC, LOOK_MOST_SEC = 0.25, 2.0  # between two looks at the engine: first, and for a program that takes long
@@ -169,13 +169,18 @@ class Followed:
         raise ProgramFailed(f"{self._order.id} {how}{self._lines.output.last_words()}")
 
     def _succeeded(self, result: Any) -> Steps[Any]:
-        """Keep the result before the engine forgets it: a run after this one would find neither."""
-        if len(json.dumps(result)) <= RESULT_KEPT:
-            self._order = replace(self._order, has_result=True, result=result)
+        """Keep the result before the engine forgets it: a run after this one would find neither.
+
+        A checkpoint takes no NaN and no odd text, so the result is kept as the run's end would write it. That end also
+        judges a result of which `to_json` makes nothing.
+        """
+        written = json.loads(to_json({"result": result}) or "{}")
+        if written and len(json.dumps(written["result"])) <= RESULT_KEPT:
+            self._order = replace(self._order, has_result=True, result=written["result"])
             yield from self._forgotten()
         if (said := self._lines.taken_progress()) is not None:
             self._context.progress(said)
-        return result
+        return written.get("result", result)
 
     def _forgotten(self) -> Steps[None]:
         if not self._engine.forgets:

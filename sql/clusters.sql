@@ -58,6 +58,19 @@ UNION ALL
 SELECT 'the schedule ' || name || ' makes jobs of it' FROM dl_schedules
  WHERE job ->> 'queue' = %(queue)s AND retired_at IS NULL;
 
+-- name: first
+-- Source: about those jobs that the first steps would carry. Served by ix_dl_jobs_claim, ix_dl_jobs_dead.
+(SELECT job_id FROM dl_jobs j WHERE queue = %(queue)s AND status = 'queued' AND NOT {stays}
+  ORDER BY queue, available_at LIMIT %(limit)s)
+UNION ALL
+(SELECT job_id FROM dl_jobs j WHERE queue = %(queue)s AND status IN ('failed', 'lost') AND NOT {stays}
+  ORDER BY queue, finished_at LIMIT %(limit)s);
+
+-- name: doubles
+-- Target: those of these ids that jobs have here which are no copies of a move that was cut off.
+SELECT job_id FROM dl_jobs j
+ WHERE job_id = ANY (%(job_ids)s) AND NOT EXISTS (SELECT FROM dl_arrivals a WHERE a.job_id = j.job_id);
+
 -- name: take_in
 -- Target: paused while the jobs come, and not yet the queue's home. A pause that somebody else has made outlasts the move.
 UPDATE dl_queues SET paused_by = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN %(by)s ELSE paused_by END,

@@ -356,7 +356,7 @@ def carry(
             carried = _carry_to(source, name, queue, settings, until)
             if carried:
                 log.info("reaper.jobs.carried", queue=queue, cluster=name, count=carried)
-        except (psycopg.Error, migrations.SchemaError, operations.Busy) as e:
+        except (psycopg.Error, migrations.SchemaError, operations.Busy, operations.Contradiction) as e:
             if conn.closed:
                 raise
             memory.carry_at = now() + CARRY_AGAIN_SEC

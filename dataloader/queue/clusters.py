@@ -24,6 +24,7 @@ AT_ONCE = 1_000  # jobs that one step carries
 BYTES_AT_ONCE = 8 * 1024 * 1024  # about so much of them
 PLACES = 10_000  # queues of one cluster
 LEFT = 1_000  # up to which `Moved` counts what is left
+NAMED = 10  # ids that a message names
 RUNS_SEC = 0.5  # how long a step waits for jobs that run
 _MARK = "queue move across clusters: "  # begins the author of a move's pauses
 _SQL = db.statements("clusters.sql")
@@ -117,9 +118,11 @@ def move(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> Moved:
 
     Queued and dead jobs are carried, with the order of each key, their journals, checkpoints and logs; what runs goes
     on where it is, and the step that finds nothing else waits for it for RUNS_SEC at most. The queue is paused in both
-    clusters meanwhile; in the end it goes on in the target, unless somebody else has paused it there. Raises, having
-    changed nothing, LivesThere for a source that is the target, Contradiction for a queue that cannot move; Busy,
-    with both paused, where other sessions are in the way.
+    clusters meanwhile; in the end it goes on in the target, unless somebody else has paused it there.
+
+    Raises, having changed nothing, LivesThere for a source that is the target, Contradiction for a queue that cannot
+    move. Raises, with both paused, Busy where other sessions are in the way, Contradiction where the target has another
+    job with the id of one that would be carried: such a step carries none.
     """
     if source.name == target.name:
         raise LivesThere(f"{queue} lives in the cluster {target.name}: name another one")
@@ -127,6 +130,7 @@ def move(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> Moved:
         if placed_at(target.conn, queue) == source.name:  # it moves back: what came from there is settled first
             carry(target, source, queue, limit=0)
         _refuse(source, queue)
+        _refuse_doubles(source.conn, target, queue)
     try:
         _begin(source, target, queue)
     except errors.LockNotAvailable:
@@ -138,7 +142,10 @@ def move(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> Moved:
 
 
 def carry(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> int:
-    """Carry up to `limit` jobs of a queue that has moved; returns how many. Raises Busy."""
+    """Carry up to `limit` jobs of a queue that has moved; returns how many.
+
+    Raises, having carried none, Busy, and Contradiction where the target has another job with the id of one of them.
+    """
     for _ in operations.tries(operations.OLDER_SEC):
         try:
             return _carry(source.conn, target, queue, limit)
@@ -163,6 +170,23 @@ def _refuse(source: Side, queue: str) -> None:
         raise Contradiction(
             f"{queue} cannot leave the cluster {source.name}: {reasons}. Such jobs have to end there, and a schedule is"
             " removed here and added again in the other cluster"
+        )
+
+
+def _refuse_doubles(source: Conn, target: Side, queue: str) -> None:
+    """Raise Contradiction where the target has ids of the jobs that come first; later ones are seen by `_carry`."""
+    first = [row[0] for row in _tuples(source, "first", queue=queue, limit=AT_ONCE)]
+    _check_doubles(target.name, queue, [row[0] for row in _tuples(target.conn, "doubles", job_ids=first)])
+
+
+def _check_doubles(cluster: str, queue: str, job_ids: Collection[UUID]) -> None:
+    """Raise Contradiction where there are such ids: of two jobs, one would be lost."""
+    if job_ids:
+        named = ", ".join(map(str, sorted(job_ids)[:NAMED]))
+        more = f" and {len(job_ids) - NAMED} more" if len(job_ids) > NAMED else ""
+        raise Contradiction(
+            f"the cluster {cluster} has other jobs with ids of {queue}, {named}{more}: delete each where it does not"
+            f" belong, in {cluster} with `DL_CLUSTER={cluster} dataloader delete ID --direct`, and move the queue again"
         )
 
 
@@ -235,8 +259,8 @@ def _carry(conn: Conn, target: Side, queue: str, limit: int) -> int:
             target.conn.execute(_SQL["alone_there"])
             ended = _settle(conn, target.conn, queue)
             job_ids = _first(conn, queue, target.name, limit)
-            if job_ids:
-                _copy(conn, target.conn, job_ids)
+            if job_ids:  # `_settle` has left no copy of them there
+                _check_doubles(target.name, queue, set(job_ids) - _copy(conn, target.conn, job_ids))
         if job_ids:
             conn.execute(_SQL["forget"], {"job_ids": job_ids})
     if job_ids or ended:
@@ -276,8 +300,11 @@ def _first(conn: Conn, queue: str, cluster: str, limit: int) -> list[UUID]:
     return [row[0] for row in _tuples(conn, "to_carry", **wanted)]
 
 
-def _copy(source: Conn, target: Conn, job_ids: list[UUID]) -> None:
-    """Write copies of these jobs, and of what belongs to them, as texts of JSON: no value passes through Python."""
+def _copy(source: Conn, target: Conn, job_ids: list[UUID]) -> set[UUID]:
+    """Write copies of these jobs, and of what belongs to them; returns those whose ids were not there.
+
+    They pass as texts of JSON: no value passes through Python.
+    """
     columns = [sql.Identifier(row[0]) for row in _tuples(source, "columns")]
     names = sql.SQL(", ").join(columns).as_string()
     values = sql.SQL(", ").join(sql.SQL("(r).{}").format(column) for column in columns).as_string()
@@ -286,6 +313,7 @@ def _copy(source: Conn, target: Conn, job_ids: list[UUID]) -> None:
     for table in _TABLES:
         if rows := _texts(source, table, job_ids):
             target.execute(_SQL[f"add_{table}"], {"rows": rows, "added": added})
+    return set(added)
 
 
 def _texts(conn: Conn, name: str, job_ids: list[UUID]) -> list[str]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
+import structlog
 from hands import Worker, enqueue, journal, plain, row, value
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dataloader import config
+from dataloader.farm import reaper
 from dataloader.queue import clusters, db, lifecycle, migrations, operations
 from dataloader.queue.clusters import Side
 from dataloader.queue.enqueue import NewJob
@@ -220,6 +226,81 @@ def test_what_people_end_between_the_two_commits_stays_ended(
     found = [each["status"] for each in statuses if each]
     assert found == ([] if what == "delete" else ["canceled"])
     assert in_order(own_db) == []
+
+
+def foreign(conn: db.Connection, job_id: UUID) -> None:
+    """Somebody else's job with this id, in another queue."""
+    theirs = enqueue(conn, queue="elsewhere")
+    conn.execute("UPDATE dl_jobs SET job_id = %s WHERE job_id = %s", (job_id, theirs))
+
+
+def test_a_queue_of_which_the_target_has_an_id_does_not_begin_to_move(east: Side, west: Side) -> None:
+    job_id = enqueue(east.conn)
+    foreign(west.conn, job_id)
+    with pytest.raises(Contradiction, match=rf"the cluster west has other jobs with ids of q, {job_id}: delete"):
+        clusters.move(east, west, "q")
+    assert value(east.conn, "SELECT queue FROM dl_jobs") == "q"
+    for side in (east, west):
+        assert value(side.conn, "SELECT count(*) FROM dl_queues WHERE queue = 'q'") == 0
+
+
+def test_a_job_of_which_the_target_has_the_id_stays_where_it_is(east: Side, west: Side) -> None:
+    """The step is refused, with all its jobs: none is deleted here that was not copied."""
+    doubled = enqueue(east.conn)
+    wanted = sorted([doubled, enqueue(east.conn)])
+    clusters._begin(east, west, "q")
+    foreign(west.conn, doubled)
+    with pytest.raises(Contradiction, match=str(doubled)):
+        clusters.move(east, west, "q")
+    assert value(east.conn, "SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs") == wanted
+    assert value(west.conn, "SELECT array_agg(queue) FROM dl_jobs") == ["elsewhere"]
+    assert value(west.conn, "SELECT count(*) FROM dl_arrivals") == 0
+    operations.delete(west.conn, [doubled], BY)
+    assert move(east, west) == 2
+    assert value(west.conn, "SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs") == wanted
+
+
+def test_a_message_names_some_of_many_ids(east: Side, west: Side) -> None:
+    for _ in range(clusters.NAMED + 2):
+        foreign(west.conn, enqueue(east.conn))
+    with pytest.raises(Contradiction, match=r"and 2 more: delete"):
+        clusters.move(east, west, "q")
+
+
+def reaper_of(east: Side, **dsns: str) -> Callable[..., None]:
+    """What east's reaper does in a round for the jobs of queues that have moved: so many seconds long."""
+    known = config.load(_env_file=None, dl_clusters=json.dumps({"east": "dbname=nowhere", **dsns}), dl_cluster="east")
+    log, memory = structlog.get_logger("reaper"), reaper.Memory()
+    return lambda seconds=60.0: reaper.carry(east.conn, known, log, memory, monotonic() + seconds)
+
+
+def straggler(side: Side, queue: str, cluster: str = "west") -> UUID:
+    """A job of a queue that has moved to another cluster."""
+    side.conn.execute(
+        "INSERT INTO dl_queues (queue, cluster, paused_at) VALUES (%s, %s, now()) ON CONFLICT DO NOTHING",
+        (queue, cluster),
+    )
+    return enqueue(side.conn, queue=queue)
+
+
+def test_the_reaper_leaves_a_queue_of_which_the_target_has_an_id(east: Side, west: Side, own_db: str) -> None:
+    doubled, other = straggler(east, "p"), straggler(east, "q")
+    foreign(west.conn, doubled)
+    reaper_of(east, west=own_db)()
+    assert value(east.conn, "SELECT array_agg(job_id) FROM dl_jobs") == [doubled]
+    assert row(west.conn, other)["queue"] == "q"
+
+
+def test_a_copy_that_people_have_requeued_is_no_other_job(east: Side, west: Side, own_db: str) -> None:
+    """The mover dies between its two commits, so both have the job; the next one finds it in the target's queue."""
+    job_id = plain(east.conn, status="failed")
+    clusters._begin(east, west, "q")
+    with west.conn.transaction():
+        clusters._copy(east.conn, west.conn, [job_id])
+    assert operations.requeue(west.conn, [job_id], BY) == {job_id: "done"}
+    move(east, west)
+    assert value(east.conn, "SELECT count(*) FROM dl_jobs") == 0
+    assert in_order(own_db) == [job_id]
 
 
 def test_fair_queues_deadlines_and_merged_queues_go_on_as_they_were(east: Side, west: Side, own_db: str) -> None:

@@ -370,10 +370,11 @@ class Cluster(BaseModel):
 
     @property
     def secrets(self) -> dict[str, Any]:
-        """What no log may show: the token, and the password of the address; entries under secrets' names besides."""
-        token, address = getattr(self, "token", None), urlsplit(self.address.get_secret_value())
-        given = {"token": token and token.get_secret_value(), "password": unquote(address.password or "")}
-        return {name: value for name, value in given.items() if value} | {"entries": self.model_dump()["entrypoints"]}
+        """What no log may show: the token, and the passwords of the addresses; entries under secrets' names besides."""
+        given = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
+        token = given.pop("token", "")  # the others are addresses
+        secrets = [token, *(unquote(urlsplit(address).password or "") for address in given.values())]
+        return {"secrets": list(filter(None, secrets)), "entries": self.model_dump()["entrypoints"]}
 
 
 class DaskCluster(Cluster):

@@ -165,6 +165,13 @@ def test_the_secrets_of_clusters_are_masked_wherever_they_occur(allow: Callable[
     assert log.masked(f"{SECRET} token-of-ray key-of-the-cloud ray:8265") == "*** *** *** ray:8265"
 
 
+def test_the_passwords_of_both_addresses_of_spark_are_masked(allow: Callable[..., None]) -> None:
+    where = {"address": "http://u:password-of-rest@spark:6066", "master": "http://u:password%20of-page@spark:8080"}
+    allow(it={"engine": "spark", "entrypoints": {"a": SPARK_ENTRY}, "token": "token-of-spark"} | where)
+    log.masking.learn_configured(config.load())
+    assert log.masked("password-of-rest password of-page token-of-spark spark:8080") == "*** *** *** spark:8080"
+
+
 def test_without_the_extra_the_error_says_what_to_install_and_the_import_costs_nothing() -> None:
     code = (
         "import sys; sys.modules['distributed'] = None\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from typing import Any
 
 from dataloader.bench.capacity import (
@@ -29,6 +30,7 @@ from dataloader.bench.report import number
 TIMES = (1, 10, 100, 1_000)
 CORES = (2, 8, 32)
 GB = 1e9
+DIVISORS = ("cores", "add_sec", "arrival_sec", "api_sec", "beat_sec")  # of the costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,28 @@ def read_costs(text: str) -> Costs:
     """The costs of a document that `Forecast.document` has written; raises ValueError."""
     try:
         told = json.loads(text)["costs"]
+        _check(told)
         ways = {name: _way(told["ways"][name]) for name in (ONE_BY_ONE, IN_BATCHES)}
         return Costs(**told | {"ways": ways})
+    except WrongCost:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError("the file should be what `dataloader capacity --json FILE` has written") from None
+
+
+class WrongCost(ValueError):
+    """No server has this cost."""
+
+
+def _check(told: dict[str, Any], of: str = "costs") -> None:
+    """Raise WrongCost for a cost that is no number of 0 or more, or that is 0 and divides."""
+    for name, value in told.items():
+        if isinstance(value, dict):
+            _check(value, f"{of}.{name}")
+        elif value is not None and not (isinstance(value, (int, float)) and isfinite(value) and value >= 0):
+            raise WrongCost(f"{of}.{name} should be a number of 0 or more, not {value}")
+        elif value == 0 and (name in DIVISORS or of.endswith(("jobs_a_sec", "server_sec"))):
+            raise WrongCost(f"{of}.{name} should be above 0")
 
 
 def _way(told: dict[str, Any]) -> Way:

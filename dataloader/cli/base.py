@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 from uuid import UUID
@@ -110,6 +111,20 @@ class _JobId(click.ParamType[UUID]):
 
 
 JOB_ID = _JobId()
+
+
+class Number(click.FloatRange):
+    """A finite number in a range; for click, `nan` is in every range and `inf` in most."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; refuses a text that is none."""
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{str(value)!r} should be a number such as 1500 or 0.5", param, ctx)
+        if not isfinite(number):
+            self.fail(f"{str(value)!r} should be a finite number", param, ctx)
+        return float(super().convert(number, param, ctx))
 
 
 def like(word: str, names: Iterable[str]) -> list[str]:

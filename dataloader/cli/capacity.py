@@ -16,20 +16,20 @@ def commands() -> None:
 
 
 @commands.command(examples=["dataloader capacity", "dataloader capacity --jobs-per-day 50000 --run-sec 90 --check"])
-@click.option("--jobs-per-day", type=click.FloatRange(0, min_open=True), help="default: of the farm's last week")
-@click.option("--run-sec", type=click.FloatRange(0), help="mean seconds of a run; default: of the farm's last week")
+@click.option("--jobs-per-day", type=base.Number(0, 1e9, min_open=True), help="default: of the farm's last week")
+@click.option("--run-sec", type=base.Number(0, 1e6), help="mean seconds of a run; default: of the farm's last week")
 @click.option(
-    "--peak", type=click.FloatRange(1), help="the busiest hour's rate beside the mean; default: as above, or 4"
+    "--peak", type=base.Number(1, 10_000), help="the busiest hour's rate beside the mean; default: as above, or 4"
 )
 @click.option("--in-batches", is_flag=True, help="jobs are triggered and claimed many at a time")
 @click.option("--workers-per-host", type=click.IntRange(1), help="default: those of WORKERS_JSON")
-@click.option("--retention-days", type=click.FloatRange(0), help="default: DL_RETENTION_DAYS, or 30")
+@click.option("--retention-days", type=base.Number(0, 36_500), help="default: DL_RETENTION_DAYS, or 30")
 @click.option("--cores", type=click.IntRange(1), help="processors of the server, where it is not on this machine")
-@click.option("--check", is_flag=True, help="also compare predictions with runs: some four minutes more")
+@click.option("--check", is_flag=True, help="also compare predictions with runs: some three minutes more")
 @click.option("--costs", "costs_path", metavar="FILE", help="take the costs of a former --json instead of measuring")
 @click.option("--json", "json_path", metavar="FILE", help="also write the forecast as JSON; - is stdout")
 @click.option("--dsn", help="a database to measure in; default: the configured one, or an embedded PostgreSQL")
-@click.option("--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, help="multiplies all sizes")
+@click.option("--scale", type=base.Number(0, 100, min_open=True), default=1.0, help="multiplies all sizes")
 def capacity(
     jobs_per_day: float | None,
     run_sec: float | None,

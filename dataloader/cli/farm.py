@@ -159,7 +159,7 @@ def ending(told: Prediction, zone: tzinfo) -> str:
 
 
 @commands.command(examples=["dataloader top --every 5"])
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, help="seconds")
+@click.option("--every", type=base.Number(0.2, 3600), default=2.0, show_default=True, help="seconds")
 @click.option("--once", is_flag=True, help="show the screen once, then end")
 @reaching
 def top(reached: Reached, every: float, once: bool) -> None:

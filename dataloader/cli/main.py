@@ -253,7 +253,7 @@ def new(name: str) -> None:
     help="how often each figure is measured; the median is shown",
 )
 @click.option(
-    "--scale", type=click.FloatRange(0, 100, min_open=True), default=1.0, show_default=True, help="multiplies all sizes"
+    "--scale", type=base.Number(0, 100, min_open=True), default=1.0, show_default=True, help="multiplies all sizes"
 )
 @click.option(
     "--prefetch",

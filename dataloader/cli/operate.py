@@ -152,7 +152,7 @@ def limit() -> None:
 @limit.command(name="set", examples=["dataloader limit set source:oracle --running 3 --per-minute 60"])
 @click.argument("name")
 @click.option("--running", "most", type=click.IntRange(0), help="jobs of the limit that may run at once")
-@click.option("--per-minute", type=click.FloatRange(0.001, 1_000_000), help="jobs that may start in a minute")
+@click.option("--per-minute", type=base.Number(0.001, 1_000_000), help="jobs that may start in a minute")
 @click.option(
     "--burst",
     type=click.IntRange(1),

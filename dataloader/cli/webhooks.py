@@ -32,7 +32,7 @@ def webhook() -> None:
 @click.option("--signed-by", metavar="VARIABLE", help="the workers' variable with the key, as DL_WEBHOOK_KEY")
 @click.option("--kind", "kinds", type=base.Choice(KINDS), multiple=True, help="of alerts; default: all")
 @click.option("--queue", "queues", multiple=True, help="whose alerts; default: of all queues")
-@click.option("--lag-sec", type=click.FloatRange(0, min_open=True), help="from which latency on a queue is late")
+@click.option("--lag-sec", type=base.Number(0, min_open=True), help="from which latency on a queue is late")
 @names.may_be_new
 @reaching
 def add(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 from test_capacity import COSTS
 
@@ -14,6 +17,7 @@ from dataloader.bench import curves, forecast
 from dataloader.bench.capacity import Compared, Habits, Load, Primary
 from dataloader.bench.forecast import EXAMPLE, Wish
 from dataloader.bench.sheets import Forecast, read, read_costs
+from dataloader.cli.capacity import capacity
 
 HISTORY = Load(5_000, 12.5, 2.5)
 
@@ -56,6 +60,43 @@ def test_costs_can_be_given_back() -> None:
 def test_another_file_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="dataloader capacity --json FILE"):
         read_costs(wrong)
+
+
+@pytest.mark.parametrize(
+    ("cost", "value", "said"),
+    [
+        ("trigger_sec", -5, "costs.trigger_sec should be a number of 0 or more, not -5"),
+        ("trigger_sec", "1", "costs.trigger_sec should be a number of 0 or more, not 1"),
+        ("beat_bytes", float("nan"), "costs.beat_bytes should be a number of 0 or more, not nan"),
+        ("arrival_sec", 0, "costs.arrival_sec should be above 0"),
+    ],
+)
+def test_costs_that_no_server_has_are_refused(cost: str, value: Any, said: str) -> None:
+    document = json.loads(told().document())
+    document["costs"][cost] = value
+    with pytest.raises(ValueError, match=said):
+        read_costs(json.dumps(document))
+    document["costs"][cost] = asdict(COSTS)[cost]
+    document["costs"]["ways"]["one by one"]["jobs_a_sec"]["2"] = 0
+    with pytest.raises(ValueError, match=r"costs\.ways\.one by one\.jobs_a_sec\.2 should be above 0"):
+        read_costs(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--jobs-per-day=nan", "'nan' should be a finite number"),
+        ("--peak=inf", "'inf' should be a finite number"),
+        ("--jobs-per-day=200,000", "'200,000' should be a number such as 1500 or 0.5"),
+        ("--jobs-per-day=1e300", "is not in the range 0<x<=1000000000.0"),
+        ("--run-sec=-1", "is not in the range 0<=x<=1000000.0"),
+        ("--retention-days=1e400", "'1e400' should be a finite number"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_before_anything_is_measured(given: str, said: str) -> None:
+    answer = CliRunner().invoke(capacity, [given])
+    assert (answer.exit_code, answer.exception and type(answer.exception)) == (2, SystemExit)
+    assert said in answer.output
 
 
 def test_what_is_said_goes_before_the_history() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -64,7 +64,7 @@ def of_databases(settings: Settings, dsn: str | None) -> list[Finding]:
     if dsn is None:
         advice = "set DL_DB_DSN or PG_HOST and PG_DATABASE; `dataloader up` brings a PostgreSQL along"
         return [Finding(Level.ERROR, "database", "no database is configured", advice)]
-    found, target_dsn = of_queue(settings, dsn), settings.target_dsn or dsn
+    found, target_dsn = [*of_queue(settings, dsn), *of_all_clusters(settings)], settings.target_dsn or dsn
     if target_dsn == dsn and any(f.level is Level.ERROR and f.about in ("database", "session") for f in found):
         return found  # the target would repeat the error
     return [*found, of_target(settings, target_dsn)]
@@ -427,6 +427,30 @@ def of_clusters(stragglers: Iterable[tuple[str, str]], known: Collection[str]) -
         unknown = f"name {cluster} in DL_CLUSTERS, as the other hosts do"
         found.append(Finding(Level.WARNING, "clusters", what, advice if cluster in known else unknown))
     return found or [Finding(Level.OK, "clusters", f"{', '.join(known)}; no job waits to be carried")]
+
+
+def of_all_clusters(settings: Settings) -> list[Finding]:
+    """Findings on the databases of DL_CLUSTERS: one that is away, and two names of one database.
+
+    Another cluster that is away is a warning, for this host's own goes on.
+    """
+    found, names = list[Finding](), dict[tuple[Any, ...], str]()
+    for name, secret in settings.dl_clusters.items():
+        dsn = secret.get_secret_value()
+        try:
+            with _connect(settings, dsn, settings.pg_schema_queue) as conn, db.in_force(conn):
+                (which,) = _facts(conn, "which")
+        except psycopg.Error as e:
+            away = unreachable(f"cluster {name}", dsn, e)
+            found.append(away if name == settings.cluster else replace(away, level=Level.WARNING))
+            continue
+        first = names.setdefault(tuple(which.values()), name)
+        if first != name:
+            what = f"it is the database of the cluster {first}: {db.shown(dsn)}"
+            found.append(
+                Finding(Level.ERROR, f"cluster {name}", what, "DL_CLUSTERS: give each cluster a database of its own")
+            )
+    return found
 
 
 _QUESTIONS: dict[str, Callable[[db.Connection, Settings, str], list[Finding]]] = {

@@ -13,8 +13,9 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -83,7 +84,8 @@ class Memory:
     """The reaper's notes from round to round.
 
     They are the next count of the queues, the session that holds back vacuum, the next predictions and the last queue
-    that has its own, the last parked key looked at, the next look at the days of logs, and at jobs to carry.
+    that has its own, the last parked key looked at, the next look at the days of logs, the last queue whose jobs were
+    to be carried, and until when a cluster (with None), or a queue for it, is left alone.
     """
 
     note_at: float = 0.0
@@ -95,7 +97,12 @@ class Memory:
     stranded_after: int | None = None
     waiting_after: UUID | None = None
     log_days_at: float = 0.0
-    carry_at: float = 0.0
+    carried: str = ""
+    carry_at: dict[tuple[str, str | None], float] = field(default_factory=dict)
+
+    def may_carry(self, queue: str, name: str) -> bool:
+        """Whether neither the cluster nor the queue is left alone."""
+        return now() >= max(self.carry_at.get((name, each), 0.0) for each in (None, queue))
 
     def count_later(self) -> None:
         """The next count of the queues may wait as long as after the slowest one."""
@@ -346,32 +353,52 @@ def carry(
 ) -> None:
     """Carry jobs that came to a queue here after it had moved to another cluster, until a monotonic instant.
 
-    A cluster that cannot be reached is left alone for CARRY_AGAIN_SEC, and the rounds go on.
+    Each call begins behind the queue that the last one has tried last. A cluster that fails is left alone for
+    CARRY_AGAIN_SEC, as is a queue whose jobs cannot be carried as they are, and the rounds go on. Jobs for a cluster
+    that DL_CLUSTERS does not name stay (`check` says so).
     """
-    if not settings.dl_clusters or now() < memory.carry_at:
-        return
     source = clusters.Side(settings.cluster or "", conn)
-    for queue, name in clusters.stragglers(conn):
-        try:
-            carried = _carry_to(source, name, queue, settings, until)
-            if carried:
-                log.info("reaper.jobs.carried", queue=queue, cluster=name, count=carried)
-        except (psycopg.Error, migrations.SchemaError, operations.Busy, operations.Contradiction) as e:
-            if conn.closed:
-                raise
-            memory.carry_at = now() + CARRY_AGAIN_SEC
-            log.warning("reaper.carry.failed", queue=queue, cluster=name, error=str(e).strip())
+    found = clusters.stragglers(conn) if settings.dl_clusters else []
+    with ExitStack() as sessions:
+        target = cache(lambda name: sessions.enter_context(_target(settings, name)))
+        for queue, name in sorted(found, key=lambda each: each[0] <= memory.carried):
+            if now() >= until:
+                return
+            if name in settings.dl_clusters and memory.may_carry(queue, name):
+                memory.carried = queue
+                with _leaving_alone(conn, log, memory, queue, name):
+                    _carry_to(source, target(name), queue, log, until)
 
 
-def _carry_to(source: clusters.Side, name: str, queue: str, settings: Settings, until: float) -> int:
-    """Returns how many jobs were carried; 0 for a cluster that DL_CLUSTERS does not name (`check` says so)."""
-    if (dsn := settings.dl_clusters.get(name)) is None:
-        return 0
-    with _connect(settings, dsn.get_secret_value(), CARRY_SEC) as conn:
-        total = carried = clusters.carry(source, clusters.Side(name, conn), queue)
-        while carried and now() < until:
-            total += (carried := clusters.carry(source, clusters.Side(name, conn), queue))
-    return total
+@contextmanager
+def _target(settings: Settings, name: str) -> Iterator[clusters.Side]:
+    with closing(_connect(settings, settings.dl_clusters[name].get_secret_value(), CARRY_SEC)) as conn:
+        yield clusters.Side(name, conn)
+
+
+@contextmanager
+def _leaving_alone(
+    conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, queue: str, name: str
+) -> Iterator[None]:
+    """Note a failure in this block: of the queue, or of the whole cluster. Raises it where our own session is lost."""
+    try:
+        yield
+    except (psycopg.Error, migrations.SchemaError, operations.Busy, operations.Contradiction) as e:
+        if conn.closed:
+            raise
+        is_of_queue = isinstance(e, (operations.Busy, operations.Contradiction))
+        memory.carry_at[name, queue if is_of_queue else None] = now() + CARRY_AGAIN_SEC
+        log.warning("reaper.carry.failed", queue=queue, cluster=name, error=str(e).strip())
+
+
+def _carry_to(
+    source: clusters.Side, target: clusters.Side, queue: str, log: structlog.stdlib.BoundLogger, until: float
+) -> None:
+    total = carried = clusters.carry(source, target, queue)
+    while carried and now() < until:
+        total += (carried := clusters.carry(source, target, queue))
+    if total:
+        log.info("reaper.jobs.carried", queue=queue, cluster=target.name, count=total)
 
 
 def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, days: float | None) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -274,6 +276,12 @@ def reaper_of(east: Side, **dsns: str) -> Callable[..., None]:
     return lambda seconds=60.0: reaper.carry(east.conn, known, log, memory, monotonic() + seconds)
 
 
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the reaper's clock to when it tries again what has failed."""
+    at = monotonic() + reaper.CARRY_AGAIN_SEC
+    monkeypatch.setattr(reaper, "now", lambda: at)
+
+
 def straggler(side: Side, queue: str, cluster: str = "west") -> UUID:
     """A job of a queue that has moved to another cluster."""
     side.conn.execute(
@@ -283,12 +291,92 @@ def straggler(side: Side, queue: str, cluster: str = "west") -> UUID:
     return enqueue(side.conn, queue=queue)
 
 
-def test_the_reaper_leaves_a_queue_of_which_the_target_has_an_id(east: Side, west: Side, own_db: str) -> None:
+def test_the_reaper_leaves_a_queue_of_which_the_target_has_an_id(
+    east: Side, west: Side, own_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     doubled, other = straggler(east, "p"), straggler(east, "q")
     foreign(west.conn, doubled)
-    reaper_of(east, west=own_db)()
-    assert value(east.conn, "SELECT array_agg(job_id) FROM dl_jobs") == [doubled]
+    carry = reaper_of(east, west=own_db)
+    carry()
+    assert value(east.conn, QUEUED) == [doubled]
     assert row(west.conn, other)["queue"] == "q"
+    operations.delete(west.conn, [doubled], BY)
+    carry()
+    assert value(east.conn, QUEUED) == [doubled]
+    later(monkeypatch)
+    carry()
+    assert row(west.conn, doubled)["queue"] == "p"
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield Silent(server)
+
+
+class Silent:
+    """A server that accepts connections and never answers."""
+
+    def __init__(self, server: socket.socket) -> None:
+        server.setblocking(False)
+        self._server = server
+        self.dsn = f"host=127.0.0.1 port={server.getsockname()[1]} dbname=x user=x"
+
+    def calls(self) -> int:
+        """How many connections have come since the last call."""
+        number = 0
+        with suppress(BlockingIOError):
+            while True:
+                self._server.accept()[0].close()
+                number += 1
+        return number
+
+
+def test_a_silent_cluster_costs_the_reaper_one_wait_and_the_others_nothing(
+    east: Side, west: Side, own_db: str, silent: Silent
+) -> None:
+    for n in range(8):
+        straggler(east, f"a{n}", "north")
+    first = straggler(east, "q")
+    carry = reaper_of(east, west=own_db, north=silent.dsn)
+    carry()
+    assert silent.calls() == 1
+    second = straggler(east, "q")
+    carry()
+    assert silent.calls() == 0
+    assert value(west.conn, QUEUED) == [first, second]
+
+
+def test_a_reaper_carries_nothing_behind_its_time(east: Side, own_db: str) -> None:
+    job_id = straggler(east, "q")
+    reaper_of(east, west=own_db)(-1.0)
+    assert value(east.conn, QUEUED) == [job_id]
+
+
+def test_a_reaper_has_one_session_in_a_cluster_for_all_its_queues(
+    east: Side, own_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    connect = reaper._connect
+    monkeypatch.setattr(reaper, "_connect", lambda *args: opened.append(connect(*args)) or opened[-1])
+    for n in range(3):
+        straggler(east, f"q{n}")
+    reaper_of(east, west=own_db)()
+    assert value(east.conn, QUEUED) is None
+    assert [conn.closed for conn in opened] == [True]
+
+
+def test_a_queue_whose_jobs_a_cluster_refuses_does_not_hold_up_the_next(
+    east: Side, west: Side, own_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    west.conn.execute("ALTER TABLE dl_jobs ADD CONSTRAINT not_p CHECK (queue <> 'p')")
+    refused, other = straggler(east, "p"), straggler(east, "q")
+    carry = reaper_of(east, west=own_db)
+    carry()
+    later(monkeypatch)
+    carry()
+    assert value(east.conn, QUEUED) == [refused]
+    assert value(west.conn, QUEUED) == [other]
 
 
 def test_a_copy_that_people_have_requeued_is_no_other_job(east: Side, west: Side, own_db: str) -> None:

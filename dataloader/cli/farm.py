@@ -40,6 +40,8 @@ def queues(reached: Reached) -> None:
         reached.print_json(overview.document)
     else:
         screen.show(queue_table(overview))
+        if overview.away:
+            click.echo(missing(overview), err=True)
 
 
 @commands.command(examples=["dataloader ps"])
@@ -193,6 +195,11 @@ def queue_table(overview: Overview) -> Any:
     return screen.table(QUEUE_TITLES, (_queue_row(queue, overview.at) for queue in queues), NUMBERS, QUEUE_TITLES[9:])
 
 
+def missing(overview: Overview) -> str:
+    """What clusters that do not answer leave out."""
+    return "".join(f"The cluster {name} does not answer: its queues are missing. " for name in overview.away).rstrip()
+
+
 def _queue_row(queue: Queue, now: datetime) -> Sequence[object]:
     return (
         Text("all", style="bold") if queue.queue is None else screen.short(queue.queue, 60),
@@ -220,7 +227,7 @@ def _counted(number: int, is_exact: bool, at: datetime | None) -> str:
 
 
 def _remarks(queue: Queue, now: datetime) -> str:
-    words = []
+    words = [f"in {queue.cluster}"] if queue.cluster else []
     if queue.keys is not None:
         words.append(f"{_counted(queue.keys, queue.keys < COUNTED, queue.counted_at)} keys")
     if queue.paused_at:

@@ -141,7 +141,8 @@ class LogLine:
 @dataclass(frozen=True, slots=True)
 class Queue:
     """The figures of a queue; `queue` is None for the total. `dead` counts failed and lost jobs, `keys` the keys of an
-    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines.
+    ordered queue that have queued jobs, `at_risk` the jobs that are going to miss their deadlines. `cluster` is None
+    where there are not several.
 
     `pause`, `resume` and `limit` set `is_known` (the queue was known before) and otherwise `similar` (the known names
     most like it).
@@ -172,6 +173,7 @@ class Queue:
     fair_by: str | None = None
     is_known: bool = True
     similar: tuple[str, ...] = ()
+    cluster: str | None = None
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -340,11 +342,12 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The farm at one moment."""
+    """The farm at one moment; `away` are the clusters that did not answer, so that their queues are missing."""
 
     at: datetime
     total: Queue
     queues: tuple[Queue, ...]
+    away: tuple[str, ...] = ()
     document: Document = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -19,8 +19,9 @@ from uuid import UUID
 import pytest
 from answering import ID, STARTED, TOKEN, Answer, Service, problem, state
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from dataloader.cli import doctor, journal, main, screen, watch
+from dataloader.cli import doctor, farm, journal, main, screen, watch
 from dataloader.cli.main import _MODULES
 from dataloader.client import (
     Backfill,
@@ -35,6 +36,7 @@ from dataloader.client import (
     Webhooks,
     Worker,
 )
+from dataloader.client.results import read
 from dataloader.queue.reports.stats import Attempt
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -590,6 +592,20 @@ def interrupted(seconds: float) -> None:
 
 def group(error: str, dead: int, note: str | None = None) -> ErrorGroup:
     return ErrorGroup("q", "load", error, dead, 1, NOW, NOW, UUID(ID), note=note)
+
+
+def test_queues_of_clusters_are_told_apart_and_those_that_are_missing_are_named() -> None:
+    rows = [{"queue": "q", "cluster": name} for name in ("east", "west")]
+    overview = read(Overview, {"at": NOW.isoformat(), "total": {"queue": None}, "queues": rows, "away": ["north"]})
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(farm.queue_table(overview))
+    shown = [line.split() for line in capture.get().splitlines()]
+    assert [(line[0], line[-2:]) for line in shown if line[:1] == ["q"]] == [
+        ("q", ["in", "east"]),
+        ("q", ["in", "west"]),
+    ]
+    assert farm.missing(overview) == "The cluster north does not answer: its queues are missing."
 
 
 def test_doctor_says_what_is_wrong_with_the_farm() -> None:

@@ -77,6 +77,14 @@ UPDATE dl_queues SET paused_by = CASE WHEN paused_at IS NULL OR cluster IS NOT N
        paused_at = coalesce(paused_at, now()), cluster = %(cluster)s, max_length = coalesce(max_length, %(max_length)s)
  WHERE queue = %(queue)s;
 
+-- name: give_back
+-- Target: another move was faster, so what was said before `take_in` holds again.
+WITH given_back AS (
+  UPDATE dl_queues SET paused_at = %(paused_at)s, paused_by = %(paused_by)s, cluster = %(cluster)s, max_length = %(max_length)s
+   WHERE queue = %(queue)s AND cluster = %(source)s
+  RETURNING queue)
+SELECT pg_notify('dl_jobs', queue) FROM given_back;
+
 -- name: settle_in
 -- Target: the source says that the queue is here.
 UPDATE dl_queues SET cluster = NULL WHERE queue = %(queue)s AND cluster = %(cluster)s;

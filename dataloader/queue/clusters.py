@@ -197,8 +197,7 @@ def _begin(source: Side, target: Side, queue: str) -> None:
     then the target points back to the source.
     """
     with source.conn.transaction():
-        here = _locked(source.conn, queue)
-        _check_author(here, queue, source.name, _author(to=target.name), _author(of=target.name))
+        here = _checked(source, target, queue)
     if here["cluster"] == target.name:
         target.conn.execute(_SQL["settle_in"], {"queue": queue, "cluster": source.name})
         return
@@ -210,12 +209,28 @@ def _begin(source: Side, target: Side, queue: str) -> None:
         target.conn.execute(_SQL["take_in"], pause | {"cluster": source.name})
     if order:
         operations.set_order(target.conn, queue, _author(of=source.name), **order)
+    try:
+        _send_away(source, target, queue)
+    except Contradiction:
+        target.conn.execute(_SQL["give_back"], there | {"queue": queue, "source": source.name})
+        raise
+    target.conn.execute(_SQL["settle_in"], {"queue": queue, "cluster": source.name})
+
+
+def _send_away(source: Side, target: Side, queue: str) -> None:
     with source.conn.transaction():
         source.conn.execute(_SQL["briefly"])
-        source.conn.execute(_SQL["without_adders"], {"queue": queue})
+        source.conn.execute(_SQL["without_adders"], {"queue": queue})  # first: who waits for adders holds no row
+        _checked(source, target, queue)  # once more: another mover may have been here since
         away = {"queue": queue, "cluster": target.name, "by": _author(to=target.name)}
         source.conn.execute(_SQL["send_away"], away)
-    target.conn.execute(_SQL["settle_in"], {"queue": queue, "cluster": source.name})
+
+
+def _checked(source: Side, target: Side, queue: str) -> dict[str, Any]:
+    """What the source says of the queue, locked; raises Contradiction where another move has paused it."""
+    here = _locked(source.conn, queue)
+    _check_author(here, queue, source.name, _author(to=target.name), _author(of=target.name))
+    return here
 
 
 def _order_to_take(source: str, here: dict[str, Any], target: str, there: dict[str, Any], queue: str) -> dict[str, Any]:

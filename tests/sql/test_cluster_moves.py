@@ -498,6 +498,30 @@ def test_two_movers_are_not_in_each_others_way(east: Side, west: Side, dsn: str)
     assert move(east, west) == 1
 
 
+def test_of_two_movers_to_two_clusters_the_first_wins(
+    east: Side, west: Side, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins, and says that the queue has moved, while this one pauses the queue in its target."""
+    job_id = enqueue(east.conn)
+    operations.limit_length(west.conn, "q", 7, BY)
+    before = operations.settings(west.conn, "q")
+    order_to_take = clusters._order_to_take
+
+    def meanwhile(*args: Any) -> Any:
+        with psycopg.connect(dsn) as other:
+            away = {"queue": "q", "cluster": "north", "by": clusters._author(to="north")}
+            other.execute(clusters._SQL["send_away"].encode(), away)
+        return order_to_take(*args)
+
+    monkeypatch.setattr(clusters, "_order_to_take", meanwhile)
+    with pytest.raises(Contradiction, match="paused in the cluster east by a queue move across clusters: to north"):
+        clusters.move(east, west, "q")
+    assert clusters.placed(east.conn)["q"] == "north"
+    assert value(east.conn, QUEUED) == [job_id]
+    assert clusters.placed(west.conn)["q"] is None
+    assert operations.settings(west.conn, "q") == before
+
+
 def test_what_cannot_move_is_named_and_nothing_changes(east: Side, west: Side) -> None:
     parent = enqueue(east.conn)
     add(east.conn, NewJob("q", "t", "child", depends_on=[parent]))

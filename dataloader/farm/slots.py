@@ -284,7 +284,8 @@ class Slot:
     def takes_question(self) -> bool:
         """By the worker: whether the keeper has asked for a beat since the last call."""
         is_asked = bool(self.fields.asked == self.fields.generation)
-        self.fields.asked = 0
+        if is_asked:  # else one that comes now would be erased unheard; here the beat that follows answers that too
+            self.fields.asked = 0
         return is_asked
 
     def died_of(self, exit_status: int, usage: resource.struct_rusage) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from fake_spark import FakeSpark
-from patience import until
+from patience import PATIENCE, until
 
 from dataloader import config, log
 from dataloader.farm.runner import Runner
@@ -42,7 +42,7 @@ from dataloader.pipelines.engines.engine import (
 from dataloader.pipelines.engines.lines import LINE_MOST, Lines, spoken
 from dataloader.pipelines.engines.on_ray import OnRay
 from dataloader.pipelines.engines.on_spark import OnSpark
-from dataloader.pipelines.engines.request import Server
+from dataloader.pipelines.engines.request import OUTPUT_SEC, Server
 from dataloader.testing import Result, run
 
 SECRET = "hunter2-of-the-cluster"
@@ -250,6 +250,46 @@ def test_an_error_shows_no_more_of_an_address_than_its_host() -> None:
         server.ask("GET", "/")
 
 
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n" + b"x" * 40
+DRIP_SEC = 0.05
+
+
+@contextmanager
+def dripping(at_once: int) -> Iterator[Server]:
+    """A server that answers one request: with so many bytes at once, and then with a byte each DRIP_SEC."""
+    is_over = threading.Event()
+
+    def drip() -> None:
+        with suppress(OSError), listening.accept()[0] as client:
+            client.recv(65_536)
+            client.sendall(ANSWER[:at_once])
+            for byte in ANSWER[at_once:]:
+                client.sendall(bytes([byte]))
+                if is_over.wait(DRIP_SEC):
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(PATIENCE)
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            yield Server(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        finally:
+            is_over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("at_once", [0, len(ANSWER) - 40])  # then the head drips, or the body
+def test_an_answer_that_drips_is_given_up_in_time(at_once: int) -> None:
+    with dripping(at_once) as server, pytest.raises(Unreachable, match="has not answered in time"):
+        server.ask("GET", "/", within=0.5)
+
+
+def test_an_answer_that_may_be_long_is_awaited_while_its_bytes_come() -> None:
+    with dripping(len(ANSWER) - 40) as server:
+        assert server.ask("GET", "/", within=1.5, whole=60).content == b"x" * 40
+
+
 # Dask
 
 
@@ -420,7 +460,34 @@ def test_an_output_that_is_too_long_is_told_at_the_end(ray: FakeRay, monkeypatch
     assert b"its rest is not read, nor a result in it" in it.look(ORDER).output
 
 
+def test_the_output_of_ray_may_take_long(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray.status = "RUNNING"
+    given = times_of(monkeypatch)
+    on_ray().look(ORDER)
+    assert given == {"/api/jobs/dl-x-1": None, "/api/jobs/dl-x-1/logs": OUTPUT_SEC}
+
+
+def times_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """The times that whole answers may take, by the path that is asked."""
+    given: dict[str, float | None] = {}
+    ask = Server.ask
+
+    def asked(self: Server, method: str, path: str, *args: Any, whole: float | None = None) -> Any:
+        given[path.partition("?")[0]] = whole
+        return ask(self, method, path, *args, whole=whole)
+
+    monkeypatch.setattr(Server, "ask", asked)
+    return given
+
+
 # Spark
+
+
+def test_the_output_of_spark_may_take_long(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark.create({"mainClass": "jobs.Resize", "sparkProperties": {}})
+    given = times_of(monkeypatch)
+    on_spark().look(Order("dl-x-1", "driver-1"))
+    assert given == {"/v1/submissions/status/driver-1": None, "/json/": None, "/log/": OUTPUT_SEC}
 
 
 def test_spark_is_followed_to_its_result(job: Job, spark: FakeSpark, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dataloader.config import RayCluster, RayCommand
 from dataloader.pipelines.engines.engine import Order, Seen, State, Unreachable
-from dataloader.pipelines.engines.request import ANSWER_MOST, Answer, Server, TooLong
+from dataloader.pipelines.engines.request import ANSWER_MOST, OUTPUT_SEC, Answer, Server, TooLong
 
 SUBMIT_SEC = 5.0  # Ray answers once it has begun to start the job; asked again, it knows the id
 TOO_LONG = f"\n[the output has more than {ANSWER_MOST} bytes: its rest is not read, nor a result in it]\n".encode()
@@ -104,7 +104,7 @@ class OnRay:
         if state is State.RUNNING and began < self._log_at:
             return b""
         try:
-            answer = self._server.ask("GET", f"/api/jobs/{order.id}/logs")
+            answer = self._server.ask("GET", f"/api/jobs/{order.id}/logs", whole=OUTPUT_SEC)
         except TooLong:
             self._log_at = math.inf
             return b"" if state is State.RUNNING else TOO_LONG

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from dataloader.config import SparkApplication, SparkCluster
 from dataloader.pipelines.engines.engine import Order, Refused, Seen, State, Unreachable
-from dataloader.pipelines.engines.request import Answer, Server
+from dataloader.pipelines.engines.request import OUTPUT_SEC, Answer, Server
 
 SUBMIT_SEC = 10.0
 PIECE = 2**20  # bytes of the output that one look reads
@@ -135,7 +135,7 @@ class OnSpark:
         if not worker or worker == "None":  # no worker has it yet
             return b"", order.read, True
         self._worker = self._worker or self._server_of(worker)
-        output = self._piece(self._worker, order.handle, "stdout", order.read, PIECE)
+        output = self._piece(self._worker, order.handle, "stdout", order.read, PIECE, OUTPUT_SEC)
         return output, order.read + len(output), len(output) < PIECE
 
     def _server_of(self, worker: str) -> Server:
@@ -145,9 +145,9 @@ class OnSpark:
         return Server(found[0]["webuiaddress"])  # no token: the address is a stranger's word
 
     @staticmethod
-    def _piece(worker: Server, driver: str, log: str, offset: int, length: int) -> bytes:
+    def _piece(worker: Server, driver: str, log: str, offset: int, length: int, whole: float | None = None) -> bytes:
         query = urlencode({"driverId": driver, "logType": log, "offset": offset, "byteLength": length})
-        answer = worker.ask("GET", f"/log/?{query}")
+        answer = worker.ask("GET", f"/log/?{query}", whole=whole)
         answer.require_good()
         head = _HEAD.match(answer.content)
         if head is None or int(head[1]) != offset:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import http.client
+import io
 import json
 import socket
 import ssl
+import time
 from contextlib import closing
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,7 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 from dataloader.pipelines.engines.engine import Refused, Unreachable
 
-ANSWER_SEC = 3.0  # without a byte; with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
+ANSWER_SEC = 3.0  # for an answer; with CANCEL_SEC it ends before DL_KILL_GRACE_SEC does
+OUTPUT_SEC = 60.0  # for a program's output, which may be long: while its bytes come
 ANSWER_MOST = 64 * 2**20  # bytes of an answer
 _WORDS_MOST = 500  # characters of a refusal that an error shows
 _PASSING = (408, 425, 429, 502, 503, 504)
@@ -43,14 +46,24 @@ class Server:
             basic = f"Basic {base64.b64encode(user.encode()).decode()}"
             self._headers["Authorization"] = f"Bearer {token}" if token else basic
 
-    def ask(self, method: str, path: str, body: Any = None, within: float = ANSWER_SEC) -> Answer:
-        """The answer to one request, whatever its status; raises Unreachable where there is none within the time."""
+    def ask(
+        self, method: str, path: str, body: Any = None, within: float = ANSWER_SEC, *, whole: float | None = None
+    ) -> Answer:
+        """The answer to one request, whatever its status.
+
+        Raises Unreachable where nothing comes for `within` seconds, or where the answer is not complete in `whole`
+        seconds, by default `within`. The way to the server may take `within` besides, for each of its addresses.
+        """
+        until = time.monotonic() + (within if whole is None else whole)
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
         sent = None if body is None else json.dumps(body).encode()
         try:
             with closing(self._connection(within)) as connection:
+                connection.connect()
+                answering = _Answering(connection.sock, until, within)
                 connection.request(method, self._path + path, sent, headers)
-                answer = connection.getresponse()
+                answer = http.client.HTTPResponse(answering, method=method)  # type: ignore[arg-type]
+                answer.begin()
                 content = answer.read(ANSWER_MOST + 1)
         except (OSError, http.client.HTTPException) as e:
             raise Unreachable(f"{self.host}:{self._port} {_words(e)}") from None
@@ -62,6 +75,33 @@ class Server:
         if self._is_tls:
             return http.client.HTTPSConnection(self.host, self._port, timeout=within, context=_certificates())
         return http.client.HTTPConnection(self.host, self._port, timeout=within)
+
+
+class _Answering(io.RawIOBase):
+    """What comes from a socket up to a monotonic instant: a timeout of the socket alone begins anew with each byte."""
+
+    def __init__(self, connected: socket.socket, until: float, within: float) -> None:
+        self._socket, self._until, self._within = connected, until, within
+        self._limit()
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """The file that HTTPResponse reads."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes; raises TimeoutError."""
+        self._limit()
+        return self._socket.recv_into(buffer)
+
+    def _limit(self) -> None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._socket.settimeout(min(left, self._within))
 
 
 class Answer(NamedTuple):

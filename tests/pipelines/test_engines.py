@@ -241,6 +241,23 @@ def test_lines_that_come_in_pieces_are_taken_once_and_in_bounded_memory(caplog: 
     assert "the rest of its output is not logged" in caplog.text
 
 
+@pytest.mark.parametrize("behind", [b"", b"ends\n", b"half"])
+def test_a_result_is_read_again_also_where_a_line_without_end_follows_it(behind: bytes) -> None:
+    written = b'one\n{"result": 7}\n' + b"x" * (LINE_MOST + 1)
+    lines = Lines(logging.getLogger("t"), 0)
+    lines.take(written)
+    lines.take(behind)
+    assert lines.unread == len(written + behind) - len(b"one\n")
+
+
+def test_a_result_that_has_no_end_yet_and_is_too_long_to_keep_is_read_again() -> None:
+    written = b'{"result": "' + b"x" * LINE_MOST + b'"}'
+    lines = Lines(logging.getLogger("t"), 0)
+    lines.take(written)
+    assert lines.result == "x" * LINE_MOST
+    assert lines.unread == len(written)
+
+
 # HTTP
 
 

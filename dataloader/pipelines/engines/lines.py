@@ -28,9 +28,7 @@ class Lines:
         """Take the next piece of the output."""
         *whole, self._begun = (self._begun + piece).split(b"\n")
         for line in whole:
-            is_result = self._line(line)
-            if is_result or self._from_result:
-                self._from_result = (0 if is_result else self._from_result) + len(line) + 1
+            self._taken(line, len(line) + 1)
         if len(self._begun) > LINE_MOST:
             self.end()
 
@@ -38,7 +36,7 @@ class Lines:
         """The output is over, or is read no further: its last line may have no end."""
         begun, self._begun = self._begun, b""
         if begun:
-            self._line(begun)
+            self._taken(begun, len(begun))
 
     @property
     def unread(self) -> int:
@@ -49,6 +47,12 @@ class Lines:
         """The newest progress, once; None: there is none."""
         found, self.progress = self.progress, None
         return found
+
+    def _taken(self, line: bytes, size: int) -> None:
+        """Take a line, which has so many bytes of the output: all behind a result is read again with it."""
+        is_result = self._line(line)
+        if is_result or self._from_result:
+            self._from_result = (0 if is_result else self._from_result) + size
 
     def _line(self, line: bytes) -> bool:
         """Take a line; whether it is a result."""

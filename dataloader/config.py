@@ -317,6 +317,15 @@ def _address(address: SecretStr) -> SecretStr:
     raise ValueError("should be an address such as tcp://dask:8786, http://ray:8265 or http://spark:6066")
 
 
+def _bearer(token: SecretStr) -> SecretStr:
+    if re.fullmatch(r"[\x21-\x7e]+", token.get_secret_value()):
+        return token
+    raise ValueError("should be printable ASCII without spaces and line ends, as a header of HTTP takes it")
+
+
+Bearer = Annotated[SecretStr, AfterValidator(_bearer)]
+
+
 class EntryPoint(BaseModel):
     """What jobs may start on a cluster, by its name in `entrypoints`."""
 
@@ -392,7 +401,7 @@ class RayCluster(Cluster):
 
     engine: Literal["ray"]
     entrypoints: dict[EntryName, Annotated[RayCommand, BeforeValidator(RayCommand.read)]] = Field(min_length=1)
-    token: SecretStr | None = None
+    token: Bearer | None = None
 
 
 class SparkCluster(Cluster):
@@ -401,7 +410,7 @@ class SparkCluster(Cluster):
     engine: Literal["spark"]
     entrypoints: dict[EntryName, SparkApplication] = Field(min_length=1)
     master: Annotated[SecretStr, AfterValidator(_address)]
-    token: SecretStr | None = None
+    token: Bearer | None = None
 
 
 def _command(given: Any) -> Any:

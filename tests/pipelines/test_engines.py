@@ -154,6 +154,22 @@ def test_a_wrong_setting_is_named_without_its_value(allow: Callable[..., None], 
     assert SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize("engine", ["ray", "spark"])
+@pytest.mark.parametrize("token", [f"{SECRET}\n", f"{SECRET} x", f"{SECRET}\u20ac", f"\x7f{SECRET}", ""])
+def test_a_token_that_no_header_can_have_is_refused_without_its_value(
+    allow: Callable[..., None], engine: str, token: str
+) -> None:
+    where = {"engine": engine, "address": "http://it:1"} | ({"master": "http://it:2"} if engine == "spark" else {})
+    entry = SPARK_ENTRY if engine == "spark" else "x"
+    allow(it=where | {"entrypoints": {"a": entry}, "token": token})
+    with pytest.raises(config.ConfigError) as refused:
+        config.load()
+    assert f"DL_ENGINES.it.{engine}.token: should be" in str(refused.value)
+    assert SECRET not in str(refused.value)
+    allow(it=where | {"entrypoints": {"a": entry}, "token": "!a~"})
+    assert config.load().dl_engines["it"].token.get_secret_value() == "!a~"  # type: ignore[union-attr]
+
+
 def test_the_secrets_of_clusters_are_masked_wherever_they_occur(allow: Callable[..., None]) -> None:
     entry = {"command": "x", "runtime_env": {"env_vars": {"AWS_SECRET_ACCESS_KEY": "key-of-the-cloud"}}}
     where = {"engine": "ray", "address": f"http://u:{SECRET}@ray:8265", "token": "token-of-ray"}

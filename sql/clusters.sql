@@ -74,7 +74,7 @@ SELECT job_id FROM dl_jobs j
 -- name: take_in
 -- Target: paused while the jobs come, and not yet the queue's home. A pause that somebody else has made outlasts the move.
 UPDATE dl_queues SET paused_by = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN %(by)s ELSE paused_by END,
-       paused_at = coalesce(paused_at, now()), cluster = %(cluster)s, max_length = coalesce(max_length, %(max_length)s)
+       paused_at = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN now() ELSE paused_at END, cluster = %(cluster)s, max_length = coalesce(max_length, %(max_length)s)
  WHERE queue = %(queue)s;
 
 -- name: give_back
@@ -262,6 +262,9 @@ WITH resumed AS (
   UPDATE dl_queues SET paused_at = NULL, paused_by = NULL WHERE queue = %(queue)s AND paused_by = %(by)s
   RETURNING queue)
 SELECT pg_notify('dl_jobs', queue) FROM resumed;
+
+-- name: coming
+SELECT queue, paused_by FROM dl_queues WHERE cluster IS NULL AND starts_with(paused_by, %(comes)s) ORDER BY queue;
 
 -- name: stragglers
 -- Queues that have moved, and have queued jobs here all the same; or of whose last jobs it is not sure that the other

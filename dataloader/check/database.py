@@ -413,12 +413,26 @@ def _clusters(conn: db.Connection, settings: Settings, dsn: str) -> list[Finding
     if not settings.dl_clusters:
         return []
     with db.in_force(conn):
-        return of_clusters(clusters.stragglers(conn), list(settings.dl_clusters))
+        coming, own = clusters.coming(conn), settings.cluster or ""
+        return of_clusters(clusters.stragglers(conn), list(settings.dl_clusters), coming, own)
 
 
-def of_clusters(stragglers: Iterable[tuple[str, str]], known: Collection[str]) -> list[Finding]:
-    """The findings on queues that have moved to another cluster, and have queued jobs here all the same."""
+def of_clusters(
+    stragglers: Iterable[tuple[str, str]],
+    known: Collection[str],
+    coming: Iterable[tuple[str, str]] = (),
+    own: str = "",
+) -> list[Finding]:
+    """The findings on queues of which jobs wait to be carried: those of `stragglers` from here, of `coming` to here.
+
+    Each comes with the other cluster; `known` are all clusters, `own` is this one.
+    """
     found = []
+    for queue, cluster in coming:
+        what = f"{queue} is moving here from the cluster {cluster}, and no job of it starts before that is over"
+        found.append(
+            Finding(Level.WARNING, "clusters", what, f"repeat `dataloader queue move {queue} --cluster {own}`")
+        )
     for queue, cluster in stragglers:
         what = f"{queue} has moved to the cluster {cluster}, and jobs here are still to be carried"
         advice = (

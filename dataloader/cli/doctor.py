@@ -36,7 +36,7 @@ from dataloader.client import (
     Worker,
 )
 from dataloader.client.farm import Farm
-from dataloader.queue.clusters import target_of
+from dataloader.queue.clusters import source_of, target_of
 from dataloader.queue.plans.schedules import OVERDUE_SEC
 from dataloader.queue.reports import alerts, stats, waiting
 
@@ -292,6 +292,8 @@ def _waiting(case: Case) -> Iterator[Finding]:
     text = waits_for(job, case.now) or "It is queued, and nothing is known that keeps it from running."
     if reason == "paused" and (cluster := target_of((job.waiting_for or {}).get("by"))):
         yield Finding(text, ("queue", "move", job.queue, "--cluster", cluster))
+    elif reason == "paused" and source_of((job.waiting_for or {}).get("by")):
+        yield Finding(f"{text} Its --cluster is the cluster of this job.", ("queue", "move", job.queue))
     elif reason == "paused":
         yield Finding(text, ("resume", job.queue))
     elif reason == "time":

@@ -26,7 +26,7 @@ PLACES = 10_000  # queues of one cluster
 LEFT = 1_000  # up to which `Moved` counts what is left
 NAMED = 10  # ids that a message names
 RUNS_SEC = 0.5  # how long a step waits for jobs that run
-_MARK = "queue move across clusters: "  # begins the author of a move's pauses
+_MARK = operations.ACROSS
 _SQL = db.statements("clusters.sql")
 _SQL = {name: text.replace("{stays}", _SQL["stays"]).replace("{noted}", _SQL["noted"]) for name, text in _SQL.items()}
 _SQL["placed"] = _SQL["placed"].replace("{named}", db.statements("stats.sql")["named"])
@@ -244,6 +244,17 @@ def target_of(paused_by: str | None) -> str | None:
     """PURE: the cluster that a queue has moved to, or is moving to, by the author of its pause; None: it is not."""
     by = paused_by or ""
     return by.removeprefix(f"{_MARK}to ") if by.startswith(f"{_MARK}to ") else None
+
+
+def source_of(paused_by: str | None) -> str | None:
+    """PURE: the cluster from which a queue comes, by the author of its pause; None: it comes from none."""
+    by = paused_by or ""
+    return by.removeprefix(operations.COMES) if by.startswith(operations.COMES) else None
+
+
+def coming(conn: Conn) -> list[tuple[str, str]]:
+    """The queues that come from another cluster, with that: none of their jobs starts before the move is over."""
+    return [(queue, by.removeprefix(operations.COMES)) for queue, by in _tuples(conn, "coming", comes=operations.COMES)]
 
 
 def has_gone(row: Mapping[str, Any]) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "Contradiction",
     "Filter",
     "HasMoved",
+    "IsMoving",
     "Moved",
     "WrongLimit",
     "WrongName",
@@ -88,6 +89,8 @@ _NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers 
 _LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
 RATES = (0.001, 1_000_000)  # starts in a minute
 _MOVE = "queue move "  # begins the author of a move's pauses
+ACROSS = f"{_MOVE}across clusters: "  # the same of a move to another cluster (clusters.move)
+COMES = f"{ACROSS}from "  # the same, where the queue comes from another cluster
 ORDER = ("ordered", "merge", "merge_limit", "batch", "on_dead", "fair_by")  # the settings of `set_order`
 Outcomes = dict[UUID, str]
 _Settings = Mapping[str, Any]
@@ -117,6 +120,15 @@ class HasMoved(Exception):
 
     def __init__(self, queue: str, cluster: str) -> None:
         super().__init__(f"{queue} has moved to the cluster {cluster}: resume it there")
+
+
+class IsMoving(HasMoved):
+    """The queue comes from another cluster, where a job of the key that would start here may run."""
+
+    def __init__(self, queue: str, source: str) -> None:
+        why = f"{queue} is moving here from the cluster {source}, where jobs of it may run"
+        without = f"Where {source} is lost for good, pause {queue}, and then resume it"
+        Exception.__init__(self, f"{why}: repeat the command that moves it. {without}")
 
 
 class WrongName(ValueError):
@@ -170,17 +182,20 @@ def pause(conn: Conn, queue: str, by: str) -> dict[str, Any]:
 
     Returns the settings of the queue (DEFAULTS). Services with the plain protocol know nothing of it.
     """
-    return _one(conn, "pause", queue=queue, by=by)
+    return _one(conn, "pause", queue=queue, by=by, comes=COMES)
 
 
 def resume(conn: Conn, queue: str, by: str) -> dict[str, Any]:
     """End the queue's pause, if there is one, and wake its workers; returns what `pause` does.
 
-    Raises HasMoved, having changed nothing, for a queue that has moved to another cluster.
+    Raises, having changed nothing, HasMoved for a queue that has moved to another cluster, IsMoving for one that comes
+    from another, unless somebody has paused it since.
     """
-    row = conn.execute(_SQL["resume"], {"queue": queue}).fetchone()
-    if row and row[0]:
-        raise HasMoved(queue, row[0])
+    cluster, paused_by = conn.execute(_SQL["resume"], {"queue": queue, "comes": COMES}).fetchone() or (None, None)
+    if cluster:
+        raise HasMoved(queue, cluster)
+    if paused_by:
+        raise IsMoving(queue, paused_by.removeprefix(COMES))
     return settings(conn, queue)
 
 

@@ -463,7 +463,7 @@ def test_what_was_carried_and_not_admitted_is_settled_by_whoever_comes_next(
             east.conn.execute(clusters._SQL["forget"], {"job_ids": ids})
 
     carried_halfway()
-    operations.resume(west.conn, "q", BY)
+    go_on_without_the_source(west)
     assert in_order(own_db) == []
     assert clusters.stragglers(east.conn) == [("q", "west")]
     north = Side("north", west.conn)
@@ -473,9 +473,45 @@ def test_what_was_carried_and_not_admitted_is_settled_by_whoever_comes_next(
     assert clusters.stragglers(west.conn) == []
     carried_halfway()
     assert clusters.carry(east, west, "q") == 0  # as the reaper does
-    operations.resume(west.conn, "q", BY)
+    go_on_without_the_source(west)
     assert in_order(own_db) == ids[::-1]
     assert clusters.stragglers(east.conn) == []
+
+
+def go_on_without_the_source(target: Side) -> None:
+    """As people do where they know that nothing of the queue runs in the cluster that it comes from."""
+    operations.pause(target.conn, "q", BY)
+    operations.resume(target.conn, "q", BY)
+
+
+def test_a_queue_that_comes_is_not_resumed_while_a_job_of_it_may_run_where_it_comes_from(
+    east: Side, west: Side, own_db: str
+) -> None:
+    """Its key excludes within a cluster: two jobs of one key would run at once."""
+    add(east.conn, NewJob("q", "t", "k"))
+    second, _ = add(east.conn, NewJob("q", "t", "k"))
+    runs = Worker(make_conninfo(east.conn.info.dsn, password=east.conn.info.password), "east:1:boot")
+    with runs.conn:
+        runs.take()
+        step = clusters.move(east, west, "q")
+        assert (step.moved, step.running, step.is_done) == (1, 1, False)
+        assert clusters.coming(west.conn) == [("q", "east")]
+        with pytest.raises(
+            operations.IsMoving, match="q is moving here from the cluster east, where jobs of it may run"
+        ):
+            operations.resume(west.conn, "q", BY)
+        assert in_order(own_db) == []
+    go_on_without_the_source(west)
+    assert in_order(own_db) == [second]
+    assert clusters.coming(west.conn) == []
+
+
+def test_a_pause_of_people_during_a_move_outlasts_it(east: Side, west: Side) -> None:
+    add(east.conn, NewJob("q", "t", "k"))
+    assert clusters.move(east, west, "q").moved == 1
+    assert operations.pause(west.conn, "q", BY)["paused_by"] == BY
+    move(east, west)
+    assert operations.settings(west.conn, "q")["paused_by"] == BY
 
 
 def test_stragglers_are_named_and_carried(east: Side, west: Side, own_db: str) -> None:

@@ -457,6 +457,11 @@ PAUSED = {"reason": "paused", "queue": "q", "since": NOW.isoformat(), "by": "tok
 CASES: list[tuple[doctor.Case, list[str], list[tuple[str, ...]]]] = [
     (case(a_job("queued", waiting_for=PAUSED)), ["is paused", "by token ops"], [("resume", "q")]),
     (
+        case(a_job("queued", waiting_for=PAUSED | {"by": "queue move across clusters: from east"})),
+        ["is moving here from the cluster east", "Its --cluster is the cluster of this job."],
+        [("queue", "move", "q")],
+    ),
+    (
         case(
             a_job(
                 "queued", attempt=1, waiting_for={"reason": "time", "until": (NOW + timedelta(seconds=20)).isoformat()}

@@ -131,6 +131,8 @@ def test_check_names_what_waits_to_be_carried() -> None:
     (known, unknown) = database.of_clusters([("q", "west"), ("p", "north")], ["east", "west"])
     assert "dataloader queue move q --cluster west" in known.advice
     assert "name north in DL_CLUSTERS" in unknown.advice
+    (coming,) = database.of_clusters([], ["east", "west"], [("q", "east")], "west")
+    assert (coming.level, coming.advice) == ("warning", "repeat `dataloader queue move q --cluster west`")
 
 
 # --- one answer of several ---

@@ -111,8 +111,8 @@ SELECT pg_advisory_xact_lock(hashtext('dl_arrivals'), 0);
 SET LOCAL lock_timeout = '1s';
 
 -- name: arrivals
--- Target: jobs that the source may still have.
-SELECT job_id FROM dl_arrivals WHERE queue = %(queue)s;
+-- Target: jobs that the source may still have. What has come from a third cluster, that one decides on.
+SELECT job_id FROM dl_arrivals WHERE queue = %(queue)s AND coalesce(source, %(source)s) = %(source)s;
 
 -- name: still_there
 -- Source: those of these jobs that are in the source. NOWAIT: to wait here with rows locked could be a deadlock.
@@ -217,8 +217,8 @@ added AS (
   INSERT INTO dl_jobs ({columns}) SELECT {values} FROM records ORDER BY nth ON CONFLICT (job_id) DO NOTHING
   RETURNING job_id),
 arrived AS (
-  INSERT INTO dl_arrivals (job_id, queue, score)
-  SELECT job_id, doc ->> 'queue', (doc ->> 'score')::float8 FROM added JOIN records ON (doc ->> 'job_id')::uuid = job_id
+  INSERT INTO dl_arrivals (job_id, queue, score, source)
+  SELECT job_id, doc ->> 'queue', (doc ->> 'score')::float8, %(source)s FROM added JOIN records ON (doc ->> 'job_id')::uuid = job_id
   ON CONFLICT (job_id) DO NOTHING)
 SELECT job_id FROM added;
 

@@ -229,7 +229,8 @@ COMMENT ON COLUMN dl_queues.cluster IS 'the cluster that the queue has moved to;
 CREATE TABLE dl_arrivals (
   job_id uuid PRIMARY KEY,                           -- a queued one has blocked_on 'cluster', and no score
   queue text NOT NULL,
-  score float8                                       -- of the job, once it may start
+  score float8,                                      -- of the job, once it may start
+  source text                                        -- the other cluster
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE dl_arrivals IS 'jobs that another cluster may still have: none of them starts';
 -- What tells a move's own deletions from those of people, until the other cluster knows of them.

@@ -148,7 +148,7 @@ def carry(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> int:
     """
     for _ in operations.tries(operations.OLDER_SEC):
         try:
-            return _carry(source.conn, target, queue, limit)
+            return _carry(source, target, queue, limit)
         except errors.LockNotAvailable:
             continue
     raise Busy(f"{queue} is moving, and another session carries its jobs, or has some locked: move it again")
@@ -271,24 +271,25 @@ def _check_author(said: dict[str, Any], queue: str, cluster: str, *authors: str)
     by = said.get("paused_by") or ""
     if by.startswith("queue move ") and by not in authors:
         raise Contradiction(
-            f"{queue} is paused in the cluster {cluster} by a {by}: complete that, or `dataloader resume {queue}`"
+            f"{queue} is paused in the cluster {cluster} by a {by}: complete that, or give it up by"
+            f" `dataloader pause {queue}` and `dataloader resume {queue}`"
         )
 
 
-def _carry(conn: Conn, target: Side, queue: str, limit: int) -> int:
-    """Copy, commit in the target; delete, commit here: rows that are locked here meanwhile."""
-    with conn.transaction():
-        if _tuples(conn, "alone", queue=queue) != [(True,)]:
+def _carry(source: Side, target: Side, queue: str, limit: int) -> int:
+    """Copy, commit in the target; delete, commit in the source: rows that are locked there meanwhile."""
+    with source.conn.transaction():
+        if _tuples(source.conn, "alone", queue=queue) != [(True,)]:
             raise errors.LockNotAvailable
         with target.conn.transaction():
             target.conn.execute(_SQL["briefly"])
             target.conn.execute(_SQL["alone_there"])
-            ended = _settle(conn, target.conn, queue)
-            job_ids = _first(conn, queue, target.name, limit)
+            ended = _settle(source, target.conn, queue)
+            job_ids = _first(source.conn, queue, target.name, limit)
             if job_ids:  # `_settle` has left no copy of them there
-                _check_doubles(target.name, queue, set(job_ids) - _copy(conn, target.conn, job_ids))
+                _check_doubles(target.name, queue, set(job_ids) - _copy(source, target.conn, job_ids))
         if job_ids:
-            conn.execute(_SQL["forget"], {"job_ids": job_ids})
+            source.conn.execute(_SQL["forget"], {"job_ids": job_ids})
     if job_ids or ended:
         with target.conn.transaction():
             _admit(target.conn, [*job_ids, *ended])
@@ -301,23 +302,23 @@ def _admit(conn: Conn, job_ids: list[UUID]) -> None:
     conn.execute(_SQL["give_turns"], {"job_ids": job_ids})
 
 
-def _settle(source: Conn, target: Conn, queue: str) -> list[UUID]:
+def _settle(source: Side, target: Conn, queue: str) -> list[UUID]:
     """Decide on copies of which nobody knows whether the source has deleted its rows: a step was cut off.
 
     What a move has deleted in the source is admitted. What the source has is carried anew, and what people have deleted
     there is dropped. What people have ended or deleted in the target meanwhile goes from the source too; returns these
     jobs, which stay noted until that is committed.
     """
-    arrived = {row[0] for row in _tuples(target, "arrivals", queue=queue)}
+    arrived = {row[0] for row in _tuples(target, "arrivals", queue=queue, source=source.name)}
     ended: set[UUID] = set()
     if arrived:
-        there = {row[0] for row in _tuples(source, "still_there", job_ids=list(arrived))}
-        departed = {row[0] for row in _tuples(source, "departed", job_ids=list(arrived))} - there
+        there = {row[0] for row in _tuples(source.conn, "still_there", job_ids=list(arrived))}
+        departed = {row[0] for row in _tuples(source.conn, "departed", job_ids=list(arrived))} - there
         _admit(target, list(departed))
         unsure = arrived - departed
         ended = unsure - {row[0] for row in _tuples(target, "drop_copies", job_ids=list(unsure))}
-        source.execute(_SQL["forget"], {"job_ids": list(ended)})
-    source.execute(_SQL["clear_departures"], {"queue": queue})
+        source.conn.execute(_SQL["forget"], {"job_ids": list(ended)})
+    source.conn.execute(_SQL["clear_departures"], {"queue": queue})
     return list(ended)
 
 
@@ -326,18 +327,19 @@ def _first(conn: Conn, queue: str, cluster: str, limit: int) -> list[UUID]:
     return [row[0] for row in _tuples(conn, "to_carry", **wanted)]
 
 
-def _copy(source: Conn, target: Conn, job_ids: list[UUID]) -> set[UUID]:
+def _copy(source: Side, target: Conn, job_ids: list[UUID]) -> set[UUID]:
     """Write copies of these jobs, and of what belongs to them; returns those whose ids were not there.
 
     They pass as texts of JSON: no value passes through Python.
     """
-    columns = [sql.Identifier(row[0]) for row in _tuples(source, "columns")]
+    columns = [sql.Identifier(row[0]) for row in _tuples(source.conn, "columns")]
     names = sql.SQL(", ").join(columns).as_string()
     values = sql.SQL(", ").join(sql.SQL("(r).{}").format(column) for column in columns).as_string()
     statement = _SQL["add_jobs"].replace("{columns}", names).replace("{values}", values)
-    added = [row[0] for row in _read(target, statement, {"rows": _texts(source, "jobs", job_ids)})]
+    given = {"rows": _texts(source.conn, "jobs", job_ids), "source": source.name}
+    added = [row[0] for row in _read(target, statement, given)]
     for table in _TABLES:
-        if rows := _texts(source, table, job_ids):
+        if rows := _texts(source.conn, table, job_ids):
             target.execute(_SQL[f"add_{table}"], {"rows": rows, "added": added})
     return set(added)
 

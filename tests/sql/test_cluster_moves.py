@@ -7,7 +7,7 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -218,7 +218,7 @@ def test_what_people_end_between_the_two_commits_stays_ended(
     job_id = enqueue(east.conn)
     clusters._begin(east, west, "q")
     with west.conn.transaction():
-        clusters._copy(east.conn, west.conn, [job_id])  # the target has committed, and the source has not
+        clusters._copy(east, west.conn, [job_id])  # the target has committed, and the source has not
     assert row(west.conn, job_id)["blocked_on"] == "cluster"
     side = east if where == "source" else west
     change = operations.cancel if what == "cancel" else operations.delete
@@ -384,7 +384,7 @@ def test_a_copy_that_people_have_requeued_is_no_other_job(east: Side, west: Side
     job_id = plain(east.conn, status="failed")
     clusters._begin(east, west, "q")
     with west.conn.transaction():
-        clusters._copy(east.conn, west.conn, [job_id])
+        clusters._copy(east, west.conn, [job_id])
     assert operations.requeue(west.conn, [job_id], BY) == {job_id: "done"}
     move(east, west)
     assert value(east.conn, "SELECT count(*) FROM dl_jobs") == 0
@@ -459,7 +459,7 @@ def test_what_was_carried_and_not_admitted_is_settled_by_whoever_comes_next(
         clusters._begin(east, west, "q")
         with east.conn.transaction():
             with west.conn.transaction():
-                clusters._copy(east.conn, west.conn, ids)
+                clusters._copy(east, west.conn, ids)
             east.conn.execute(clusters._SQL["forget"], {"job_ids": ids})
 
     carried_halfway()
@@ -476,6 +476,25 @@ def test_what_was_carried_and_not_admitted_is_settled_by_whoever_comes_next(
     go_on_without_the_source(west)
     assert in_order(own_db) == ids[::-1]
     assert clusters.stragglers(east.conn) == []
+
+
+def test_a_third_cluster_leaves_alone_what_comes_from_another(
+    east: Side, west: Side, lend: Callable[[], AbstractContextManager[str]]
+) -> None:
+    """It carries a straggler while the second has copies that the first has just deleted."""
+    job_id = enqueue(east.conn)
+    with lend() as dsn, db.connect(dsn, name="test", schema="public") as conn:
+        north = Side("north", conn)
+        late = straggler(north, "q", "west")
+        clusters._begin(east, west, "q")
+        with east.conn.transaction():
+            with west.conn.transaction():
+                clusters._copy(east, west.conn, [job_id])
+            east.conn.execute(clusters._SQL["forget"], {"job_ids": [job_id]})
+        assert clusters.carry(north, west, "q") == 1
+        assert clusters.carry(east, west, "q") == 0
+    assert value(west.conn, "SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs") == sorted([job_id, late])
+    assert value(west.conn, "SELECT count(*) FROM dl_arrivals") == 0
 
 
 def go_on_without_the_source(target: Side) -> None:

@@ -293,7 +293,18 @@ def _named_clusters(given: Any) -> Any:
     for name in given:
         if (other := by_tag.setdefault(cluster_tag(name), name)) != name:
             raise ValueError(f"should have another name for {other} or {name}: ids of jobs cannot tell these two apart")
+    _require_a_database_each(given)
     return given
+
+
+def _require_a_database_each(given: dict[str, str | SecretStr]) -> None:
+    by_dsn: dict[str, str] = {}
+    for name, secret in given.items():
+        dsn = (secret.get_secret_value() if isinstance(secret, SecretStr) else secret).strip()
+        if not dsn:
+            raise ValueError(f"should have a DSN for {name}")
+        if (other := by_dsn.setdefault(dsn, name)) != name:
+            raise ValueError(f"should have a database of its own for each name: {other} and {name} have the same DSN")
 
 
 def _in_place_of_one(clusters: dict[str, SecretStr], info: ValidationInfo) -> dict[str, SecretStr]:
@@ -305,7 +316,8 @@ def _in_place_of_one(clusters: dict[str, SecretStr], info: ValidationInfo) -> di
 def _one_of_them(name: str | None, info: ValidationInfo) -> str | None:
     known = info.data.get("dl_clusters")  # None: it is wrong itself
     if name is not None and known is not None and name not in known:
-        raise ValueError(f"should be a name in DL_CLUSTERS: {', '.join(known) or 'which is not set'}")
+        names = f"a name in DL_CLUSTERS: {', '.join(known)}" if known else "left out where DL_CLUSTERS is not set"
+        raise ValueError(f"should be {names}")
     return name
 
 

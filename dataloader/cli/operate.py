@@ -312,7 +312,8 @@ def _move_to_cluster(reached: Reached, name: str, cluster: str) -> None:
     if reached.as_json:
         reached.print_json({"queue": name, "cluster": cluster, "moved": moved, "left": step.left})
         return
-    click.echo(f"{moved} jobs of {screen.plain(name)} are in the cluster {cluster} now, and the queue goes on there.")
+    jobs = "1 job" if moved == 1 else f"{moved} jobs"
+    click.echo(f"{screen.plain(name)} is in the cluster {cluster} now, and goes on there; this command carried {jobs}.")
     if step.left:
         click.echo(
             f"dataloader: {step.left} jobs stay where they were, for other jobs or backfills count on them", err=True

@@ -428,7 +428,7 @@ def test_the_command_says_what_it_does_and_what_is_wrong(pair: Pair) -> None:
         assert log in wrong.log.read_text()
     done = move(pair, "west")
     assert done.process.wait(A_MINUTE) == 0
-    assert "3 jobs of q are in the cluster west now, and the queue goes on there." in done.log.read_text()
+    assert "q is in the cluster west now, and goes on there; this command carried 3 jobs." in done.log.read_text()
     resumed = east.start("resume q --direct", **pair.settings("east"))
     assert resumed.process.wait(A_MINUTE) != 0
     assert "q has moved to the cluster west: resume it there" in resumed.log.read_text()

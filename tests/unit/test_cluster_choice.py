@@ -55,8 +55,10 @@ def twins() -> tuple[str, str]:
         ({"dl_clusters": '["host=h"]'}, 'DL_CLUSTERS: should be an object of names and DSNs, as {"east"'),
         ({"dl_clusters": "east=host"}, "DL_CLUSTERS: should be JSON such as"),
         ({"dl_clusters": json.dumps(dict.fromkeys(twins(), "host=h"))}, "ids of jobs cannot tell these two apart"),
+        ({"dl_clusters": '{"east": "host=h", "west": "host=h"}'}, "for each name: east and west have the same DSN"),
+        ({"dl_clusters": '{"east": "host=h", "west": " "}'}, "DL_CLUSTERS: should have a DSN for west"),
         ({"dl_cluster": "north"}, "DL_CLUSTER: should be a name in DL_CLUSTERS: east, west"),
-        ({"dl_clusters": "{}", "dl_cluster": "east"}, "DL_CLUSTER: should be a name in DL_CLUSTERS: which is not set"),
+        ({"dl_clusters": "{}", "dl_cluster": "east"}, "DL_CLUSTER: should be left out where DL_CLUSTERS is"),
     ],
 )
 def test_a_wrong_setting_is_named(given: dict[str, str], words: str) -> None:

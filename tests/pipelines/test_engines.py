@@ -283,20 +283,20 @@ def test_an_error_shows_no_more_of_an_address_than_its_host() -> None:
         server.ask("GET", "/")
 
 
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 40\r\n\r\n" + b"x" * 40
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + b"x" * 100
 DRIP_SEC = 0.05
 
 
 @contextmanager
-def dripping(at_once: int) -> Iterator[Server]:
+def dripping(at_once: int, answer: bytes = ANSWER) -> Iterator[Server]:
     """A server that answers one request: with so many bytes at once, and then with a byte each DRIP_SEC."""
     is_over = threading.Event()
 
     def drip() -> None:
         with suppress(OSError), listening.accept()[0] as client:
             client.recv(65_536)
-            client.sendall(ANSWER[:at_once])
-            for byte in ANSWER[at_once:]:
+            client.sendall(answer[:at_once])
+            for byte in answer[at_once:]:
                 client.sendall(bytes([byte]))
                 if is_over.wait(DRIP_SEC):
                     return
@@ -312,15 +312,20 @@ def dripping(at_once: int) -> Iterator[Server]:
             thread.join()
 
 
-@pytest.mark.parametrize("at_once", [0, len(ANSWER) - 40])  # then the head drips, or the body
+@pytest.mark.parametrize("at_once", [0, len(ANSWER) - 100])  # then the head drips, or the body
 def test_an_answer_that_drips_is_given_up_in_time(at_once: int) -> None:
     with dripping(at_once) as server, pytest.raises(Unreachable, match="has not answered in time"):
         server.ask("GET", "/", within=0.5)
 
 
 def test_an_answer_that_may_be_long_is_awaited_while_its_bytes_come() -> None:
-    with dripping(len(ANSWER) - 40) as server:
-        assert server.ask("GET", "/", within=1.5, whole=60).content == b"x" * 40
+    with dripping(len(ANSWER) - 100) as server:  # that takes 5 s
+        assert server.ask("GET", "/", within=4, whole=60).content == b"x" * 100
+
+
+def test_an_answer_that_is_cut_off_is_no_refusal() -> None:
+    with dripping(len(ANSWER), ANSWER[:-10]) as server, pytest.raises(Unreachable, match="has not answered"):
+        server.ask("GET", "/")
 
 
 # Dask

@@ -65,6 +65,8 @@ class Server:
                 answer = http.client.HTTPResponse(answering, method=method)  # type: ignore[arg-type]
                 answer.begin()
                 content = answer.read(ANSWER_MOST + 1)
+                if answer.length and len(content) <= ANSWER_MOST:  # `read` of so many bytes does not say so itself
+                    raise http.client.IncompleteRead(content, answer.length)
         except (OSError, http.client.HTTPException) as e:
             raise Unreachable(f"{self.host}:{self._port} {_words(e)}") from None
         if len(content) > ANSWER_MOST:

@@ -449,7 +449,7 @@ class Direct(Farm):
             raise Refused(str(e)) from None
         except enqueue.QueueFull as e:
             raise QueueFull(str(e)) from None
-        except operations.HasMoved as e:
+        except operations.Elsewhere as e:
             raise Conflict("The queue is not here", str(e), status=409, kind="conflict") from None
         except keys.NotOrdered as e:
             raise Conflict("The queue is not ordered", str(e), status=409, kind="not-ordered") from None

@@ -29,6 +29,7 @@ __all__ = [
     "Busy",
     "Changed",
     "Contradiction",
+    "Elsewhere",
     "Filter",
     "HasMoved",
     "IsMoving",
@@ -115,20 +116,24 @@ class Contradiction(Exception):
     """
 
 
-class HasMoved(Exception):
-    """The queue lives in another cluster: here its jobs wait to be carried there, and none may start."""
+class Elsewhere(Exception):
+    """Jobs of the queue run in another cluster, so none may start here."""
+
+
+class HasMoved(Elsewhere):
+    """The queue lives in another cluster: here its jobs wait to be carried there."""
 
     def __init__(self, queue: str, cluster: str) -> None:
         super().__init__(f"{queue} has moved to the cluster {cluster}: resume it there")
 
 
-class IsMoving(HasMoved):
-    """The queue comes from another cluster, where a job of the key that would start here may run."""
+class IsMoving(Elsewhere):
+    """The queue comes from another cluster, where a job of a key may run that would start here."""
 
     def __init__(self, queue: str, source: str) -> None:
         why = f"{queue} is moving here from the cluster {source}, where jobs of it may run"
         without = f"Where {source} is lost for good, pause {queue}, and then resume it"
-        Exception.__init__(self, f"{why}: repeat the command that moves it. {without}")
+        super().__init__(f"{why}: repeat the command that moves it. {without}")
 
 
 class WrongName(ValueError):

@@ -78,7 +78,7 @@ def install(app: Flask) -> None:
     app.register_error_handler(enqueue.KeyTaken, _of_key)
     app.register_error_handler(parents.UnknownParents, _of_parents)
     app.register_error_handler(keys.NotOrdered, _of_plain_queue)
-    app.register_error_handler(operations.HasMoved, _of_moved)
+    app.register_error_handler(operations.Elsewhere, _of_elsewhere)
     app.register_error_handler(migrations.SchemaError, _of_schema)
     app.register_error_handler(hooks.WrongAnswer, _of_hook)
     app.register_error_handler(Exception, _of_any)
@@ -117,7 +117,7 @@ def _of_plain_queue(error: keys.NotOrdered) -> Response:
     return _document(409, str(error), kind=NOT_ORDERED)
 
 
-def _of_moved(error: operations.HasMoved) -> Response:
+def _of_elsewhere(error: operations.Elsewhere) -> Response:
     return _document(409, str(error))
 
 

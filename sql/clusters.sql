@@ -74,7 +74,8 @@ SELECT job_id FROM dl_jobs j
 -- name: take_in
 -- Target: paused while the jobs come, and not yet the queue's home. A pause that somebody else has made outlasts the move.
 UPDATE dl_queues SET paused_by = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN %(by)s ELSE paused_by END,
-       paused_at = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN now() ELSE paused_at END, cluster = %(cluster)s, max_length = coalesce(max_length, %(max_length)s)
+       paused_at = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN now() ELSE paused_at END,
+       cluster = %(cluster)s, max_length = coalesce(max_length, %(max_length)s)
  WHERE queue = %(queue)s;
 
 -- name: give_back
@@ -218,7 +219,8 @@ added AS (
   RETURNING job_id),
 arrived AS (
   INSERT INTO dl_arrivals (job_id, queue, score, source)
-  SELECT job_id, doc ->> 'queue', (doc ->> 'score')::float8, %(source)s FROM added JOIN records ON (doc ->> 'job_id')::uuid = job_id
+  SELECT job_id, doc ->> 'queue', (doc ->> 'score')::float8, %(source)s
+    FROM added JOIN records ON (doc ->> 'job_id')::uuid = job_id
   ON CONFLICT (job_id) DO NOTHING)
 SELECT job_id FROM added;
 

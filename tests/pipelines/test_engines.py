@@ -284,7 +284,7 @@ def test_an_error_shows_no_more_of_an_address_than_its_host() -> None:
 
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n" + b"x" * 100
-DRIP_SEC = 0.05
+DRIP_SEC = 0.1
 
 
 @contextmanager
@@ -319,8 +319,21 @@ def test_an_answer_that_drips_is_given_up_in_time(at_once: int) -> None:
 
 
 def test_an_answer_that_may_be_long_is_awaited_while_its_bytes_come() -> None:
-    with dripping(len(ANSWER) - 100) as server:  # that takes 5 s
-        assert server.ask("GET", "/", within=4, whole=60).content == b"x" * 100
+    with dripping(len(ANSWER) - 100) as server:  # that takes 10 s
+        assert server.ask("GET", "/", within=8, whole=60).content == b"x" * 100
+
+
+def test_the_way_to_a_server_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first address may be silent, and the second answer."""
+    connect = socket.create_connection
+
+    def late(*args: Any, **more: Any) -> socket.socket:
+        time.sleep(3.1)
+        return connect(*args, **more)
+
+    monkeypatch.setattr(socket, "create_connection", late)
+    with dripping(len(ANSWER)) as server:
+        assert server.ask("GET", "/", within=3).content == b"x" * 100
 
 
 def test_an_answer_that_is_cut_off_is_no_refusal() -> None:

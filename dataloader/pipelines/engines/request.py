@@ -54,12 +54,12 @@ class Server:
         Raises Unreachable where nothing comes for `within` seconds, or where the answer is not complete in `whole`
         seconds, by default `within`. The way to the server may take `within` besides, for each of its addresses.
         """
-        until = time.monotonic() + (within if whole is None else whole)
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
         sent = None if body is None else json.dumps(body).encode()
         try:
             with closing(self._connection(within)) as connection:
                 connection.connect()
+                until = time.monotonic() + (within if whole is None else whole)  # connecting has its own time
                 answering = _Answering(connection.sock, until, within)
                 connection.request(method, self._path + path, sent, headers)
                 answer = http.client.HTTPResponse(answering, method=method)  # type: ignore[arg-type]

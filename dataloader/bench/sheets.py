@@ -121,7 +121,7 @@ def read_costs(text: str) -> Costs:
         return Costs(**told | {"ways": ways})
     except WrongCost:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ValueError("the file should be what `dataloader capacity --json FILE` has written") from None
 
 

@@ -69,6 +69,7 @@ def test_another_file_is_refused(wrong: str) -> None:
         ("trigger_sec", "1", "costs.trigger_sec should be a number of 0 or more, not 1"),
         ("beat_bytes", float("nan"), "costs.beat_bytes should be a number of 0 or more, not nan"),
         ("arrival_sec", 0, "costs.arrival_sec should be above 0"),
+        ("arrival_sec", 10**400, "dataloader capacity --json FILE"),
     ],
 )
 def test_costs_that_no_server_has_are_refused(cost: str, value: Any, said: str) -> None:

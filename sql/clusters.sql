@@ -73,8 +73,9 @@ SELECT job_id FROM dl_jobs j
 
 -- name: take_in
 -- Target: paused while the jobs come, and not yet the queue's home. A pause that somebody else has made outlasts the move.
-UPDATE dl_queues SET paused_by = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN %(by)s ELSE paused_by END,
-       paused_at = CASE WHEN paused_at IS NULL OR cluster IS NOT NULL THEN now() ELSE paused_at END,
+UPDATE dl_queues SET (paused_at, paused_by) = (
+         SELECT CASE WHEN stays THEN paused_at ELSE now() END, CASE WHEN stays THEN paused_by ELSE %(by)s END
+           FROM (SELECT paused_at IS NOT NULL AND starts_with(paused_by, 'queue move ') IS NOT TRUE AS stays) pause),
        cluster = %(cluster)s, max_length = coalesce(max_length, %(max_length)s)
  WHERE queue = %(queue)s;
 

@@ -6,9 +6,10 @@
 -- From the next claim on no job of the queue starts, on any host. A pause that stands keeps its time and its author. But
 -- people take over the pause of a queue that comes from another cluster: theirs outlasts the move, and they may end it.
 INSERT INTO dl_queues AS q (queue, paused_at, paused_by) VALUES (%(queue)s, now(), %(by)s)
-ON CONFLICT (queue) DO UPDATE SET paused_at = coalesce(q.paused_at, excluded.paused_at),
-  paused_by = CASE WHEN starts_with(q.paused_by, %(comes)s) THEN excluded.paused_by
-                   ELSE coalesce(q.paused_by, excluded.paused_by) END
+ON CONFLICT (queue) DO UPDATE SET (paused_at, paused_by) = (
+  SELECT CASE WHEN stays THEN q.paused_at ELSE excluded.paused_at END,
+         CASE WHEN stays THEN q.paused_by ELSE excluded.paused_by END
+    FROM (SELECT q.paused_at IS NOT NULL AND starts_with(q.paused_by, %(comes)s) IS NOT TRUE AS stays) pause)
 RETURNING {settings};
 
 -- name: resume

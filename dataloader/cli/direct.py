@@ -390,8 +390,8 @@ class Direct(Farm):
                     with suppress(psycopg.OperationalError):  # one that is away may have no part in it
                         found[name] = sessions.enter_context(self._opened(name))
                 sides = [clusters.Side(name, found[name]) for name in names if name in found]
-                source, target = clusters.sides(sides, queue, cluster, self._settings.cluster or "")
-                return Carried(*clusters.move(source, target, queue))
+                sources, target = clusters.sides(sides, queue, cluster, self._settings.cluster or "")
+                return Carried(*clusters.move_from(sources, target, queue))
         except clusters.LivesThere as e:
             raise Refused("The queue was not moved", str(e)) from None
         except (operations.Contradiction, operations.Busy) as e:

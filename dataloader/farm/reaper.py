@@ -361,7 +361,7 @@ def carry(
     found = clusters.stragglers(conn) if settings.dl_clusters else []
     with ExitStack() as sessions:
         target = cache(lambda name: sessions.enter_context(_target(settings, name)))
-        for queue, name in sorted(found, key=lambda each: each[0] <= memory.carried):
+        for queue, name in sorted(found, key=lambda each: (each[0] <= memory.carried, each)):
             if now() >= until:
                 return
             if name in settings.dl_clusters and memory.may_carry(queue, name):

@@ -98,19 +98,40 @@ def home(queue: str, known: Sequence[tuple[str, Any]], own: str) -> str:
     return at
 
 
-def sides(every: Sequence[Side], queue: str, to: str, own: str) -> tuple[Side, Side]:
-    """The source and the target of a queue's move to a cluster: a move that was begun goes on from where it came."""
+def route(to: str, home: str, left: Sequence[str], comes_from: str | None) -> list[str]:
+    """PURE: the cluster from which a queue moves to the cluster `to`, and then the others that may have jobs for it.
+
+    `home` is where the queue lives; `left` are the clusters that say that it has moved from them to `to`, and
+    `comes_from` is the one that its pause there names, if any: a move that was begun goes on from where it came.
+    """
+    source = home if home != to else comes_from or next(iter(left), home)
+    return [source, *(name for name in left if name != source)]
+
+
+def sides(every: Sequence[Side], queue: str, to: str, own: str) -> tuple[list[Side], Side]:
+    """The sources (`route`) and the target of a queue's move to a cluster."""
     by_name = {side.name: side for side in every}
-    begun = [side for side in every if side.name != to and placed_at(side.conn, queue) == to]
-    if begun:
-        return begun[0], by_name[to]
+    left = [side.name for side in every if side.name != to and placed_at(side.conn, queue) == to]
+    sources = route(to, _home(every, queue, own), left, coming_from(by_name[to].conn, queue))
+    if unknown := [name for name in sources if name not in by_name]:
+        raise Contradiction(
+            f"{queue} is in the cluster {unknown[0]}, which does not answer, or which DL_CLUSTERS does not name"
+        )
+    return [by_name[name] for name in sources], by_name[to]
+
+
+def _home(every: Sequence[Side], queue: str, own: str) -> str:
     known = [(side.name, placed(side.conn)) for side in every]
     if not any(queue in said for _, said in known):
         known = [(side.name, {queue: None} if has_jobs(side.conn, queue) else {}) for side in every]
-    at = home(queue, known, own)
-    if at not in by_name:
-        raise Contradiction(f"{queue} has moved to the cluster {at}, which DL_CLUSTERS does not name")
-    return by_name[at], by_name[to]
+    return home(queue, known, own)
+
+
+def move_from(sources: Sequence[Side], target: Side, queue: str, limit: int = AT_ONCE) -> Moved:
+    """A step of a queue's move from the first of the sources (`move`); the others carry what earlier moves left."""
+    step = move(sources[0], target, queue, limit)
+    late = sum(carry(source, target, queue, limit) for source in sources[1:])
+    return step._replace(moved=step.moved + late)
 
 
 def move(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> Moved:
@@ -121,8 +142,8 @@ def move(source: Side, target: Side, queue: str, limit: int = AT_ONCE) -> Moved:
     clusters meanwhile; in the end it goes on in the target, unless somebody else has paused it there.
 
     Raises, having changed nothing, LivesThere for a source that is the target, Contradiction for a queue that cannot
-    move. Raises, with both paused, Busy where other sessions are in the way, Contradiction where the target has another
-    job with the id of one that would be carried: such a step carries none.
+    move. Raises, with the queue paused in the target or in both, Busy where other sessions are in the way, and
+    Contradiction where the target has another job with the id of one that would be carried: such a step carries none.
     """
     if source.name == target.name:
         raise LivesThere(f"{queue} lives in the cluster {target.name}: name another one")
@@ -252,6 +273,11 @@ def source_of(paused_by: str | None) -> str | None:
     return by.removeprefix(operations.COMES) if by.startswith(operations.COMES) else None
 
 
+def coming_from(conn: Conn, queue: str) -> str | None:
+    """The cluster from which this queue comes; None: it comes from none."""
+    return source_of(operations.settings(conn, queue)["paused_by"])
+
+
 def coming(conn: Conn) -> list[tuple[str, str]]:
     """The queues that come from another cluster, with that: none of their jobs starts before the move is over."""
     return [(queue, by.removeprefix(operations.COMES)) for queue, by in _tuples(conn, "coming", comes=operations.COMES)]
@@ -270,10 +296,8 @@ def _check_author(said: dict[str, Any], queue: str, cluster: str, *authors: str)
     """Raise Contradiction where another move has paused the queue: none of these, which are this one or its reverse."""
     by = said.get("paused_by") or ""
     if by.startswith("queue move ") and by not in authors:
-        raise Contradiction(
-            f"{queue} is paused in the cluster {cluster} by a {by}: complete that, or give it up by"
-            f" `dataloader pause {queue}` and `dataloader resume {queue}`"
-        )
+        instead = "first" if by.startswith(operations.ACROSS) else f"or `dataloader resume {queue}`"
+        raise Contradiction(f"{queue} is paused in the cluster {cluster} by a {by}: complete that, {instead}")
 
 
 def _carry(source: Side, target: Side, queue: str, limit: int) -> int:

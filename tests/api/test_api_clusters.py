@@ -343,6 +343,15 @@ def test_a_queue_moves_by_the_api_and_triggers_follow(
     refused(client.post(f"{V1}/queues/stays/move", json={"cluster": "east"}), 400, "invalid-input", "/cluster")
 
 
+def test_a_move_from_a_cluster_that_nobody_names_is_refused(
+    client: FlaskClient, west: db.Connection, refused: Refused
+) -> None:
+    operations.pause(west, "loads", f"{operations.COMES}north")
+    fresh(client, "loads", "west")
+    problem = refused(client.post(f"{V1}/queues/loads/move", json={"cluster": "west"}), 409, "conflict")
+    assert problem["detail"] == "loads comes from the cluster north, which this API's DL_CLUSTERS does not name"
+
+
 def test_a_key_of_a_queue_that_has_moved_is_known(
     client: FlaskClient, east: db.Connection, west: db.Connection
 ) -> None:

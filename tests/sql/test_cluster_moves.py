@@ -294,6 +294,7 @@ def straggler(side: Side, queue: str, cluster: str = "west") -> UUID:
 def test_the_reaper_leaves_a_queue_of_which_the_target_has_an_id(
     east: Side, west: Side, own_db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reaper, "CARRY_AGAIN_SEC", 50)  # the machine may stall
     doubled, other = straggler(east, "p"), straggler(east, "q")
     foreign(west.conn, doubled)
     carry = reaper_of(east, west=own_db)
@@ -333,8 +334,9 @@ class Silent:
 
 
 def test_a_silent_cluster_costs_the_reaper_one_wait_and_the_others_nothing(
-    east: Side, west: Side, own_db: str, silent: Silent
+    east: Side, west: Side, own_db: str, silent: Silent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reaper, "CARRY_AGAIN_SEC", 50)  # the machine may stall
     for n in range(8):
         straggler(east, f"a{n}", "north")
     first = straggler(east, "q")
@@ -497,6 +499,54 @@ def test_a_third_cluster_leaves_alone_what_comes_from_another(
     assert value(west.conn, "SELECT count(*) FROM dl_arrivals") == 0
 
 
+def by_way_of(every: list[Side], to: str) -> clusters.Moved:
+    """Steps to the end of a move to a cluster, from where the clusters say that the queue is."""
+    while not (step := clusters.move_from(*clusters.sides(every, "q", to, "east"), "q")).is_done:
+        pass
+    return step
+
+
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_a_queue_leaves_the_cluster_where_it_lives_whatever_an_earlier_one_says(
+    east: Side, west: Side, lend: Callable[[], AbstractContextManager[str]], order: int
+) -> None:
+    """North has once moved it to west; so had a move from there begun again, it would be over at once."""
+    with lend() as dsn, db.connect(dsn, name="test", schema="public") as conn:
+        every = [Side("north", conn), east, west]
+        every = every[order:] + every[:order]
+        job_id = enqueue(conn)
+        for to in ("west", "east", "west"):
+            by_way_of(every, to)
+        assert value(west.conn, "SELECT array_agg(job_id) FROM dl_jobs") == [job_id]
+        assert row(west.conn, job_id)["blocked_on"] is None
+        late = straggler(Side("north", conn), "q", "west")
+        other = enqueue(west.conn)
+        with west.conn.transaction():
+            clusters._copy(Side("north", conn), west.conn, [late])  # cut off; and then people delete it
+        assert operations.cancel(conn, [late], BY) == {late: "done"}
+        by_way_of(every, "west")
+        by_way_of(every, "east")
+        assert value(east.conn, "SELECT array_agg(job_id ORDER BY job_id) FROM dl_jobs") == sorted([job_id, other])
+
+
+def test_a_move_goes_on_from_where_it_came_and_from_nowhere_else(
+    east: Side, west: Side, lend: Callable[[], AbstractContextManager[str]]
+) -> None:
+    assert clusters.route("west", "east", ["north"], None) == ["east", "north"]
+    assert clusters.route("west", "west", ["north", "east"], "east") == ["east", "north"]
+    assert clusters.route("west", "west", ["north", "east"], None) == ["north", "east"]
+    assert clusters.route("west", "west", [], None) == ["west"]
+    enqueue(east.conn)
+    assert clusters.move(east, west, "q").moved == 1
+    with lend() as dsn, db.connect(dsn, name="test", schema="public") as conn:
+        straggler(Side("north", conn), "q", "west")
+        with pytest.raises(Contradiction, match="q is in the cluster east, which does not answer"):
+            clusters.sides([Side("north", conn), west], "q", "west", "north")
+        by_way_of([Side("north", conn), east, west], "west")
+    assert operations.settings(west.conn, "q")["paused_by"] is None
+    assert value(west.conn, "SELECT count(*) FROM dl_jobs WHERE blocked_on IS NULL") == 2
+
+
 def go_on_without_the_source(target: Side) -> None:
     """As people do where they know that nothing of the queue runs in the cluster that it comes from."""
     operations.pause(target.conn, "q", BY)
@@ -528,7 +578,9 @@ def test_a_queue_that_comes_is_not_resumed_while_a_job_of_it_may_run_where_it_co
 def test_a_pause_of_people_during_a_move_outlasts_it(east: Side, west: Side) -> None:
     add(east.conn, NewJob("q", "t", "k"))
     assert clusters.move(east, west, "q").moved == 1
-    assert operations.pause(west.conn, "q", BY)["paused_by"] == BY
+    west.conn.execute("UPDATE dl_queues SET paused_at = now() - interval '3 h'")
+    paused = operations.pause(west.conn, "q", BY)
+    assert (paused["paused_by"], value(west.conn, "SELECT now() - paused_at < '1 h' FROM dl_queues")) == (BY, True)
     move(east, west)
     assert operations.settings(west.conn, "q")["paused_by"] == BY
 

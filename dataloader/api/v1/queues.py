@@ -7,7 +7,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-import psycopg
 from flask import Blueprint, Response, g
 
 from dataloader.api.v1 import requests, responses
@@ -174,21 +173,19 @@ def _move_to_cluster(queue: str, to: str) -> dict[str, Any]:
     if to not in every.names:
         there_are = f"one of {', '.join(every.names)}" if every.names else "left out: DL_CLUSTERS is not set"
         raise invalid("/cluster", "cluster", f"cluster should be {there_are}")
-    begun = every.left(queue, to)  # a move that is under way or was cut off, or stragglers of one
-    source = begun[0] if begun else every.home(queue)
-    with every.borrow(source) as conn, every.borrow(to) as there:
+    with every.borrow(to) as conn:
+        comes_from = of_clusters.coming_from(conn, queue)
+    sources = of_clusters.route(to, every.home(queue), every.left(queue, to), comes_from)
+    if sources[0] not in every.names:
+        raise Problem(409, f"{queue} comes from the cluster {sources[0]}, which this API's DL_CLUSTERS does not name")
+    with every.borrow_all([*sources, to]) as sessions:
+        sides = {name: Side(name, conn) for name, conn in sessions.items()}
         try:
-            step = of_clusters.move(Side(source, conn), Side(to, there), queue, AT_ONCE)
+            step = of_clusters.move_from([sides[name] for name in sources], sides[to], queue, AT_ONCE)
         except of_clusters.LivesThere as e:
             raise invalid("/cluster", "cluster", str(e)) from None
         except (operations.Contradiction, operations.Busy) as e:
             raise Problem(409, str(e)) from None
-        except psycopg.Error as e:
-            if not db.is_passing(e):
-                raise
-            # Else both blocks would take the error of the one database for the other's.
-            broken = [side for side, session in ((source, conn), (to, there)) if session.closed]
-            raise clusters.Away(broken or [source, to]) from e
     g.changed = {"queue": queue, "cluster": to, "jobs": step.moved}
     return {"queue": queue, "cluster": to, **step._asdict()}
 

@@ -8,12 +8,13 @@ others do not wait for it. The last answer of a cluster that is away still count
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from threading import Condition, Thread
 from time import monotonic
 from typing import Any, TypeVar
 from uuid import UUID
 
+import psycopg
 import structlog
 from flask import current_app, g, request
 
@@ -102,6 +103,22 @@ class Clusters:
             if db.is_passing(error):
                 raise Away([name]) from error
             raise
+
+    @contextmanager
+    def borrow_all(self, names: Sequence[str]) -> Iterator[dict[str, db.Connection]]:
+        """A session of each of these clusters; raises Away in the place of passing errors, for those that are to blame.
+
+        Where a statement took too long, which ends no session, any of them may be.
+        """
+        with ExitStack() as sessions:
+            lent = {name: sessions.enter_context(self.borrow(name)) for name in dict.fromkeys(names)}
+            try:
+                yield lent
+            except psycopg.Error as error:
+                if not db.is_passing(error):
+                    raise
+                # Not left to the blocks of the sessions: the innermost would take it for its own.
+                raise Away([name for name in lent if lent[name].closed] or list(lent)) from error
 
     def is_away(self, name: str) -> bool:
         """Whether this cluster did not answer when it was asked last."""

@@ -391,7 +391,7 @@ class Cluster(BaseModel):
 
     @property
     def secrets(self) -> dict[str, Any]:
-        """What no log may show: the token, and the passwords of the addresses; entries under secrets' names besides."""
+        """The texts that no log may show: token, passwords of addresses; in `entries` those under secrets' names."""
         given = {name: value.get_secret_value() for name, value in self if isinstance(value, SecretStr)}
         token = given.pop("token", "")  # the others are addresses
         secrets = [token, *(unquote(urlsplit(address).password or "") for address in given.values())]

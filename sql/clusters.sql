@@ -113,7 +113,7 @@ SELECT pg_advisory_xact_lock(hashtext('dl_arrivals'), 0);
 SET LOCAL lock_timeout = '1s';
 
 -- name: arrivals
--- Target: jobs that the source may still have. What has come from a third cluster, that one decides on.
+-- Target: jobs that the source may still have. A third cluster decides on the copies of its own jobs.
 SELECT job_id FROM dl_arrivals WHERE queue = %(queue)s AND coalesce(source, %(source)s) = %(source)s;
 
 -- name: still_there

@@ -196,7 +196,7 @@ def queue_table(overview: Overview) -> Any:
 
 
 def missing(overview: Overview) -> str:
-    """What clusters that do not answer leave out."""
+    """A sentence for each cluster that does not answer, whose queues are therefore missing."""
     return "".join(f"The cluster {name} does not answer: its queues are missing. " for name in overview.away).rstrip()
 
 

@@ -248,7 +248,7 @@ def _send_away(source: Side, target: Side, queue: str) -> None:
 
 
 def _checked(source: Side, target: Side, queue: str) -> dict[str, Any]:
-    """What the source says of the queue, locked; raises Contradiction where another move has paused it."""
+    """The source's row of the queue, which it locks; raises Contradiction where another move has paused the queue."""
     here = _locked(source.conn, queue)
     _check_author(here, queue, source.name, _author(to=target.name), _author(of=target.name))
     return here

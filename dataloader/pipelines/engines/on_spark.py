@@ -156,7 +156,7 @@ class OnSpark:
 
 
 def _answered(answer: Answer) -> dict[str, Any]:
-    """What the master says about a driver; raises Unreachable where it is not the one to ask now.
+    """The master's answer about a driver; raises Unreachable where this master is not alive.
 
     A master that is standby or recovers answers about a driver that runs as about one that it does not know. Only its
     message tells the two apart.

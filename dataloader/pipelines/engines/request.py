@@ -80,7 +80,7 @@ class Server:
 
 
 class _Answering(io.RawIOBase):
-    """What comes from a socket up to a monotonic instant: a timeout of the socket alone begins anew with each byte."""
+    """A reader of a socket that stops at a monotonic instant: the socket's own timeout begins anew with each byte."""
 
     def __init__(self, connected: socket.socket, until: float, within: float) -> None:
         self._socket, self._until, self._within = connected, until, within

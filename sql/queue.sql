@@ -323,6 +323,41 @@ WITH waiting AS MATERIALIZED (
      FOR NO KEY UPDATE SKIP LOCKED)
 SELECT dl_give_back(job_id, 'drain', %(reason)s, '{}') FROM waiting;
 
+-- name: still_held
+-- Which of these claims does this worker still have?
+SELECT j.job_id FROM dl_jobs j
+  JOIN unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS claim (job_id, attempt) USING (job_id, attempt)
+ WHERE claimed_by = %(worker)s AND status::text = 'running';
+
+-- name: hand_back
+-- running -> queued: what a living worker has claimed and does not know, for its session was lost with the answer, and
+-- what it has not begun. A claim of the same job by another attempt is none that it knows.
+WITH unknown AS MATERIALIZED (
+  SELECT job_id FROM dl_jobs j
+   WHERE status = 'running' AND claimed_by = %(worker)s
+     AND NOT EXISTS (SELECT FROM unnest(%(job_ids)s::uuid[], %(attempts)s::int[]) AS held (job_id, attempt)
+                      WHERE held.job_id = j.job_id AND held.attempt = j.attempt)
+     FOR NO KEY UPDATE SKIP LOCKED)
+SELECT job_id, dl_give_back(job_id, 'drain', %(reason)s, '{}')::text FROM unknown;
+
+-- name: holders
+-- The workers of this host that hold jobs. A worker's name begins with its host's.
+SELECT DISTINCT claimed_by FROM dl_jobs WHERE status = 'running' AND starts_with(claimed_by, %(host)s || ':');
+
+-- name: settle_gone
+-- running -> queued, lost, failed or canceled: the jobs of a worker that is gone, as dl_settle does for the keeper that saw
+-- a death. The worker began those of which there was a heartbeat, or one of whose delivery. A job that ends its host
+-- before its first heartbeat looks the same as one that was not begun: so a job is handed back so once for each attempt.
+SELECT job_id, status::text FROM dl_settle(%(worker)s, ARRAY(
+  SELECT j.job_id FROM dl_jobs j
+   WHERE j.status = 'running' AND j.claimed_by = %(worker)s
+     AND (EXISTS (SELECT FROM dl_jobs run WHERE run.status = 'running' AND hashtext(run.lock_key) = hashtext(j.lock_key)
+                     AND run.lock_key = j.lock_key AND run.claimed_by = j.claimed_by AND run.heartbeat_at IS NOT NULL)
+          OR j.attempt <= (SELECT count(*) FROM dl_job_events e
+                            WHERE e.job_id = j.job_id AND kind = 'requeue'
+                              AND payload ->> 'reason' = 'not started: ' || %(reason)s))),
+  'crash', %(reason)s, '{}');
+
 -- name: reap
 -- running -> queued, lost or canceled: one job whose lease has run out; see dl_reap.
 SELECT job_id, queue, status::text FROM dl_reap(%(up_sec)s, %(patience_sec)s) WHERE job_id IS NOT NULL;

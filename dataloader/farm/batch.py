@@ -1,7 +1,7 @@
 """A worker's jobs and ends besides the run under way: claimed jobs that have not begun, ends that are not written.
 
-The worker's thread and the heartbeat's share a batch. A deque hands each job and each end to one of the two; only the
-thread that has the session (`Heartbeat.holding`) writes.
+The worker's thread and the heartbeat's share a batch. A deque hands each job and each end to one of the two; the thread
+that has the session (`Session.call`) writes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
@@ -27,12 +28,12 @@ from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
-from dataloader.farm.session import WorkerSession
+from dataloader.farm.session import Lost, Session
 from dataloader.farm.slots import Siblings
 from dataloader.farm.turns import Turns
 from dataloader.queue import db, lifecycle, probe
 from dataloader.queue.job import Delivery, Finish, Job, Status
-from dataloader.queue.lifecycle import Ended, Step, Written
+from dataloader.queue.lifecycle import Ended, Step
 
 TICK_SEC = 0.05  # how long an end may wait for its batch, and a job behind another job's run
 HEAD_SEC = 1.0  # how long a worker passes over rows at the head of the queue that other sessions had locked
@@ -101,7 +102,7 @@ class Batch:
         self,
         settings: Settings,
         queues: tuple[str, ...],
-        session: WorkerSession,
+        session: Session[lifecycle.Session],
         orders: Orders,
         logger: Any,
         preference: Preference,
@@ -109,6 +110,8 @@ class Batch:
     ) -> None:
         entries = [spec for spec in settings.workers if spec.served == queues]
         self._spec = max(entries, key=lambda spec: spec.prefetch, default=WorkerSpec(queues=list(queues)))
+        self.claimed_in: lifecycle.Session | None = None  # the session that took the keys of the last claim
+        self.running: tuple[Job, ...] = ()  # the jobs of the run under way, until their ends are here
         self.begun: UUID | None = None  # the first job of the last claim: the claim itself marks its row as begun
         self._settings = settings
         self._turns = Turns(queues, self._spec.scheduler, random.Random())  # noqa: S311  whose turn it is, is no secret
@@ -127,6 +130,7 @@ class Batch:
         self._waiting: deque[Delivery] = deque()  # the jobs of one key each
         self._ends: deque[Ended] = deque()
         self._ended_at = 0.0  # when the oldest of the ends was added
+        self._has_failed = False  # the last write has: each end is written alone
         self._locked: list[Ended] = []  # ends whose rows another session has locked
         self._retry_at = 0.0  # when these are due again
         self._bookmarks = {queue: Bookmark() for queue in queues}
@@ -177,7 +181,15 @@ class Batch:
             self._waiting.append(delivery)
 
     def next(self) -> Delivery | None:
-        """Take the best waiting jobs that make one run; None when no job waits."""
+        """Take the best waiting jobs that make one run; None when no job waits.
+
+        Called with the session's turn, so that no new session hands back a job that is about to begin.
+        """
+        delivery = self._next()
+        self.running = delivery.jobs if delivery else ()
+        return delivery
+
+    def _next(self) -> Delivery | None:
         try:
             first = self._waiting.popleft()
         except IndexError:  # the other thread has taken the last one
@@ -266,35 +278,39 @@ class Batch:
             ends, self._locked = self._locked, []
         return ends + [self._ends.popleft() for _ in range(len(self._ends))]
 
-    # --- writing ---
+    # --- writing, by whoever has the session ---
 
-    def step(self, most: int) -> Step:
-        """Write the ends and claim up to `most` jobs in one statement; where ends fail together, write each alone.
+    def step(self, session: lifecycle.Session, most: int) -> Step:
+        """Write the ends and claim up to `most` jobs in one statement; after a failure write each end alone.
 
-        Raises psycopg.Error when there was no end to write; Unwritten when the worker has to leave before the write.
+        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
         """
+        if self._has_failed:
+            self.write(session)
+            return Step([], {}, 0, True, None)
         ends = self._take()
+        backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
+        start = self._bookmarks[queues[0]].start()
+        affinity, without = self._preference.next(), self._admission.without() if most else ()
         try:
-            backoff_sec, queues = self._settings.dl_claim_backoff_sec, self._order
-            start = self._bookmarks[queues[0]].start()
-            affinity, without = self._preference.next(), self._admission.without() if most else ()
-            step = lifecycle.step(
-                self._session.current, queues, backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
-            )
+            with self._kept_on_failure(ends):
+                step = lifecycle.step(
+                    session, queues, backoff_sec, most, ends, start, self._turns.by_lag, affinity, without
+                )
         except psycopg.Error as e:
             if isinstance(e, errors.OutOfMemory):
                 self.limit(max(1, most // 2), "the server has no room for more locks")
-            if not ends or not (db.is_passing(e) or isinstance(e, psycopg.DataError)):
+            if not ends or db.is_passing(e):
                 raise
-            self._write_one_by_one(ends, e)
+            self.write(session)  # the database refuses an end: it costs none of the others
             return Step([], {}, 0, True, None)
         self._found_fewer = len(step.jobs) < most  # of a merged queue sometimes fewer keys all the same
         if most and not (step.jobs or step.look_again):
             self._sizes = dict.fromkeys(self._sizes, 1)  # the next job may be of another kind: it is claimed alone
-        self._session.outage.ended()
         if most:
             self._admission.passed(step.left_out, without)
         if step.jobs:
+            self.claimed_in = session
             self._turns.took(step.jobs[0].queue)
             self._preference.took(step.jobs, step.reached)
             self._bookmarks[step.jobs[0].queue].move(step.head)
@@ -303,84 +319,69 @@ class Batch:
             self._log.info("worker.claim.backoff", keys=step.backoffs)
         return step
 
-    def write(self) -> None:
-        """Write the ends without a claim, for the heartbeat; after psycopg.Error the batch still holds the ends."""
+    def write(self, session: lifecycle.Session) -> None:
+        """Write the ends without a claim, after a failure each alone: a job that is done must not be done again.
+
+        Raises psycopg.Error; then the batch still holds the ends that were not confirmed.
+        """
         ends = self._take()
+        while ends:
+            now_written = ends[: 1 if self._has_failed else None]
+            with self._kept_on_failure(ends):
+                written = lifecycle.finish_some(session.conn, session.worker, now_written)
+            ends = ends[len(now_written) :]
+            self._written(now_written, *written)
+        self._has_failed = False
+
+    @contextmanager
+    def _kept_on_failure(self, ends: Sequence[Ended]) -> Iterator[None]:
         try:
-            written = lifecycle.finish_some(self._session.conn, self._session.current.worker, ends)
+            yield
         except BaseException:
             self._ends.extendleft(reversed(ends))
+            self._has_failed = bool(ends)
             raise
-        self._written(ends, *written)
+
+    def resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
+        """Put right what lost sessions have left: jobs that are claimed and neither run nor have run go back.
+
+        Such are the jobs that wait, and those of a claim whose answer was lost. The run under way and unwritten ends
+        keep their jobs. A lost session's backend may still be at its claim, so it ends first. A job whose row is locked
+        is left to the reaper.
+        """
+        for each in lost:
+            lifecycle.end_session(session.conn, each.backend_pid, each.backend_start)
+        self._waiting.clear()
+        if self.owes:
+            self._drop_what_is_not_ours(session)
+        holds = [*self.running, *(end.job for end in (*self._ends, *self._locked))]
+        for job_id, status in lifecycle.hand_back(session.conn, session.worker, holds, "the session was lost"):
+            self._log.warning("worker.claim.unheard", job_id=str(job_id), status=status)
+
+    def _drop_what_is_not_ours(self, session: lifecycle.Session) -> None:
+        """Forget the ends that the lost statement wrote, and those of claims that the database does not know."""
+        ends = [*self._ends, *self._locked]
+        ours = lifecycle.still_held(session.conn, session.worker, [end.job for end in ends])
+        for end in ends:
+            job = end.job
+            if job.job_id not in ours and not lifecycle.has_ended(session.conn, job):
+                self._log.warning("worker.ownership.lost", job_id=str(job.job_id), verb=end.finish.verb)
+        self._ends = deque(end for end in self._ends if end.job.job_id in ours)
+        self._locked = [end for end in self._locked if end.job.job_id in ours]
 
     def write_last(self) -> None:
-        """Write all ends before the worker leaves; raises Unwritten when rows stay locked for longer than a drain."""
+        """Write all ends before the worker leaves; raises Unwritten when it has to leave before."""
         patience = now() + self._settings.dl_drain_sec + self._settings.dl_kill_grace_sec
+        why = "their rows are locked"
         while self.owes:
             try:
-                self.step(0)
-            except psycopg.Error as e:
-                if not db.is_passing(e):
-                    raise
-                self._session.lost(e)
+                self._session.call(lambda session: self.step(session, 0))
+            except Lost as e:
+                why = str(e)
             if left := self.owes:
                 if now() > (self._orders.drain_by or patience) - 2 * LOCKED_SEC:
-                    raise Unwritten(f"the ends of {left} jobs could not be written: their rows are locked")
-                self._orders.pause(LOCKED_SEC)
-
-    def recover(self) -> None:
-        """Hand back the jobs of claims whose answers were lost with their sessions; no run of these jobs has begun.
-
-        A lost session's backend may still be at its claim, so the worker ends that backend first. Jobs of locked ends
-        have run: the worker writes these ends before. A job whose row is still locked is left as it is.
-        """
-        session = self._session.current
-        for lost in self._session.unrecovered:
-            lifecycle.end_session(session.conn, lost.backend_pid, lost.backend_start)
-        if self._locked:
-            self._retry_at = 0.0
-            self.write()
-        for job in lifecycle.settle(session.conn, session.worker, "drain", "the claim's answer was lost"):
-            if job.status:
-                self._log.warning("worker.claim.unheard", job_id=str(job.job_id), status=job.status)
-        self._session.unrecovered.clear()
-
-    def _write_one_by_one(self, ends: Sequence[Ended], error: psycopg.Error) -> None:
-        """Write ends that failed together: a job that is done must not be done again."""
-        if not isinstance(error, psycopg.DataError):
-            self._failed(error)
-        locked = [ended for ended in ends if not self._write_one(ended)]
-        self._written(locked, {}, {ended.job.job_id for ended in locked})
-        if self._session.unrecovered:
-            self.recover()
-
-    def _write_one(self, ended: Ended) -> bool:
-        """Write one end, over as many reconnects as the write takes; False when its row is locked."""
-        try:
-            written = db.patiently(
-                lambda: self._try_one(ended),
-                sleep=self._orders.pause,
-                give_up=lambda: self._orders.is_overdue,
-                on_error=self._failed,
-            )
-        except psycopg.Error as e:
-            raise Unwritten(f"the end of job {ended.job.job_id} could not be written: {str(e).strip()}") from e
-        if written and not written.locked:
-            self._written([ended], *written)
-        return not (written and written.locked)
-
-    def _try_one(self, ended: Ended) -> Written | None:
-        """Write one end; returns None when an earlier try has committed and its answer, with the status, was lost."""
-        again = not self._session.is_open
-        if again:
-            self._session.reopen()
-        written = lifecycle.finish_some(self._session.conn, ended.job.claimed_by, [ended])
-        is_unknown = again and not written.ended and not written.locked
-        return None if is_unknown and lifecycle.has_ended(self._session.conn, ended.job) else written
-
-    def _failed(self, error: BaseException) -> None:
-        self._session.conn.close()
-        self._session.outage.failed("worker.complete.failed", error)
+                    raise Unwritten(f"the ends of {left} jobs could not be written: {why}")
+                self._orders.pause(max(self._session.pause_sec, LOCKED_SEC if self._locked else 0.0))
 
     def _written(self, ends: Sequence[Ended], ended: Mapping[UUID, Status], locked: Collection[UUID]) -> None:
         """Log the written ends, and keep those whose rows are locked."""
@@ -409,10 +410,10 @@ class Batch:
             FINISHED.write({"worker": end.job.claimed_by, "queue": end.job.queue, **end.report, **became})
         else:
             error = (end.finish.error or "").split("\n", 1)[0] or None
-            of_run = {"queue": end.job.queue, **(end.report or identity(end.job))}
+            of_run = {"queue": end.job.queue, **(end.report or facts_of(end.job))}
             self._log.info("worker.job.finished", **of_run, **became, error=error)
 
 
-def identity(job: Job) -> dict[str, Any]:
+def facts_of(job: Job) -> dict[str, Any]:
     """The fields of log lines that name the job."""
     return {"job_id": job.job_id, "task": job.task, "attempt": job.attempt}

@@ -1,4 +1,4 @@
-"""The heartbeat: a thread that has the worker's session while pipelines run.
+"""The heartbeat: a thread that uses the worker's session while pipelines run.
 
 The thread renews the lease, writes progress, hears cancellations and replaces a lost session; where the claim is lost,
 the thread stops the run. A beat uses the session with the key's advisory lock, so a beat proves the lease and the lock.
@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import psycopg
 import structlog
 from psycopg import errors
 
@@ -27,9 +25,9 @@ from dataloader.farm.batch import TICK_SEC, Batch
 from dataloader.farm.capture import Capture
 from dataloader.farm.lease import Lease
 from dataloader.farm.process import EXIT_FENCED, drain_pipe, now, readable
-from dataloader.farm.session import WorkerSession
+from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Slot
-from dataloader.queue import db, lifecycle, logs
+from dataloader.queue import lifecycle, logs
 from dataloader.queue.job import Delivery, End, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
@@ -41,42 +39,24 @@ LOST_SEC = 1.0  # until a run stops whose key another worker may have
 class Heartbeat(threading.Thread):
     """The thread of one worker; it sleeps while no job runs."""
 
-    def __init__(self, session: WorkerSession, batch: Batch, settings: Settings, capture: Capture) -> None:
+    def __init__(self, session: Session[lifecycle.Session], batch: Batch, settings: Settings, capture: Capture) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._session = session
         self._batch = batch
         self._settings = settings
         self._capture = capture
-        self._lease: Lease | None = None
+        self._lease: Lease | None = None  # of the run under way
         self._next_beat = 0.0
         self._failed = False
-        self._has_key = True  # False: a former session that cannot end has the key
-        self._is_ours = False  # True: the thread may use the session
-        self._busy = threading.Lock()  # held while the thread uses the connection
+        self._seen: lifecycle.Session | None = None  # the latest session of the run
+        self._has_key = True  # False: another session than the present one has the key
+        self._is_attending = False  # True: the thread may be waiting beside a run
         self._sleeps_until = math.inf
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._log = structlog.get_logger("heartbeat")
 
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Lend the session to the thread while the block runs; the thread looks after the batch and the run.
-
-        Afterwards the caller has the session again, which may be a new one, or closed. Unless `is_sound`, the caller
-        enters no other such block.
-        """
-        patience = self._session.conn.answer_within
-        self._is_ours = True
-        try:
-            yield
-        finally:
-            self._is_ours = False
-            self._take_back()
-            self._session.conn.answer_within = patience
-            if not self.is_sound:
-                self._session.conn.close()  # it may have been in the middle of an exchange
-
     def attend(self, delivery: Delivery, slot: Slot) -> Lease:
-        """Keep the leases of a run's jobs, which the worker's slot shows, until `leave`; within `holding`."""
+        """Keep the leases of a run's jobs, which the worker's slot shows, until `leave`."""
         self._lease = lease = Lease(delivery, slot, self._settings, self._hurry, self.is_alive)
         if self._sleeps_until > lease.began + TICK_SEC:
             self._wake()
@@ -88,13 +68,6 @@ class Heartbeat(threading.Thread):
         self._lease = None
         self._hurry()
 
-    def _take_back(self) -> None:
-        """Wait until the thread has stopped to use the session."""
-        while not self._busy.acquire(timeout=1.0):
-            if not self.is_alive():
-                return
-        self._busy.release()
-
     @property
     def is_sound(self) -> bool:
         """False once the thread has ended or met an error that is not the database's absence."""
@@ -105,11 +78,11 @@ class Heartbeat(threading.Thread):
         seen = now()
         while True:
             self._rest(now() - seen > REST_SEC)
-            with self._busy:
-                lease = self._lease
-                if lease is not None and self._is_ours:
-                    self._look_after(lease)
-                    seen = now()
+            self._is_attending = True
+            if (lease := self._lease) is not None:
+                self._look_after(lease)
+                seen = now()
+            self._is_attending = False
 
     def _rest(self, is_idle: bool) -> None:
         """Wait until the next look at the runs, or until another thread wakes this one."""
@@ -131,50 +104,60 @@ class Heartbeat(threading.Thread):
 
     def _hurry(self) -> None:
         """Wake the thread while it looks after this run; otherwise its next look is soon enough."""
-        if self._busy.locked():
+        if self._is_attending:
             self._wake()
 
     def _keep(self, lease: Lease) -> None:
         """Beat until the run is over."""
-        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
-        self._session.conn.answer_within = max(1.0, interval)
-        self._has_key = True
+        interval = self._interval(lease)
+        self._seen, self._has_key = self._batch.claimed_in, True
         # A beat marks jobs that were claimed ahead as begun (see dl_reap), unless the run is over sooner.
         is_shown = lease.job.job_id == self._batch.begun and len(lease.delivery.jobs) == 1
         self._next_beat = min(lease.slot.renewed + interval, math.inf if is_shown else lease.began + TICK_SEC)
         lease.slot.show(f"job={lease.job.job_id} attempt={lease.job.attempt}")
         while not lease.released:
             try:
-                busy = self._beat_where_due(lease, interval)
-            except errors.LockNotAvailable:
-                self._next_beat, busy = now() + 1.0, False  # another session has locked the row; ours is sound
-            except psycopg.Error as e:
-                if not db.is_passing(e):
-                    raise
-                self._recover(lease, e)
-                self._next_beat, busy = now(), False
+                self._session.call(partial(self._beat_or_sleep, lease), answer_within=max(1.0, interval))
+            except Lost:
+                if lease.goes_on and now() > lease.slot.fence_at:
+                    lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
+                self._pause(self._session.pause_sec)
             if lease.stop in (End.GONE, End.HANDED_BACK):
                 self._wait_for_release(lease)
-            elif not busy:
-                self._sleep(lease)
         lease.slot.show("works")
 
-    def _beat_where_due(self, lease: Lease, interval: float) -> bool:
+    def _interval(self, lease: Lease) -> float:
+        return beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
+
+    def _beat_or_sleep(self, lease: Lease, session: lifecycle.Session) -> None:
+        """Write what is due, else wait; the run may be over by the time that this thread has the session."""
+        if lease.released:
+            return
+        try:
+            if not self._wrote_what_is_due(lease, session):
+                self._sleep(lease, session)
+        except errors.LockNotAvailable:
+            self._next_beat = now() + 1.0  # another session has locked the row; ours is sound
+
+    def _wrote_what_is_due(self, lease: Lease, session: lifecycle.Session) -> bool:
         """Write what is due; False when nothing was due, so that the thread may sleep."""
-        asked = self._is_asked(lease)
+        read(session.conn)  # the server's farewell
+        if session is not self._seen:  # the claim's session was lost: take the key again before anything else
+            self._seen, self._has_key, self._next_beat = session, False, now()
+        asked = lease.slot.takes_question()  # the keeper has heard of a cancellation of the run
         due = now() >= self._next_beat
         has_news = lease.has_news and now() >= lease.progress_at
         if not (due or asked or has_news):
-            return self._wrote_log() or self._unburden(lease)
-        if due and not self._has_key and not self._regain(lease):
+            return self._wrote_log(session) or self._unburden(lease, session)
+        if due and not self._has_key and not self._regain(lease, session):
             return True
-        progress = self._take_news(lease) if has_news else None
-        self._beat(lease, progress, journal=due)
+        progress = self._take_news(lease, session) if has_news else None
+        self._beat(lease, session, progress, journal=due)
         if due:
-            self._next_beat = now() + interval
+            self._next_beat = now() + self._interval(lease)
         return True
 
-    def _wrote_log(self) -> bool:
+    def _wrote_log(self, session: lifecycle.Session) -> bool:
         """Write what the run has written, at most every second; False: there is nothing, or it is not due."""
         capture = self._capture
         if now() >= capture.look_at:
@@ -183,30 +166,28 @@ class Heartbeat(threading.Thread):
         if run is None or not run.has_news or now() < capture.write_at:
             return False
         places = capture.places()
-        logs.write(self._session.conn, [run], now())
+        logs.write(session.conn, [run], now())
         capture.written(run, places)
         return True
 
-    def _unburden(self, lease: Lease) -> bool:
+    def _unburden(self, lease: Lease, session: lifecycle.Session) -> bool:
         """Write ends that have waited for their batch, hand back jobs behind a long run; False: nothing was written."""
         if lease.began < now() - TICK_SEC:
             lease.slot.fields.ahead = 0  # this thread is alive: the keeper need not do it
             self._batch.hand_back(TOOK_LONGER)
         if not self._batch.is_due(lease.began):
             return False
-        self._batch.write()
+        self._batch.write(session)
         return True
 
-    def _sleep(self, lease: Lease) -> None:
+    def _sleep(self, lease: Lease, session: lifecycle.Session) -> None:
         """Wait for the next beat, progress, the batch, the server, or the pipeline's thread."""
         until = min(self._next_beat, lease.progress_at) if lease.has_news else self._next_beat
         if self._capture.run is not None:
             until = min(until, self._capture.look_at)
         if not self._batch.is_empty:
             until = min(until, now() + TICK_SEC)
-        sources = [self._read]
-        if self._session.is_open:
-            sources.append(self._session.conn.fileno())
+        sources = [self._read, session.conn.fileno()]
         if bell := lease.slot.bell:
             sources.append(bell.fd)
         if self._read in readable(sources, until - now()):
@@ -214,28 +195,23 @@ class Heartbeat(threading.Thread):
         if bell:
             bell.hush()  # a call that the worker has not heard stays in the slot
 
-    def _take_news(self, lease: Lease) -> dict[str, Any] | None:
+    def _take_news(self, lease: Lease, session: lifecycle.Session) -> dict[str, Any] | None:
         """Write the checkpoint and return the progress: the first at once, later ones at most every PROGRESS_SEC."""
         lease.progress_at = now() + PROGRESS_SEC
         checkpoint = lease.checkpoint
         if checkpoint is not None and checkpoint is not lease.written:
-            lifecycle.keep_checkpoint(self._session.conn, lease.job, checkpoint)
+            lifecycle.keep_checkpoint(session.conn, lease.job, checkpoint)
             lease.written = checkpoint
         progress, lease.progress = lease.progress, None
         return progress
 
-    def _is_asked(self, lease: Lease) -> bool:
-        """Whether the keeper has heard of a cancellation of the run. Raises psycopg.Error where the session is lost."""
-        self._session.read()
-        return lease.slot.takes_question()
-
-    def _beat(self, lease: Lease, progress: dict[str, Any] | None, journal: bool) -> None:
+    def _beat(self, lease: Lease, session: lifecycle.Session, progress: dict[str, Any] | None, journal: bool) -> None:
         document = to_json(log.masked(progress)) if progress else None
         if progress and document is None:
             self._log.warning("progress.dropped", job_id=str(lease.job.job_id), why="not JSON, or too large")
         sent, written = now(), lease.written
         jobs = lease.delivery.jobs
-        answer = lifecycle.beat(self._session.conn, jobs, document, journal)
+        answer = lifecycle.beat(session.conn, jobs, document, journal)
         if answer is None:
             how = End.GONE if len(jobs) == 1 else End.HANDED_BACK  # the others' claims may hold
             lease.give_up(how, "the claim belongs to another worker", within=LOST_SEC)
@@ -245,42 +221,15 @@ class Heartbeat(threading.Thread):
         if answer:
             lease.end(End.CANCELED, None)
 
-    def _recover(self, lease: Lease, error: BaseException) -> None:
-        """Replace the lost session, take the key again, renew; stop the run when the lease ends before."""
-        self._session.outage.failed("session.lost", error)
-        self._session.conn.close()
-        while not self._retake(lease):
-            if not lease.goes_on:
-                return
-            if now() > lease.slot.fence_at:
-                lease.give_up(End.HANDED_BACK, "the lease ran out while the database was away")
-                return
-            self._pause(0.2)
-            if lease.released:
-                return  # the run is over; the worker reconnects to write its end
-
-    def _retake(self, lease: Lease) -> bool:
-        try:
-            self._session.open(max(1.0, lease.slot.fence_at - now()))
-            self._batch.hand_back("not started: the session was lost")
-            self._regain(lease)
-            self._session.outage.ended()
-            return True
-        except psycopg.Error as e:
-            if not db.is_passing(e):
-                raise
-            return False
-
-    def _regain(self, lease: Lease) -> bool:
+    def _regain(self, lease: Lease, session: lifecycle.Session) -> bool:
         """Renew, and take the key for this session; a former session that cannot end keeps the key.
 
         False: the claim or the key is lost, and the run has to stop.
         """
-        interval = beat_interval(self._settings.dl_heartbeat_sec, lease.delivery.lease_ttl_sec)
-        self._session.conn.answer_within = max(RETAKE_SEC, interval)
+        patience, session.conn.answer_within = session.conn.answer_within, max(RETAKE_SEC, self._interval(lease))
         sent = now()
-        has_key = lifecycle.retake(self._session.current, lease.delivery.jobs)
-        self._session.conn.answer_within = max(1.0, interval)
+        has_key = lifecycle.retake(session, lease.delivery.jobs)
+        session.conn.answer_within = patience
         if has_key is False:
             lease.give_up(End.HANDED_BACK, "the claim or its key was taken while the session was lost", LOST_SEC)
             return False

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import psycopg
@@ -19,6 +20,7 @@ from setproctitle import setproctitle
 
 from dataloader import log
 from dataloader.config import Settings
+from dataloader.farm import identity
 from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.deadlines import Reason, kill_reason
 from dataloader.farm.ear import Ear
@@ -36,6 +38,7 @@ from dataloader.farm.process import (
 )
 from dataloader.farm.registry import WorkerRegistry
 from dataloader.farm.salvage import Salvage
+from dataloader.farm.session import Lost, Plain, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Held, SharedSlots, Slot, State
 from dataloader.farm.stuck import StuckRuns
 from dataloader.queue import db, lifecycle, migrations
@@ -48,6 +51,7 @@ PROVED_SEC = 1.0  # between two proofs that the session is there, which a silent
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
 HEARD_SEC = 5.0  # how long the keeper looks for the worker of a cancelled job: its slot may not show the job yet
 LAST_RECOVERY_SEC = 5.0  # how long a keeper in a drain tries to recover the last jobs
+GONE = "the worker was gone when a farm of its host started"
 _STOP = (signal.SIGTERM, signal.SIGINT)
 ORPHAN_RECOVERY_SEC = 60.0  # the same without a supervisor; then the reaper recovers them
 
@@ -73,13 +77,14 @@ class Keeper:
         self.log = structlog.get_logger("keeper").bind(pid=os.getpid())
         self._outage = FarmOutage(shared.outage, self.log)
         self._dsn = dsn
-        self._conn: db.Connection | None = None
+        self._session = Session(self._open_session, self._resume, self._outage, "keeper.session.lost")
         self._supervisor = os.getppid()
         self._retry_at = 0.0
         self._ear = Ear(shared, self._look)
         self._proved_at = self._counted_at = 0.0
         self._has_news = False  # a cancellation has come since the last tick
         self._asked: dict[str, float] = {}  # the cancelled jobs, and until when to look for their workers
+        self._has_settled = False  # what workers of this host had claimed that were gone before this farm
         self._ask_all = True  # a cancellation may have come without a session
         self._leave_at: float | None = None
         self._registry = WorkerRegistry(Host(settings))
@@ -97,13 +102,9 @@ class Keeper:
             known = {*self.signals.received}
             if now() >= self._retry_at:
                 try:
-                    self._tick()
-                    self._outage.ended()
-                    self._listen(known)
-                except psycopg.Error as e:
-                    if not db.is_passing(e):
-                        raise
-                    self._lost(e)
+                    self._session.call(partial(self._tick, known))
+                except Lost:
+                    self._retry_at = now() + self._session.pause_sec
             else:
                 self._sleep(TICK_SEC)
         self._close_registry()
@@ -111,29 +112,33 @@ class Keeper:
 
     def _close_registry(self) -> None:
         """Show that the farm has no workers any more, if the database is there."""
-        if self._conn is not None and not self._conn.closed:
-            with suppress(psycopg.Error):
-                self._registry.close(self._conn)
+        with suppress(psycopg.Error, Lost):
+            if self._session.is_open:
+                self._session.call(lambda session: self._registry.close(session.conn))
 
-    def _tick(self) -> None:
+    def _tick(self, known: Collection[int], session: Plain) -> None:
+        """Look after all slots, then hear notifications until the next tick; `known` as in `_listen`."""
+        conn = session.conn
         # Renewals first: recovery may have to wait for a session's end.
         for slot in self.shared.used():
             if (held := slot.held()) and self._is_silent(held):
-                self._renew(slot, held)
-        self._tell_stuck()
-        self._enforce_cancellations()
+                self._renew(conn, slot, held)
+        if not self._has_settled:
+            self._settle_the_gone(conn)
+        self._tell_stuck(conn)
+        self._enforce_cancellations(conn)
         for slot in self.shared.used():
             if slot.state is State.DEAD:
-                self._recover(slot)
+                self._recover(conn, slot)
             elif slot.fields.ahead:
-                self._take_back(slot)
-        self._show_workers()
+                self._take_back(conn, slot)
+        self._show_workers(conn)
+        self._listen(conn, known)
 
-    def _show_workers(self) -> None:
+    def _show_workers(self, conn: db.Connection) -> None:
         """For people only: a failure here changes no lease and closes no session."""
-        conn = self._connection()
         try:
-            self._registry.show(conn, self.shared.used(), self._hear)
+            self._registry.show(conn, self.shared.used(), partial(self._hear, conn))
             if now() > self._counted_at + COUNTED_SEC:
                 self._counted_at = now()
                 self._ear.beside(stats.idle_farms(conn))
@@ -142,12 +147,11 @@ class Keeper:
                 raise
             self.log.warning("keeper.census.failed", error=str(e).strip())
 
-    def _enforce_cancellations(self) -> None:
+    def _enforce_cancellations(self, conn: db.Connection) -> None:
         """Let the supervisor interrupt cancelled runs: forced ones at once, others after DL_CANCEL_GRACE_SEC.
 
         The keeper does it because a worker cannot hear of a cancellation while a C call holds its GIL.
         """
-        conn = self._connection()
         holders = {
             job_id: (slot, held) for slot in self.shared.used() if (held := slot.held()) for job_id in held.job_ids
         }
@@ -158,13 +162,13 @@ class Keeper:
         done = set(map(str, asked))
         self._asked = {job: until for job, until in self._asked.items() if job not in done and until > now()}
 
-    def _tell_stuck(self) -> None:
+    def _tell_stuck(self, conn: db.Connection) -> None:
         """Write the stacks of runs that have reported nothing for too long into their journals."""
         for each in self._stuck.look(self.shared.used()):
             facts = {"worker": each.worker, "job_id": str(each.held.job_id), "silent_sec": each.silent_sec}
             self.log.warning("keeper.stuck", **facts)
             claim = each.held.job_id, each.held.attempts[0], each.worker
-            lifecycle.tell_stuck(self._connection(), *claim, each.silent_sec, each.stacks)
+            lifecycle.tell_stuck(conn, *claim, each.silent_sec, each.stacks)
 
     def _cancel(self, slot: Slot, held: Held, is_forced: bool) -> None:
         slot.ask_for_cancellation(held)
@@ -173,9 +177,9 @@ class Keeper:
             slot.cancel(held, now() + grace)
             call_parent(self._supervisor)  # it interrupts and ends runs
 
-    def _recover(self, slot: Slot) -> None:
+    def _recover(self, conn: db.Connection, slot: Slot) -> None:
         """Recover the jobs of this slot's dead worker; then the slot is free."""
-        jobs = self._take_jobs(slot) if slot.fields.worker else []
+        jobs = self._take_jobs(conn, slot) if slot.fields.worker else []
         for job in jobs:
             if job.status:
                 facts = {"job_id": str(job.job_id), "status": job.status}
@@ -185,8 +189,8 @@ class Keeper:
             self._salvage.forget(slot)
             slot.state = State.FREE
 
-    def _take_jobs(self, slot: Slot) -> list[lifecycle.Settled]:
-        conn, reason, facts = self._connection(), reason_of_death(slot), facts_of_death(slot)
+    def _take_jobs(self, conn: db.Connection, slot: Slot) -> list[lifecycle.Settled]:
+        reason, facts = reason_of_death(slot), facts_of_death(slot)
         if slot.session:
             # First of all: a claim under way would commit after the look, and no worker would run its job.
             lifecycle.end_session(conn, *slot.session)
@@ -194,7 +198,7 @@ class Keeper:
         end = _ENDS.get(why_of_death(slot), "crash")
         return lifecycle.settle(conn, slot.worker, end, reason, facts, slot.begun_last)
 
-    def _take_back(self, slot: Slot) -> None:
+    def _take_back(self, conn: db.Connection, slot: Slot) -> None:
         """Hand back what a worker has claimed ahead of a run, where its heartbeat cannot: a C call holds the GIL.
 
         The worker's session ends, for it has the keys of these jobs. The run goes on: its row has its key, and the
@@ -203,8 +207,8 @@ class Keeper:
         held = slot.held()
         if held is None or now() < slot.fields.renewed + SILENT_SEC or not slot.recall(held) or not slot.session:
             return
-        lifecycle.end_session(self._connection(), *slot.session)
-        jobs = lifecycle.take_back(self._connection(), slot.worker, slot.waiting, TOOK_LONGER)
+        lifecycle.end_session(conn, *slot.session)
+        jobs = lifecycle.take_back(conn, slot.worker, slot.waiting, TOOK_LONGER)
         self.log.info("keeper.taken_back", worker=slot.worker, job_id=str(held.job_id), jobs=jobs)
         slot.fields.ahead = 0
 
@@ -214,57 +218,63 @@ class Keeper:
         interval = beat_interval(self.settings.dl_heartbeat_sec, held.lease_ttl)
         return silence > 1.5 * interval
 
-    def _renew(self, slot: Slot, held: Held) -> None:
+    def _renew(self, conn: db.Connection, slot: Slot, held: Held) -> None:
         """Renew for a worker that is not stopped, has its claim, and has no passed deadline."""
         if kill_reason(slot, self.settings) or slot.fields.fence_by or not is_running(slot.fields.pid):
             return
         sent = now()
-        if lifecycle.keep(self._connection(), held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
+        if lifecycle.keep(conn, held.job_ids, held.attempts, slot.worker) and slot.held() is not None:
             slot.fields.kept = sent
 
-    def _connection(self) -> db.Connection:
-        if self._conn is None or self._conn.closed:
-            self._conn = db.connect(
-                self._dsn,
-                name="dl-keeper",
-                schema=self.settings.pg_schema_queue,
-                connect_timeout=self.settings.pg_connect_timeout,
-                answer_within=10,
-                lock_timeout=2,
-            )
-            migrations.check(self._conn)
-            lifecycle.listen(self._conn)
-            self._ask_all = True
-            self._ear.told(None)  # nobody heard what came before
-        return self._conn
+    # --- the session ---
 
-    def _lost(self, error: BaseException) -> None:
-        self._outage.failed("keeper.session.lost", error)
-        if self._conn is not None:
-            self._conn.close()
-        self._retry_at = now() + 1.0
+    def _open_session(self) -> Plain:
+        conn = db.connect(
+            self._dsn,
+            name="dl-keeper",
+            schema=self.settings.pg_schema_queue,
+            connect_timeout=self.settings.pg_connect_timeout,
+            answer_within=10,
+            lock_timeout=2,
+        )
+        migrations.check(conn)
+        return Plain(conn)
 
-    def _listen(self, known: Collection[int]) -> None:
+    def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
+        """Hear notifications by a new session, and look for all that may have come without one."""
+        lifecycle.listen(session.conn)
+        self._ask_all = True
+        self._ear.told(None)
+
+    def _settle_the_gone(self, conn: db.Connection) -> None:
+        """Once, recover what workers of this host held that are gone, and whose supervisors are: no keeper will."""
+        self._has_settled = True
+        for worker in filter(identity.is_gone, lifecycle.holders(conn, identity.host())):
+            for job in lifecycle.settle_gone(conn, worker, GONE):
+                facts = {"job_id": str(job.job_id), "status": job.status}
+                self.log.warning("keeper.settled", reason=GONE, worker=worker, **facts)
+                self._has_settled &= job.status is not None  # else a row is locked, and the next tick tries again
+
+    def _listen(self, conn: db.Connection, known: Collection[int]) -> None:
         """Wake workers for notifications until the next tick: in TICK_SEC, or at a birth, a cancellation or a signal.
 
         `known` are the signals that came before the last tick.
         """
         tick_at = now() + TICK_SEC
         while now() < tick_at and not self._has_news and self.signals.received == known:
-            pause = min(self._hear(), tick_at - now())
-            if self._sleep(pause, self._connection().fileno()):
+            pause = min(self._hear(conn), tick_at - now())
+            if self._sleep(pause, conn.fileno()):
                 return
 
-    def _hear(self) -> float:
+    def _hear(self, conn: db.Connection) -> float:
         """Read the notifications, and wake workers; in how many seconds to do so again at the latest.
 
         Called wherever the keeper may have been away for more than a few ms.
         """
-        conn = self._connection()
         if now() > self._proved_at + PROVED_SEC:
             self._proved_at = now()
             lifecycle.prove(conn)
-        notes = list(conn.notifies(timeout=0))
+        notes = read(conn)
         if asked := {note.payload for note in notes if note.channel == lifecycle.CANCEL_CHANNEL}:
             self._asked |= dict.fromkeys(asked, now() + HEARD_SEC)  # a worker may be about to begin this job
             self._has_news = True
@@ -275,7 +285,7 @@ class Keeper:
 
     def _look(self, queues: list[str], most: int) -> lifecycle.Look:
         try:
-            return lifecycle.look(self._connection(), queues, most)
+            return self._session.call(lambda session: lifecycle.look(session.conn, queues, most))
         except psycopg.errors.LockNotAvailable:
             return lifecycle.Look(1, None)  # not known: a worker's claim waits for the lock, the keeper has other work
 

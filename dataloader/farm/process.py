@@ -321,6 +321,18 @@ def started(pid: int) -> int | None:
     return int(fields[19]) if fields and fields[0] not in "ZX" else None
 
 
+def has_ended(pid: int, start: int) -> bool:
+    """Whether the process that had this pid and this start (see `started`) is proved to be gone."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, of which /proc may show nothing
+        pass
+    fields = _stat(pid)
+    return bool(fields) and (fields[0] in "ZX" or int(fields[19]) != start)
+
+
 def _cpu_seconds(pid: int) -> float:
     return sum(map(int, _stat(pid)[11:15])) / _TICKS
 

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,6 +26,7 @@ from setproctitle import setproctitle
 from dataloader import log as logs
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
+from dataloader.farm.session import Lost, Plain, Session
 from dataloader.queue import cleanups, clusters, db, hooks, lifecycle, migrations, operations
 from dataloader.queue import logs as logs_of_jobs
 from dataloader.queue.plans import backfills, schedules
@@ -48,32 +49,40 @@ HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is n
 DAY_SEC = 86_400
 PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
 CARRY_SEC, CARRY_AGAIN_SEC = 2.0, 15.0  # for each answer of another cluster; after a failure
+TRIES = 3  # for a duty whose session is lost, until the next duty has its turn
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
 SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
+
+
+Duty = Callable[[db.Connection, float], object]  # until a monotonic instant, as far as the duty has no end of its own
 
 
 class Uptime:
     """For how long the database has been available to this reaper, with a clock that did not jump."""
 
     def __init__(self) -> None:
-        self._back: float | None = -math.inf  # since when (monotonic seconds); None: it is away
+        self._back = -math.inf  # since when (monotonic seconds)
+        self._unsure_since: float | None = None  # since when it may have been away; None: it is there
         self._ahead = math.inf  # how far its clock is ahead of ours, at most
 
-    def lost(self) -> None:
-        """The database is away, or refuses the reaper's statements."""
-        self._back = None
+    def lost(self, sent: float) -> None:
+        """A statement, or a try to connect, that was sent at this monotonic instant had no answer."""
+        if self._unsure_since is None:
+            self._unsure_since = sent
 
     def answered(self, sent: float, got: float, clock: float, server_age: float) -> float:
         """The database answered between these monotonic instants, with its clock and its age (seconds).
 
         Returns for how many seconds it has been available; 0.0 when it has just come back, or its clock has just jumped
-        forwards.
+        forwards. A session that was ended and replaced at once is no absence of the database.
         """
         jumped = clock - got > self._ahead + JUMP_SEC
         self._ahead = clock - sent
-        if self._back is None or jumped or got - sent > SILENCE_SEC:
+        silent_since = sent if self._unsure_since is None else self._unsure_since
+        if jumped or got - silent_since > SILENCE_SEC:
             self._back = got
+        self._unsure_since = None
         if server_age >= 0:  # else its clock was set back to before its start
             self._back = max(self._back, got - server_age)
         return got - self._back
@@ -119,82 +128,109 @@ def main(settings: Settings, dsn: str) -> int:
     signals = Signals((signal.SIGTERM, signal.SIGINT))
     setproctitle("dataloader: reaper")
     log = structlog.get_logger("reaper").bind(pid=os.getpid())
-    reaper = _Reaper(settings, signals, log, logs.Outage(log, "reaper.session.back"))
-    while not signals.received:
-        try:
-            with closing(_connect(settings, dsn)) as conn:
-                log.info("reaper.started")
-                tell_ready()
-                reaper.work(conn)
-        except migrations.SchemaError as e:
-            log.error("reaper.schema.refused", error=str(e))
-            return EXIT_CANNOT_START
-        except psycopg.Error as e:
-            if not db.is_passing(e):
-                raise
-            reaper.lost(e)
-            signals.wait(1.0)
+    try:
+        Reaper(settings, dsn, signals, log).work()
+    except migrations.SchemaError as e:
+        log.error("reaper.schema.refused", error=str(e))
+        return EXIT_CANNOT_START
     log.info("reaper.stopped")
     return EXIT_OK
 
 
-class _Reaper:
-    """The reaper's rounds, and what it keeps when its session is replaced."""
+class Reaper:
+    """The reaper's rounds: a table of duties, each done by itself, so that none keeps the others from their turn."""
 
-    def __init__(
-        self, settings: Settings, signals: Signals, log: structlog.stdlib.BoundLogger, outage: logs.Outage
-    ) -> None:
+    def __init__(self, settings: Settings, dsn: str, signals: Signals, log: structlog.stdlib.BoundLogger) -> None:
         self._settings = settings
+        self._dsn = dsn
         self._signals = signals
         self._log = log
-        self._outage = outage
+        outage = logs.Outage(log, "reaper.session.back")
+        self._session = Session(self._open_session, self._resume, outage, "reaper.session.lost")
+        self._is_known = False
         self._uptime = Uptime()
         self._memory = Memory()
         self._schedules = Schedules(settings, log)
+        # Each with the share of a round that it may take; a duty without a share stops by itself.
+        self._duties: tuple[tuple[str, Duty, float], ...] = (
+            ("reap", self._reap, 1),
+            ("unpark", self._unpark, 1),
+            ("schedules", self._make, 1),
+            ("let_in", lambda conn, _: lifecycle.let_in(conn), 1),
+            ("cleanups", lambda conn, _: clean_up(conn, log), 1),
+            ("roll", lambda conn, until: aggregate(conn, log, until), AGGREGATE_SHARE),
+            ("schedules", self._make, 1),
+            ("watch", lambda conn, _: watch(conn, log, self._memory, settings.dl_reaper_period_sec), 1),
+            ("predict", lambda conn, until: predict(conn, log, self._memory, until), PREDICT_SHARE),
+            ("schedules", self._make, 1),
+            ("alerts", lambda conn, _: tell(conn, log, Rules.of(settings)), 1),
+            ("carry", lambda conn, until: carry(conn, settings, log, self._memory, until), CARRY_SHARE),
+            ("log_days", lambda conn, _: keep_log_days(conn, log, self._memory, settings.dl_retention_days), 1),
+            ("prune", self._prune, PRUNE_SHARE),
+        )
 
-    def work(self, conn: db.Connection) -> None:
-        """One round after the other until a signal; raises psycopg.Error when the session is lost."""
+    def work(self) -> None:
+        """One round after the other until a signal; raises SchemaError where the first session finds another schema."""
         period_sec = self._settings.dl_reaper_period_sec
-        self._schedules.listen(conn)
         while not self._signals.received:
             started = now()
-            self._round(conn, started, period_sec)
-            self._outage.ended()
-            self._pause(conn, started + period_sec - now())
+            for name, duty, share in self._duties:
+                self._do(name, duty, now() + share * period_sec)
+            self._pause(started + period_sec)
 
-    def _pause(self, conn: db.Connection, seconds: float) -> None:
-        """Wait so long, or until a signal; make the jobs of schedules that are due meanwhile."""
-        until = now() + seconds
-        while not self._signals.received:
-            self._schedules.make(conn)
-            if (left := until - now()) <= 0:
+    def _do(self, name: str, duty: Duty, until: float = math.inf) -> None:
+        """Do a duty. A lost session is replaced and the duty repeated, up to TRIES times; then the next has its turn.
+
+        A failure of the duty is logged, and the round goes on.
+        """
+
+        def guarded(session: Plain) -> None:
+            with going_on(session.conn, self._log, f"reaper.{name}.failed"):
+                duty(session.conn, until)
+
+        for _ in range(TRIES):
+            if self._signals.received:
                 return
-            self._signals.wait(min(left, self._schedules.due_at - now()), conn.fileno())
+            sent = now()
+            try:
+                return self._session.call(guarded)
+            except Lost:
+                self._uptime.lost(sent)
+                self._signals.wait(self._session.pause_sec)
 
-    def lost(self, error: psycopg.Error) -> None:
-        """Log a lost session, once for all tries to replace it, and count the database's uptime anew."""
-        self._uptime.lost()
-        self._outage.failed("reaper.session.lost", error)
+    def _pause(self, until: float) -> None:
+        """Wait until this instant, or a signal; make the jobs of schedules that are due meanwhile."""
+        while not self._signals.received:
+            self._do("schedules", self._make)
+            if until <= now():
+                return
+            wake_at = min(until, self._schedules.due_at)
+            self._do("pause", lambda conn, _: self._signals.wait(wake_at - now(), conn.fileno()))  # noqa: B023
 
-    def _round(self, conn: db.Connection, started: float, period_sec: float) -> None:
+    def _open_session(self) -> Plain:
+        return Plain(_connect(self._settings, self._dsn))
+
+    def _resume(self, session: Plain, lost: Sequence[Plain]) -> None:
+        self._schedules.listen(session.conn)
+        if not self._is_known:
+            self._is_known = True
+            self._log.info("reaper.started")
+            tell_ready()
+
+    def _reap(self, conn: db.Connection, _: float) -> None:
         reap(conn, self._log, self._uptime, PATIENCE_SEC + self._settings.pg_connect_timeout)
+
+    def _unpark(self, conn: db.Connection, _: float) -> None:
         memory = self._memory
         memory.stranded_after = lifecycle.unpark_stranded(conn, memory.stranded_after, STRANDED_BATCH)
         memory.waiting_after = lifecycle.resolve_stranded(conn, memory.waiting_after, STRANDED_BATCH)
+
+    def _make(self, conn: db.Connection, _: float) -> None:
         self._schedules.make(conn)
-        lifecycle.let_in(conn)
-        clean_up(conn, self._log)
-        aggregate(conn, self._log, started + AGGREGATE_SHARE * period_sec)
-        self._schedules.make(conn)
-        watch(conn, self._log, memory, period_sec)
-        predict(conn, self._log, memory, now() + PREDICT_SHARE * period_sec)
-        self._schedules.make(conn)
-        tell(conn, self._log, Rules.of(self._settings))
-        carry(conn, self._settings, self._log, memory, now() + CARRY_SHARE * period_sec)
-        keep_log_days(conn, self._log, memory, self._settings.dl_retention_days)
+
+    def _prune(self, conn: db.Connection, until: float) -> None:
         if (days := self._settings.dl_retention_days) is not None:
-            until = started + PRUNE_SHARE * period_sec
-            prune(conn, self._log, days * DAY_SEC, until, self._signals, lambda seconds: self._pause(conn, seconds))
+            prune(conn, self._log, days * DAY_SEC, until, self._signals, lambda sec: self._pause(now() + sec))
 
 
 class Schedules:
@@ -283,7 +319,7 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime,
 def going_on(
     conn: db.Connection, log: structlog.stdlib.BoundLogger, event: str, on_failure: Callable[[], None] | None = None
 ) -> Iterator[None]:
-    """Log a failure in this block as `event` and call `on_failure`: the rounds go on, for the block recovers no job.
+    """Log a failure in this block as `event` and call `on_failure`; the rounds go on.
 
     Raises psycopg.Error where the session is lost.
     """
@@ -299,24 +335,22 @@ def going_on(
 
 def clean_up(conn: db.Connection, log: structlog.stdlib.BoundLogger) -> None:
     """Add a job for each canceled one that has left something behind elsewhere."""
-    with going_on(conn, log, "reaper.cleanups.failed"):
-        for job_id in cleanups.due(conn):
-            of_job = log.bind(canceled=str(job_id))
-            with going_on(conn, of_job, "reaper.cleanup.failed"):
-                if cleanup := cleanups.add(conn, job_id):
-                    of_job.info("reaper.cleanup.added", job_id=str(cleanup))
-        cleanups.forget(conn)
+    for job_id in cleanups.due(conn):
+        of_job = log.bind(canceled=str(job_id))
+        with going_on(conn, of_job, "reaper.cleanup.failed"):
+            if cleanup := cleanups.add(conn, job_id):
+                of_job.info("reaper.cleanup.added", job_id=str(cleanup))
+    cleanups.forget(conn)
 
 
 def aggregate(conn: db.Connection, log: structlog.stdlib.BoundLogger, until: float) -> None:
     """Aggregate new rows of the journal until a monotonic instant; the next round goes on with the rest."""
-    with going_on(conn, log, "reaper.roll.failed"):
-        while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
-            pass
-        while runs.fold(conn) >= runs.FOLDED and now() < until:
-            pass
-        if rolled == stats.ANEW:
-            log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
+    while (rolled := stats.aggregate(conn)) >= stats.AGGREGATED and now() < until:
+        pass
+    while runs.fold(conn) >= runs.FOLDED and now() < until:
+        pass
+    if rolled == stats.ANEW:
+        log.warning("reaper.roll.anew", why="the sequence of dl_job_events has been set back")
 
 
 def watch(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memory, period_sec: float) -> None:
@@ -343,9 +377,8 @@ def predict(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory: Memo
 
 def tell(conn: db.Connection, log: structlog.stdlib.BoundLogger, rules: Rules) -> None:
     """Add a job for each message that is due to a webhook."""
-    with going_on(conn, log, "reaper.alerts.failed"):
-        if told := webhooks.tell(conn, rules):
-            log.info("reaper.alerts.told", count=told)
+    if told := webhooks.tell(conn, rules):
+        log.info("reaper.alerts.told", count=told)
 
 
 def carry(
@@ -409,10 +442,9 @@ def keep_log_days(conn: db.Connection, log: structlog.stdlib.BoundLogger, memory
     if now() < memory.log_days_at:
         return
     memory.log_days_at = now() + LOG_DAYS_AGAIN_SEC
-    with going_on(conn, log, "reaper.log_days.failed"):
-        if changed := logs_of_jobs.keep_days(conn, days):
-            log.info("reaper.log_days", changed=changed)
-        memory.log_days_at = now() + LOG_DAYS_SEC
+    if changed := logs_of_jobs.keep_days(conn, days):
+        log.info("reaper.log_days", changed=changed)
+    memory.log_days_at = now() + LOG_DAYS_SEC
 
 
 def _report_vacuum(vacuum: dict[str, Any], log: structlog.stdlib.BoundLogger, memory: Memory) -> None:

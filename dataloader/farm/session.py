@@ -1,120 +1,152 @@
-"""A worker's session with the queue's database: opened, lost, replaced.
+"""A session with the queue's database, lent to one piece of work at a time, and replaced when it is lost.
 
-One thread uses the session at a time: the worker's own, or the heartbeat's while jobs run (`Heartbeat.holding`).
+The worker, the keeper and the reaper have one each. A connection exists only as the argument of `Session.call`, and
+only while it is open. So no code can use a closed one, and every loss is met in the same place: the next `call` opens
+a new session and puts things right before any other work.
 """
 
 from __future__ import annotations
 
 import random
-import time
-from typing import Any
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from dataloader.config import Settings
+import psycopg
+
 from dataloader.farm.common_log import FarmOutage
-from dataloader.farm.orders import Orders
-from dataloader.farm.process import now
-from dataloader.farm.slots import Slot
-from dataloader.queue import db, lifecycle, migrations, probe
-from dataloader.queue.job import Job
+from dataloader.log.outage import Outage
+from dataloader.queue import db
+from dataloader.queue.migrations import SchemaError
+
+PAUSE_MOST = 2.0  # seconds between two tries to open a session: a database that is back is found within this time
+T = TypeVar("T")
 
 
-class WorkerSession:
-    """The one session of a worker; the slot shows the session's backend, and `outage` logs failures for the farm."""
+class Lent(Protocol):
+    """What a session lends: a connection, and what its owner knows of it (see lifecycle.Session)."""
+
+    @property
+    def conn(self) -> db.Connection: ...
+
+
+L = TypeVar("L", bound=Lent)
+
+
+class Plain(NamedTuple):
+    """A connection of which its owner knows no more."""
+
+    conn: db.Connection
+
+
+class Lost(Exception):
+    """The session broke under some work, or could not be opened; nobody knows whether the work was done."""
+
+
+class Session(Generic[L]):
+    """One session for all threads of a process, in turns."""
 
     def __init__(
-        self, settings: Settings, dsn: str, queue: str, orders: Orders, slot: Slot, logger: Any, outage: FarmOutage
+        self,
+        begin: Callable[[], L],
+        resume: Callable[[L, Sequence[L]], None],
+        outage: FarmOutage | Outage,
+        event: str,
     ) -> None:
-        self.outage = outage
-        self._settings = settings
-        self._dsn = dsn
-        self._queue = queue
-        self._orders = orders
-        self._slot = slot
-        self._log = logger
-        self._current: lifecycle.Session | None = None
-        self.unrecovered: list[lifecycle.Session] = []  # lost sessions, each perhaps with a claim (`Batch.recover`)
+        """`begin` opens a session; `resume` follows, with the sessions that were lost since the last success.
 
-    @property
-    def current(self) -> lifecycle.Session:
-        """The latest session, which may be closed."""
-        assert self._current is not None  # noqa: S101  the worker connects before any work
-        return self._current
+        Failures are logged by `outage` as `event`.
+        """
+        self._begin = begin
+        self._resume = resume
+        self._outage = outage
+        self._event = event
+        self._current: L | None = None
+        self._lost: list[L] = []  # their backends may still be at a statement
+        self._failures = 0  # without any success since
+        self._was_open = False
+        self.turn = threading.RLock()  # held by whoever uses the session, or changes what `resume` reads
 
-    @property
-    def conn(self) -> db.Connection:
-        """The connection of `current`."""
-        return self.current.conn
+    def call(self, work: Callable[[L], T], answer_within: float | None = None) -> T:
+        """Return `work(session)`; each of its statements has an answer within so many seconds (None: as opened).
+
+        Raises Lost when the session breaks or none can be opened; whatever else `work` raises, as it is.
+        """
+        with self.turn:
+            try:
+                session = self._current or self._open()
+                conn, patience = session.conn, session.conn.answer_within
+                conn.answer_within = patience if answer_within is None else answer_within
+                try:
+                    done = work(session)
+                finally:
+                    conn.answer_within = patience
+            except BaseException as error:
+                if db.is_passing(error):
+                    self._lose(error)
+                    raise Lost(str(error).strip()) from error
+                self._forget_closed()
+                raise
+            self._failures = 0
+            self._outage.ended()
+            return done
 
     @property
     def is_open(self) -> bool:
-        """False before the first `connect` and after a loss."""
-        return self._current is not None and not self.conn.closed
+        """False before the first call, and from a loss until the next one."""
+        return self._current is not None
 
-    def connect(self) -> None:
-        """Reopen the session over as many tries as it takes.
+    @property
+    def pause_sec(self) -> float:
+        """How long to wait before the next call after a loss: not at all at first, then longer, with jitter."""
+        if self._failures <= 1:
+            return 0.0
+        most = min(PAUSE_MOST, 0.1 * 2 ** min(self._failures, 10))
+        return random.uniform(most / 2, most)  # noqa: S311  jitter
 
-        Raises psycopg.Error when the worker drains, or for an error that a new try does not heal; SchemaError when the
-        schema is not this code's.
-        """
-        db.patiently(
-            self.reopen,
-            sleep=self._orders.pause,
-            give_up=lambda: self._orders.stopping,
-            on_error=lambda e: self.outage.failed("worker.connect.failed", e),
-        )
+    @property
+    def failures(self) -> int:
+        """How many calls have lost the session since the last one that did not."""
+        return self._failures
 
-    def reopen(self) -> None:
-        """Open a session between two runs; a claim of the former session is to be recovered. Raises as `connect`."""
-        former = self._current
-        self.open(self._settings.pg_connect_timeout)
-        if former is not None:
-            self.unrecovered.append(former)
+    def close(self) -> None:
+        """Close the session; the next call opens another."""
+        with self.turn:
+            if self._current is not None:
+                self._current.conn.close()
+                self._forget_closed()
 
-    def open(self, within: float) -> None:
-        """Open a session within so many seconds, and check the schema. Raises as `connect`."""
-        conn = db.connect(
-            self._dsn,
-            name=f"dl-worker:{self._queue}:{self._slot.worker}",
-            schema=self._settings.pg_schema_queue,
-            connect_timeout=min(within, self._settings.pg_connect_timeout),
-            answer_within=min(30.0, within + 5),
-            lock_timeout=5,
-        )
-        probe.require_session(conn, self._dsn)
-        migrations.check(conn)
-        session = lifecycle.open_session(conn, self._slot.worker)
-        self._slot.connected(session.backend_pid, session.backend_start)
+    def _open(self) -> L:
+        try:
+            session = self._begin()
+        except (psycopg.Error, SchemaError) as error:
+            # A server that comes back, or is restored, may refuse for a while what it has granted before.
+            if self._was_open and not db.is_passing(error):
+                raise psycopg.OperationalError(str(error)) from error
+            raise
         self._current = session
+        try:
+            self._resume(session, self._lost)
+        except BaseException:
+            session.conn.close()  # nothing uses a session that was not put right
+            raise
+        self._lost.clear()
+        self._was_open = True
+        return session
 
-    def read(self) -> None:
-        """Read what the server says unasked: its farewell, which ends a wait. Raises psycopg.Error when it was one."""
-        for _ in self.conn.notifies(timeout=0):
-            pass
-
-    def lost(self, error: BaseException) -> None:
-        """Close the session after a passing error; pause before the next try, except in a drain."""
-        self.outage.failed("worker.session.lost", error)
+    def _lose(self, error: BaseException) -> None:
+        self._failures += 1
+        self._outage.failed(self._event, error)
         if self._current is not None:
-            self.conn.close()
-        if not self._orders.stopping:
-            self._orders.pause(random.uniform(0.1, 1.0))  # noqa: S311  jitter; the error may last
+            self._current.conn.close()
+            self._forget_closed()
 
-    def leap(self, job: Job, fence: int) -> int | None:
-        """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
+    def _forget_closed(self) -> None:
+        if self._current is not None and self._current.conn.closed:
+            self._lost.append(self._current)
+            self._current = None
 
-        By a connection of its own: the heartbeat uses the worker's, and may be replacing it after a failover, which is
-        when fences are ahead of the queue.
-        """
 
-        def ask() -> int | None:
-            with db.connect(
-                self._dsn, name="dl-leap", schema=self._settings.pg_schema_queue, answer_within=10, lock_timeout=5
-            ) as conn:
-                return lifecycle.leap(conn, job, fence)
-
-        fence_token = db.patiently(
-            ask, sleep=time.sleep, give_up=lambda: now() > self._slot.fence_at or self._orders.is_overdue
-        )
-        if fence_token is not None:
-            self._log.warning("worker.fence.ahead", fence=fence, claim=job.claim, leapt_to=fence_token)
-        return fence_token
+def read(conn: db.Connection) -> list[Any]:
+    """The notifications that have come. Raises psycopg.Error where the server has said farewell, which ends a wait."""
+    return list(conn.notifies(timeout=0))

@@ -1,6 +1,7 @@
 """PROCESS: one worker. It claims jobs of its queues, runs one job at a time, and writes each end with the next claim.
 
-The supervisor forks it. The heartbeat's thread has the session while jobs run.
+The supervisor forks it. The worker's thread uses the session while it waits, claims and writes, the heartbeat's thread
+while a pipeline runs (`farm/session.py`).
 """
 
 from __future__ import annotations
@@ -9,23 +10,20 @@ import math
 import os
 import random
 import signal
-import socket
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
-from uuid import UUID, uuid4
 
 import psutil
-import psycopg
 import structlog
 
 from dataloader import log, pipelines
 from dataloader.config import ConfigError, Settings
-from dataloader.farm import figures, starts, traces
+from dataloader.farm import figures, identity, starts, traces
 from dataloader.farm.admission import Admission, needs_of
 from dataloader.farm.affinity import Preference
-from dataloader.farm.batch import REPORT, Batch, Unwritten, identity
+from dataloader.farm.batch import REPORT, Batch, Unwritten, facts_of
 from dataloader.farm.capture import Capture, beyond
 from dataloader.farm.common_log import FarmOutage
 from dataloader.farm.heartbeat import Heartbeat
@@ -44,11 +42,11 @@ from dataloader.farm.process import (
     unblock_signals,
 )
 from dataloader.farm.runner import Runner
-from dataloader.farm.session import WorkerSession
+from dataloader.farm.session import Lost, Session, read
 from dataloader.farm.slots import TOOK_LONGER, Order, SharedSlots, Slot, State
 from dataloader.pipelines import hooks
 from dataloader.queue import db, lifecycle, migrations, operations, probe
-from dataloader.queue.job import Checkpoint, Delivery, End, Finish, Job, Outcome, Verb, decide
+from dataloader.queue.job import Delivery, End, Finish, Job, Outcome, Verb, decide
 from dataloader.queue.lifecycle import Ended, Step
 from dataloader.queue.plans import schedules
 from dataloader.queue.reports import stats
@@ -61,7 +59,7 @@ GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them b
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 NO_ROOM = "not started: another run has taken the room that the host had for it"
-LEARN_SEC = 60.0
+LEARN_SEC = 60.0  # between two looks at what the runs of tasks have used
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
@@ -83,7 +81,7 @@ def main(settings: Settings, dsn: str, queues: Sequence[str], shared: SharedSlot
         worker.log.error("worker.schema.refused", error=str(e))
         return EXIT_CANNOT_START
     except Unwritten as e:
-        worker.log.error("worker.end.unwritten", error=str(e), failures=worker.session.outage.failures)
+        worker.log.error("worker.end.unwritten", error=str(e), failures=worker.session.failures)
         return EXIT_FAILED
     finally:
         worker.capture.rest()
@@ -108,14 +106,14 @@ class Worker:
         self.queues = tuple(queues)
         self.shared = shared
         self.slot = slot
-        name = f"{socket.gethostname()[:100]}:{os.getpid()}:{uuid4().hex[:12]}"
+        self.name = name = identity.own_name()
         slot.occupy(name, queues)
         self.log = structlog.get_logger("worker").bind(worker=name, queue=", ".join(queues))
         self.orders = Orders(settings, slot, life)
-        self.session = WorkerSession(
-            settings, dsn, queues[0], self.orders, slot, self.log, FarmOutage(shared.outage, self.log)
-        )
-        self.runner = Runner(settings, dsn, self.session.leap)
+        outage = FarmOutage(shared.outage, self.log)
+        self.session = Session(self._open_session, self._resume, outage, "worker.session.lost")
+        self._dsn = dsn
+        self.runner = Runner(settings, dsn, self._leap)
         elsewhere = partial(shared.warm_elsewhere, slot)
         self.preference = Preference(settings, lambda: self.runner.warm.keys, elsewhere)
         account = HostAccount(settings.dl_host_account)
@@ -128,6 +126,7 @@ class Worker:
         self._sound = True  # False: this process should be replaced
         self._jobs = 0
         self._sent = 0.0  # the latest claim; what a worker was called for before, it has looked for
+        self._asked: lifecycle.Session | None = None  # the session of the latest claim
         self._due_in: float | None = None  # seconds until the next due row, as of the last claim
         self._meter = Meter()
         self._glanced_at = 0.0  # for idle siblings
@@ -155,19 +154,15 @@ class Worker:
         return not self.orders.is_over
 
     def work(self) -> int:
-        """Claim until no job is claimable, then wait; connect whenever there is no session."""
+        """Claim until no job is claimable, then wait; a lost session is replaced by the next that is to be done."""
         while self._sound and not self.orders.is_over:
             try:
-                if not (self.session.is_open or self.batch.has_ends):
-                    self._connect()
-                elif not self.orders.may_claim:
+                if not self.orders.may_claim:
                     self._rest()
                 elif not self.work_some():
                     self._wait()
-            except psycopg.Error as e:
-                if not db.is_passing(e):
-                    raise
-                self.session.lost(e)
+            except Lost:
+                self.orders.pause(self.session.pause_sec)
         if self.slot.order is Order.LEAVE:
             self.slot.state = State.LEAVING
         self.batch.write_last()
@@ -182,25 +177,38 @@ class Worker:
         if self.slot.state is not State.AWAKE:
             self.slot.state = State.AWAKE
             self.slot.show("works")
-        if now() >= self._learn_at:
-            self._learn()
-        sent = self._sent = now()
         most = self.batch.size_next(lambda: self.shared.siblings(self.slot))
-        self.slot.sends(sent)
-        step = self.batch.step(most)
-        self.slot.answered()
+        step = self.session.call(partial(self._claim, most))
         if step.jobs:
-            self._run_batch(step, sent)
+            self._run_batch(step, self._sent)
             return True
         self._due_in = step.due_in
         if most and not step.look_again:
-            self.slot.found_no_job(sent, step.due_in)
+            self.slot.found_no_job(self._sent, step.due_in)
         return step.look_again
 
-    def _learn(self) -> None:
-        """Learn from the database what the runs of tasks have used."""
-        self.admission.know(needs_of(pipelines.needs(), stats.learned(self.session.conn)))
-        self._learn_at = now() + LEARN_SEC
+    def _claim(self, most: int, session: lifecycle.Session) -> Step:
+        """Write the ends, claim up to `most` jobs, and learn what their runs need to know of them.
+
+        Where the session is lost in the midst of this, the next one hands the jobs back.
+        """
+        if now() >= self._learn_at:
+            self.admission.know(needs_of(pipelines.needs(), stats.learned(session.conn)))
+            self._learn_at = now() + LEARN_SEC
+        self._asked = session
+        sent = self._sent = now()
+        self.slot.sends(sent)
+        step = self.batch.step(session, most)
+        self.slot.answered()
+        if step.jobs:
+            again = [job.job_id for job in step.jobs if job.claim > 1 and pipelines.wants_context(job.task)]
+            self.runner.kept = lifecycle.checkpoints(session.conn, again) if again else {}
+            job_ids = [job.job_id for job in step.jobs]
+            if self.traces.is_on:
+                self.traces.learn(lifecycle.traces(session.conn, job_ids))
+            if self.figures.is_on:
+                self.figures.learn(lifecycle.waits(session.conn, job_ids))
+        return step
 
     def _release(self) -> None:
         """Release the warm resources; the supervisor kills a worker that hangs in it."""
@@ -208,27 +216,67 @@ class Worker:
             self.slot.drain_until(now() + self.settings.dl_drain_sec + self.settings.dl_kill_grace_sec)
             self.runner.warm.close()
 
-    def _connect(self) -> None:
-        self.slot.show("connects")
-        self.session.connect()
-        self.slot.show("works")
-        if not self.heartbeat.ident:
-            self._agree()
-            operations.tell_tasks(self.session.conn, pipelines.told())
-            schedules.tell(self.session.conn, pipelines.schedules(), self.settings.timezone)
-            self.heartbeat.start()
-            self.log.info("worker.started", pid=os.getpid())
-        elif self.session.unrecovered:
-            self.batch.recover()
-        self._due_in = None
-        self.batch.fit(probe.lock_table(self.session.conn))
+    # --- the session ---
 
-    def _agree(self) -> None:
+    def _open_session(self) -> lifecycle.Session:
+        self.slot.show("connects")
+        conn = db.connect(
+            self._dsn,
+            name=f"dl-worker:{self.queues[0]}:{self.name}",
+            schema=self.settings.pg_schema_queue,
+            connect_timeout=self.settings.pg_connect_timeout,
+            answer_within=10,
+            lock_timeout=5,
+        )
+        probe.require_session(conn, self._dsn)
+        migrations.check(conn)
+        session = lifecycle.open_session(conn, self.name)
+        self.slot.connected(session.backend_pid, session.backend_start)
+        return session
+
+    def _resume(self, session: lifecycle.Session, lost: Sequence[lifecycle.Session]) -> None:
+        """Before anything else is done with a new session: keep what is still this worker's, hand back the rest."""
+        if not self.heartbeat.ident:
+            self._introduce(session)
+        self.batch.resume(session, lost)
+        self.batch.fit(probe.lock_table(session.conn))
+        self._due_in = None
+        if self.slot.state is not State.BUSY:
+            self.slot.show("works")
+
+    def _introduce(self, session: lifecycle.Session) -> None:
+        """With the first session: agree on the queues, and publish the tasks and schedules of the code."""
+        self._agree(session)
+        operations.tell_tasks(session.conn, pipelines.told())
+        schedules.tell(session.conn, pipelines.schedules(), self.settings.timezone)
+        self.heartbeat.start()
+        self.log.info("worker.started", pid=os.getpid())
+
+    def _leap(self, job: Job, fence: int) -> int | None:
+        """A fencing token for this claim above the target's `fence`; None when the job is another worker's.
+
+        By a connection of its own: the heartbeat has the worker's, and may be replacing it after a failover, which is
+        when fences are ahead of the queue.
+        """
+
+        def ask() -> int | None:
+            schema = self.settings.pg_schema_queue
+            with db.connect(self._dsn, name="dl-leap", schema=schema, answer_within=10, lock_timeout=5) as conn:
+                return lifecycle.leap(conn, job, fence)
+
+        fence_token = db.patiently(
+            ask, sleep=time.sleep, give_up=lambda: now() > self.slot.fence_at or self.orders.is_overdue
+        )
+        if fence_token is not None:
+            self.log.warning("worker.fence.ahead", fence=fence, claim=job.claim, leapt_to=fence_token)
+        return fence_token
+
+    def _agree(self, session: lifecycle.Session) -> None:
         """Make its queues what the settings say of their order; raises ConfigError when one is something else."""
         said = ((queue, spec) for spec in self.settings.workers for queue in spec.served if queue in self.queues)
         for queue, spec in said:
             try:
-                operations.agree(self.session.conn, queue, spec.ordered, spec.merge)
+                operations.agree(session.conn, queue, spec.ordered, spec.merge)
             except operations.Contradiction as e:
                 raise ConfigError(str(e)) from None
 
@@ -236,35 +284,26 @@ class Worker:
 
     def _run_batch(self, step: Step, sent: float) -> None:
         """Run claimed jobs, the best first; hand back the rest where the worker has to leave."""
-        self.runner.kept = self._checkpoints_of(step.jobs)
         self.slot.claim([job.job_id for job in step.jobs], [job.attempt for job in step.jobs])
         self.batch.claimed(step.jobs, step.batch)
         self._meter.look()
-        if self.traces.is_on:
-            self._learn_traces(step.jobs)
-        if self.figures.is_on:
-            self._learn_waits(step.jobs)
         began, runs, has_room = now(), 0, True
-        with self.heartbeat.holding():
-            while self._goes_on(sent, began, runs) and (delivery := self.batch.next()):
-                if not (has_room := self.admission.enter(delivery.first.task)):
-                    self._hand_back(delivery, NO_ROOM)
-                    break
-                self._run(delivery, sent)
-                self.admission.leave()
-                runs += 1
+        while self._goes_on(sent, began, runs) and (delivery := self._next()):
+            if not (has_room := self.admission.enter(delivery.first.task)):
+                self._hand_back(delivery, NO_ROOM)
+                break
+            self._run(delivery, sent)
+            self.admission.leave()
+            runs += 1
+        self.batch.running = ()
         self.orders.signals.take_wake_ups()
         if runs:
             self.batch.took(now() - began, runs)
         self.batch.hand_back(self._why_not_started() if has_room else NO_ROOM)
 
-    def _checkpoints_of(self, jobs: Sequence[Job]) -> Mapping[UUID, Checkpoint]:
-        """Where those of the jobs go on that have run before; without such a job no statement.
-
-        A session that is lost here is replaced like one that is lost at the claim: the jobs are handed back.
-        """
-        again = [job.job_id for job in jobs if job.claim > 1 and pipelines.wants_context(job.task)]
-        return lifecycle.checkpoints(self.session.conn, again) if again else {}
+    def _next(self) -> Delivery | None:
+        with self.session.turn:  # a new session hands back what has not begun by then
+            return self.batch.next()
 
     def _goes_on(self, sent: float, began: float, runs: int) -> bool:
         """Whether to begin another job of the claim `sent` then, of which so many have run since `began`."""
@@ -299,7 +338,7 @@ class Worker:
             self._hand_back(delivery, "not started: its lease ran out")
             return
         job = delivery.first
-        with log.context(**identity(job)), self.traces.run(job) as report, self.figures.run(job) as measure:
+        with log.context(**facts_of(job)), self.traces.run(job) as report, self.figures.run(job) as measure:
             outcome, facts, written = self._run_pipeline(delivery)
             report(outcome)
             measure(outcome)
@@ -378,26 +417,21 @@ class Worker:
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
         return worn_out
 
-    def _learn_traces(self, jobs: Sequence[Job]) -> None:
-        with suppress(psycopg.Error):  # the heartbeat handles a lost session; the jobs are claimed
-            self.traces.learn(lifecycle.traces(self.session.conn, [job.job_id for job in jobs]))
-
-    def _learn_waits(self, jobs: Sequence[Job]) -> None:
-        with suppress(psycopg.Error):  # as with traces
-            self.figures.learn(lifecycle.waits(self.session.conn, [job.job_id for job in jobs]))
-
     def _rest(self) -> None:
         """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
         if self.batch.owes:
-            self.batch.step(0)
+            self.session.call(lambda session: self.batch.step(session, 0))
         if self.slot.state is not State.RESTING:
             self.capture.rest()
             self.slot.state = State.RESTING
             self.slot.show("waits to claim")
             self.orders.call_supervisor()
-        self.session.read()
+        self.session.call(self._pause_with)
+
+    def _pause_with(self, session: lifecycle.Session) -> None:
+        read(session.conn)
         if not (self.orders.may_claim or self.orders.is_over):
-            self.orders.pause(REST_SEC, self.session.conn.fileno())
+            self.orders.pause(REST_SEC, session.conn.fileno())
 
     # --- waiting ---
 
@@ -409,10 +443,13 @@ class Worker:
         poll_sec = self.settings.dl_claim_backoff_sec * random.uniform(0.8, 1.0)  # noqa: S311  jitter
         poll_at = min(now() + poll_sec, self.batch.retry_at)
         due_at = math.inf if self._due_in is None else now() + self._due_in
-        while now() < poll_at and self.orders.may_claim:
+        self.session.call(partial(self._wait_with, poll_at, due_at))
+
+    def _wait_with(self, poll_at: float, due_at: float, session: lifecycle.Session) -> None:
+        while now() < poll_at and self.orders.may_claim and session is self._asked:
             if self.slot.fields.called_at > self._sent:
                 break  # as many workers are called as find jobs, and one
-            self.session.read()
+            read(session.conn)
             if now() > due_at:
                 if (due := self._looked_for_by_sibling()) is None:
                     break
@@ -420,15 +457,15 @@ class Worker:
             elif self.admission.has_gained_room():
                 break
             else:
-                self._sleep(min(poll_at, due_at + 0.001, now() + self.admission.look_in))
+                self._sleep(min(poll_at, due_at + 0.001, now() + self.admission.look_in), session)
 
-    def _sleep(self, until: float) -> None:
+    def _sleep(self, until: float, session: lifecycle.Session) -> None:
         """Wait for a call, an order or the server's farewell."""
         bell = self.slot.bell
         if bell is None:
-            self.orders.pause(min(until - now(), BELLLESS_SEC), self.session.conn.fileno())
+            self.orders.pause(min(until - now(), BELLLESS_SEC), session.conn.fileno())
         else:
-            self.orders.pause(until - now(), self.session.conn.fileno(), bell.fd)
+            self.orders.pause(until - now(), session.conn.fileno(), bell.fd)
             bell.hush()
 
     def _looked_for_by_sibling(self) -> float | None:

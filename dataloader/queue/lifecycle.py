@@ -556,6 +556,35 @@ def take_back(conn: Conn, worker: str, job_ids: Sequence[UUID], reason: str) -> 
     return conn.execute(_SQL["take_back"], {"worker": worker, "job_ids": list(job_ids), "reason": reason}).rowcount
 
 
+def still_held(conn: Conn, worker: str, jobs: Sequence[Job]) -> set[UUID]:
+    """Those of these jobs whose claims this worker still has."""
+    claims = {"worker": worker, "job_ids": [job.job_id for job in jobs], "attempts": [job.attempt for job in jobs]}
+    return {job_id for (job_id,) in conn.execute(_SQL["still_held"], claims).fetchall()}
+
+
+def hand_back(conn: Conn, worker: str, holds: Sequence[Job], reason: str) -> list[tuple[UUID, str]]:
+    """Hand back, uncounted, all that this living worker has claimed but for `holds`; returns each job and its status.
+
+    No run of these jobs has begun. Locked rows are left as they are.
+    """
+    claims = {"worker": worker, "job_ids": [job.job_id for job in holds], "attempts": [job.attempt for job in holds]}
+    return conn.execute(_SQL["hand_back"], claims | {"reason": f"not started: {reason}"}).fetchall()
+
+
+def settle_gone(conn: Conn, worker: str, reason: str) -> list[Settled]:
+    """Take from a worker that is proved to be gone what it held; jobs that it had not begun are handed back uncounted.
+
+    A locked row has the status None, as in `settle`.
+    """
+    rows = conn.execute(_SQL["settle_gone"], {"worker": worker, "reason": reason}).fetchall()
+    return [Settled(job_id, Status(status) if status else None) for job_id, status in rows]
+
+
+def holders(conn: Conn, host: str) -> list[str]:
+    """The workers of this host that hold running jobs, by their names' beginning."""
+    return [worker for (worker,) in conn.execute(_SQL["holders"], {"host": host}).fetchall()]
+
+
 def clock(conn: Conn) -> tuple[float, float]:
     """The database's clock (seconds since 1970), and for how many seconds its server has been up."""
     row = conn.execute(_SQL["clock"]).fetchone()

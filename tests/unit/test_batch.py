@@ -1,4 +1,4 @@
-"""A worker's batch: how many jobs it claims, the ends of locked rows, claims whose answers were lost."""
+"""A worker's batch: how many jobs it claims, the ends of locked rows, the jobs of lost sessions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from dataloader.config import Settings, WorkerSpec
 from dataloader.farm.admission import Admission
 from dataloader.farm.affinity import Preference
 from dataloader.farm.batch import LOCKED_MOST, TICK_SEC, Batch, fair_share, size_after
-from dataloader.farm.common_log import FarmOutage, Note
 from dataloader.farm.host import Host
 from dataloader.farm.host_account import HostAccount
 from dataloader.farm.orders import Orders
 from dataloader.farm.process import now
-from dataloader.farm.session import WorkerSession
 from dataloader.farm.slots import SharedSlots, Siblings, State
 from dataloader.farm.worker import GIVE_SEC, Worker
 from dataloader.queue import lifecycle, probe
@@ -37,35 +35,19 @@ def job(key: str = "key") -> Job:
     return Job(uuid4(), "q", "noop", "{}", None, key, "", 1, 5, 60, None, 1, "host:1:a")
 
 
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> WorkerSession:
-    """A session that opens without a server; each is known by its backend's number."""
-    slot = SharedSlots(1).slots[0]
-    monkeypatch.setattr("dataloader.farm.orders.Signals", lambda *_: SimpleNamespace(wait=lambda *_: []))
-    session = WorkerSession(
-        SETTINGS,
-        "",
-        "q",
-        Orders(SETTINGS, slot, -1),
-        slot,
-        structlog.get_logger(),
-        FarmOutage(Note(), structlog.get_logger()),
-    )
-    pids = iter(range(1, 9))
+ORDERS = SimpleNamespace(drain_by=0.0, stopping=False)
+ONE = Session(SimpleNamespace(), "host:1:a", 1, datetime.now(UTC))  # lent to a batch, whose statements are replaced
 
-    def opened(_: float) -> None:
-        conn: Any = SimpleNamespace(closed=False)
-        conn.close = lambda: setattr(conn, "closed", True)
-        session._current = Session(conn, "host:1:a", next(pids), datetime.now(UTC))
 
-    monkeypatch.setattr(session, "open", opened)
-    session.connect()
-    return session
+def batch_of(settings: Settings = SETTINGS, queues: tuple[str, ...] = ("q",)) -> Batch:
+    session: Any = None
+    orders: Any = ORDERS
+    return Batch(settings, queues, session, orders, structlog.get_logger(), PREFERENCE, ADMISSION)
 
 
 @pytest.fixture
-def batch(session: WorkerSession) -> Batch:
-    return Batch(SETTINGS, ("q",), session, session._orders, structlog.get_logger(), PREFERENCE, ADMISSION)
+def batch() -> Batch:
+    return batch_of()
 
 
 @pytest.mark.parametrize(
@@ -103,17 +85,17 @@ def test_a_worker_begins_with_one_job_and_learns(batch: Batch) -> None:
 
 @pytest.mark.parametrize(("scheduler", "after"), [("sequential", [1, 1, 4]), ("lag", [1, 1, 1])])
 def test_the_runs_of_one_queue_do_not_size_the_claims_of_another(
-    session: WorkerSession, monkeypatch: pytest.MonkeyPatch, scheduler: str, after: list[int]
+    monkeypatch: pytest.MonkeyPatch, scheduler: str, after: list[int]
 ) -> None:
     """By lag the database chooses the queue, so the smallest size counts."""
     settings = SETTINGS.model_copy(update={"workers_json": (WorkerSpec(queues=["a", "b"], scheduler=scheduler),)})
-    batch = Batch(settings, ("a", "b"), session, session._orders, structlog.get_logger(), PREFERENCE, ADMISSION)
+    batch = batch_of(settings, ("a", "b"))
     found, sizes = [job()._replace(queue="a")], []
     monkeypatch.setattr(lifecycle, "step", lambda *_: Step(found, {}, 0, False, None))
     for queue in ("a", "b"):
         found = [job()._replace(queue=queue)]
         sizes.append(most := batch.size_next())
-        batch.claimed(batch.step(most).jobs)
+        batch.claimed(batch.step(ONE, most).jobs)
         if queue == "a":
             batch.took(0.000_01, 1), batch.took(0.000_01, 1)
         else:
@@ -127,7 +109,7 @@ def test_a_worker_that_was_idle_begins_with_one_job_again(batch: Batch, monkeypa
     batch.took(0.000_01, 10)
     sizes = []
     for most in (2, 2, 2):
-        batch.step(most)
+        batch.step(ONE, most)
         sizes.append(batch.size_next())
     assert sizes == [2, 2, 1]
 
@@ -154,11 +136,11 @@ def test_idle_siblings_and_at_the_end_of_a_queue_all_have_their_share(
     [({}, 100, 100, 0), ({}, 10, 32, 0), ({"prefetch": 100}, 10, 32, 1), ({"prefetch": 1}, 10, 1, 0)],
 )
 def test_the_lock_table_bounds_an_automatic_prefetch_without_a_word(
-    session: WorkerSession, given: dict[str, int], transactions: int, most: int, lines: int
+    given: dict[str, int], transactions: int, most: int, lines: int
 ) -> None:
     settings = Settings.model_construct(workers_json=[WorkerSpec(queue="q", concurrency=5, **given)])
     with structlog.testing.capture_logs() as said:
-        batch = Batch(settings, ("q",), session, session._orders, structlog.get_logger(), PREFERENCE, ADMISSION)
+        batch = batch_of(settings)
         batch.fit(probe.LockTable(64, transactions))
     for _ in range(9):
         batch.took(0.000_01, 10)
@@ -176,13 +158,13 @@ def test_an_end_of_a_locked_row_is_kept_and_tried_again(batch: Batch, monkeypatc
 
     monkeypatch.setattr(lifecycle, "step", step)
     batch.add(ended)
-    batch.step(1)
+    batch.step(ONE, 1)
     assert (batch.owes, batch.has_ends) == (1, False)
     assert now() < batch.retry_at < now() + 1
-    batch.step(1)
+    batch.step(ONE, 1)
     batch._retry_at = 0.0
     locked.clear()
-    batch.step(1)
+    batch.step(ONE, 1)
     assert (tried, batch.owes) == ([[ended], [], [ended]], 0)
 
 
@@ -213,7 +195,12 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
 ) -> None:
     """It goes by the runs of this claim: the jobs before may have been shorter."""
     shared, worker = SharedSlots(2), Worker.__new__(Worker)
-    worker.shared, worker.slot, worker.batch, worker.orders = shared, shared.slots[0], batch, batch._orders
+    worker.shared, worker.slot, worker.batch, worker.orders = (
+        shared,
+        shared.slots[0],
+        batch,
+        Orders(SETTINGS, shared.slots[0], -1),
+    )
     worker._sound, worker._glanced_at = True, 0.0
     worker.slot.claim([uuid4()], [1])
     worker.slot.begin(0, 1, 60.0, 0.0)
@@ -228,45 +215,50 @@ def test_a_worker_leaves_an_idle_sibling_what_takes_longer_than_to_hand_it_back(
     assert worker._goes_on(sent, sent, runs), "it has looked for siblings just now"
 
 
-def test_every_lost_sessions_claim_is_recovered_also_after_a_failure(
-    batch: Batch, session: WorkerSession, monkeypatch: pytest.MonkeyPatch
+def test_a_new_session_keeps_what_runs_and_what_has_run_and_hands_back_the_rest(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The backend of the first lost session may be at a claim: its end is tried again, before the jobs go back."""
-    ended: list[Any] = []
+    """Of two ends the lost statement wrote one, although its answer did not come."""
+    run, waits, written, unwritten = [job(key) for key in "abcd"]
+    batch.claimed([run, waits])
+    assert batch.next() is not None
+    for each in (written, unwritten):
+        batch.add(Ended(each, Finish("succeed")))
+    done: list[Any] = []
+    monkeypatch.setattr(lifecycle, "end_session", lambda _conn, pid, _start: done.append(pid))
+    monkeypatch.setattr(lifecycle, "still_held", lambda *_: {unwritten.job_id})
+    monkeypatch.setattr(lifecycle, "has_ended", lambda *_: True)
+    monkeypatch.setattr(
+        lifecycle, "hand_back", lambda _c, _w, holds, _r: done.append(holds) or [(waits.job_id, "queued")]
+    )
+    with structlog.testing.capture_logs() as lines:
+        batch.resume(ONE, [ONE, Session(ONE.conn, ONE.worker, 2, ONE.backend_start)])
+    assert done == [1, 2, [run, unwritten]]
+    assert (batch.next(), batch.owes) == (None, 1)
+    assert [line["event"] for line in lines] == ["worker.claim.unheard"]
 
-    def end_session(conn: Any, pid: int, start: datetime) -> None:
-        ended.append(pid)
-        if ended == [1]:
+
+def test_after_a_failure_each_end_is_written_alone_and_none_is_forgotten(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [Ended(job(key), Finish("succeed")) for key in "abc"]
+    tries: list[int] = []
+
+    def finish_some(_conn: Any, _worker: str, some: list[Ended]) -> Written:
+        tries.append(len(some))
+        if len(tries) in (1, 3):
             raise psycopg.OperationalError
+        return Written({end.job.job_id: Status.SUCCEEDED for end in some}, [])
 
-    def settle(*_: Any) -> list[Any]:
-        ended.append("settled")
-        return []
-
-    monkeypatch.setattr(lifecycle, "end_session", end_session)
-    monkeypatch.setattr(lifecycle, "settle", settle)
-    session.connect()
-    with pytest.raises(psycopg.OperationalError):
-        batch.recover()
-    session.connect()
-    batch.recover()
-    assert ended == [1, 1, 2, "settled"]
-    assert not session.unrecovered
-
-
-def test_jobs_that_have_run_are_written_before_the_lost_claims_jobs_go_back(
-    batch: Batch, session: WorkerSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = []
-    end = Ended(job(), Finish("succeed"))
-    monkeypatch.setattr(lifecycle, "end_session", lambda *_: order.append("ended"))
-    monkeypatch.setattr(lifecycle, "finish_some", lambda *_: order.append("written") or Written({}, [end.job.job_id]))
-    monkeypatch.setattr(lifecycle, "settle", lambda *_: order.append("settled") or [])
-    batch._locked, batch._retry_at = [end], now() + 60
-    session.connect()
-    batch.recover()
-    assert order == ["ended", "written", "settled"]
-    assert batch.owes == 1
+    monkeypatch.setattr(lifecycle, "finish_some", finish_some)
+    for end in ends:
+        batch.add(end)
+    for _ in range(2):
+        with pytest.raises(psycopg.OperationalError):
+            batch.write(ONE)
+    assert batch.owes == 2
+    batch.step(ONE, 1)
+    assert (tries, batch.owes) == ([3, 1, 1, 1, 1], 0)
 
 
 # --- deliveries ---

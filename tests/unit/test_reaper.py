@@ -25,8 +25,17 @@ def test_a_server_that_was_restarted_has_been_there_since_then() -> None:
 def test_what_was_lost_counts_from_its_return() -> None:
     uptime = Uptime()
     asked(uptime, 100)
-    uptime.lost()
+    uptime.lost(110)
+    uptime.lost(129)
     assert [asked(uptime, 130), asked(uptime, 137)] == [0, 7]
+
+
+def test_a_session_that_was_ended_and_replaced_at_once_is_no_outage() -> None:
+    uptime = Uptime()
+    asked(uptime, 100)
+    for at in range(110, 200):
+        uptime.lost(at)
+        assert asked(uptime, at + SILENCE_SEC - 1, took=0.1) > 1_000
 
 
 def test_a_silence_is_an_outage_and_a_slow_answer_is_none() -> None:

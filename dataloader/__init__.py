@@ -4,7 +4,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
 `farm/worker.py` claims, `farm/runner.py` runs a function of `pipelines/` with `farm/heartbeat.py` beside it,
 `queue/job.py` decides and `queue/lifecycle.py` writes the end.
 
-    room            what it holds                                    may import (besides config, log, otel)
+    room            what it holds                                    may import (besides config, log, otel, periods)
     queue           the queue in PostgreSQL: rows, statements        -
     pipelines       registry, context, hooks, the built-in ones      queue.job queue.hooks queue.plans.new_schedule
                                                                      queue.reports.webhooks queue.reports.messages
@@ -22,6 +22,7 @@ The path of a job: `api/v1/contract.py` validates → `queue/enqueue.py` inserts
     config          settings from the environment                    -
     log             JSON lines, masking of secrets                   -
     otel            what traces and metrics by OpenTelemetry share   -
+    periods         the periods that tests shorten                   -
 
 Other programs import from here: `Client` and `AsyncClient` (docs/client.md), `NewJob`, `enqueue` and `enqueue_many`
 (docs/producers.md).

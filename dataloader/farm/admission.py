@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from dataloader import periods
 from dataloader.farm.host import MB, Host, Load, Room
 from dataloader.farm.host_account import Book, Entry, HostAccount, NoAccount, Reservation
 from dataloader.farm.process import memory_used, now
@@ -21,7 +22,8 @@ from dataloader.queue.lifecycle import LeftOut
 MEASURED_SEC = 0.25  # how old a measurement may be
 LOOK_SEC = (0.03, 0.08)  # between an idle worker's looks at the account; at random, so that one of many comes first
 LEAST_SHARE = 0.5  # of the processors that a run needs, which the measured load leaves free
-RESERVED_SEC = 5.0  # after its last refresh a reservation is over: workers with a job that waits claim once a second
+# After its last refresh a reservation is over: workers with a job that waits claim once a second.
+RESERVED_SEC = periods.seconds("RESERVED_SEC", 5.0)
 
 
 class Needs(NamedTuple):

@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+from dataloader import periods
 from dataloader.config import Settings
 from dataloader.farm.process import now
 from dataloader.queue.job import Job
 from dataloader.queue.lifecycle import Affinity, Reached
 
-MEMORY_SEC = 600.0  # after a job with an affinity key a worker's claims ask for more of them
+# After a job with an affinity key a worker's claims ask for more of them.
+MEMORY_SEC = periods.seconds("MEMORY_SEC", 600.0)
 MARKS = 64  # within the longest wait: the bound is as exact as that
 PRIORITIES_MOST = 16  # classes whose bounds a worker keeps
 

@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 from psycopg import errors
 
-from dataloader import log
+from dataloader import log, periods
 from dataloader.config import Settings
 from dataloader.farm.batch import TICK_SEC, Batch
 from dataloader.farm.capture import Capture
@@ -32,7 +32,7 @@ from dataloader.queue.job import Delivery, End, beat_interval, to_json
 
 REST_SEC = 1.0  # without a run until the thread sleeps
 PROGRESS_SEC = 1.0  # progress and checkpoints are written at most once in this time
-RETAKE_SEC = 5.0  # for taking the key again: the former session has 2 s to end
+RETAKE_SEC = periods.seconds("RETAKE_SEC", 5.0)  # for taking the key again: the former session has 2 s to end
 LOST_SEC = 1.0  # until a run stops whose key another worker may have
 
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import psutil
 
+from dataloader import periods
 from dataloader.config import Settings
 from dataloader.farm.process import cpu_used_by, now
 
 MB = 2**20
-HEAT_SEC = 5.0  # between two looks at the sensors, which take milliseconds
+HEAT_SEC = periods.seconds("HEAT_SEC", 5.0)  # between two looks at the sensors, which take milliseconds
 LOAD_SEC = 1.0  # over which processors are measured, at least: the kernel counts in steps of 10 ms
 _UNITS = {"MB": 1.0, "GB": 1_024.0}
 _NO_LIMIT = 2**60  # bytes; version 1 of cgroups writes its lack of a limit as a number above

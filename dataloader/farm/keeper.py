@@ -18,7 +18,7 @@ import psycopg
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import log
+from dataloader import log, periods
 from dataloader.config import Settings
 from dataloader.farm import identity
 from dataloader.farm.common_log import FarmOutage
@@ -46,14 +46,18 @@ from dataloader.queue.job import beat_interval
 from dataloader.queue.reports import stats
 
 TICK_SEC = 0.25
-COUNTED_SEC = 10.0  # between two counts of the fleet's farms
+ANSWER_SEC = periods.seconds("KEEPER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
+COUNTED_SEC = periods.seconds("COUNTED_SEC", 10.0)  # between two counts of the fleet's farms
 PROVED_SEC = 1.0  # between two proofs that the session is there, which a silent cut of it would not tell
 SILENT_SEC = 1.0  # from a claim until the keeper hands back what waits behind a run that holds the GIL
-HEARD_SEC = 5.0  # how long the keeper looks for the worker of a cancelled job: its slot may not show the job yet
-LAST_RECOVERY_SEC = 5.0  # how long a keeper in a drain tries to recover the last jobs
+# How long the keeper looks for the worker of a cancelled job: its slot may not show the job yet.
+HEARD_SEC = periods.seconds("HEARD_SEC", 5.0)
+# How long a keeper in a drain tries to recover the last jobs.
+LAST_RECOVERY_SEC = periods.seconds("LAST_RECOVERY_SEC", 5.0)
+# The same without a supervisor; then the reaper recovers them.
+ORPHAN_RECOVERY_SEC = periods.seconds("ORPHAN_RECOVERY_SEC", 60.0)
 GONE = "the worker was gone when a farm of its host started"
 _STOP = (signal.SIGTERM, signal.SIGINT)
-ORPHAN_RECOVERY_SEC = 60.0  # the same without a supervisor; then the reaper recovers them
 
 
 def main(settings: Settings, dsn: str, shared: SharedSlots) -> int:
@@ -234,7 +238,7 @@ class Keeper:
             name="dl-keeper",
             schema=self.settings.pg_schema_queue,
             connect_timeout=self.settings.pg_connect_timeout,
-            answer_within=10,
+            answer_within=ANSWER_SEC,
             lock_timeout=2,
         )
         migrations.check(conn)

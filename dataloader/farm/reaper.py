@@ -24,6 +24,7 @@ import structlog
 from setproctitle import setproctitle
 
 from dataloader import log as logs
+from dataloader import periods
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_OK, Signals, now, tell_ready
 from dataloader.farm.session import Lost, Plain, Session
@@ -42,17 +43,22 @@ PRUNE_SHARE = 0.8  # of a round, for deleting
 AGGREGATE_SHARE = 0.3  # of a round, for aggregating the journal
 CARRY_SHARE = 0.2  # of a round, for carrying jobs to another cluster
 PREDICT_SHARE = 0.2  # of a round, for predicting
-LOG_DAYS_SEC, LOG_DAYS_AGAIN_SEC = 600.0, 60.0  # between two looks at the partitions of logs; after a failure
-PREDICT_SEC = 60.0  # from one look at all queues to the next
+LOG_DAYS_SEC = periods.seconds("LOG_DAYS_SEC", 600.0)  # between two looks at the partitions of logs
+LOG_DAYS_AGAIN_SEC = periods.seconds("LOG_DAYS_AGAIN_SEC", 60.0)  # the same after a failure
+PREDICT_SEC = periods.seconds("PREDICT_SEC", 60.0)  # from one look at all queues to the next
 NOTE_SELDOM = 20  # times as long as a count took: until the next count
-HELD_AGAIN_SEC = 300.0  # how often the same session that holds back vacuum is named
+HELD_AGAIN_SEC = periods.seconds("HELD_AGAIN_SEC", 300.0)  # how often the same session that holds back vacuum is named
 DAY_SEC = 86_400
-PATIENCE_SEC = 10.0  # and PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes
-CARRY_SEC, CARRY_AGAIN_SEC = 2.0, 15.0  # for each answer of another cluster; after a failure
+# With PG_CONNECT_TIMEOUT: within it a living worker reaches a database that is back, and writes.
+PATIENCE_SEC = periods.seconds("PATIENCE_SEC", 10.0)
+CARRY_SEC = 2.0  # for each answer of another cluster
+CARRY_AGAIN_SEC = periods.seconds("CARRY_AGAIN_SEC", 15.0)  # after a failure of it
+ANSWER_SEC = periods.seconds("REAPER_ANSWER_SEC", 30.0)  # the longest wait for an answer of the server
+LOCK_SEC = periods.seconds("REAPER_LOCK_SEC", 10.0)  # for a lock that another session has
 TRIES = 3  # for a duty whose session is lost, until the next duty has its turn
 JUMP_SEC = 1.0  # of the database's clock against this machine's, between two rounds
 LOOK_SEC = 1.0  # at schedules and backfills that could not be made in time, or that another reaper has locked
-SILENCE_SEC = 5.0  # a database that needs longer for the simplest answer was away
+SILENCE_SEC = periods.seconds("SILENCE_SEC", 5.0)  # a database that needs longer for the simplest answer was away
 
 
 Duty = Callable[[db.Connection, float], object]  # until a monotonic instant, as far as the duty has no end of its own
@@ -500,8 +506,8 @@ def _connect(settings: Settings, dsn: str, within: float | None = None) -> db.Co
         name="dl-reaper",
         schema=settings.pg_schema_queue,
         connect_timeout=within or settings.pg_connect_timeout,
-        answer_within=within or 30,
-        lock_timeout=10,
+        answer_within=within or ANSWER_SEC,
+        lock_timeout=LOCK_SEC,
     )
     conn.tag = settings.tag
     migrations.check(conn)

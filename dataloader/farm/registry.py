@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import psutil
 
+from dataloader import periods
 from dataloader.farm import process
 from dataloader.farm.host import Host
 from dataloader.farm.process import cpu_used_by, memory_used, now
@@ -20,7 +21,8 @@ from dataloader.queue import db
 from dataloader.queue.reports import stats
 
 CHANGED_SEC = 2.0  # how soon a change is shown
-UNCHANGED_SEC = 10.0  # how often without a change: a worker that was not shown for 30 s counts as gone
+# How often without a change: a worker that was not shown for 30 s counts as gone.
+UNCHANGED_SEC = periods.seconds("UNCHANGED_SEC", 10.0)
 
 
 class WorkerRegistry:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import structlog
 from setproctitle import setproctitle
 
-from dataloader import log
+from dataloader import log, periods
 from dataloader.config import ConfigError, Settings
 from dataloader.farm.deadlines import INTERRUPTS, deadlines, kill_reason
 from dataloader.farm.ear import Ear
@@ -40,8 +40,9 @@ from dataloader.farm.slots import Order, SharedSlots, Slot, State
 
 TICK_SEC = 0.5
 MEMORY_TICK_SEC = 0.1  # while a run has a memory limit: memory is used up quickly
-BACKOFF_SEC = (0.5, 30.0)  # between starts of a child that dies before it is ready: the first and the longest pause
-KEEPER_STOP_SEC = 10.0
+# Between starts of a child that dies before it is ready: the first and the longest pause.
+BACKOFF_SEC = (0.5, periods.seconds("BIRTH_BACKOFF_SEC", 30.0))
+KEEPER_STOP_SEC = periods.seconds("KEEPER_STOP_SEC", 10.0)
 STACKS_SEC = 0.5  # from asking for stacks to reading them: a dump is written within a signal handler
 POLL_SEC = 1.0  # between two looks of the idle workers while the keeper hears no notifications
 MIN_SLOTS = 256  # the shared memory cannot grow when a reload wishes for more workers

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import structlog
 
-from dataloader import log, pipelines
+from dataloader import log, periods, pipelines
 from dataloader.config import ConfigError, Settings
 from dataloader.farm import figures, identity, starts, traces
 from dataloader.farm.admission import Admission, needs_of
@@ -59,7 +59,10 @@ GIVE_SEC = 0.01  # of waiting jobs that an idle sibling is worth: to hand them b
 GLANCE_SEC = 0.001  # between two looks for idle siblings, which cost more than the shortest runs do otherwise
 RUN = log.Template("metric", "job.run", {"queue": str, **REPORT})
 NO_ROOM = "not started: another run has taken the room that the host had for it"
-LEARN_SEC = 60.0  # between two looks at what the runs of tasks have used
+LEARN_SEC = periods.seconds("LEARN_SEC", 60.0)  # between two looks at what the runs of tasks have used
+ANSWER_SEC = periods.seconds("WORKER_ANSWER_SEC", 10.0)  # the longest wait for an answer of the server
+LOCK_SEC = periods.seconds("WORKER_LOCK_SEC", 5.0)  # for a lock that another session has
+LEAP_SEC = periods.seconds("LEAP_SEC", 10.0)  # for the answer to a leap
 NO_COST = {"cpu_sec": 0.0, "peak_mb": 0.0}  # of the further jobs of a run
 REST_SEC = 1.0  # between tries to write the ends of locked rows while the worker rests
 
@@ -225,8 +228,8 @@ class Worker:
             name=f"dl-worker:{self.queues[0]}:{self.name}",
             schema=self.settings.pg_schema_queue,
             connect_timeout=self.settings.pg_connect_timeout,
-            answer_within=10,
-            lock_timeout=5,
+            answer_within=ANSWER_SEC,
+            lock_timeout=LOCK_SEC,
         )
         probe.require_session(conn, self._dsn)
         migrations.check(conn)
@@ -261,7 +264,9 @@ class Worker:
 
         def ask() -> int | None:
             schema = self.settings.pg_schema_queue
-            with db.connect(self._dsn, name="dl-leap", schema=schema, answer_within=10, lock_timeout=5) as conn:
+            with db.connect(
+                self._dsn, name="dl-leap", schema=schema, answer_within=LEAP_SEC, lock_timeout=LOCK_SEC
+            ) as conn:
                 return lifecycle.leap(conn, job, fence)
 
         fence_token = db.patiently(

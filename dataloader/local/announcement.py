@@ -10,11 +10,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from dataloader import config
+from dataloader import config, periods
 from dataloader.farm.process import now
 from dataloader.local.parts import say
 
-HEALTHY_WITHIN = 30.0  # seconds
+HEALTHY_WITHIN = periods.seconds("HEALTHY_WITHIN", 30.0)  # seconds
 QUIET_SEC = 0.1  # from the parts' reports until the lines that they logged before have been written
 NOOP = {"sleep1": 1, "sleep2": 1, "sleep3": 1}
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import click
 
-from dataloader import embedded
+from dataloader import embedded, periods
 from dataloader.farm.process import EXIT_CANNOT_START, kill_group, now
 
-BACKOFF_SEC = (0.5, 30.0)  # the first pause before a restart, and the longest; a run longer than this resets it
+# The first pause before a restart, and the longest; a run longer than this resets it.
+BACKOFF_SEC = (0.5, periods.seconds("PART_BACKOFF_SEC", 30.0))
 
 
 class Part(ABC):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from dataloader import check, config, embedded
+from dataloader import check, config, embedded, periods
 from dataloader.farm.process import EXIT_CANNOT_START, EXIT_FAILED, EXIT_OK, Signals, kill_group, now
 from dataloader.local import ports
 from dataloader.local.announcement import Announcement
@@ -24,9 +24,9 @@ from dataloader.local.reload import LOOK_SEC, Reload
 from dataloader.queue import db, migrations
 
 HANDOVER_WITHIN = 3.0  # seconds for a previous `up` to end
-CHECKED_WITHIN = 60.0  # seconds for the imports of the users' modules
-API_STOP_SEC = 35.0  # gunicorn answers the requests in flight within 30 s
-REAPER_STOP_SEC = 15.0
+CHECKED_WITHIN = periods.seconds("CHECKED_WITHIN", 60.0)  # seconds for the imports of the users' modules
+API_STOP_SEC = periods.seconds("API_STOP_SEC", 35.0)  # gunicorn answers the requests in flight within 30 s
+REAPER_STOP_SEC = periods.seconds("REAPER_STOP_SEC", 15.0)
 Document = dict[str, Any]  # the report of `dataloader check --json`
 STOP = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-EVERY_SEC = 30.0  # between two lines of the same event
+from dataloader import periods
+
+EVERY_SEC = periods.seconds("OUTAGE_EVERY_SEC", 30.0)  # between two lines of the same event
 
 
 class Outage:

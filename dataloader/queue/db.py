@@ -25,6 +25,8 @@ from psycopg.pq import Conninfo
 from psycopg_pool import ConnectionPool, PoolTimeout, TooManyRequests
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
+from dataloader import periods
+
 Error = psycopg.Error
 Conn = psycopg.Connection[Any]  # one of ours, or a caller's
 Row = dict[str, Any]
@@ -37,6 +39,8 @@ CANCEL_SEC = 2.0  # time limit of a request to cancel an abandoned statement
 _RELIED_ON = {"default_transaction_isolation": "read committed", "DateStyle": "ISO"}
 
 PREPARE_THRESHOLD = 5  # a direct session prepares a statement that comes more often: planning takes longer than most
+
+RECONNECT_SEC = periods.seconds("RECONNECT_SEC", 5.0)  # the longest pause between two tries of `patiently`
 
 # Then a pool leaves the next attempt to its next user, instead of backing off for minutes.
 POOL_RECONNECT_SEC = 1.5
@@ -286,7 +290,7 @@ def patiently(
     give_up: Callable[[], bool] = lambda: False,
     on_error: Callable[[BaseException], None] = lambda error: None,
 ) -> T:
-    """Call `attempt` until it succeeds, over passing errors, with jittered pauses that grow to 5 s.
+    """Call `attempt` until it succeeds, over passing errors, with jittered pauses that grow to RECONNECT_SEC.
 
     `sleep` pauses (seconds) and may return early; after each failure `on_error` hears of it, and once
     `give_up()` is true the error is raised.
@@ -298,7 +302,7 @@ def patiently(
 
     retrying = Retrying(
         retry=retry_if_exception(is_passing),
-        wait=wait_random_exponential(multiplier=0.1, max=5),
+        wait=wait_random_exponential(multiplier=0.1, max=RECONNECT_SEC),
         stop=lambda state: give_up(),
         sleep=sleep,
         after=failed,

@@ -14,12 +14,14 @@ import psycopg
 import structlog
 from psycopg.rows import dict_row
 
+from dataloader import periods
 from dataloader.queue import db
 from dataloader.queue.db import Conn, Row
 from dataloader.queue.run_log import Line, Place, RunLog, Unwritten
 
 PAGE = 1_000  # lines of one answer
-SLACK_SEC = 60.0  # between the clocks of a worker and of PostgreSQL, as far as they differ in a run
+# Between the clocks of a worker and of PostgreSQL, as far as they differ in a run.
+SLACK_SEC = periods.seconds("SLACK_SEC", 60.0)
 _SQL = db.statements("logs.sql")
 _log = structlog.get_logger("worker")
 

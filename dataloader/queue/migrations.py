@@ -24,6 +24,7 @@ from typing import LiteralString
 
 from psycopg import errors, sql
 
+from dataloader import periods
 from dataloader.config import ConfigError
 from dataloader.queue import db, drift, fields, probe
 
@@ -32,8 +33,9 @@ ADVISORY_LOCK = 0x646C_6D69_6772_6174
 LOCK_TIMEOUT = "200ms"  # the longest that a producer waits behind a migration
 VACUUM_TIMEOUT = "30s"  # longer than any usual deadlock_timeout, after which the server cancels an autovacuum
 PAUSE_SEC = 1.0
-IDLE_SEC = 5.0  # then the server ends a migration that was stopped or cut off while it held the tables
-WAIT_SEC = 600.0
+# Then the server ends a migration that was stopped or cut off while it held the tables.
+IDLE_SEC = periods.seconds("MIGRATION_IDLE_SEC", 5.0)
+WAIT_SEC = periods.seconds("MIGRATION_WAIT_SEC", 600.0)
 KINDS = ("farm", "producer", "reader")  # of roles, beside the owner
 _HEADER = re.compile(r"^-- (oldest code|outside a transaction|functions|with rights|was)(?:: (.*))?$", re.MULTILINE)
 # A semicolon at a line's end closes a statement, unless it is inside a dollar-quoted body.

@@ -21,6 +21,7 @@ import psycopg
 from psycopg import errors
 from psycopg.rows import dict_row, tuple_row
 
+from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.fields import INT4_MAX, LIMIT_NAME
@@ -85,7 +86,8 @@ _NO_PLACE = "after should be the `next` of the answer before"
 SCORES_AT_ONCE = 10_000  # jobs that one statement gives their scores
 TURNS_AT_ONCE = 1_000  # jobs that one statement gives their turns
 OLDER_SEC = 2.0  # how long the switch waits for transactions that began before it
-CLAIMS_SEC = 5.0  # how long a move waits for claims that began before the pause; a claim takes about 1 s at most
+# How long a move waits for claims that began before the pause; a claim takes about 1 s at most.
+CLAIMS_SEC = periods.seconds("CLAIMS_SEC", 5.0)
 _NAME = re.compile("[^\x00-\x1f\x7f-\x9f]{1,128}")  # of a queue that producers can name
 _LIMIT = re.compile(f"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{LIMIT_NAME}}}")
 RATES = (0.001, 1_000_000)  # starts in a minute

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from flask import request
 
+from dataloader import periods
 from dataloader.api.web import clusters
 from dataloader.api.web.cache import SharedAnswer
 from dataloader.api.web.endpoint import session
@@ -14,7 +15,7 @@ from dataloader.api.web.problems import Problem
 from dataloader.queue.reports import runs
 
 ANSWERS = 50  # that are kept
-FRESH_SEC = 5.0  # figures of spans of five minutes and longer need not be newer
+FRESH_SEC = periods.seconds("LATELY_FRESH_SEC", 5.0)  # figures of spans of five minutes and longer need not be newer
 T = TypeVar("T")
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 from flask import Blueprint, Response, current_app, redirect, request, url_for
 from flask.typing import ResponseReturnValue
 
+from dataloader import periods
 from dataloader.api.dashboard import actions, bulk, card, charts, first_steps, formats, heat, lately, throughput, zones
 from dataloader.api.dashboard.render import failed, named_queue, show
 from dataloader.api.web import auth, clusters, merged, outlooks
@@ -43,7 +44,7 @@ blueprint.register_error_handler(Exception, failed)
 SHOWN = 50  # jobs of a page, workers of the overview
 LISTED = 10  # jobs of each list on a queue's page
 ALERTS = 8  # shown on the overview
-CHECKED_SEC = 30.0  # for which the findings of `check` are shown
+CHECKED_SEC = periods.seconds("CHECKED_SEC", 30.0)  # for which the findings of `check` are shown
 EVENTS = 10_000  # of a journal on one page; as many as heartbeats in a day
 EVENTS_AT_ONCE = 1_000
 LINES = 200  # of a log, on the page of its job

@@ -24,14 +24,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from dataloader import log
+from dataloader import log, periods
 from dataloader.api.server import audit, health
 from dataloader.api.web import auth
 from dataloader.api.web.clusters import Clusters
 from dataloader.api.web.endpoint import operation
 from dataloader.queue.reports import stats
 
-CACHED_SEC = 5.0
+CACHED_SEC = periods.seconds("METRICS_CACHED_SEC", 5.0)
 SELDOM = 20  # times the duration of the last reading, between two readings
 ASKED_SEC = 2.0
 NAMES = 200  # queues, and pairs of queue and task, that have series of their own

@@ -30,7 +30,10 @@ from gunicorn.http.parser import _DRAIN_MAX_BYTES  # type: ignore[import-untyped
 from gunicorn.http.unreader import Unreader  # type: ignore[import-untyped]
 from gunicorn.workers.gthread import PollableMethodQueue, TConn, ThreadWorker  # type: ignore[import-untyped]
 
-HEAD_SEC = 10.0  # for the head of a request, counted from the connection or the first byte
+from dataloader import periods
+
+# For the head of a request, counted from the connection or the first byte.
+HEAD_SEC = periods.seconds("REQUEST_HEAD_SEC", 10.0)
 RATE = 128 * 1024  # bytes/s, the slowest average for a body or an answer beyond HEAD_SEC
 CLOSE_SEC = 2.0  # for the client to take the last bytes of an answer before its connection is closed
 HEAD_LIMIT = 64 * 1024  # bytes; gunicorn itself refuses smaller heads

@@ -9,12 +9,13 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from dataloader import periods
 from dataloader.api.web.sessions import Sessions
 from dataloader.queue.db import Conn
 
 T = TypeVar("T")
 FRESH_SEC = 1.0
-OUTDATED_SEC = 5.0
+OUTDATED_SEC = periods.seconds("CACHE_OUTDATED_SEC", 5.0)
 log = structlog.get_logger("api")
 
 

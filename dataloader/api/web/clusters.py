@@ -18,6 +18,7 @@ import psycopg
 import structlog
 from flask import current_app, g, request
 
+from dataloader import periods
 from dataloader.api.web import gate
 from dataloader.api.web.long_poll import LongPolls
 from dataloader.api.web.problems import RETRY_AFTER_SEC, Fault, Problem, invalid
@@ -28,7 +29,7 @@ from dataloader.queue import clusters, db, enqueue, lifecycle, migrations
 PERIOD_SEC = 1.0  # between two looks at a cluster
 OUTDATED_SEC = 2.0  # an answer of this age waits for the next one
 WAIT_SEC = 1.0  # and for so long
-IDLE_SEC = 10.0  # without a request, the looks end
+IDLE_SEC = periods.seconds("CLUSTERS_IDLE_SEC", 10.0)  # without a request, the looks end
 T = TypeVar("T")
 _log = structlog.get_logger("api")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataloader import periods
 from dataloader.api.web import clusters
 from dataloader.api.web.cache import RenewedAnswers
 from dataloader.queue.db import Conn
@@ -9,10 +10,11 @@ from dataloader.queue.plans import backfills
 from dataloader.queue.reports import predictions
 from dataloader.queue.reports.predictions import Outlook
 
-FRESH_SEC = 15.0  # the Python of one takes the API up to 0.2 s, beside which its other answers wait
-OUTDATED_SEC = 30.0
-COUNTS_FRESH_SEC = 5.0
-COUNTS_OUTDATED_SEC = 10.0
+# The Python of one takes the API up to 0.2 s, beside which its other answers wait.
+FRESH_SEC = periods.seconds("OUTLOOKS_FRESH_SEC", 15.0)
+OUTDATED_SEC = periods.seconds("OUTLOOKS_OUTDATED_SEC", 30.0)
+COUNTS_FRESH_SEC = periods.seconds("COUNTS_FRESH_SEC", 5.0)
+COUNTS_OUTDATED_SEC = periods.seconds("COUNTS_OUTDATED_SEC", 10.0)
 MOST = 200  # queues, or backfills, of which an answer is kept
 
 

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
+from dataloader import periods
 from dataloader.log import masked
 from dataloader.queue import db, lifecycle, operations
 from dataloader.queue.db import Conn
@@ -28,8 +29,8 @@ CHANNEL = "dl_backfills"
 AT_ONCE = 100  # partitions of one transaction; a claim that commits meanwhile waits for the disk, the longer the more
 REST = 4.0  # times that after it, while jobs of others run: until the next one of the same backfill
 RETRIED_AT_ONCE = 500
-RETRY_SEC = 10.0  # from a failure, such as a full queue, to the next try
-LATELY_SEC = 600.0  # over which the pace is measured
+RETRY_SEC = periods.seconds("BACKFILL_RETRY_SEC", 10.0)  # from a failure, such as a full queue, to the next try
+LATELY_SEC = periods.seconds("BACKFILL_LATELY_SEC", 600.0)  # over which the pace is measured
 LISTED = 100  # backfills of one list
 LARGE = 2_000  # partitions of a backfill whose counting takes its time
 _NOTHING = 0

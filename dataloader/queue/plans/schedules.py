@@ -17,6 +17,7 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
+from dataloader import periods
 from dataloader.log import masked
 from dataloader.queue import db, lifecycle
 from dataloader.queue.db import Conn
@@ -28,8 +29,8 @@ from dataloader.queue.plans.times import Timing
 
 CHANNEL = "dl_schedules"
 AT_ONCE = 1_000  # missed due times of one schedule for which one transaction makes jobs
-RETRY_SEC = 60.0  # from a failure to the next try
-OVERDUE_SEC = 120.0  # from then on nobody seems to make the jobs
+RETRY_SEC = periods.seconds("SCHEDULE_RETRY_SEC", 60.0)  # from a failure to the next try
+OVERDUE_SEC = periods.seconds("SCHEDULE_OVERDUE_SEC", 120.0)  # from then on nobody seems to make the jobs
 NEXT = 5  # due times that are shown
 NEXT_MOST = 100
 

@@ -19,8 +19,11 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from dataloader import periods
+
 CATCH_UP = NONE, LAST, ALL = ("none", "last", "all")
-GRACE_SEC = 60  # a due time without a job is missed after so long: a reaper that starts again is back by then
+# A due time without a job is missed after so long: a reaper that starts again is back by then.
+GRACE_SEC = periods.seconds("SCHEDULE_GRACE_SEC", 60)
 INTERVAL_MOST = 366 * 86_400
 CRON = "five fields: minute, hour, day of the month, month, day of the week, such as 0 3 * * MON-FRI"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

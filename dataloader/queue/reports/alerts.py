@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from dataloader import periods
 from dataloader.queue.clusters import source_of
 from dataloader.queue.reports import stats, waiting
 from dataloader.queue.reports.words import count, duration, percent
 
 Row = Mapping[str, Any]
-LAG_SEC = 300.0  # the wait of a due job that raises an alert
+LAG_SEC = periods.seconds("ALERT_LAG_SEC", 300.0)  # the wait of a due job that raises an alert
 FULL = 0.9  # of connections
 NOTIFY_FULL = 0.25  # of the NOTIFY queue: it is empty on a healthy server
 

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from dataloader import periods
 from dataloader.config import Settings
 from dataloader.queue.reports.alerts import Condition, conditions
 from dataloader.queue.reports.words import count, duration
@@ -34,7 +35,7 @@ SEVERITIES = {
 }
 SHOWN = 20  # jobs, and pairs of queue and task, that a message names
 OVER = 0.5  # of the bound: below that a queue is late no more, so that it does not begin and end all the time
-REPEATED_SEC = 600.0  # after which an Alertmanager is told again: it forgets
+REPEATED_SEC = periods.seconds("REPEATED_SEC", 600.0)  # after which an Alertmanager is told again: it forgets
 Row = Mapping[str, Any]
 Message = dict[str, Any]
 

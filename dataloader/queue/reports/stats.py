@@ -20,6 +20,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row
 
+from dataloader import periods
 from dataloader.queue import cursor, db, lifecycle
 from dataloader.queue.db import Conn
 from dataloader.queue.job import DEAD, FINAL, KINDS, TALLIED, Status
@@ -36,12 +37,12 @@ NOTED_ROUGHLY = 10_000  # the same where counting takes longer than NOTING_SEC: 
 NOTING_SEC = 3.0
 NOTE_LOCK = 0x646C_6C65_6E67_7468  # an advisory lock outside the range of keys
 # From when on a held snapshot is said to slow claims (see slows_claims).
-HELD_SEC = 30.0
+HELD_SEC = periods.seconds("HELD_SEC", 30.0)
 HELD_XIDS = 10_000  # the same where this role may not see the age: transactions since
 MUCH_DEAD = 20_000  # dead rows of dl_jobs, beside the share that a vacuum would leave anyhow
 DEAD_SHARE = 0.02
 SOME_DEAD = 5_000  # is enough where due jobs wait as well
-LATE_SEC = 60.0
+LATE_SEC = periods.seconds("LATE_SEC", 60.0)
 FIRST_EVENT = -(2**63) + 1  # before any: a job that came from another cluster has numbers below 0
 SCAN = 4_000  # jobs of each kind that one page of a list or of a search looks at: some 20 ms
 SORTED = 20_000  # jobs that a list in the order of their keys sorts

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from dataloader import log
+from dataloader import log, periods
 from dataloader.config import WEBHOOK_SECRETS
 from dataloader.queue import db, enqueue
 from dataloader.queue.db import Conn
@@ -25,10 +25,10 @@ from dataloader.queue.reports import messages
 from dataloader.queue.reports.messages import KINDS, TASK, Firing, Message, Rules
 
 SHAPES = ("json", "alertmanager", "slack")
-LAG_SEC = 300.0  # from which on a queue is late, where its webhook does not say
+LAG_SEC = periods.seconds("WEBHOOK_LAG_SEC", 300.0)  # from which on a queue is late, where its webhook does not say
 ATTEMPTS = 12  # of a message: with the pauses of the pipeline some four hours
 TAKEN = 10_000  # events of one round; the next one goes on with the rest
-SETTLE_SEC = 10.0  # from its begin until a transaction's rows should be visible
+SETTLE_SEC = periods.seconds("SETTLE_SEC", 10.0)  # from its begin until a transaction's rows should be visible
 URL_LIMIT = 2_000  # characters
 PLACE = re.compile(r"\$\{(\w+)\}", re.ASCII)  # of a secret in a URL
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)

@@ -222,7 +222,8 @@ class Worker:
     # --- the session ---
 
     def _open_session(self) -> lifecycle.Session:
-        self.slot.show("connects")
+        if self.slot.state is not State.BUSY:
+            self.slot.show("connects")
         conn = db.connect(
             self._dsn,
             name=f"dl-worker:{self.queues[0]}:{self.name}",

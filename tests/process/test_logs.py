@@ -158,7 +158,7 @@ def test_a_database_that_is_away_is_told_once_and_not_with_every_try(farm: Farm)
     assert workers.process.poll() is reaper.process.poll() is None
     server.close()
     (lost,) = workers.events("farm.database.lost")
-    assert lost["what"] in ("worker.connect.failed", "keeper.session.lost")
+    assert lost["what"] in ("worker.session.lost", "keeper.session.lost")
     assert len(reaper.events("reaper.session.lost")) == 1
 
 

@@ -161,7 +161,7 @@ class Worker:
         while self._sound and not self.orders.is_over:
             try:
                 if not self.orders.may_claim:
-                    self._rest()
+                    self.session.call(self._rest)
                 elif not self.work_some():
                     self._wait()
             except Lost:
@@ -222,8 +222,7 @@ class Worker:
     # --- the session ---
 
     def _open_session(self) -> lifecycle.Session:
-        if self.slot.state is not State.BUSY:
-            self.slot.show("connects")
+        self._show("connects")
         conn = db.connect(
             self._dsn,
             name=f"dl-worker:{self.queues[0]}:{self.name}",
@@ -245,8 +244,12 @@ class Worker:
         self.batch.resume(session, lost)
         self.batch.fit(probe.lock_table(session.conn))
         self._due_in = None
-        if self.slot.state is not State.BUSY:
-            self.slot.show("works")
+        self._show("works")
+
+    def _show(self, doing: str) -> None:
+        """For `ps`, unless it shows a run or that the worker rests."""
+        if self.slot.state not in (State.BUSY, State.RESTING):
+            self.slot.show(doing)
 
     def _introduce(self, session: lifecycle.Session) -> None:
         """With the first session: agree on the queues, and publish the tasks and schedules of the code."""
@@ -423,18 +426,15 @@ class Worker:
             self.log.info("worker.recycled", jobs=self._jobs, rss_mb=round(rss_mb))
         return worn_out
 
-    def _rest(self) -> None:
+    def _rest(self, session: lifecycle.Session) -> None:
         """Claim nothing until another order; the state RESTING tells the supervisor that no claim is under way."""
         if self.batch.owes:
-            self.session.call(lambda session: self.batch.step(session, 0))
+            self.batch.step(session, 0)
         if self.slot.state is not State.RESTING:
             self.capture.rest()
             self.slot.state = State.RESTING
             self.slot.show("waits to claim")
             self.orders.call_supervisor()
-        self.session.call(self._pause_with)
-
-    def _pause_with(self, session: lifecycle.Session) -> None:
         read(session.conn)
         if not (self.orders.may_claim or self.orders.is_over):
             self.orders.pause(REST_SEC, session.conn.fileno())

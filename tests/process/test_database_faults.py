@@ -187,7 +187,7 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
     until(lambda: reaper.events("reaper.started"), "the reaper to start")
     jobs = [LongJob(served, f"job-{n}", lease_ttl_sec=2, max_attempts=1) for n in range(8)]
     database.end(FAST)
-    failed = "worker.complete.failed"
+    failed = "worker.session.lost"
     until(lambda: len({line["worker"] for line in program.events(failed)}) == 8, "all runs to be over")
     workers = program.workers()
     for worker in workers:
@@ -255,7 +255,7 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     long, short = LongJob(served, "long"), LongJob(served, "short")
     database.admin("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
     short.go.touch()
-    until(lambda: program.events("worker.complete.failed"), "an end that cannot be written")
+    until(lambda: program.events("worker.session.lost"), "an end that cannot be written")
     until(lambda: program.events("farm.database.lost"), "a renewal that cannot be written")
     until(lambda: reaper.events("reaper.session.lost"), "the reaper to notice")
     assert served.rows("SELECT DISTINCT status::text FROM dl_jobs") == [("running",)]
@@ -317,13 +317,7 @@ def test_an_outage_is_one_line_for_the_whole_farm(database: Database, served: Fa
     database.end(FAST)
 
     def have_failed() -> set[str]:
-        names = (
-            "farm.database.lost",
-            "session.lost",
-            "worker.session.lost",
-            "worker.connect.failed",
-            "keeper.session.lost",
-        )
+        names = ("farm.database.lost", "worker.session.lost", "keeper.session.lost")
         return {line.get("worker", "keeper") for name in names for line in program.events(name)}
 
     until(lambda: len(have_failed()) == 5, "all processes to notice")
@@ -350,7 +344,7 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
     program = served.ready(workers=2, dl_db_dsn=f"{database.dsn} user=farm", dl_claim_backoff_sec=NEVER, debug=1)
     job = LongJob(served, "long", lease_ttl_sec=3)
     database.admin("ALTER ROLE farm CONNECTION LIMIT 1", END_IDLE)
-    refusals = until(lambda: program.events("worker.connect.failed"), "a refusal")
+    refusals = until(lambda: program.events("worker.session.lost"), "a refusal")
     assert "too many connections" in refusals[0]["error"]
     goes_on(served, job, beats=4)
     waiting = served.enqueue("noop")

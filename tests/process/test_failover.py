@@ -429,5 +429,5 @@ def test_h3_a_planned_change_loses_nothing_and_the_name_in_the_dsn_may_move(prim
 
 def refusals(program: Program) -> str:
     """Why the farm could not connect, up to now."""
-    names = ("worker.connect.failed", "worker.complete.failed", "keeper.session.lost")
+    names = ("worker.session.lost", "keeper.session.lost")
     return " ".join(event["error"] for name in names for event in program.events(name))

@@ -43,7 +43,7 @@ def test_many_processes_log_one_loss() -> None:
     def fails() -> None:
         mine = outage(note)
         for _ in range(3):
-            mine.failed("worker.connect.failed", ERROR)
+            mine.failed("worker.session.lost", ERROR)
 
     with capture_logs() as logs:
         mine = outage(note)
@@ -63,7 +63,7 @@ def test_a_loss_that_lasts_is_told_again_with_its_count(monkeypatch: pytest.Monk
     mine = outage(Note())
     with capture_logs() as logs:
         for clock[0] in (1_000.0, 1_010.0, 1_029.0, 1_031.0, 1_040.0, 1_062.0):
-            mine.failed("worker.connect.failed", ERROR)
+            mine.failed("worker.session.lost", ERROR)
     lost = [line for line in logs if line["event"] == LOST]
     assert [(line.get("failures"), line.get("lasting_sec")) for line in lost] == [(None, None), (4, 31), (6, 62)]
 

@@ -886,7 +886,7 @@ def test_the_documentation_names_every_event() -> None:
     call = r"(?:\.(?:debug|info|warning|error|exception|metric|audit|failed)|\blog)\(\s*\"([a-z_]+(?:\.[a-z_]+)+)\""
     others = r"(?:\"event\": |going_on\(conn, [a-z_]+, |Outage\([a-z.]+, |Template\(\s*\"[a-z]+\",\s*)\"([a-z_.]+)\""
     events = {*re.findall(call, source), *re.findall(others, source)}
-    assert {"worker.claim.backoff", "worker.complete.failed", "reaper.requeued", "api.error"} <= events
+    assert {"worker.claim.backoff", "worker.claim.unheard", "reaper.requeued", "api.error"} <= events
     documented = set(
         re.findall(
             r"^\| `([a-z_.]+)`", (root / "docs/logs.md").read_text("utf-8").split("## All events")[1], re.MULTILINE

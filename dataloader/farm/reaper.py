@@ -68,6 +68,7 @@ class Uptime:
     """For how long the database has been available to this reaper, with a clock that did not jump."""
 
     def __init__(self) -> None:
+        self.is_patient = False  # True: living workers may not have reached it yet
         self._back = -math.inf  # since when (monotonic seconds)
         self._unsure_since: float | None = None  # since when it may have been away; None: it is there
         self._ahead = math.inf  # how far its clock is ahead of ours, at most
@@ -308,7 +309,8 @@ def reap(conn: db.Connection, log: structlog.stdlib.BoundLogger, uptime: Uptime,
     sent = now()
     clock = lifecycle.clock(conn)
     up_sec = uptime.answered(sent, now(), *clock)
-    if not up_sec:
+    was_patient, uptime.is_patient = uptime.is_patient, up_sec < patience_sec
+    if uptime.is_patient and not was_patient:
         log.warning("reaper.patient", patience_sec=patience_sec)
     taken: Counter[str] = Counter()
     while job := lifecycle.reap(conn, up_sec, patience_sec):
@@ -327,12 +329,12 @@ def going_on(
 ) -> Iterator[None]:
     """Log a failure in this block as `event` and call `on_failure`; the rounds go on.
 
-    Raises psycopg.Error where the session is lost.
+    Raises psycopg.Error where the session is lost, or the server does no work (read-only, out of memory or disk).
     """
     try:
         yield
     except psycopg.Error as e:
-        if conn.closed:
+        if conn.closed or db.is_outage(e):
             raise
         if on_failure:
             on_failure()

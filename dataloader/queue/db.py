@@ -47,9 +47,11 @@ POOL_RECONNECT_SEC = 1.5
 
 _SET = "SELECT pg_catalog.set_config(key, value, true) FROM pg_catalog.json_each_text(%s::pg_catalog.json)"
 
-# Session losses that a new connection heals (PostgreSQL, appendix A): connection exceptions, shutdown and
-# crash recovery, a demoted primary, too many connections, serialization and deadlock, a full disk.
-_PASSING = ("08", "57P", "25006", "53", "40001", "40P01", "55P03", "57014", "58030")
+# Outages that a new connection heals in time (PostgreSQL, appendix A): connection exceptions, shutdown and crash
+# recovery, a demoted primary, too many connections, a full disk.
+_OUTAGE = ("08", "57P", "25006", "53", "58030")
+# Another session is in the way: serialization, deadlock, a lock that is held, a statement that was canceled.
+_CONTENTION = ("40001", "40P01", "55P03", "57014")
 
 
 class Silence(errors.OperationalError):
@@ -274,13 +276,19 @@ def hosts(dsn: str) -> list[str]:
 
 def is_passing(error: BaseException) -> bool:
     """True when a new connection may heal the error: the session or the server is gone, not the statement."""
+    is_contended = isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith(_CONTENTION)
+    return is_contended or is_outage(error)
+
+
+def is_outage(error: BaseException) -> bool:
+    """True when the session or the server is gone, or does no work, and a new connection may heal that."""
     if isinstance(error, PoolTimeout | TooManyRequests):
         return True
     if not isinstance(error, psycopg.Error):
         return False
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(_PASSING)
+    return error.sqlstate.startswith(_OUTAGE)
 
 
 def patiently(

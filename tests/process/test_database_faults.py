@@ -263,7 +263,7 @@ def test_h3_a_primary_that_refuses_writes_is_waited_for(database: Database, serv
     short.ends_well()
     works_again(served)
     long.ends_well()
-    until(lambda: len(reaper.events("reaper.started")) > 1, "the reaper to be back")
+    until(lambda: reaper.events("reaper.session.back"), "the reaper to be back")
 
 
 # Silence -----------------------------------------------------------------------------------------------------

@@ -9,11 +9,9 @@ The databases belong to an ordinary role, as in production. A test that needs a 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -72,26 +70,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options of the project's tests."""
+    """Declare the option of the project's tests."""
     parser.addoption("--cases", type=int, metavar="N", help="run at most N cases of a test with parameters")
-    parser.addoption("--part", type=_part, metavar="K/N", help="run the K-th of N parts of the test files")
-
-
-def _part(text: str) -> tuple[int, int]:
-    """The two numbers of `2/3`."""
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise argparse.ArgumentTypeError(f"{text} should be K/N, the K-th of N parts: 2/3")
-    return int(found[1]), int(found[2])
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `--cases` and `--part` do, and begin with the longest: one started last would run alone."""
+    """Leave out what `--cases` does, and begin with the longest: one started last would run alone."""
     items.sort(key=lambda item: item.get_closest_marker("longest") is None)
-    left_out = {*_further_cases(items, config.option.cases), *_other_parts(items, config.option.part)}
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
+    if left_out := [*_further_cases(items, config.option.cases)]:
+        config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
@@ -102,14 +90,6 @@ def _further_cases(items: list[pytest.Item], most: int | None) -> Iterator[pytes
         counts[function] += 1
         if counts[function] > (most or 0):
             yield item
-
-
-def _other_parts(items: list[pytest.Item], part: tuple[int, int] | None) -> Iterator[pytest.Item]:
-    """By file, for tests of one file may share what takes long to set up; those marked `every` are in each part."""
-    number, parts = part or (1, 1)
-    for at, path in enumerate(sorted({item.path for item in items})):
-        if at % parts != number - 1:
-            yield from (item for item in items if item.path == path and not item.get_closest_marker("every"))
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 20.0  # seconds until a test gives up waiting; never how long it waits when all is well
+PATIENCE = 60.0  # seconds until a test gives up waiting; never how long it waits when all is well
 
 
 def until(question: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:

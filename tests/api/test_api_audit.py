@@ -133,9 +133,7 @@ def test_gunicorns_own_lines_are_json(dsn: str, tmp_path: Path) -> None:
     """Arbiter, worker, and the failure of both to start."""
     command = [sys.executable, "-m", "gunicorn", "--no-control-socket", "-b", "127.0.0.1:0"]
     command += ["--logger-class=dataloader.api.server.audit.GunicornLogger", "dataloader.api:no_such_factory()"]
-    ended = subprocess.run(
-        command, env=os.environ | {"DL_DB_DSN": dsn}, cwd=tmp_path, capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run(command, env=os.environ | {"DL_DB_DSN": dsn}, cwd=tmp_path, capture_output=True, text=True)
     events = [json.loads(line) for line in ended.stdout.splitlines()]
     assert ended.returncode != 0
     assert {line["logger"] for line in events} == {"gunicorn.error"}

@@ -42,7 +42,7 @@ def gunicorn(dsn: str, *arguments: str) -> Iterator[int]:
         yield next(int(at[1]) for line in process.stderr if (at := re.search(r"Listening at: \S+:(\d+)", line)))
     finally:
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=40)
+        _, err = process.communicate()
     assert process.returncode == 0, err
     assert "Traceback" not in err
 

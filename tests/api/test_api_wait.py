@@ -66,7 +66,7 @@ def test_a_wait_ends_when_the_job_changes(client: FlaskClient, conn: db.Connecti
     assert not any(answer.done() for answer in waiting)
     client.post(job.replace("/status", "/cancel"))
     for answer in waiting:
-        assert answer.result(10).get_json()["status"] == "canceled"
+        assert answer.result(20).get_json()["status"] == "canceled"
     assert client.get(job + "?wait=30").get_json()["status"] == "canceled"  # at once: nothing more will come
 
 
@@ -98,7 +98,7 @@ def test_a_wait_ends_when_the_job_waits_for_something_else(
         answer = asked(job + "?wait=30", **known)
         assert not answer.done()
         conn.execute(statement)
-        told = answer.result(10)
+        told = answer.result(20)
         assert (told.status_code, told.get_json()["waiting_for"]["reason"]) == (200, wanted)
         assert told.headers["ETag"] not in known.values()
 
@@ -125,7 +125,7 @@ def test_a_wait_ends_with_its_time(client: FlaskClient, job: str) -> None:
 def test_a_deleted_job_ends_a_wait(conn: db.Connection, job: str, asked: Asked) -> None:
     answer = asked(job + "?wait=30")
     conn.execute("DELETE FROM dl_jobs")
-    assert answer.result(10).status_code == 404
+    assert answer.result(20).status_code == 404
 
 
 def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> None:
@@ -141,7 +141,7 @@ def test_who_waits_holds_no_session_and_the_surplus_is_answered(dsn: str) -> Non
         assert surplus.get_json()["status"] == "queued"
         assert int(surplus.headers["Retry-After"]) > 0
         app.extensions["on_drain"][0]()
-        assert [answer.result(5).get_json()["status"] for answer in waiting] == ["queued", "queued"]
+        assert [answer.result(20).get_json()["status"] for answer in waiting] == ["queued", "queued"]
         assert app.extensions["long_polls"].wait(None, "", 30) is Outcome.SAME
 
 
@@ -152,7 +152,7 @@ def test_a_database_that_stops_ends_a_wait(dsn: str, refused: Refused) -> None:
         while not app.extensions["long_polls"]._waiting:
             time.sleep(0.005)
         link.freeze()
-        refused(answer.result(6), 503, "unavailable")
+        refused(answer.result(20), 503, "unavailable")
         link.thaw()
 
 

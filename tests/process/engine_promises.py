@@ -14,7 +14,7 @@ from farming import Farm, Program, until
 
 from dataloader.queue import lifecycle, logs, operations
 
-CANCEL_MOST_SEC = 5.0  # 2 s are promised; a busy machine has more
+CANCEL_MOST_SEC = 10.0  # 2 s are promised; a busy machine has more
 
 
 class Engaged:

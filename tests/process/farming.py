@@ -21,10 +21,17 @@ import psutil
 from farm_pipelines import RUNS
 from forkserver import Forked
 
-from dataloader.queue import db, enqueue, lifecycle
+from dataloader.queue import db, enqueue, lifecycle, operations
 
 CHECKOUT = Path(__file__).parents[2]
 PATIENCE = 60.0  # seconds until a test gives up waiting; never how long it waits when all is well
+
+# The tables of the queue, without those in which the programs keep what they write only once.
+EMPTIED = """
+SELECT oid::regclass::text FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+   AND relname NOT IN ('dl_migrations', 'dl_workers', 'dl_tasks', 'dl_rolled', 'dl_alerted')
+"""
 
 
 def until(question: Callable[[], Any], what: str = "it", patience: float = PATIENCE) -> Any:
@@ -50,11 +57,19 @@ def keeps_its_promises(module: str, *arguments: str, patience: float) -> str:
     return said
 
 
+# Below the ports that the kernel gives to connections, for one of those could take a port before its server starts.
+# Each process of a run has a thousand of its own, and begins somewhere among them, for another run may be beside it.
+_first = 12_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20 * 1_000
+_ports = itertools.islice(itertools.cycle(range(_first, _first + 1_000)), os.getpid() % 1_000, None)
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = next(_ports)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def ended_lines(file: Path) -> list[str]:
@@ -219,6 +234,21 @@ class Farm:
             " WHERE datname = current_database() AND starts_with(application_name, %s)",
             (name,),
         )
+
+    def empty(self) -> None:
+        """End all jobs and empty the tables, so that the next test on this farm finds no job, name or setting."""
+
+        def is_idle() -> bool:
+            self.conn.execute("DELETE FROM dl_jobs WHERE status <> 'running'")
+            running = [job_id for (job_id,) in self.rows("SELECT job_id FROM dl_jobs")]
+            operations.cancel(self.conn, running, "test")
+            return not running
+
+        until(is_idle, "the jobs to end")
+        with self.conn.transaction():
+            self.conn.execute("SET LOCAL session_replication_role = replica")  # no trigger writes into another table
+            for (table,) in self.rows(EMPTIED):
+                self.conn.execute(f"DELETE FROM {table}")
 
     def close(self) -> None:
         """End everything: by a drain where that is quick, which also lets coverage be written, else at once."""

@@ -26,10 +26,12 @@ def fill(megabytes: float) -> bytearray:
 
 
 def use(args: dict[str, Any]) -> None:
-    """Use `mb` for `sec` seconds."""
+    """Use `mb` for `sec` seconds, and until the file `gate` is there, if one is given."""
     note("begin", args["mb"])
     held = fill(args["mb"] - 1)  # it counts whole pages
     time.sleep(args.get("sec", 0.0))
+    while "gate" in args and not os.path.exists(args["gate"]):
+        time.sleep(0.02)
     del held
     note("end", args["mb"])
 

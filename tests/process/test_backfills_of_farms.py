@@ -13,7 +13,6 @@ from farming import Farm, Program, until
 from dataloader.queue.plans import backfills, new_backfill
 
 MOST = 3
-SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 ENDED = "SELECT count(*) FROM dl_jobs WHERE status = 'succeeded'"
 # How many runs were under way behind each of their steps, by the journal.
 UNDER_WAY = """
@@ -73,7 +72,7 @@ class Fire:
         self._programs.append(self._start())
 
 
-@pytest.mark.parametrize(("partitions", "kills"), [(60, 8), pytest.param(1_500, 40, marks=SLOW)])
+@pytest.mark.parametrize(("partitions", "kills"), [(60, 8), pytest.param(1_500, 40, marks=pytest.mark.slow)])
 def test_each_partition_is_once_in_the_target_and_three_run_at_most_under_kills(
     farm: Farm, partitions: int, kills: int
 ) -> None:

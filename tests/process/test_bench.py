@@ -36,7 +36,7 @@ def bench(folder: Path, *arguments: str, command: str = "bench", **given: str) -
     """Run it to its end."""
     words = [sys.executable, "-m", "dataloader", command, *arguments]
     return subprocess.run(
-        words, env=environment(folder, **given), cwd=folder, capture_output=True, text=True, check=False, timeout=100
+        words, env=environment(folder, **given), cwd=folder, capture_output=True, text=True, check=False
     )
 
 
@@ -144,7 +144,7 @@ def test_interrupted_it_leaves_nothing(own_db: str, tmp_path: Path, number: sign
         )
         until(lambda: conn.execute(worker).fetchone() != (0,), "a worker of the bench")
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == INTERRUPTED
     assert "interrupted" in said
     assert "Traceback" not in said

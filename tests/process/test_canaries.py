@@ -135,7 +135,7 @@ class Watched:
         sent = {name: value for name, value in sent.items() if value}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, sent, method=method)
         try:
-            with urllib.request.build_opener(_Stays).open(request, timeout=10) as answer:
+            with urllib.request.build_opener(_Stays).open(request, timeout=60) as answer:
                 text = f"{answer.status}\n{answer.headers}\n{answer.read().decode()}"
         except urllib.error.HTTPError as e:
             with e:
@@ -152,7 +152,7 @@ class Watched:
         env = os.environ | self.env | {"DL_HOME": str(self.farm.folder), "PYTHONPATH": str(Path(__file__).parent)}
         done = subprocess.run(
             [sys.executable, "-c", TYPED, *commands],
-            env=env, capture_output=True, text=True, timeout=60, cwd=self.farm.folder, check=False,
+            env=env, capture_output=True, text=True, cwd=self.farm.folder, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr

@@ -18,7 +18,6 @@ SUCCEEDS = frozenset({"succeeded"})
 
 @pytest.mark.long
 @pytest.mark.longest
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("seed", "seconds"), [pytest.param(7, 30, marks=pytest.mark.slow), (None, 15)])
 def test_a_farm_keeps_its_promises_under_faults(seed: int | None, seconds: int) -> None:
     """So many seconds of faults; without a seed these differ each time, and the output names the seed."""

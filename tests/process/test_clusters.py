@@ -435,7 +435,6 @@ def test_the_command_says_what_it_does_and_what_is_wrong(pair: Pair) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("pair", [0.005], indirect=True)
 def test_movers_may_be_killed_again_and_again(pair: Pair) -> None:
     """There and back, with kill -9 at random instants. The next mover completes what the killed ones have left."""

@@ -153,7 +153,7 @@ class Containers:
             json.dumps(new).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return str(json.load(answer)["job_id"])
 
     def row(self, statement: str, *parameters: Any) -> Any:

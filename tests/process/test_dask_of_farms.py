@@ -13,7 +13,7 @@ from farming import Farm, until
 
 from dataloader.queue import lifecycle
 
-pytestmark = [pytest.mark.farm, pytest.mark.long, pytest.mark.timeout(400)]  # a busy host starts a cluster in a minute
+pytestmark = [pytest.mark.farm, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,6 @@ def test_a7_an_outage_longer_than_the_leases_costs_no_living_worker_its_job(data
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_h4_a9_a_job_of_a_minute_lives_through_a_restart_every_five_seconds(database: Database, served: Farm) -> None:
     """As above; its lease is 10 s."""
     served.ready(workers=3)

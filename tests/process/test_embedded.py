@@ -104,7 +104,7 @@ def test_an_idle_client_does_not_hold_up_the_stop(made: Path) -> None:
     with psycopg.connect(server.dsn):
         began = time.monotonic()
         server.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert server.process.returncode == 0
     server.stop()
 
@@ -160,7 +160,7 @@ def test_a_leftover_server_is_ended_first(made: Path) -> None:
     rows(leftover.dsn)
     embedded.release(leftover.lock)
     with start(made) as server:
-        assert leftover.process.wait(30) == 0
+        assert leftover.process.wait(60) == 0
         assert rows(server.dsn) == [0, 1]
 
 

@@ -15,7 +15,6 @@ LINE = re.compile(r"^(\S.*?)  +(\d+) +(\d+) +([\d.]+)$", re.MULTILINE)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_an_ordered_queue_leaves_no_order_stale_and_a_merged_one_calls_less_often(own_db: str, tmp_path: Path) -> None:
     """What the plain queues leave depends on chance: only what is promised is judged."""
     options = ["--orders", "8", "--versions", "6", "--wave", "24", "--workers", "3"]

@@ -217,7 +217,6 @@ def at_once(folder: Path) -> list[tuple[str, float, float]]:
     return [run for before, run in itertools.pairwise(runs) if run[0] == before[0] and run[1] < before[2]]
 
 
-@pytest.mark.every
 def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_standby(
     primary: Database, tmp_path: Path, free_port: int
 ) -> None:
@@ -241,7 +240,6 @@ def test_h3_a_primary_killed_under_load_loses_nothing_behind_a_synchronous_stand
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_h3_three_failovers_in_a_row_lose_nothing(primary: Database, tmp_path: Path) -> None:
     """As above; the failover software takes a while, and the lost server comes back as the standby of its heir.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tutorial
+from farming import free_port
 from servers import given_programs
 
 from dataloader.embedded import account, binaries
@@ -48,20 +48,11 @@ def programs(home: Path) -> Path:
     return folder
 
 
-def free_ports() -> list[str]:
-    """Two ports that nobody has."""
-    with socket.socket() as one, socket.socket() as two:
-        for probe in (one, two):
-            probe.bind(("127.0.0.1", 0))
-        return [str(probe.getsockname()[1]) for probe in (one, two)]
-
-
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_the_page_keeps_its_promises(home: Path) -> None:
     text = PAGE.read_text("utf-8")
-    for given, free in zip(PORTS, free_ports(), strict=True):
-        text = re.sub(rf"\b{given}\b", free, text)
+    for given in PORTS:
+        text = re.sub(rf"\b{given}\b", str(free_port()), text)
     environment = tutorial.environment(home) | {"DL_HOST_ACCOUNT": str(home / "host")}
     environment["PATH"] = f"{programs(home)}:{Path(sys.executable).parent}:{environment['PATH']}"
     tutorial.walk(list(tutorial.steps(text)), environment, home)

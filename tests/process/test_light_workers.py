@@ -55,5 +55,5 @@ def test_all_but_dl_pipelines_is_imported_before_the_fork(farm: Farm, tmp_path: 
 
 def test_a_dl_preload_that_cannot_be_imported_stops_the_start(farm: Farm) -> None:
     program = farm.start(dl_preload="no_such_module")
-    assert program.process.wait(30) == 78
+    assert program.process.wait(60) == 78
     assert "DL_PRELOAD: no_such_module cannot be imported" in program.log.read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from random import Random
-from statistics import median
 from typing import Any
 
 import psutil
@@ -86,6 +85,6 @@ def test_starts_keep_the_rate(farm: Farm, per_minute: int) -> None:
     put(farm, 340, "returns")
     until(lambda: farm.rows(ENDED) == [(340,)], "all jobs to succeed")
     starts, number = [at for (at,) in farm.rows(STARTS, 40)], per_minute // 60
-    # Of a second's starts. The mean of all would be less wherever the machine stalls, for a bucket is full in a second.
-    lasted = [later - at for at, later in zip(starts, starts[number:], strict=False)]
-    assert median(lasted) == pytest.approx(1, rel=0.02)
+    # A second's starts may come at once, behind a stall that has filled the bucket; a start is noted a little late.
+    early = [j - i - number - (starts[j] - starts[i]) * number for j in range(len(starts)) for i in range(j)]
+    assert max(early) < number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 import urllib.request
@@ -48,25 +47,22 @@ def bank() -> Iterator[str]:
 
 
 @pytest.fixture
-def api(farm: Farm, bank: str) -> Api:
+def api(farm: Farm, bank: str, free_port: int) -> Api:
     """`dataloader up` on the test's database; call(method, path, body)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     farm.start(
         "up",
-        app_port=port,
+        app_port=free_port,
         dl_data_dir=DATA,
         cbr_base_url=bank,
         workers_json='[{"queue": "etl.default", "concurrency": 2}]',
     )
 
     def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
+        request = urllib.request.Request(f"http://127.0.0.1:{free_port}{path}", method=method)
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def answers() -> bool:

@@ -55,7 +55,7 @@ class Prometheus:
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer of Prometheus' API."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def is_ready(self) -> bool:
@@ -74,7 +74,7 @@ class Prometheus:
     def stop(self) -> None:
         """End it."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 @pytest.fixture

@@ -59,7 +59,6 @@ class Newcomer:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
         )
         return Told(done.returncode, done.stdout, done.stderr)
 
@@ -224,4 +223,4 @@ def test_a_port_that_is_taken_and_a_second_up_are_named(newcomer: Newcomer) -> N
         assert "stop it first, or choose another folder with DL_HOME" in the_line(told)
     finally:
         first.terminate()
-        first.communicate(timeout=60)
+        first.communicate()

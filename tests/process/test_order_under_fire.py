@@ -32,7 +32,7 @@ from dataloader.queue import db, migrations, operations
 
 SECONDS = float(os.environ.get("DL_TEST_FIRE_SEC", "12"))
 KEYS, FARMS, PRODUCERS = 200, 3, 4
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300 + 3 * SECONDS)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600 + 3 * SECONDS)]
 
 # A start of a job while an earlier one of its key, which was there half a second before, had not ended, and did not
 # start with it. The claim takes its own time before it looks; a job's end has that of its transaction's begin.

@@ -298,7 +298,7 @@ def test_i16_as_process_1_it_buries_orphans_and_stops_on_term(farm: Farm) -> Non
     running = farm.enqueue("noop", args={"sleep1": 1})
     farm.begun(running)
     program.first.terminate()
-    assert program.process.wait(30) == 0
+    assert program.process.wait(60) == 0
     assert farm.job(running)["status"] == "succeeded"
     assert program.events("supervisor.stopped")[0]["exit_status"] == 0
 

@@ -60,7 +60,7 @@ def caddy(_folder: Path, _port: int, _upstream: int) -> list[str]:
 COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {"nginx": nginx, "caddy": caddy}
 
 
-def call(port: int, path: str, body: dict[str, Any] | None = None, timeout: float = 20) -> Any:
+def call(port: int, path: str, body: dict[str, Any] | None = None, timeout: float = 60) -> Any:
     """The API's answer through the proxy."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
@@ -74,7 +74,7 @@ def call(port: int, path: str, body: dict[str, Any] | None = None, timeout: floa
 def status(port: int, path: str) -> int:
     """The status of an answer; 0 where nobody answers."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -98,7 +98,7 @@ def proxy(request: pytest.FixtureRequest, farm: Farm, tmp_path: Path) -> Iterato
     until(lambda: status(port, "/ready") == 200 or process.poll() is not None, "the proxy")
     yield port
     process.terminate()
-    process.wait(30)
+    process.wait(60)
     print((folder / "log").read_text())  # shown where a test fails
 
 
@@ -111,12 +111,12 @@ def test_a_proxy_passes_on_requests_long_polls_and_slow_bodies(proxy: int, farm:
     poll = threading.Thread(target=lambda: told.append(call(proxy, f"/api/v1/jobs/{job}/status?wait=15")))
     poll.start()
     farm.ready(workers=1)
-    poll.join(20)
+    poll.join(60)
     assert told
     assert told[0]["status"] in ("running", "succeeded"), "the long poll has heard of the change"
 
     body = json.dumps(new | {"lock_key": "slow"}).encode()
-    with socket.create_connection(("127.0.0.1", proxy), timeout=20) as slow:
+    with socket.create_connection(("127.0.0.1", proxy), timeout=60) as slow:
         head = f"POST /api/v1/jobs/trigger HTTP/1.1\r\nHost: 127.0.0.1:{proxy}\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body[:20])
         assert call(proxy, "/health") == {"status": "healthy"}, "others do not wait for a slow client"

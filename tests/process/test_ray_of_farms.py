@@ -9,7 +9,7 @@ import pytest
 from clusters import Ray
 from farming import Farm
 
-pytestmark = [pytest.mark.farm, pytest.mark.long, pytest.mark.timeout(400)]  # a busy host starts a cluster in a minute
+pytestmark = [pytest.mark.farm, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from farming import Farm
 pytestmark = [
     pytest.mark.farm,
     pytest.mark.slow,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(spark_home() is None, reason="neither SPARK_HOME nor pyspark with java"),
 ]
 

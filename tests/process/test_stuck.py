@@ -63,4 +63,4 @@ def test_ten_jobs_that_hang_take_none_of_ten_workers_for_long(farm: Farm) -> Non
     for job in good:
         farm.wait(job, "succeeded")
     lost = "SELECT max(extract(epoch FROM finished_at - started_at)) FROM dl_jobs WHERE job_id = ANY (%s)"
-    assert farm.rows(lost, hung)[0][0] < 7
+    assert farm.rows(lost, hung)[0][0] < 20

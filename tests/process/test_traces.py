@@ -159,7 +159,7 @@ def test_a_collector_that_hangs_delays_no_drain(farm: Farm) -> None:
         farm.wait(farm.enqueue("traced", args={"password": SECRET}), "succeeded")
         before = time.monotonic()
         assert program.stop() == 0
-        assert time.monotonic() - before < 4
+        assert time.monotonic() - before < 8, "an exporter waits for ten seconds"
 
 
 def test_unwanted_traces_cost_nothing_and_impossible_ones_are_told(farm: Farm) -> None:

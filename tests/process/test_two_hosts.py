@@ -27,7 +27,7 @@ from dataloader.queue import migrations
 
 LEASE = 4  # seconds
 REAPER_PERIOD = 1.0
-RESERVE = 5.0  # for slow machines: what is promised is the lease and one period of the reaper
+RESERVE = 30.0  # for slow machines: what is promised is the lease and one period of the reaper
 NOBODY = "02:00:00:00:00:99"  # a hardware address that no interface has
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -131,7 +130,7 @@ def dies_once():
 def test_a_start_that_fails_keeps_the_farm_from_starting(farm: Farm, tmp_path: Path, hook: str) -> None:
     mine = Mine(farm, tmp_path, f"@{hook}\ndef wrong():\n    raise LookupError('no model at password=abc')\n")
     program = mine.start()
-    assert program.process.wait(20) == 78
+    assert program.process.wait(60) == 78
     failed = program.events("hook.failed")
     said = {(event["hook"], event["function"], event["error"], event["level"]) for event in failed}
     assert said == {(hook, "mine.wrong", "LookupError: no model at password=***", "error")}
@@ -144,7 +143,7 @@ def test_a_start_that_fails_keeps_the_farm_from_starting(farm: Farm, tmp_path: P
 def test_the_last_words_at_an_import_that_fails(farm: Farm, tmp_path: Path) -> None:
     mine = Mine(farm, tmp_path, "@last_words\ndef wrong(exc):\n    raise KeyError('oh')\n\nimport no_such_module\n")
     program = mine.start(workers=1)
-    assert program.process.wait(20) == 78
+    assert program.process.wait(60) == 78
     assert mine.notes("last") == ["ModuleNotFoundError No module named 'no_such_module'"]
     assert "no_such_module" in program.events("worker.pipelines.failed")[0]["error"]
     (failed,) = program.events("hook.failed")
@@ -177,17 +176,19 @@ Batch.step = step
     assert until(lambda: program.events("process.crashed"))
 
 
-def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Path) -> None:
+def test_a_trigger_leaves_the_key_to_a_hook_of_the_api(farm: Farm, tmp_path: Path, free_port: int) -> None:
     (tmp_path / "our_hooks.py").write_text(
         "from dataloader.pipelines import around_enqueue\n"
         "@around_enqueue\ndef keyed(job):\n    return job | {'lock_key': f\"order-{job['args']['order']}\"}\n"
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"app_host": "127.0.0.1", "app_port": port, "dl_hooks": "our_hooks", "dl_pipelines": "no_such_module"}
+    settings = {
+        "app_host": "127.0.0.1",
+        "app_port": free_port,
+        "dl_hooks": "our_hooks",
+        "dl_pipelines": "no_such_module",
+    }
     farm.start("api --processes 1", cwd=tmp_path, **settings)  # in the folder that holds the module
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{free_port}"
     with Client(url, patience=30) as client:
         until(lambda: answers(client))
         job = client.trigger("recorded", queue="q", args={"order": 7})
@@ -204,7 +205,7 @@ def answers(client: Client) -> bool:
 def test_an_api_with_a_module_of_hooks_that_cannot_be_imported_does_not_start(farm: Farm, tmp_path: Path) -> None:
     (tmp_path / "our_hooks.py").write_text("raise LookupError('no model at postgresql://u:pa55word@h/d')")
     program = farm.start("api", cwd=tmp_path, dl_hooks="our_hooks")
-    assert program.process.wait(20) == 78
+    assert program.process.wait(60) == 78
     said = "DL_HOOKS: our_hooks cannot be imported: LookupError: no model at postgresql://u:***@h/d"
     assert program.log.read_text().splitlines() == [f"dataloader: {said}"]
 

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from foreign import Foreign
 from hands import Worker, age, enqueue, journal, kinds, many, plain, quietly, row, started, state, value
+from patience import PATIENCE
 
 from dataloader.queue import db, lifecycle
 
@@ -296,7 +297,7 @@ def test_a_claim_waits_for_no_lock_on_queued_rows(conn: db.Connection, workers: 
     with conn.transaction():
         conn.execute("UPDATE dl_jobs SET priority = 7")
         with started(one.claim, None, conn) as claim:
-            assert claim.result(timeout=5).job is None
+            assert claim.result(PATIENCE).job is None
     assert one.take()
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from hands import Worker, enqueue, remove, started, state, value
+from patience import PATIENCE
 
 from dataloader.queue import cleanups, db, lifecycle, operations
 from dataloader.queue.job import Checkpoint, Finish, Job
@@ -110,7 +111,7 @@ def test_a_second_reaper_passes_a_job_over_that_the_first_one_has_locked(
     with db.connect(dsn, name="other", schema="public") as other, other.transaction():
         assert cleanups.add(other, left) is not None
         with started(lambda: cleaned(conn), None, other) as second:
-            assert second.result(20) == []
+            assert second.result(PATIENCE) == []
     assert (cleaned(conn), value(conn, "SELECT count(*) FROM dl_jobs")) == ([], 2)
 
 

@@ -184,7 +184,6 @@ class _Until:
         return answer
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_a_move_may_be_cut_off_between_any_two_statements(east: Side, west: Side, own_db: str, every: int) -> None:
     """After the next complete move each job is in the target, once, and none has started before."""

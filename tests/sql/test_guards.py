@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from foreign import Foreign
 from hands import BACKOFF_SEC, Worker, enqueue, heard, journal, kinds, plain, quietly, row, started, until, value
+from patience import PATIENCE
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from test_order import BEFORE_THE_LOCK, at_gate
@@ -139,7 +140,7 @@ def test_a_refusal_waits_for_no_row_of_its_key(conn: db.Connection, workers: Wor
     with two.conn.transaction():
         two.conn.execute("SELECT FROM dl_jobs WHERE job_id = %s FOR UPDATE", (locked,))
         with started(one.claim, None, conn) as claim:
-            assert claim.result(timeout=5).job is None
+            assert claim.result(PATIENCE).job is None
     assert (row(conn, refused)["backoffs"], row(conn, locked)["backoffs"]) == (1, 0)
 
 
@@ -363,7 +364,7 @@ def test_a_fence_of_long_ago_that_somebody_holds_makes_nobody_wait(conn: db.Conn
         holder.execute("SELECT FROM dl_fence FOR UPDATE")
         with started(begin, None, conn) as transaction:
             try:
-                assert transaction.result(timeout=5)
+                assert transaction.result(PATIENCE)
             finally:
                 holder.rollback()
 

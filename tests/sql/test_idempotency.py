@@ -8,6 +8,7 @@ from threading import Barrier
 
 import pytest
 from hands import Worker, enqueue, kinds, started, value
+from patience import PATIENCE
 
 from dataloader.queue import db
 from dataloader.queue.enqueue import NewJob
@@ -55,7 +56,7 @@ def test_j1_many_twins_at_once_are_one_job(conn: db.Connection, workers: Workers
     def trigger(worker: Worker) -> list[str]:
         found = []
         for number in range(20):
-            gate.wait(10)
+            gate.wait(PATIENCE)
             found.append(str(add(worker.conn, NewJob("q", "t", "k", idempotency_key=f"i{number}"))[0]))
         return found
 

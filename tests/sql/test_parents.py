@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from foreign import Foreign
 from hands import Worker, enqueue, expire, journal, plain, row, started, until, value
+from patience import PATIENCE
 
 from dataloader.queue import db, lifecycle, operations, parents
 from dataloader.queue.enqueue import NewJob, enqueue_many
@@ -344,7 +345,7 @@ def test_two_parents_end_at_once(conn: db.Connection, workers: Workers) -> None:
     with one.conn.transaction():
         one.finish(first)
         with started(lambda: other.finish(second), None, conn) as ended:
-            assert ended.result(20)
+            assert ended.result(PATIENCE)
     until(lambda: one.claim().job, "a claim to find the child")
     assert row(conn, job)["status"] == "running"
     assert waiting(conn) == 0

@@ -157,7 +157,7 @@ CALLS = {
 
 def a_million(test: Callable[..., None]) -> Callable[..., None]:
     """Mark a test of the million rows: the longest, which start first. With `--dist loadfile` they share one table."""
-    for mark in (pytest.mark.long, pytest.mark.longest, pytest.mark.timeout(400)):
+    for mark in (pytest.mark.long, pytest.mark.longest):
         test = mark(test)
     return test
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import structlog
 from hands import Worker, enqueue, plain, quietly, started, value
+from patience import PATIENCE
 from structlog.testing import capture_logs
 
 from dataloader.farm import reaper
@@ -298,7 +299,7 @@ def test_three_reapers_at_once_make_one_message(conn: db.Connection, dsn: str) -
 
         def reap(barrier: Barrier = barrier) -> int:
             with db.connect(dsn, name="reaper", schema="public") as own:
-                barrier.wait(10)
+                barrier.wait(PATIENCE)
                 return webhooks.tell(own, RULES)
 
         with ThreadPoolExecutor(3) as pool:
@@ -335,7 +336,7 @@ def test_a_reaper_that_finds_another_one_at_it_waits_for_nothing(conn: db.Connec
     with psycopg.connect(dsn) as other:
         other.execute("SELECT FROM dl_alerted FOR UPDATE")
         with started(lambda: webhooks.tell(conn, RULES), None, other) as round_:
-            assert round_.result(20) == 0
+            assert round_.result(PATIENCE) == 0
     assert webhooks.tell(conn, RULES) == 1
 
 

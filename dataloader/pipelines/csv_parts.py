@@ -30,7 +30,9 @@ class Parts:
         saved = self._context.checkpoint or {}
         if saved.get("file") != self._file:
             saved = {}  # there is none, or another source is there by now: nothing of the former is in the target
-        place = Place(*saved["place"], literal_quotes=saved.get("literal_quotes", 0)) if "place" in saved else None
+        place = None
+        if "place" in saved:
+            place = Place(*saved["place"])._replace(literal_quotes=saved.get("literal_quotes", 0))
         if place is None or "merged" not in saved:
             place = yield from self._load(place)
         yield Progress(place.records, place.records)
